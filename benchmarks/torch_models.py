@@ -15,27 +15,27 @@ autotune    torch.compile(model, mode="max-autotune-no-cudagraphs"), in a CUDA g
 Errors are the largest difference from the model in fp32 without TF32, over the largest magnitude. The file is written
 after every stage, so that a case that runs out of time keeps what it had.
 
-Needs a CUDA device, PyTorch, torchvision, onnx, onnx-ir and onnxscript.
+    python benchmarks/torch_models.py --device cpu --smoke --cases unet:1 edsr:2 --tune 5 --trials 1 --limit 300
+
+Needs PyTorch, onnx, onnx-ir and onnxscript, torchvision for all models but edsr and unet, and a CUDA device but for the last
+command, which shows that everything works.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
-import subprocess
-import sys
-import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import common
 import torch
-from networks import _captured, host_us, hot_us
+import torch_common
 from torch import nn
+from torch_common import captured, host_us, hot_us
 
 import schedsearch.torch as sst
+from schedsearch.records.store import Store
 from schedsearch.torch.backend import schedsearch as backend
 
 CASES = tuple(
@@ -47,7 +47,6 @@ CASES = tuple(
 )  # fmt: skip
 STAGES = ("network", "layers", "eager", "autotune")
 SIZES = {"inception_v3": 299, "edsr": 256, "unet": 256}  # of images; 224 of others
-MARK = "RESULT "
 
 
 # ---- models that torchvision lacks
@@ -103,10 +102,12 @@ def _twice(first: int, last: int) -> nn.Sequential:
     return nn.Sequential(*(each for part in parts for each in part))
 
 
-def make(name: str) -> nn.Module:
+def make(name: str, *, smoke: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    if name in ("edsr", "unet"):
-        return {"edsr": Edsr, "unet": UNet}[name]().eval()
+    if name == "edsr":
+        return (Edsr(8, 1) if smoke else Edsr()).eval()
+    if name == "unet":
+        return (UNet(8, 4) if smoke else UNet()).eval()
     import torchvision
 
     options = {"aux_logits": False, "init_weights": True} if name == "inception_v3" else {}
@@ -117,42 +118,46 @@ def make(name: str) -> nn.Module:
 
 
 class Case:
-    """A model in fp16 on the GPU, its input, and its result in fp32."""
+    """A model in fp16, its input, and its result in fp32. On a CPU everything is fp32."""
 
     def __init__(self, case: str, options: argparse.Namespace) -> None:
         name, batch = case.split(":")
         self.options, self.found = options, {"case": case, "model": name, "batch": int(batch)}
+        Store.open(options.db).close()  # makes it
+        self.device = options.device
         size = SIZES.get(name, 224)
+        if options.smoke:
+            size = 96 if name == "inception_v3" else 32
         torch.backends.cudnn.benchmark = True
-        exact = make(name).cuda()
-        x = torch.randn((int(batch), 3, size, size), generator=torch.Generator().manual_seed(0)).cuda()
+        exact = make(name, smoke=options.smoke).to(self.device)
+        x = torch.randn((int(batch), 3, size, size), generator=torch.Generator().manual_seed(0)).to(self.device)
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self.truth = exact(x)
-        self.model = exact.half().to(memory_format=torch.channels_last)
-        self.x = x.half().contiguous(memory_format=torch.channels_last)
+        dtype = torch.float32 if self.device == "cpu" else torch.float16
+        self.model = exact.to(dtype).to(memory_format=torch.channels_last)
+        self.x = x.to(dtype).contiguous(memory_format=torch.channels_last)
 
     def run(self) -> None:
-        for stage in self.options.stages.split(","):
-            started = time.perf_counter()
-            try:
-                found = getattr(self, stage)()
-            except Exception:  # the other stages go on
-                found = {f"{stage}_failed": traceback.format_exc()[-600:]}
-            self.found |= {**found, f"{stage}_s": round(time.perf_counter() - started, 1)}
-            print(MARK + json.dumps(self.found), flush=True)
+        stages = {name: getattr(self, name) for name in self.options.stages.split(",")}
+        torch_common.run_stages(self.found, stages)
 
     def network(self) -> dict[str, Any]:
         reports: list[sst.Report] = []
-        given = {"db": self.options.db, "tune": self.options.tune > 0, "tune_s": self.options.tune, "layers": False}
+        given = {"db": self.options.db, "tune": self.options.tune > 0, "tune_s": self.options.tune or 1.0, "layers": False}
         fast = torch.compile(self.model, backend=backend, options={**given, "report": reports.append})
         fast(self.x)
         network = reports[-1].network
+        if self.options.verbose:
+            print(reports[-1], flush=True)
         if network is None or network.ours_us is None:
             return {"network_reason": str(reports[-1])[-400:]}
         found = {"network_served": network.served, "network_us": network.ours_us, "compile_us": network.torch_us}
+        found |= {"parts": len(network.parts), "parts_served": sum(part.served for part in network.parts)}
         if network.served:
-            found |= {"network_us": hot_us(lambda: fast(self.x)), "network_host_us": host_us(lambda: fast(self.x))}
-        return {**found, "network_error": network.error, "compile_error": network.torch_error}
+            call = (lambda: fast(self.x)) if not network.parts else captured(lambda: fast(self.x), self.device)
+            found |= {"network_us": self._hot_us(call), "network_host_us": host_us(lambda: fast(self.x), self.device)}
+        error = float((fast(self.x).float() - self.truth).abs().max() / self.truth.abs().max())
+        return {**found, "network_error": error, "compile_error": network.torch_error}
 
     def layers(self) -> dict[str, Any]:
         model = copy.deepcopy(self.model)
@@ -160,6 +165,7 @@ class Case:
         report = sst.optimize_(model, self.x, db=self.options.db, tune=tunes, trials=self.options.trials or 1)
         found: dict[str, Any] = {"swapped": len(report.swapped), "of_layers": len(report.layers)}
         found |= {"optimize_s": report.seconds, "saved_us": report.saved_us}
+        found["layer_errors"] = {row.name: row.error for row in report.layers if row.error is not None}
         if self.options.verbose:
             print(report, flush=True)
         sst.revert_(model)
@@ -178,34 +184,19 @@ class Case:
 
     def _timed(self, name: str, call: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
         error = float((call(self.x).float() - self.truth).abs().max() / self.truth.abs().max())
-        graph = _captured(lambda: call(self.x))
-        return {f"{name}_us": hot_us(graph.replay), f"{name}_error": error}
+        return {f"{name}_us": self._hot_us(captured(lambda: call(self.x), self.device)), f"{name}_error": error}
+
+    def _hot_us(self, call: Callable[[], Any]) -> float:
+        runs = {"groups": 3, "calls": 2} if self.options.smoke else {}
+        return hot_us(call, self.device, **runs)
 
 
 # ---- all cases
 
 
-def measure(case: str, arguments: list[str], limit_s: float) -> dict[str, Any]:
-    """What a process of its own found until its time was up."""
-    command = [sys.executable, __file__, "--case", case, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        out, errors = process.communicate(timeout=limit_s)
-        ended = {} if process.returncode == 0 else {"failed": errors[-600:]}
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, _ = process.communicate()
-        ended = {"stopped_after_s": round(limit_s, 1)}
-    rows = [json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK)]
-    return {"case": case, **(rows[-1] if rows else {}), **ended}
-
-
 def show(row: dict[str, Any]) -> None:
     times = {key.removesuffix("_us"): row[key] for key in row if key.endswith("_us") and "host" not in key}
     print(f"{row['case']:<20}" + "  ".join(f"{name} {us:.1f}" for name, us in times.items() if name != "saved"), flush=True)
-    for key in ("failed", "network_reason", "network_failed", "layers_failed", "eager_failed", "autotune_failed"):
-        if key in row:
-            print(f"   {key}: {row[key]}", flush=True)
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -224,32 +215,15 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=list(CASES))
-    parser.add_argument("--stages", default=",".join(STAGES), help="separated by commas")
-    parser.add_argument("--db", default="models.db")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds for all cases")
+    parser = torch_common.options(__doc__, CASES, STAGES, 900.0)
     parser.add_argument("--tune", type=float, default=30.0, help="seconds for a network; 0: none")
     parser.add_argument("--trials", type=int, default=16, help="for each layer; 0: none are tuned")
-    parser.add_argument("--verbose", action="store_true", help="print every layer")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--out")
     options = parser.parse_args()
     if options.case:
         with torch.no_grad():
             Case(options.case, options).run()
         return
-    ends = time.monotonic() + options.limit
-    passed = ["--stages", options.stages, "--db", options.db, "--tune", str(options.tune), "--trials", str(options.trials)]
-    rows: list[dict[str, Any]] = []
-    for place, case in enumerate(options.cases):
-        share_s = (ends - time.monotonic()) / (len(options.cases) - place)
-        if share_s < 5:
-            break
-        rows.append(measure(case, passed, share_s))
-        show(rows[-1])
-        common.write(options.out, {"rows": rows, "speedups": summary(rows)})
-    print(json.dumps(summary(rows), indent=1))
+    torch_common.run_cases(__file__, options, show, summary)
 
 
 if __name__ == "__main__":

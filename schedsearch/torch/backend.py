@@ -21,17 +21,18 @@ from torch import fx
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.torch import inductor, patterns
-from schedsearch.torch.calls import ALLOWED, target_of
+from schedsearch.torch.calls import ALLOWED
 from schedsearch.torch.choose import Chooser
 from schedsearch.torch.contest import Contest
 from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.held import Refusal, copied
-from schedsearch.torch.optimize import TUNE_S, kernels_of
+from schedsearch.torch.optimize import kernels_of
 from schedsearch.torch.report import LayerReport, NetworkReport, Report
 from schedsearch.torch.rewrite import rewrite
-from schedsearch.torch.store import use
+from schedsearch.torch.store import say, use
 from schedsearch.torch.timing import Timer, timer_of
-from schedsearch.torch.training import swap_depthwise
+from schedsearch.torch.training import swap_depthwise, workloads
+from schedsearch.torch.tuning import TUNE_S, tune_missing
 from schedsearch.torch.whole import Network
 
 _log = logging.getLogger("schedsearch.torch")
@@ -105,7 +106,7 @@ def schedsearch(
         device = _device_of(inputs)
         kernels = kernels_of(Path(chosen.db), device, tuple(chosen.allow), chosen.tune)
     except Refusal as error:
-        _tell(chosen, Report(notes=(f"Inductor compiles the graph: {error}",)))
+        _tell_refusal(chosen, error)
         return inductor.compiled(module, inputs, chosen.mode)
     whole = fx.GraphModule(module, copied(module.graph)[0]) if chosen.network else None
     timer = chosen.timer or timer_of(device)
@@ -164,15 +165,16 @@ def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options) ->
     notes: list[str] = []
     try:
         device = _device_of(inputs)
-        if not Path(options.db).exists() and "default" not in options.allow:
-            raise Refusal(f"there is no database {options.db}")
+        kernels = kernels_of(Path(options.db), device, tuple(options.allow), options.tune)
         if options.layers:
+            if options.tune:
+                notes.append(tune_missing(workloads(module.graph), kernels, options.trials, options.tune_s))
             use(options.db, allow=options.allow)
-            target = target_of(device)
-            rows = swap_depthwise(module.graph, options.timer or timer_of(device), target.l2_bytes)
+            rows = swap_depthwise(module.graph, options.timer or timer_of(device), kernels.target.l2_bytes)
             module.recompile()
     except (Refusal, SchedsearchError) as error:
-        notes.append(f"Inductor compiles the graph: {error}")
+        _tell_refusal(options, error)
+        return inductor.compiled(module, inputs, options.mode)
     _tell(options, Report(tuple(rows), tuple(notes), time.perf_counter() - started))
     return inductor.compiled(module, inputs, options.mode)
 
@@ -190,6 +192,13 @@ def _rewritten(module: fx.GraphModule, chooser: Chooser, options: Options) -> tu
         rewrite(module.graph, chosen)
         module.recompile()
     return rows, notes
+
+
+def _tell_refusal(options: Options, error: Exception) -> None:
+    """Warns once for each reason; a model may have many graphs."""
+    text = f"Inductor compiles the graph: {str(error).splitlines()[0]}"
+    say(f"torch.compile(backend='schedsearch'): {text}")
+    _tell(options, Report(notes=(text,)))
 
 
 def _tell(options: Options, report: Report) -> None:

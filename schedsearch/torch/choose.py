@@ -11,22 +11,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from schedsearch.errors import (
-    NoValidConfigError,
-    PreparationError,
-    SchedsearchError,
-    UnsupportedError,
-    WrongResultError,
-)
-from schedsearch.measurement import COLD_GRAPH
-from schedsearch.records.lookup import Lookup
-from schedsearch.target import Target
-from schedsearch.task import Task
-from schedsearch.template import TemplateSet, load_templates
+from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError
 from schedsearch.torch.calls import Call, Kernels, call_of
 from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.patterns import Layer, value_of
 from schedsearch.torch.timing import Timer, sets_needed
+from schedsearch.torch.tuning import reason_without_kernel, tune_missing
 from schedsearch.workload import Workload
 
 MARGIN = 0.98  # a kernel must take less than this part of PyTorch's time, so that noise swaps nothing
@@ -83,48 +73,16 @@ class Chooser:
                 self._known[key] = self._measured(layer)
             return self._known[key]
 
-    def missing(self, layers: Iterable[Layer]) -> list[Task]:
-        """The workloads that have no record for this kind of device, and that a template can compute; each weighted by how
-        often it occurs."""
-        counts: dict[Workload, int] = {}
-        names: dict[Workload, str] = {}
-        for layer in layers:
-            counts[layer.workload] = counts.get(layer.workload, 0) + 1
-            names.setdefault(layer.workload, layer.name)
-        templates = load_templates()
-        with contextlib.ExitStack() as stack:
-            lookup = stack.enter_context(Lookup(self.kernels.db)) if self.kernels.db.exists() else None
-            tasks = []
-            for workload, count in counts.items():
-                known = lookup is not None and lookup.exact(workload.id, self.kernels.target.key, COLD_GRAPH) is not None
-                if not known and _computable(workload, self.kernels.target, templates):
-                    tasks.append(Task(workload, weight=count, name=names[workload]))
-        return tasks
-
     def tune(self, layers: Iterable[Layer], trials: int, time_s: float) -> str:
-        """Tunes the workloads that have no record, and says what came of it.
-
-        Args:
-            trials: for each of them, shared over the run.
-            time_s: seconds after which the run ends.
-        """
-        from schedsearch.session.tune import tune
-
-        tasks = self.missing(layers)
-        if not tasks:
-            return "every layer has a record; nothing was tuned"
-        if self.kernels.device.type == "cuda":
-            torch.cuda.synchronize()
-        try:
-            tune(tasks, self.kernels.db, target=self.kernels.target, trials=trials, time_s=max(1.0, time_s))
-        except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
-            return f"tuned {len(tasks)} layers; {error}"
-        return f"tuned {len(tasks)} layers"
+        """As `tuning.tune_missing`."""
+        return tune_missing(((layer.name, layer.workload) for layer in layers), self.kernels, trials, time_s)
 
     def _measured(self, layer: Layer) -> Choice:
         try:
             call = call_of(layer.workload, layer.scalars, self.kernels)
             kernel = self.kernels.kernel(layer.workload)
+        except NoRecordError as error:
+            return Choice(None, reason_without_kernel(layer.workload, self.kernels, error))
         except SchedsearchError as error:
             return Choice(None, _first_line(error))
         origin = kernel.provenance
@@ -275,13 +233,6 @@ def _core(workload: Workload, operands: Mapping[str, torch.Tensor], bias: torch.
         x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
     groups = p["groups"] if workload.op == "conv2d" else p["c"]
     return functional.conv2d(x, operands["weight"], bias, tuple(p["stride"]), padding, tuple(p["dilation"]), groups)
-
-
-def _computable(workload: Workload, target: Target, templates: TemplateSet) -> bool:
-    try:
-        return bool(templates.matching(workload, target))
-    except UnsupportedError:
-        return False
 
 
 @contextlib.contextmanager

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedsearch.errors import SchedsearchError
+from schedsearch.errors import SchedsearchError, UsageError
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.torch import patterns
 from schedsearch.torch.calls import ALLOWED, Call, Kernels
+from schedsearch.torch.checks import device_of
 from schedsearch.torch.choose import Chooser
 from schedsearch.torch.contest import Contest
 from schedsearch.torch.forward import OptimizedForward, Plan
@@ -23,11 +24,11 @@ from schedsearch.torch.held import Refusal
 from schedsearch.torch.model_networks import is_kept, networks_in
 from schedsearch.torch.report import LayerReport, PartReport, Report
 from schedsearch.torch.rewrite import rewrite
+from schedsearch.torch.telling_forward import TellingForward
 from schedsearch.torch.timing import Timer, timer_of
+from schedsearch.torch.tuning import TUNE_S, strange_records
 
 Filter = Callable[[nn.Module, str], bool]
-TUNE_S = 150.0  # with the final race and the measuring under three minutes
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
 
 
 def optimize_(
@@ -74,6 +75,7 @@ def optimize_(
 
     Raises:
         TypeError: `model` is not a module, or an argument is of another type.
+        UsageError: an unknown rung in `allow`, or an impossible budget.
         DatabaseError, DeviceError, Interrupted: of the tuning, if `tune`.
 
     Example:
@@ -86,7 +88,7 @@ def optimize_(
     started = time.perf_counter()
     args = example if isinstance(example, tuple) else (example,)
     try:
-        device = _checked(model, args)
+        device = device_of(model, args)
         kernels = kernels_of(Path(db), device, tuple(allow), tune)
         chooser = Chooser(kernels, timer or timer_of(device))
         places = _places(model, args)
@@ -100,9 +102,12 @@ def optimize_(
                 found = networks_in(part, plan, given, contest, share_s, is_kept(part, path, filter_fn))
                 parts += found[0]
                 notes += found[1]
+        layers = [each for _, plan, _ in places for each in plan.found if isinstance(each, patterns.Layer)]
         if tune:
-            layers = [each for _, plan, _ in places for each in plan.found if isinstance(each, patterns.Layer)]
             notes.append(chooser.tune(layers, trials, tune_s - (time.perf_counter() - started)))
+        elif strange := strange_records((each.workload for each in layers), kernels):
+            notes.append(strange)
+        notes += _advice(model, layers)
         rows = [row for path, plan, _ in places for row in _swap(model, path, plan, chooser, filter_fn)]
     except Refusal as error:
         warnings.warn(f"optimize_ leaves the model as it is: {error}", stacklevel=2)
@@ -121,36 +126,6 @@ def revert_(model: nn.Module) -> nn.Module:
     return model
 
 
-def _checked(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
-    """The device of a model that can be optimized."""
-    for module in model.modules():
-        name = type(module).__name__
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Refusal(f"{name} is scripted, so that its layers cannot be seen; give the module from before torch.jit")
-        if name in _WRAPPERS or any(base.__name__ in _WRAPPERS for base in type(module).__mro__):
-            raise Refusal(f"it contains {name}; call optimize_ on the module before it is wrapped")
-        if hasattr(module, "_orig_mod"):
-            raise Refusal("it is compiled already; call optimize_ first, then torch.compile")
-        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic")):
-            raise Refusal(f"{name} is quantised; allowed: float16, bfloat16 and float32")
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(nn.parameter.is_lazy(each) for each in tensors):
-        raise Refusal("it has lazy modules without a shape; call the model once before")
-    for each in tensors:
-        if type(each) not in (torch.Tensor, nn.Parameter):
-            raise Refusal(f"it has parameters of type {type(each).__name__}, which are not plain tensors")
-    inputs = [each for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
-    devices = {each.device for each in (*tensors, *inputs)}
-    if not inputs:
-        raise Refusal("the example has no tensor; give an input of the model, or a tuple of several")
-    if len(devices) > 1:
-        raise Refusal(f"the model and the example lie on several devices: {', '.join(sorted(map(str, devices)))}")
-    device = inputs[0].device
-    if device.type not in ("cpu", "cuda"):
-        raise Refusal(f"the model is on {device}; allowed: a GPU of CUDA, or the CPU")
-    return device
-
-
 def kernels_of(db: Path, device: torch.device, allow: tuple[str, ...], tune: bool) -> Kernels:
     if not db.exists() and not tune and "default" not in allow:
         raise Refusal(f"there is no database {db}; tune first, e.g. optimize_(model, example, tune=True)")
@@ -160,6 +135,8 @@ def kernels_of(db: Path, device: torch.device, allow: tuple[str, ...], tune: boo
         Store.open(db).close()
     try:
         return Kernels.of(db.absolute(), device, allow)
+    except UsageError:  # the caller's mistake
+        raise
     except SchedsearchError as error:
         raise Refusal(str(error)) from error
 
@@ -230,8 +207,21 @@ def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, filter_fn: 
     if chosen:
         rewrite(plan.graph, chosen)
     if chosen or _has_networks(plan):
-        OptimizedForward.install(part, plan)
+        TellingForward.install(part, plan)
     return rows
+
+
+def _advice(model: nn.Module, layers: Sequence[patterns.Layer]) -> list[str]:
+    """What the caller may not have meant."""
+    found = []
+    if any(module.training for module in model.modules()):
+        found.append("the model is in training mode, in which kernels do not serve; they do after model.eval()")
+    if layers and all(each.workload.params.get("layout") == "NCHW" for each in layers):
+        found.append(
+            "its images are in NCHW, for which there are fewer kernels; for others convert the model and the example by "
+            ".to(memory_format=torch.channels_last)"
+        )
+    return found
 
 
 def _has_networks(plan: Plan) -> bool:

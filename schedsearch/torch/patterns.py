@@ -279,11 +279,11 @@ def _conv_params(given: Mapping[str, Any], x: Any, weight: Any, y: Any, tf32: bo
     (n, c, h, w), (k, _, r, s) = map(int, x.shape), map(int, weight.shape)
     if y.dtype != x.dtype:
         raise _Refusal(f"its input is {x.dtype} and its output {y.dtype}; allowed: the same (it runs under autocast)")
-    dilation = _pair(given.get("dilation", 1))
+    dilation = pair(given.get("dilation", 1))
     params: dict[str, Any] = {
         "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "groups": int(given.get("groups", 1)),
-        "stride": _pair(given.get("stride", 1)), "dilation": dilation,
-        "padding": _padding(given.get("padding", 0), (r, s), dilation),
+        "stride": pair(given.get("stride", 1)), "dilation": dilation,
+        "padding": padding(given.get("padding", 0), (r, s), dilation),
         "dtype": DTYPES[x.dtype], "layout": _layout(x),
     }  # fmt: skip
     if (made := _layout(y)) != params["layout"]:
@@ -350,20 +350,21 @@ def _layout(value: Any) -> str:
     raise _Refusal(f"a tensor has strides {tuple(value.stride())}; allowed: those of channels_last or contiguous")
 
 
-def _pair(given: Any) -> list[int]:
+def pair(given: Any) -> list[int]:
+    """A number for height and width each."""
     numbers = [int(each) for each in given] if isinstance(given, Iterable) else [int(given)]
     return numbers * 2 if len(numbers) == 1 else numbers
 
 
-def _padding(given: Any, kernel: tuple[int, int], dilation: list[int]) -> list[int]:
-    """Top, left, bottom and right."""
+def padding(given: Any, kernel: tuple[int, int], dilation: list[int]) -> list[int]:
+    """Top, left, bottom and right; `given` is a number, two of them, valid or same."""
     if given == "valid":
         return [0, 0, 0, 0]
     if given == "same":
         totals = [step * (extent - 1) for extent, step in zip(kernel, dilation)]
         before = [total // 2 for total in totals]
         return [*before, *(total - first for total, first in zip(totals, before))]
-    return _pair(given) * 2
+    return pair(given) * 2
 
 
 def name_of(node: fx.Node) -> str:

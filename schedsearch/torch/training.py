@@ -13,11 +13,13 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from schedsearch.ops.depthwise_conv2d import depthwise_conv2d as depthwise_conv2d_workload
 from schedsearch.torch import patterns
 from schedsearch.torch.choose import MARGIN
 from schedsearch.torch.functional import depthwise_conv2d
 from schedsearch.torch.report import LayerReport
 from schedsearch.torch.timing import Timer, sets_needed
+from schedsearch.workload import Workload
 
 _Convolve = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -32,11 +34,7 @@ def swap_depthwise(graph: fx.Graph, timer: Timer, cache_bytes: int) -> list[Laye
     """
     known: dict[_Description, tuple[float, float]] = {}
     rows = []
-    for node in list(graph.nodes):
-        kind = patterns.called(node)
-        if kind is None or kind[0] != "conv" or not _is_depthwise(node, kind[1]):
-            continue
-        found = _Description.of(node, kind[1])
+    for node, found in _depthwise(graph):
         if found is None:
             rows.append(LayerReport(patterns.name_of(node), reason="its shape is dynamic; kernels are made for one shape"))
             continue
@@ -47,8 +45,20 @@ def swap_depthwise(graph: fx.Graph, timer: Timer, cache_bytes: int) -> list[Laye
         reason = "" if wins else "PyTorch is as fast or faster, or there is no record; see schedsearch.torch.served()"
         rows.append(LayerReport(patterns.name_of(node), str(found), wins, reason, ours / 1e3, theirs / 1e3))
         if wins:
-            _replace(graph, node, kind[1])
+            _replace(graph, node)
     return rows
+
+
+def workloads(graph: fx.Graph) -> list[tuple[str, Workload]]:
+    """What the depthwise convolutions of a graph compute in a forward and a backward pass: name of a layer, and workload."""
+    named = [(patterns.name_of(node), found) for node, found in _depthwise(graph)]
+    return [(name, workload) for name, found in named if found is not None for workload in found.workloads()]
+
+
+def _depthwise(graph: fx.Graph) -> list[tuple[fx.Node, _Description | None]]:
+    """Depthwise convolutions; without a description if a shape is dynamic."""
+    called = [(node, kind[1]) for node in graph.nodes if (kind := patterns.called(node)) is not None and kind[0] == "conv"]
+    return [(node, _Description.of(node, given)) for node, given in called if _is_depthwise(node, given)]
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,24 @@ class _Description:
     def __str__(self) -> str:
         n, c, h, w = self.x
         return f"depthwise_conv2d {n}x{h}x{w}x{c} {self.weight[2]}x{self.weight[3]} {self.dtype}, forward and backward"
+
+    def workloads(self) -> list[Workload]:
+        """Those of all directions that a step may need."""
+        options, (n, c, h, w), (k, _, r, s) = dict(self.window), self.x, self.weight
+        like = torch.empty_strided(self.x, self.strides, device="meta")
+        dilation = patterns.pair(options["dilation"])
+        fixed: dict[str, Any] = {
+            "n": n, "c": c, "h": h, "w": w, "r": r, "s": s, "multiplier": k // c, "dilation": dilation,
+            "stride": patterns.pair(options["stride"]), "padding": patterns.padding(options["padding"], (r, s), dilation),
+            "dtype": patterns.DTYPES[self.dtype],
+            "layout": "NHWC" if like.is_contiguous(memory_format=torch.channels_last) else "NCHW",
+        }  # fmt: skip
+        directions = ("forward", "grad_input", "grad_weight", "grad_both") if self.needs_dx else ("forward", "grad_weight")
+        changes: list[dict[str, Any]] = [{"direction": each} for each in directions]
+        for each in changes:
+            if each["direction"] in ("grad_weight", "grad_both"):
+                each["deterministic"] = torch.are_deterministic_algorithms_enabled()
+        return [depthwise_conv2d_workload(**fixed, **each) for each in changes]
 
     def times(self, timer: Timer, cache_bytes: int) -> tuple[float, float]:
         """Nanoseconds of a forward and a backward pass: with our kernels, and with PyTorch's own."""
@@ -113,7 +141,10 @@ def _is_depthwise(node: fx.Node, given: Mapping[str, Any]) -> bool:
     return given.get("groups", 1) == x.shape[1] and int(x.shape[1]) > 1
 
 
-def _replace(graph: fx.Graph, node: fx.Node, given: Mapping[str, Any]) -> None:
+def _replace(graph: fx.Graph, node: fx.Node) -> None:
+    called = patterns.called(node)
+    assert called is not None
+    given = called[1]
     with graph.inserting_before(node):
         operands = given["input"], given["weight"], given.get("bias")
         new = graph.call_function(depthwise_conv2d, operands, _window(given))

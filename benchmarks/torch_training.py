@@ -1,0 +1,306 @@
+"""Training steps of models with depthwise convolutions: ours beside PyTorch's best.
+
+    python benchmarks/torch_training.py --limit 1500 --db training.db --out benchmarks/results/torch_training_h200.json
+    python benchmarks/torch_training.py --device cpu --smoke --cases mobilenet_v1:2:fp32 dilated:2:amp --limit 400
+
+A case is MODEL:BATCH:PRECISION and runs in a process of its own with its share of the time that is left. A step is forward
+pass, cross entropy, backward pass and SGD with momentum, in channels_last with cudnn.benchmark. amp is autocast to float16
+with a fixed scale of the loss (bfloat16 on a CPU), fp32 has no TF32. Every time is given twice: of plain steps, and of
+replays of a CUDA graph that holds the whole step. Stages, in the order given:
+
+eager       PyTorch
+compile     torch.compile(model)
+autotune    torch.compile(model, mode="max-autotune-no-cudagraphs")
+ours        torch.compile(model, backend="schedsearch"), depthwise convolutions tuned for --tune seconds before
+loss        the loss over --steps steps on the same synthetic data from the same weights: PyTorch, compiled PyTorch, ours
+
+The share of depthwise is the sum over the layers of their forward and backward pass, each measured alone, over the captured
+step: before with PyTorch's layers and its best step, after with those of ours that serve. The loss of compiled PyTorch
+shows how far two correct runs part by rounding alone.
+
+Needs PyTorch, and a CUDA device but for the second command, which shows that everything works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import common
+import torch
+import torch_common
+from torch import nn
+from torch.nn import functional
+from torch_common import captured, hot_us
+
+import schedsearch.torch as sst
+from schedsearch.records.store import Store
+from schedsearch.torch.backend import schedsearch as backend
+
+MODELS = ("mobilenet_v1", "mobilenet_v2", "dilated")
+CASES = tuple(f"{name}:{batch}:{kind}" for name in MODELS for batch in (32, 128) for kind in ("fp32", "amp"))
+STAGES = ("eager", "compile", "autotune", "ours", "loss")
+LOSS_SCALE = 128.0
+LAST = 20  # steps of a run whose mean loss is compared
+
+
+# ---- models
+
+
+def _unit(
+    first: int, last: int, kernel: int, stride: int = 1, groups: int = 1, dilation: int = 1, act: Any = nn.ReLU6
+) -> Any:
+    padding = dilation * (kernel // 2)
+    conv = nn.Conv2d(first, last, kernel, stride, padding, dilation, groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(last), act())
+
+
+def _separable(first: int, last: int, stride: int = 1, dilation: int = 1) -> nn.Sequential:
+    return nn.Sequential(_unit(first, first, 3, stride, first, dilation, nn.ReLU), _unit(first, last, 1, act=nn.ReLU))
+
+
+class MobileNetV1(nn.Sequential):
+    """Thirteen separable convolutions (Howard et al. 2017)."""
+
+    def __init__(self, classes: int, depth: int = 13) -> None:
+        plan = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)][:depth]
+        widths = [32, *(width for width, _ in plan)]
+        blocks = [_separable(first, last, stride) for first, (last, stride) in zip(widths, plan)]
+        super().__init__(
+            _unit(3, 32, 3, 2, act=nn.ReLU), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)
+        )
+
+
+class Inverted(nn.Module):
+    """An inverted residual: wide depthwise between two narrow 1x1 convolutions."""
+
+    def __init__(self, first: int, last: int, stride: int, expand: int) -> None:
+        super().__init__()
+        wide = first * expand
+        self.body = nn.Sequential(
+            *([_unit(first, wide, 1)] if expand > 1 else []),
+            _unit(wide, wide, 3, stride, wide),
+            nn.Conv2d(wide, last, 1, bias=False),
+            nn.BatchNorm2d(last),
+        )
+        self.adds = stride == 1 and first == last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.body(x) if self.adds else self.body(x)
+
+
+class MobileNetV2(nn.Sequential):
+    """Seventeen inverted residuals (Sandler et al. 2018)."""
+
+    def __init__(self, classes: int, depth: int = 17) -> None:
+        plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+        blocks, before = [], 32
+        for expand, width, count, stride in plan:
+            for place in range(count):
+                blocks.append(Inverted(before, width, stride if place == 0 else 1, expand))
+                before = width
+        blocks = blocks[:depth]
+        before = [each for each in blocks[-1].body if isinstance(each, nn.Conv2d)][-1].out_channels
+        head = [_unit(before, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes)]
+        super().__init__(_unit(3, 32, 3, 2), *blocks, *head)
+
+
+class Dilated(nn.Module):
+    """A head as of DeepLabv3+: separable convolutions of dilation 6, 12 and 18 on features of stride 8 (Chen 2018)."""
+
+    def __init__(self, classes: int, width: int = 256) -> None:
+        super().__init__()
+        half = width // 2
+        steps = [(3, width // 8, 2), (width // 8, width // 4, 2), (width // 4, half, 2)]
+        self.stem = nn.Sequential(*(_unit(first, last, 3, stride, act=nn.ReLU) for first, last, stride in steps))
+        self.branches = nn.ModuleList(
+            [_unit(half, width, 1, act=nn.ReLU), *(_separable(half, width, 1, 6 * k) for k in (1, 2, 3))]
+        )
+        self.mix = nn.Sequential(_separable(4 * width, width), _separable(width, width))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(self.mix(torch.cat([branch(x) for branch in self.branches], 1)).mean((2, 3)))
+
+
+def make(name: str, classes: int, smoke: bool) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "dilated":
+        return Dilated(classes, 32 if smoke else 256)
+    kinds: dict[str, Any] = {"mobilenet_v1": MobileNetV1, "mobilenet_v2": MobileNetV2}
+    if name not in kinds:
+        raise SystemExit(f"model {name!r} is not known; allowed: {', '.join(MODELS)}")
+    return kinds[name](classes, **({"depth": 3} if smoke else {}))
+
+
+# ---- one case, in a process of its own
+
+
+class Step:
+    """A training step of a model on fixed memory, which a CUDA graph can capture."""
+
+    def __init__(self, model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor], case: Case, lr: float) -> None:
+        self._call, self._case, self._lr = call, case, lr
+        self._weights = list(model.parameters())
+        self._momenta = [torch.zeros_like(each) for each in self._weights]
+        self.x, self.labels = case.batch(0)
+        self.loss = torch.zeros((), device=case.device)
+
+    def __call__(self) -> torch.Tensor:
+        case = self._case
+        with torch.autocast(case.device, case.autocast, enabled=case.amp):
+            loss = functional.cross_entropy(self._call(self.x).float(), self.labels)
+        scale = LOSS_SCALE if case.amp else 1.0
+        gradients = list(torch.autograd.grad(loss * scale, self._weights))
+        with torch.no_grad():
+            torch._foreach_mul_(self._momenta, 0.9)
+            torch._foreach_add_(self._momenta, gradients, alpha=1.0 / scale)
+            torch._foreach_add_(self._weights, self._momenta, alpha=-self._lr)
+            self.loss.copy_(loss.detach())
+        return self.loss
+
+    def load(self, number: int) -> None:
+        x, labels = self._case.batch(number)
+        self.x.copy_(x)
+        self.labels.copy_(labels)
+
+
+class Case:
+    """A model with its data."""
+
+    def __init__(self, case: str, options: argparse.Namespace) -> None:
+        name, batch, precision = case.split(":")
+        self.options, self.device, self.amp = options, options.device, precision == "amp"
+        self.autocast = torch.bfloat16 if options.device == "cpu" else torch.float16
+        self.found: dict[str, Any] = {"case": case, "model": name, "batch": int(batch), "precision": precision}
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        Store.open(options.db).close()  # makes it
+        self.classes, self.size = (10, 32) if options.smoke else (1000 if name != "dilated" else 21, 224)
+        model = make(name, self.classes, options.smoke).train().to(self.device)
+        self.model = model.to(memory_format=torch.channels_last)
+        self.reports: list[sst.Report] = []
+
+    def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images whose mean colour depends on the label, so that there is something to learn."""
+        generator = torch.Generator().manual_seed(number % 8)
+        labels = torch.randint(self.classes, (self.found["batch"],), generator=generator)
+        x = torch.randn((len(labels), 3, self.size, self.size), generator=generator)
+        x += torch.stack([torch.sin(labels.float() * k) for k in (1, 2, 3)], 1)[:, :, None, None]
+        return x.to(self.device).contiguous(memory_format=torch.channels_last), labels.to(self.device)
+
+    def run(self) -> None:
+        stages = {name: getattr(self, name) for name in self.options.stages.split(",")}
+        torch_common.run_stages(self.found, stages)
+
+    def eager(self) -> dict[str, Any]:
+        return self._times("eager", lambda model: model)
+
+    def compile(self) -> dict[str, Any]:
+        return self._times("compile", torch.compile)
+
+    def autotune(self) -> dict[str, Any]:
+        return self._times("autotune", lambda model: torch.compile(model, mode="max-autotune-no-cudagraphs"))
+
+    def ours(self) -> dict[str, Any]:
+        found = self._times("ours", self._by_us)
+        report = self.reports[0]
+        if self.options.verbose:
+            print(report, flush=True)
+        found |= {"notes": list(report.notes), "swapped": len(report.swapped), "of_layers": len(report.layers)}
+        before = sum(layer.torch_us or 0.0 for layer in report.layers)
+        found |= {"depthwise_torch_us": before, "depthwise_ours_us": before - report.saved_us}
+        theirs = [
+            self.found[key]
+            for key in ("eager_captured_us", "compile_captured_us", "autotune_captured_us")
+            if key in self.found
+        ]
+        if theirs and report.layers:
+            found["depthwise_share_before"] = before / min(theirs)
+            found["depthwise_share_after"] = (before - report.saved_us) / found["ours_captured_us"]
+        return found
+
+    def _by_us(self, model: nn.Module) -> Any:
+        tunes = {"tune": self.options.tune > 0, "tune_s": self.options.tune or 1.0, "trials": self.options.trials}
+        return torch.compile(model, backend=backend, options={"db": self.options.db, "report": self.reports.append, **tunes})
+
+    def loss(self) -> dict[str, Any]:
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "eager": lambda model: model,
+            "compile": torch.compile,
+            "ours": self._by_us,
+        }
+        curves = {name: self._curve(kind) for name, kind in kinds.items()}
+        ends = {name: statistics.fmean(curve[-LAST:]) for name, curve in curves.items()}
+        found: dict[str, Any] = {"loss_first": curves["eager"][0], "losses": curves, "loss_steps": len(curves["eager"])}
+        for name in ("compile", "ours"):
+            apart = [abs(one - other) for one, other in zip(curves[name], curves["eager"])]
+            found[f"loss_apart_{name}"] = {"largest": max(apart), "mean_at_end": abs(ends[name] - ends["eager"])}
+        return found | {"loss_end": ends}
+
+    def _curve(self, kind: Callable[[Any], Any]) -> list[float]:
+        torch._dynamo.reset()
+        model = copy.deepcopy(self.model)
+        step = Step(model, kind(model), self, lr=0.02)
+        losses = []
+        for number in range(self.options.steps):
+            step.load(number)
+            losses.append(float(step()))
+        return losses
+
+    def _times(self, name: str, kind: Callable[[Any], Any]) -> dict[str, Any]:
+        torch._dynamo.reset()
+        model = copy.deepcopy(self.model)
+        step = Step(model, kind(model), self, lr=1e-4)
+        runs = {"groups": 2, "calls": 2} if self.options.smoke else {"groups": 7, "calls": 5}
+        step()
+        found = {f"{name}_us": hot_us(step, self.device, **runs)}
+        found[f"{name}_captured_us"] = hot_us(captured(step, self.device), self.device, **runs)
+        return found
+
+
+# ---- all cases
+
+
+def show(row: dict[str, Any]) -> None:
+    times = [f"{key.removesuffix('_us')} {row[key] / 1e3:.2f}" for key in row if key.endswith("_us")]
+    print(f"{row['case']:<26}" + "  ".join(times) + " ms", flush=True)
+    if "loss_end" in row:
+        ends = "  ".join(f"{name} {loss:.4f}" for name, loss in row["loss_end"].items())
+        print(f"   loss {row['loss_first']:.4f} -> {ends}", flush=True)
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of PyTorch's best step to ours, plain and captured."""
+    found: dict[str, Any] = {}
+    for suffix in ("us", "captured_us"):
+        ratios = {}
+        for row in rows:
+            theirs = [row[key] for name in ("eager", "compile", "autotune") if (key := f"{name}_{suffix}") in row]
+            if theirs and f"ours_{suffix}" in row:
+                ratios[row["case"]] = min(theirs) / row[f"ours_{suffix}"]
+        if ratios:
+            name = "plain" if suffix == "us" else "captured"
+            found[name] = {**ratios, "geometric mean": common.geometric_mean(list(ratios.values()))}
+    return found
+
+
+def main() -> None:
+    parser = torch_common.options(__doc__, CASES, STAGES, 1500.0)
+    parser.set_defaults(db="training.db")
+    parser.add_argument("--tune", type=float, default=60.0, help="seconds for the layers of a model; 0: none are tuned")
+    parser.add_argument("--trials", type=int, default=24, help="for each layer and direction")
+    parser.add_argument("--steps", type=int, default=200, help="of the stage loss")
+    options = parser.parse_args()
+    if options.case:
+        Case(options.case, options).run()
+        return
+    torch_common.run_cases(__file__, options, show, summary)
+
+
+if __name__ == "__main__":
+    main()

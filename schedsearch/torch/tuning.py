@@ -1,0 +1,106 @@
+"""Tuning what a model needs: each distinct workload once, and only those that have no record."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+import torch
+
+from schedsearch.errors import NoRecordError, NoValidConfigError, PreparationError, UnsupportedError, WrongResultError
+from schedsearch.measurement import COLD_GRAPH
+from schedsearch.records.lookup import Lookup
+from schedsearch.target import Target
+from schedsearch.task import Task
+from schedsearch.template import TemplateSet, load_templates
+from schedsearch.torch.calls import Kernels
+from schedsearch.workload import Workload
+
+TUNE_S = 150.0  # with the final race and the measuring under three minutes
+
+
+def missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels) -> list[Task]:
+    """The workloads that have no record for this kind of device, and that a template can compute; each weighted by how
+    often it occurs.
+
+    Args:
+        wanted: name of a layer, and its workload.
+    """
+    counts: dict[Workload, int] = {}
+    names: dict[Workload, str] = {}
+    for name, workload in wanted:
+        counts[workload] = counts.get(workload, 0) + 1
+        names.setdefault(workload, name)
+    templates = load_templates()
+    with contextlib.ExitStack() as stack:
+        lookup = stack.enter_context(Lookup(kernels.db)) if kernels.db.exists() else None
+        tasks = []
+        for workload, count in counts.items():
+            known = lookup is not None and lookup.exact(workload.id, kernels.target.key, COLD_GRAPH) is not None
+            if not known and _computable(workload, kernels.target, templates):
+                tasks.append(Task(workload, weight=count, name=names[workload]))
+        return tasks
+
+
+def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trials: int, time_s: float) -> str:
+    """Tunes the workloads that have no record, and says what came of it.
+
+    Args:
+        wanted: as of `missing`.
+        trials: for each of them, shared over the run.
+        time_s: seconds after which the run ends.
+
+    Raises:
+        DatabaseError, DeviceError, Interrupted: as `schedsearch.tune`.
+    """
+    from schedsearch.session.tune import tune
+
+    tasks = missing(wanted, kernels)
+    if not tasks:
+        return "every layer has a record; nothing was tuned"
+    if kernels.device.type == "cuda":
+        torch.cuda.synchronize()
+    try:
+        tune(tasks, kernels.db, target=kernels.target, trials=trials, time_s=max(1.0, time_s))
+    except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
+        return f"tuned {len(tasks)} layers; {error}"
+    return f"tuned {len(tasks)} layers"
+
+
+def reason_without_kernel(workload: Workload, kernels: Kernels, error: NoRecordError) -> str:
+    """Why recorded machine code does not serve a workload, in a few words."""
+    dtype = workload.params.get("dtype")
+    if kernels.target.kind == "cpu" and dtype not in (None, "float32"):
+        return f"it is {dtype}; allowed on a CPU: float32"
+    if {"nearest", "default"} & set(kernels.allow) or not kernels.db.exists():
+        return str(error).splitlines()[0]
+    with Lookup(kernels.db) as lookup:
+        known = lookup.exact(workload.id, kernels.target.key, COLD_GRAPH)
+    if known is None:
+        return "it has no record for this device"
+    return str(error).splitlines()[0]
+
+
+def strange_records(wanted: Iterable[Workload], kernels: Kernels) -> str:
+    """Whose records a database has if none of them is for this device; empty if some are, or if other rungs may serve."""
+    workloads = list(wanted)
+    if not workloads or not kernels.db.exists() or {"nearest", "default"} & set(kernels.allow):
+        return ""
+    with Lookup(kernels.db) as lookup:
+        if any(lookup.exact(each.id, kernels.target.key, COLD_GRAPH) for each in workloads):
+            return ""
+        ops = sorted({each.op for each in workloads})
+        devices = {row.target_key for op in ops for row in lookup.nearest(op, COLD_GRAPH)}
+    if kernels.target.key in devices:
+        return f"{kernels.db} has no record of these layers; tune=True makes them"
+    if not devices:
+        return f"{kernels.db} has no records of {' and '.join(ops)}; tune=True makes them"
+    others = ", ".join(sorted(devices))
+    return f"{kernels.db} is of another device ({others}; this is {kernels.target.key}); tune=True makes records"
+
+
+def _computable(workload: Workload, target: Target, templates: TemplateSet) -> bool:
+    try:
+        return bool(templates.matching(workload, target))
+    except UnsupportedError:
+        return False

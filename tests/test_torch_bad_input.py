@@ -1,0 +1,197 @@
+"""Models, examples, databases and versions of PyTorch that kernels cannot serve: said once, and the model runs as it did."""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
+
+from test_torch_optimize import Clock, close, db, image, optimize, prepared, small  # noqa: E402, F401
+
+import schedsearch.torch as sst  # noqa: E402
+from schedsearch.records.store import Store  # noqa: E402
+from schedsearch.torch import backend, inductor, store  # noqa: E402
+
+pytestmark = pytest.mark.integrations
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def _without_autograd() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """One process that trains together with nobody."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this PyTorch has no gloo")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def said(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What a call returns, and our warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = call()
+    return found, [
+        str(each.message) for each in caught if "schedsearch" in each.filename or "optimize_" in str(each.message)
+    ]
+
+
+def _quantised() -> Any:
+    model = nn.Sequential(torch.ao.quantization.QuantStub(), nn.Conv2d(8, 8, 1), torch.ao.quantization.DeQuantStub()).eval()
+    model.qconfig = torch.ao.quantization.get_default_qconfig("x86")
+    torch.ao.quantization.prepare(model, inplace=True)
+    model(image())
+    return torch.ao.quantization.convert(model)
+
+
+def _sharded() -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(small())
+
+
+def _flat() -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(small(), device_id=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.jit.trace(small(), image()), "TopLevelTracedModule is scripted"),
+        (_quantised, "is quantised; allowed: float16, bfloat16 and float32"),
+        (
+            lambda: nn.parallel.DistributedDataParallel(small()),
+            "contains DistributedDataParallel; call optimize_ on the module",
+        ),
+        (_sharded, "contains FSDPSequential; call optimize_ on the module before it is wrapped"),
+        (_flat, "contains FullyShardedDataParallel; call optimize_ on the module before it is wrapped"),
+    ],
+    ids=["traced", "quantised", "ddp", "fully_shard", "fsdp"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_models_of_other_kinds_run_as_they_did(group: None, optimize: Any, make: Any, reason: str) -> None:  # noqa: F811
+    model, x = make(), image()
+    expected = model(x)
+    report, texts = said(lambda: optimize(model, x))
+    assert len(texts) == 1 and texts[0].startswith("optimize_ leaves the model as it is: ")
+    assert reason in report.notes[0] and not report.layers and torch.equal(model(x), expected)
+
+
+def test_calls_of_another_shape_are_said_once(optimize: Any) -> None:  # noqa: F811
+    model = small()
+    optimize(model, image())
+    other = image(3, 8, 5, 5)
+    (got, texts), (_, again) = said(lambda: model(other)), said(lambda: model(other))
+    assert close(got, sst.revert_(model)(other)) and not again
+    assert texts == [
+        "a call of the optimized Sequential with float32 [3, 8, 5, 5] with strides (200, 1, 40, 8) runs as before: "
+        "kernels are made for float32 [1, 8, 6, 6] in channels_last; call optimize_ with an example like it, too"
+    ]
+
+
+def test_calls_like_the_example_and_training_say_nothing(optimize: Any) -> None:  # noqa: F811
+    model = small()
+    optimize(model, image())
+    assert said(lambda: (model(image()), model.train()(image(2, 8, 4, 4))))[1] == []
+
+
+def test_what_the_caller_may_not_have_meant_is_in_the_report(optimize: Any) -> None:  # noqa: F811
+    report = optimize(small().train(), image())
+    assert report.notes == ("the model is in training mode, in which kernels do not serve; they do after model.eval()",)
+    report = optimize(small().to(memory_format=torch.contiguous_format), image().contiguous())
+    assert len(report.notes) == 1 and report.notes[0].startswith("its images are in NCHW, for which there are fewer kernels")
+
+
+def test_a_type_that_a_cpu_has_no_kernels_for(optimize: Any) -> None:  # noqa: F811
+    report = optimize(small().half(), image().half())
+    assert [layer.reason for layer in report.layers] == ["it is float16; allowed on a CPU: float32"]
+
+
+# --- Databases --------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A record of the layer of `small`, of this machine."""
+    path = tmp_path_factory.mktemp("tuned") / "records.db"
+    with torch.no_grad():
+        report = sst.optimize_(small(), image(), db=path, tune=True, trials=1, timer=Clock())
+        assert report.notes == ("tuned 1 layers",) and report.swapped[0].record_id is not None
+    return path
+
+
+def test_a_second_run_tunes_nothing(tuned: Path) -> None:
+    report = sst.optimize_(small(), image(), db=tuned, tune=True, trials=1, timer=Clock())
+    assert report.notes == ("every layer has a record; nothing was tuned",) and len(report.swapped) == 1
+
+
+def _changed(path: Path, copy: Path, *statements: str) -> Path:
+    with sqlite3.connect(path) as before, sqlite3.connect(copy) as after:
+        before.backup(after)
+        for statement in statements:
+            after.execute(statement)
+    return copy
+
+
+def test_a_database_of_another_device(tuned: Path, tmp_path: Path) -> None:
+    other = "cuda:sm_90:NVIDIA H100"
+    moved = _changed(tuned, tmp_path / "other.db", f"UPDATE best SET target_key = '{other}'")
+    model = small()
+    report = sst.optimize_(model, image(), db=moved, timer=Clock())
+    assert report.notes[0].startswith(f"{moved} is of another device ({other}; this is cpu:")
+    assert [layer.reason for layer in report.layers] == ["it has no record for this device"]
+    assert "forward" not in vars(model)
+
+
+def test_a_database_of_unknown_origin(tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "another machine"))
+    moved = _changed(tuned, tmp_path / "unknown.db")
+    model, x = small(), image()
+    expected = model(x)
+    report, texts = said(lambda: sst.optimize_(model, x, db=moved, timer=Clock()))
+    assert not texts and close(model(x), expected)
+    assert report.layers[0].swapped and report.layers[0].rung == "exact"  # its machine code was built again, here
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_bytes(b"hello" * 1000)
+    report, texts = said(lambda: sst.optimize_(small(), image(), db=tmp_path / "text.db"))
+    assert len(texts) == 1 and "text.db is not a database: it does not begin as an SQLite file does" in report.notes[0]
+
+
+def test_mistakes_of_the_caller_raise(tmp_path: Path) -> None:
+    Store.open(tmp_path / "empty.db").close()
+    with pytest.raises(ValueError, match=r"unknown rung 'exacd' \(did you mean 'exact'\?\)"):
+        sst.optimize_(small(), image(), db=tmp_path / "empty.db", allow=("exacd",))
+    with pytest.raises(ValueError, match="trials 0 is not possible"):
+        sst.optimize_(small(), image(), db=tmp_path / "empty.db", tune=True, trials=0)
+
+
+def test_the_backend_says_once_why_inductor_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, mode: graph.forward)
+    monkeypatch.setattr(store, "_said", set())
+    model, x = small(), image()
+    fast = torch.compile(model, backend=backend.schedsearch, options={"db": tmp_path / "none.db"}, dynamic=False)
+    got, texts = said(lambda: (fast(x), fast(image(2, 8, 6, 6)))[0])
+    assert close(got, model(x)) and len(texts) == 1
+    assert texts[0].startswith("torch.compile(backend='schedsearch'): Inductor compiles the graph: there is no database")
+
+
+# --- Versions ---------------------------------------------------------------------------------------------------------
+def test_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
+    with pytest.raises(ImportError, match=r"schedsearch.torch needs PyTorch 2.4 or newer; .* \(this is 2.3.1\+cu121\)"):
+        sst._require_torch()
