@@ -66,14 +66,15 @@ def emulated(
     config: Config,
     *modules: Any,
 ) -> Any:
-    """The output of a CUDA kernel that is run thread by thread."""
+    """The output of a CUDA kernel that is run thread by thread; if it is a slice, all of the larger array, which was NaN."""
     memory = Memory()
     emulator = VectorEmulator(memory)
     emulator.stand_in(monkeypatch, vectors, *modules)
     assert template.space(workload, H200).check(config) == []
     source = template.kernel(workload, H200, config)
     output = workload.output
-    y = np.frombuffer(bytearray(b"\xff" * output.nbytes), dtype(output.dtype).storage).reshape(output.shape)
+    whole = bytearray(b"\xff" * (output.whole * dtype(output.dtype).nbytes))
+    y = np.frombuffer(whole, dtype(output.dtype).storage).reshape(output.slice_of or output.shape)
     buffers = {name: memory.add(array) for name, array in stored(workload, arrays).items()} | {"y": memory.add(y)}
     for step in source.steps:
         emulator.run(step, buffers, sms=2)

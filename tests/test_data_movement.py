@@ -272,6 +272,7 @@ class TestTranspose(OpContract):
         {"x": [2, 3, 4], "permutation": [2, 0, 1]},
         {"x": [5], "permutation": [-1], "dtype": "float8_e4m3"},
         {"x": [2, 1, 3, 2, 4], "permutation": [4, 3, 2, 1, 0], "dtype": "int32"},
+        {"x": [2, 3, 4], "permutation": [2, 0, 1], "slice_of": [4, 5, 3]},
     )
     wrong = (
         ({"x": [2, 3], "permutation": [0, 0]}, "permutation"),
@@ -296,6 +297,7 @@ class TestDepthToSpace(OpContract):
     examples = (
         {"n": 2, "c": 8, "h": 3, "w": 5, "block": 2},
         {"n": 1, "c": 9, "h": 2, "w": 2, "block": 3, "mode": "CRD", "layout": "NHWC", "dtype": "uint8"},
+        {"n": 2, "c": 8, "h": 3, "w": 5, "block": 2, "slice_of": [2, 5, 6, 10]},
     )
     wrong = (
         ({"n": 1, "c": 8, "h": 3, "w": 5, "block": 3}, "c"),
@@ -319,6 +321,7 @@ class TestSpaceToDepth(OpContract):
     examples = (
         {"n": 2, "c": 3, "h": 4, "w": 6, "block": 2},
         {"n": 1, "c": 2, "h": 3, "w": 6, "block": 3, "mode": "CRD", "layout": "NHWC", "dtype": "float32"},
+        {"n": 2, "c": 3, "h": 4, "w": 6, "block": 2, "slice_of": [2, 20, 2, 3]},
     )
     wrong = (
         ({"n": 1, "c": 3, "h": 5, "w": 6, "block": 2}, "h"),
@@ -341,6 +344,7 @@ class TestStridedSlice(OpContract):
         {"x": [3, 4, 3], "begin": [1, 0], "end": [3, 2]},
         {"x": [5], "begin": [4], "end": [-6], "strides": [-2], "axes": [-1], "dtype": "int32"},
         {"x": [5, 6], "begin": [1, 2], "end": [2, -1], "mode": "size", "dtype": "uint8"},
+        {"x": [3, 4, 3], "begin": [1, 0], "end": [3, 2], "slice_of": [2, 5, 3]},
     )
     wrong = (
         ({"x": [3, 4], "begin": [0], "end": [1], "strides": [0]}, "strides"),
@@ -365,6 +369,7 @@ class TestConcat(OpContract):
     examples = (
         {"x": [[2, 3, 4], [2, 1, 4]], "axis": 1},
         {"x": [[3], [5], [1]], "axis": -1, "dtype": "bfloat16"},
+        {"x": [[2, 3, 4], [2, 1, 4]], "axis": 1, "slice_of": [2, 9, 4]},
     )
     wrong = (
         ({"x": [[2, 3], [2, 3]], "axis": 2}, "axis"),
@@ -388,6 +393,7 @@ class TestPad(OpContract):
         {"x": [2, 3, 4], "before": [0, 1], "after": [1]},
         {"x": [5, 6], "before": [-2], "after": [3], "axes": [-1], "value": -1.5, "dtype": "float8_e5m2"},
         {"x": [5, 6], "before": [1, 1], "after": [1, 1], "value": 255, "dtype": "uint8"},
+        {"x": [5, 6], "before": [1, 1], "after": [1, 1], "slice_of": [7, 9]},
     )
     wrong = (
         ({"x": [3, 4], "before": [1, 1, 1]}, "before"),

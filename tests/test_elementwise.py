@@ -39,6 +39,7 @@ class TestElementwise(OpContract):
         ADD,
         {"y": [6], "expression": "quantise(x, 0.1, 3)", "dtype": "float32", "out_dtype": "uint8"},
         {**ADD, "inputs": ["b", ["a", "float32", [3, 1, 1]]], "dtype": "bfloat16"},
+        {**ADD, "slice_of": [*ADD["y"][:-1], 40]},
         {
             "y": [2, 8],
             "expression": "t = dequantise(q, s, -1); sqrt(t) / log(t + 2)",

@@ -35,6 +35,7 @@ class TestPool2d(OpContract):
         {**IMAGE, "stride": 2, "padding": [1, 0, 2, 1], "ceil_mode": True, "layout": "NCHW"},
         {**IMAGE, "mode": "average", "padding": 1, "count_include_pad": True, "dtype": "float32"},
         {**IMAGE, "mode": "average", "dilation": [1, 2], "dtype": "uint8", "layout": "NCHW4c"},
+        {**IMAGE, "slice_of": [*pool2d(**IMAGE).output.shape[:3], 40]},
     )
     wrong = (
         ({**IMAGE, "r": 8}, "r"),

@@ -30,6 +30,7 @@ class TestResize(OpContract):
         IMAGE,
         {**IMAGE, "mode": "linear", "coordinates": "align_corners", "layout": "NCHW", "dtype": "float32"},
         {**IMAGE, "oh": 3, "rounding": "ceil", "scale": [0.9, 2], "dtype": "uint8", "layout": "NCHW4c"},
+        {**IMAGE, "slice_of": [*resize(**IMAGE).output.shape[:3], 40]},
     )
     wrong = (
         ({**IMAGE, "oh": 0}, "oh"),

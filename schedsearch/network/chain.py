@@ -27,7 +27,7 @@ class Chain:
         stages: the epilogue; its operands are in `arguments`.
         arguments: argument of the workload -> value of the model, or constant.
         scalars: call-time scalar -> number.
-        channels, channel_axis: how many channels the result has, and which of its axes they are.
+        channels, channel_axis: how many channels the result or its slice has, and which of its axes they are.
         offset: the first channel in `value`, if the chain writes a slice of it.
         others: output of the workload -> value of the model, of those behind the first.
     """

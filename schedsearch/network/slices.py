@@ -1,13 +1,15 @@
-"""Concatenations that cost nothing, because convolutions store into slices of the result."""
+"""Concatenations that cost nothing, because the kernels of their arguments store into slices of the result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand
 from schedsearch.network.facts import only_reader
 from schedsearch.network.graph import Constant
+from schedsearch.ops.registry import operator
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -16,9 +18,11 @@ ALIGNED_CHANNELS = 16  # a slice then begins at a multiple of 16 bytes in every 
 
 
 def without_concatenations(chains: Sequence[Chain], formats: Sequence[str]) -> list[Chain]:
-    """The chains without concatenations of channels whose arguments are all convolutions that nothing else reads.
+    """The chains without concatenations of channels whose arguments are stored into slices of the result.
 
-    The convolutions write the result instead. A concatenation of concatenations is one.
+    Any operator with the parameter `slice_of` can do that, if nothing else reads what it makes. Arguments that follow one
+    another and that none makes so are concatenated into a slice, too; if there are several such groups, the concatenation
+    stays. A concatenation of concatenations is one.
 
     Args:
         formats: of convolutions that can store into slices.
@@ -27,19 +31,24 @@ def without_concatenations(chains: Sequence[Chain], formats: Sequence[str]) -> l
     for chain in chains:
         if chain.op == "concat":
             _join(chain, kept)
-    makers = {chain.value: chain for chain in kept}
+    makers = {chain.value: chain for chain in kept if not chain.others}
     for chain in [chain for chain in kept if chain.op == "concat"]:
-        parts = _parts(chain, makers)
-        if parts is None or any(part.params["dtype"] not in formats for part in parts):
+        groups = _groups(chain, makers, formats)
+        if groups is None:
             continue
         kept.remove(chain)
-        offset = 0
-        for part in parts:
-            part.params["slice_of"] = sum(each.channels for each in parts)
-            part.offset = offset
-            part.value = chain.value
-            offset += part.channels
-        parts[-1].nodes += chain.nodes
+        offset, last = 0, kept[0]
+        for part, channels in groups:
+            if part is None:
+                part = _rest(chain, offset, channels)
+                kept.append(part)
+            if part.op == "conv2d":
+                part.params["slice_of"] = sum(count for _, count in groups)
+            part.offset, part.channels, part.value = offset, channels, chain.value
+            offset += channels
+            last = part
+        if all(part is not None for part, _ in groups):
+            last.nodes += chain.nodes
     return kept
 
 
@@ -58,22 +67,51 @@ def _join(chain: Chain, chains: list[Chain]) -> None:
         shapes += inner.params["x"]
         chain.nodes[:0] = inner.nodes
         chains.remove(inner)
+    _set_arguments(chain, operands, shapes)
+
+
+def _set_arguments(chain: Chain, operands: Iterable[Operand], shapes: list[Sequence[int]]) -> None:
     chain.arguments = {f"x{number}": operand for number, operand in enumerate(operands)}
     chain.params["x"] = shapes
 
 
-def _parts(chain: Chain, makers: dict[ir.Value, Chain]) -> list[Chain] | None:
-    """The convolutions that make the arguments of a concatenation of channels, if they can store into slices."""
-    parts = []
+def _groups(chain: Chain, makers: dict[ir.Value, Chain], formats: Sequence[str]) -> list[tuple[Chain | None, int]] | None:
+    """What stores each slice of a concatenation of channels, and how many it has: a chain that makes one argument, or None
+    for arguments that must be copied. None if it is not worth while."""
+    shapes = chain.params["x"]
+    if len(shapes[0]) != 4 or chain.params["axis"] != 1:
+        return None
+    parts: list[Chain | None] = []
     for operand in chain.arguments.values():
         part = None if isinstance(operand, Constant) else makers.get(operand)
-        if part is None or part.op != "conv2d" or part in parts or not _is_read_once(part.value):
-            return None
-        moves = any("depth_to_space" in stage for stage in part.stages if not isinstance(stage, str))
-        if moves or part.offset is not None or part.channels % ALIGNED_CHANNELS:
-            return None
-        parts.append(part)
-    return parts if len(chain.params["x"][0]) == 4 and chain.params["axis"] == 1 else None
+        parts.append(part if part is not None and part not in parts and _can_slice(part, formats) else None)
+    channels = [shape[1] for shape in shapes]
+    groups: list[tuple[Chain | None, int]] = []
+    for copied, members in itertools.groupby(zip(parts, channels), lambda each: each[0] is None):
+        found = list(members)
+        groups += [(None, sum(count for _, count in found))] if copied else found
+    copies = sum(part is None for part, _ in groups)
+    aligned = all(count % ALIGNED_CHANNELS == 0 for _, count in groups)
+    return groups if aligned and copies <= 1 and copies < len(groups) else None
+
+
+def _can_slice(part: Chain, formats: Sequence[str]) -> bool:
+    if "slice_of" not in operator(part.op).parameters() or part.offset is not None or not _is_read_once(part.value):
+        return False
+    if part.op != "conv2d":
+        return True
+    moves = any("depth_to_space" in stage for stage in part.stages if not isinstance(stage, str))
+    return not moves and part.params["dtype"] in formats
+
+
+def _rest(chain: Chain, first: int, channels: int) -> Chain:
+    """The concatenation of those arguments whose channels begin at `first`."""
+    ends = list(itertools.accumulate(shape[1] for shape in chain.params["x"]))
+    chosen = [place for place, end in enumerate(ends) if first < end <= first + channels]
+    operands = list(chain.arguments.values())
+    rest = Chain("concat", dict(chain.params), list(chain.nodes), chain.value, {})
+    _set_arguments(rest, [operands[place] for place in chosen], [chain.params["x"][place] for place in chosen])
+    return rest
 
 
 def _is_read_once(value: ir.Value) -> bool:

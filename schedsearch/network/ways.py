@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import WorkloadError
 from schedsearch.network.chain import Chain
-from schedsearch.network.facts import FLOATS, name_of
+from schedsearch.network.facts import FLOATS, extents_of, name_of
 from schedsearch.network.graph import Constant, axes_of
 from schedsearch.network.model import ModelError
 from schedsearch.ops import Layout
@@ -51,8 +51,11 @@ def ways_of(
     words: dict[Workload, Words] = {}
     reasons = []
     for candidate, names in _CANDIDATES[chain.op](chain, params, layouts, mixed):
+        slice_of = _slice_of(chain, candidate, names)
+        if slice_of is None:
+            continue
         try:
-            workload = Workload(chain.op, candidate)
+            workload = Workload(chain.op, {**candidate, **slice_of})
         except WorkloadError as error:
             reasons.append(str(error))
             continue
@@ -65,6 +68,19 @@ def ways_of(
         because = f": {reasons[0]}" if reasons else ""
         raise NoWayError(f"node {name_of(chain.nodes[0])} is not possible in {' or '.join(layouts)}{because}", chain.nodes)
     return tuple(found), words
+
+
+def _slice_of(chain: Chain, candidate: Mapping[str, Any], names: Words) -> dict[str, Any] | None:
+    """The parameter `slice_of` of a chain that stores into a slice, in the layout of a candidate; None if the slice does not
+    consist of whole blocks there."""
+    if chain.offset is None:
+        return {}
+    layout = Layout.parse(names.get("y") or candidate.get("output_layout") or candidate["layout"])
+    if chain.offset % layout.block("C") or chain.channels % layout.block("C"):
+        return None
+    if chain.op == "conv2d":  # it counts channels, and has them already
+        return {}
+    return {"slice_of": layout.shape(dict(zip(IMAGE, extents_of(chain.nodes[-1], chain.value))))}
 
 
 def typed(chain: Chain, dtype: str | None) -> dict[str, Any]:

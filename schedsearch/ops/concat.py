@@ -10,6 +10,7 @@ from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
 from schedsearch.ops.data_movement import AXES, DTYPE, DataMovement, axis_problems, extents, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Box, Factor, Movement, row_strides
+from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -27,6 +28,7 @@ _PARAMETERS = {
         {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1},
     ),
     "dtype": DTYPE,
+    "slice_of": SLICE_OF,
 }
 
 
@@ -80,10 +82,10 @@ class Concat(DataMovement):
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         shape = self._shape(params)
-        return (ArgSpec("y", AXES[: len(shape)], shape, params["dtype"]),)
+        return (sliced(ArgSpec("y", AXES[: len(shape)], shape, params["dtype"]), params),)
 
     def movement(self, params: Mapping[str, Any]) -> Movement:
-        axis, in_y = params["axis"], row_strides(self._shape(params))
+        axis, in_y = params["axis"], row_strides(params["slice_of"] or self._shape(params))
         boxes, before = [], 0
         for number, shape in enumerate(params["x"]):
             factors = [Factor(extent, x, y) for extent, x, y in zip(shape, row_strides(shape), in_y)]
@@ -111,19 +113,21 @@ class Concat(DataMovement):
             arrays = f"{len(shapes)} of {shown(shapes[0])}"
         else:
             arrays = " + ".join(map(shown, shapes)) if len(shapes) < 5 else f"{len(shapes)} to {shown(self._shape(params))}"
-        return f"concat {arrays} along {params['axis']} {dtype_of(params['dtype']).short}"
+        label = f"concat {arrays} along {params['axis']} {dtype_of(params['dtype']).short}"
+        return " ".join([label, *slice_words(params)])
 
 
 CONCAT = Concat()
 
 
-def concat(*, x: Sequence[Sequence[int]], axis: int, dtype: str = "float16") -> Workload:
+def concat(*, x: Sequence[Sequence[int]], axis: int, dtype: str = "float16", slice_of: Sequence[int] = ()) -> Workload:
     """A concatenation of x0, x1, ... along one dimension.
 
     Args:
         x: extents of each argument, up to 32 of them. They differ along `axis` only.
         axis: the dimension; negative ones count from the last.
         dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -134,4 +138,4 @@ def concat(*, x: Sequence[Sequence[int]], axis: int, dtype: str = "float16") -> 
     """
     from schedsearch.workload import Workload
 
-    return Workload("concat", {"x": x, "axis": axis, "dtype": dtype})
+    return Workload("concat", {"x": x, "axis": axis, "dtype": dtype, "slice_of": tuple(slice_of)})

@@ -13,6 +13,7 @@ from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Movement
+from schedsearch.ops.slices import slice_problems, without_own_shape
 
 ELEMENT_BYTES = (1, 2, 4)
 DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in ELEMENT_BYTES)
@@ -28,7 +29,8 @@ class DataMovement(Op):
 
     @abstractmethod
     def movement(self, params: Mapping[str, Any]) -> Movement:
-        """Which element of an argument becomes which element of y, as kernels need it."""
+        """Which element of an argument becomes which element of y, as kernels need it. If y is a slice, its strides are
+        those of the larger array."""
 
     @abstractmethod
     def sources(self, params: Mapping[str, Any], flat_indices: Any) -> tuple[Any, Any]:
@@ -45,6 +47,15 @@ class DataMovement(Op):
     def fill(self, params: Mapping[str, Any]) -> float:
         """The value of elements that come from no argument."""
         return 0.0
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """`slice_of` is empty if it is the shape of y."""
+        found, problems = super().normalise(params)
+        if not problems and "slice_of" in found:
+            y = self.outputs({**found, "slice_of": ()})[0]
+            problems = slice_problems(y, found["slice_of"])
+            found["slice_of"] = without_own_shape(y, found["slice_of"])
+        return found, problems
 
     def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
         return "exact"

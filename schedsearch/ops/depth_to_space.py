@@ -10,14 +10,16 @@ The b * b * c channels of a pixel are numbered in one of two ways, as in ONNX:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Parameter
 from schedsearch.ops.data_movement import DTYPE, DataMovement, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.movement import Movement, permuted
+from schedsearch.ops.movement import Movement, permuted, row_strides
+from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -34,6 +36,7 @@ _PARAMETERS = {
     "mode": Parameter.choice("order of the channels of a block: DCR (as TensorFlow) or CRD (as PixelShuffle)", MODES),
     "layout": Parameter.choice("of x and y: NCHW or NHWC", LAYOUTS),
     "dtype": DTYPE,
+    "slice_of": SLICE_OF,
 }
 
 
@@ -65,7 +68,15 @@ class _Blocks(DataMovement):
     def _moved(self, params: Mapping[str, Any], *, depth_in_x: bool) -> Movement:
         digits = self._digits(params)
         of_x, of_y = (self._order(params, depth=depth) for depth in (depth_in_x, not depth_in_x))
-        box = permuted("x", [digits[digit] for digit in of_x], [of_x.index(digit) for digit in of_y])
+        (y,) = self.outputs(params)
+        step = dict(zip(params["layout"], row_strides(y.slice_of or y.shape)))
+        # A digit steps along its axis by the extents of the digits of this axis that are inside of it.
+        axes = {"n": "N", **(dict(zip("cijhw", "CCCHW")) if not depth_in_x else dict(zip("cijhw", "CHWHW")))}
+        in_y = []
+        for place, digit in enumerate(of_y):
+            inner = [digits[each] for each in of_y[place + 1 :] if axes[each] == axes[digit]]
+            in_y.append(step[axes[digit]] * math.prod(inner))
+        box = permuted("x", [digits[digit] for digit in of_x], [of_x.index(digit) for digit in of_y], in_y)
         return Movement(dtype_of(params["dtype"]).nbytes, (box,))
 
     def _depth_channel(self, params: Mapping[str, Any], row: Any, column: Any, channel: Any) -> Any:
@@ -79,7 +90,8 @@ class _Blocks(DataMovement):
     def label(self, params: Mapping[str, Any]) -> str:
         (x,) = self.arguments(params)
         how = f"b{params['block']} {params['mode']}"
-        return f"{self.name} {shown(x.shape)} {how} {dtype_of(params['dtype']).short} {params['layout']}"
+        words = [self.name, shown(x.shape), how, dtype_of(params["dtype"]).short, params["layout"], *slice_words(params)]
+        return " ".join(words)
 
 
 class DepthToSpace(_Blocks):
@@ -100,7 +112,7 @@ class DepthToSpace(_Blocks):
         block = params["block"]
         extents = {"N": params["n"], "C": params["c"] // block**2, "H": params["h"] * block, "W": params["w"] * block}
         shape = tuple(extents[axis] for axis in params["layout"])
-        return (ArgSpec("y", params["layout"], shape, params["dtype"]),)
+        return (sliced(ArgSpec("y", params["layout"], shape, params["dtype"]), params),)
 
     def _digits(self, params: Mapping[str, Any]) -> dict[str, int]:
         block = params["block"]
@@ -139,7 +151,7 @@ class SpaceToDepth(_Blocks):
         block = params["block"]
         extents = {"N": params["n"], "C": params["c"] * block**2, "H": params["h"] // block, "W": params["w"] // block}
         shape = tuple(extents[axis] for axis in params["layout"])
-        return (ArgSpec("y", params["layout"], shape, params["dtype"]),)
+        return (sliced(ArgSpec("y", params["layout"], shape, params["dtype"]), params),)
 
     def _digits(self, params: Mapping[str, Any]) -> dict[str, int]:
         block = params["block"]
@@ -178,7 +190,16 @@ DEPTH_TO_SPACE, SPACE_TO_DEPTH = DepthToSpace(), SpaceToDepth()
 
 
 def depth_to_space(
-    *, n: int, c: int, h: int, w: int, block: int, mode: str = "DCR", layout: str = "NCHW", dtype: str = "float16"
+    *,
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    block: int,
+    mode: str = "DCR",
+    layout: str = "NCHW",
+    dtype: str = "float16",
+    slice_of: Sequence[int] = (),
 ) -> Workload:
     """Channels become blocks of block x block pixels.
 
@@ -188,6 +209,7 @@ def depth_to_space(
         mode: "DCR" (TensorFlow; ONNX's default) or "CRD" (PyTorch's PixelShuffle).
         layout: "NCHW" or "NHWC", of x and y.
         dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -198,12 +220,22 @@ def depth_to_space(
     """
     from schedsearch.workload import Workload
 
-    params = {"n": n, "c": c, "h": h, "w": w, "block": block, "mode": mode, "layout": layout, "dtype": dtype}
+    params: dict[str, Any] = {"n": n, "c": c, "h": h, "w": w, "block": block, "mode": mode, "layout": layout, "dtype": dtype}
+    params["slice_of"] = tuple(slice_of)
     return Workload("depth_to_space", params)
 
 
 def space_to_depth(
-    *, n: int, c: int, h: int, w: int, block: int, mode: str = "DCR", layout: str = "NCHW", dtype: str = "float16"
+    *,
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    block: int,
+    mode: str = "DCR",
+    layout: str = "NCHW",
+    dtype: str = "float16",
+    slice_of: Sequence[int] = (),
 ) -> Workload:
     """Blocks of block x block pixels become channels: the inverse of `depth_to_space` with the same block, mode and layout.
 
@@ -213,6 +245,7 @@ def space_to_depth(
         mode: "DCR" (TensorFlow and ONNX) or "CRD" (PyTorch's PixelUnshuffle).
         layout: "NCHW" or "NHWC", of x and y.
         dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -223,5 +256,6 @@ def space_to_depth(
     """
     from schedsearch.workload import Workload
 
-    params = {"n": n, "c": c, "h": h, "w": w, "block": block, "mode": mode, "layout": layout, "dtype": dtype}
+    params: dict[str, Any] = {"n": n, "c": c, "h": h, "w": w, "block": block, "mode": mode, "layout": layout, "dtype": dtype}
+    params["slice_of"] = tuple(slice_of)
     return Workload("space_to_depth", params)

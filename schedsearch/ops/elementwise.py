@@ -34,6 +34,7 @@ from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.expressions import Expression, ExpressionError, parse_expression
+from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -52,6 +53,7 @@ _PARAMETERS = {
     ),
     "dtype": Parameter.choice("of inputs that do not say, and of y; default float16", DTYPES),
     "out_dtype": Parameter("of y; default: dtype", {"enum": list(DTYPES)}),
+    "slice_of": SLICE_OF,
 }
 _SIZES = {name: _PARAMETERS[name] for name in ("y", "expression")}
 
@@ -68,7 +70,7 @@ class Elementwise(Op):
 
     def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
         dtype = params.get("dtype", "float16")
-        optional = {"dtype": "float16", "out_dtype": dtype, "inputs": ()}
+        optional = {"dtype": "float16", "out_dtype": dtype, "inputs": (), "slice_of": ()}
         try:
             names = parse_expression(params["expression"]).inputs
             optional["inputs"] = tuple((name, dtype, frozen(params["y"])) for name in names)
@@ -81,7 +83,7 @@ class Elementwise(Op):
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
         out = {key: frozen(out[key]) for key in _PARAMETERS if key in out}
-        for key in ("y", "expression", "inputs"):
+        for key in ("y", "expression", "inputs", "slice_of"):
             if key in params and (complaint := judge(params[key], _PARAMETERS[key].schema)):
                 problems.append(Problem(key, f"{key} {complaint}"))
         for key in ("dtype", "out_dtype"):
@@ -98,7 +100,11 @@ class Elementwise(Op):
         if not problems:
             out["inputs"] = tuple(found)
             problems = _names_problems(expression, [each[0] for each in out["inputs"]])
-        return out, problems or too_large("y", out["y"], 4)
+        if not problems:
+            y = self.outputs({**out, "slice_of": ()})[0]
+            problems = slice_problems(y, out["slice_of"])
+            out["slice_of"] = without_own_shape(y, out["slice_of"])
+        return out, problems or too_large("y", out["slice_of"] or out["y"], 4)
 
     def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         axes = AXES[: len(params["y"])]
@@ -106,7 +112,8 @@ class Elementwise(Op):
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         roundings = 0 if dtype_of(params["out_dtype"]).is_float else _ROUNDINGS
-        return (ArgSpec("y", AXES[: len(params["y"])], params["y"], params["out_dtype"], roundings=roundings),)
+        y = ArgSpec("y", AXES[: len(params["y"])], params["y"], params["out_dtype"], roundings=roundings)
+        return (sliced(y, params),)
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """Numbers for which samples of y are finite: of both signs if possible. No two inputs share a number, so that
@@ -116,7 +123,7 @@ class Elementwise(Op):
     def label(self, params: Mapping[str, Any]) -> str:
         dtypes = dict.fromkeys([*(each[1] for each in params["inputs"]), params["out_dtype"]])
         words = [f"elementwise {shown(params['y'])}", f'"{params["expression"]}"']
-        return " ".join([*words, "-".join(dtype_of(each).short for each in dtypes)])
+        return " ".join([*words, "-".join(dtype_of(each).short for each in dtypes), *slice_words(params)])
 
 
 ELEMENTWISE = Elementwise()
@@ -185,6 +192,7 @@ def elementwise(
     inputs: Sequence[Any] | None = None,
     dtype: str = "float16",
     out_dtype: str | None = None,
+    slice_of: Sequence[int] = (),
 ) -> Workload:
     """An expression of arrays, computed for every element in one kernel.
 
@@ -197,6 +205,7 @@ def elementwise(
         inputs: each a name, (name, dtype) or (name, dtype, extents); default: the names in the expression, all like y.
         dtype: of inputs that do not say, and of y: float16, bfloat16, float32, int8 or uint8.
         out_dtype: of y; default: dtype.
+        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -209,6 +218,6 @@ def elementwise(
     """
     from schedsearch.workload import Workload
 
-    params: dict[str, Any] = {"y": tuple(y), "expression": expression, "dtype": dtype}
+    params: dict[str, Any] = {"y": tuple(y), "expression": expression, "dtype": dtype, "slice_of": tuple(slice_of)}
     optional = {"inputs": inputs, "out_dtype": out_dtype}
     return Workload("elementwise", params | {name: value for name, value in optional.items() if value is not None})

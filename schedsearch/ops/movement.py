@@ -171,14 +171,17 @@ def row_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
-def permuted(x: str, shape: Sequence[int], order: Sequence[int]) -> Box:
+def permuted(x: str, shape: Sequence[int], order: Sequence[int], in_y: Sequence[int] | None = None) -> Box:
     """The box of `x.reshape(shape).transpose(order)`; no extent is 0.
+
+    Args:
+        in_y: strides of y, if it is not an array of its own.
 
     Example:
         >>> [(factor.extent, factor.x, factor.y) for factor in permuted("x", (2, 3, 4), (0, 2, 1)).factors]
         [(2, 12, 12), (4, 1, 3), (3, 4, 1)]
     """
-    in_x, in_y = row_strides(shape), row_strides([shape[axis] for axis in order])
+    in_x, in_y = row_strides(shape), in_y or row_strides([shape[axis] for axis in order])
     return Box.of(x, [Factor(shape[axis], in_x[axis], stride) for axis, stride in zip(order, in_y)])
 
 

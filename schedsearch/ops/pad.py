@@ -11,6 +11,7 @@ from schedsearch.ops.data_movement import AXES, DTYPE, DataMovement, axis_number
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.dtypes import encode
 from schedsearch.ops.movement import Box, Factor, Movement, Ragged, row_strides
+from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -28,6 +29,7 @@ _PARAMETERS = {
     "axes": axis_numbers("dimensions that before and after are about; default: 0, 1, ...", default=()),
     "value": Parameter("of the new elements, rounded to the dtype", {"type": "number", "default": 0}),
     "dtype": DTYPE,
+    "slice_of": SLICE_OF,
 }
 
 
@@ -80,7 +82,7 @@ class Pad(DataMovement):
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         shape = self._shape(params)
-        return (ArgSpec("y", AXES[: len(shape)], shape, params["dtype"]),)
+        return (sliced(ArgSpec("y", AXES[: len(shape)], shape, params["dtype"]), params),)
 
     def work(self, params: Mapping[str, Any]) -> Work:
         """Elements of x that are in y are read once, and y is written. Elements that are cut need not be read."""
@@ -101,7 +103,7 @@ class Pad(DataMovement):
         ragged: list[Ragged] = []
         start = 0
         for low, extent, length, x, y in zip(
-            params["before"], params["x"], shape, row_strides(params["x"]), row_strides(shape)
+            params["before"], params["x"], shape, row_strides(params["x"]), row_strides(params["slice_of"] or shape)
         ):
             start -= low * x
             axis = -1
@@ -124,7 +126,8 @@ class Pad(DataMovement):
     def label(self, params: Mapping[str, Any]) -> str:
         around = ",".join(f"{low}+{high}" for low, high in zip(params["before"], params["after"]))
         value = f" with {params['value']:g}" if params["value"] else ""
-        return f"pad {shown(params['x'])} by {around}{value} {dtype_of(params['dtype']).short}"
+        words = [f"pad {shown(params['x'])} by {around}{value} {dtype_of(params['dtype']).short}", *slice_words(params)]
+        return " ".join(words)
 
 
 PAD = Pad()
@@ -165,6 +168,7 @@ def pad(
     axes: Sequence[int] = (),
     value: float = 0,
     dtype: str = "float16",
+    slice_of: Sequence[int] = (),
 ) -> Workload:
     """A padding of x with a constant. Lists that are shorter than x has dimensions leave the others as they are.
 
@@ -174,6 +178,7 @@ def pad(
         axes: the dimensions that the lists are about; default 0, 1, ...
         value: of the new elements, rounded to the dtype.
         dtype: any of 1, 2 or 4 bytes. The bits of the elements of x do not change.
+        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Returns:
         A workload; its `output.shape` may have extents of 0 if x is cut.
@@ -187,5 +192,6 @@ def pad(
     """
     from schedsearch.workload import Workload
 
-    params = {"x": x, "before": before, "after": after, "axes": axes, "value": value, "dtype": dtype}
+    params: dict[str, Any] = {"x": x, "before": before, "after": after, "axes": axes, "value": value, "dtype": dtype}
+    params["slice_of"] = tuple(slice_of)
     return Workload("pad", params)

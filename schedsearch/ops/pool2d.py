@@ -33,6 +33,7 @@ from schedsearch.ops.base import (
 )
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import IMAGE_LAYOUT, IMAGE_SIZES, image, image_layout_problems, planes_of
+from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
 from schedsearch.ops.window import (
     WINDOW_DEFAULTS,
     WINDOW_PARAMETERS,
@@ -66,6 +67,7 @@ _PARAMETERS = {
     ),
     "dtype": Parameter.choice("of x and y; default float16", DTYPES),
     "layout": IMAGE_LAYOUT,
+    "slice_of": SLICE_OF,
 }
 _SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
 
@@ -86,6 +88,7 @@ class Pool2d(Op):
             "count_include_pad": False,
             "dtype": "float16",
             "layout": "NHWC",
+            "slice_of": (),
         }
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -97,12 +100,16 @@ class Pool2d(Op):
         problems += counts_of(out, tuple(_SIZES)) + spread_window(out)
         for key in ("mode", "dtype"):
             problems += one_of(key, out[key], _PARAMETERS[key].schema["enum"])
-        for key in ("ceil_mode", "count_include_pad"):
+        for key in ("ceil_mode", "count_include_pad", "slice_of"):
             if complaint := judge(out[key], _PARAMETERS[key].schema):
                 problems.append(Problem(key, f"{key} {complaint}"))
         problems += image_layout_problems(out["layout"])
         problems = problems or window_problems(out)
         problems = problems or list(self.problems(out))
+        if not problems:
+            y = self.outputs({**out, "slice_of": ()})[0]
+            problems = slice_problems(y, out["slice_of"])
+            out["slice_of"] = without_own_shape(y, out["slice_of"])
         if not problems:
             out["ceil_mode"] = out["ceil_mode"] and pooled_hw(out) != output_hw(out)
             out["count_include_pad"] = out["count_include_pad"] and any(out["padding"])
@@ -131,7 +138,7 @@ class Pool2d(Op):
         return (image("x", params, params["h"], params["w"]),)
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (image("y", params, *pooled_hw(params)),)
+        return (sliced(image("y", params, *pooled_hw(params)), params),)
 
     def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
         rounded = params["mode"] == "average" and dtype_of(params["dtype"]).is_float
@@ -151,7 +158,7 @@ class Pool2d(Op):
         whole = (p["r"], p["s"]) == (p["h"], p["w"]) and not any(p["padding"])
         words = [f"pool2d {p['n']}x{p['h']}x{p['w']}x{p['c']}", p["mode"], "global" if whole else f"{p['r']}x{p['s']}"]
         words += window_words(p) + [name for name in ("ceil_mode", "count_include_pad") if p[name]]
-        return " ".join([*words, dtype_of(p["dtype"]).short, p["layout"]])
+        return " ".join([*words, dtype_of(p["dtype"]).short, p["layout"], *slice_words(p)])
 
 
 POOL2D = Pool2d()
@@ -197,6 +204,7 @@ def pool2d(
     count_include_pad: bool = False,
     dtype: str = "float16",
     layout: str = "NHWC",
+    slice_of: Sequence[int] = (),
 ) -> Workload:
     """A pool over windows of an image; a global pool is the case r = h, s = w.
 
@@ -210,6 +218,7 @@ def pool2d(
         count_include_pad: an average divides by the number of pixels with those of the padding.
         dtype: of x and y: float16, bfloat16, float32, int8 or uint8.
         layout: NHWC, NCHW or NCHW[x]c of x and y.
+        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -227,6 +236,6 @@ def pool2d(
         {
             "n": n, "c": c, "h": h, "w": w, "r": r, "s": s, "mode": mode, "stride": stride, "padding": padding,
             "dilation": dilation, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad, "dtype": dtype,
-            "layout": layout,
+            "layout": layout, "slice_of": tuple(slice_of),
         },
     )  # fmt: skip

@@ -23,6 +23,7 @@ from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, Parameter, Work, is_int, plain
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import IMAGE_LAYOUT, IMAGE_SIZES, image, image_layout_problems, planes_of
+from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -47,6 +48,7 @@ _PARAMETERS = {
     ),
     "dtype": Parameter.choice("of x and y; int8 and uint8 for nearest only; default float16", DTYPES),
     "layout": IMAGE_LAYOUT,
+    "slice_of": SLICE_OF,
 }
 
 
@@ -72,6 +74,10 @@ class Resize(Op):
             sizes = ((found["oh"], found["h"]), (found["ow"], found["w"]))
             same = all(each == _float32(out / size) for each, (out, size) in zip(scale, sizes))
             found["scale"] = () if same or found["coordinates"] == "align_corners" else scale
+        if not problems:
+            y = self.outputs({**found, "slice_of": ()})[0]
+            problems = slice_problems(y, found["slice_of"])
+            found["slice_of"] = without_own_shape(y, found["slice_of"])
         if not problems and found["mode"] == "linear":
             found["rounding"] = ROUNDINGS[0]
         return found, problems
@@ -96,7 +102,7 @@ class Resize(Op):
         return (image("x", params, params["h"], params["w"]),)
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (image("y", params, params["oh"], params["ow"]),)
+        return (sliced(image("y", params, params["oh"], params["ow"]), params),)
 
     def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
         return "exact" if params["mode"] == "nearest" else "rounded"
@@ -115,7 +121,7 @@ class Resize(Op):
         words = [f"resize {p['n']}x{p['h']}x{p['w']}x{p['c']} to {p['oh']}x{p['ow']}", p["mode"]]
         words += [p[name] for name in ("coordinates", "rounding") if p[name] != _PARAMETERS[name].schema["default"]]
         words += ["scale " + "x".join(f"{each:g}" for each in p["scale"])] if p["scale"] else []
-        return " ".join([*words, dtype_of(p["dtype"]).short, p["layout"]])
+        return " ".join([*words, dtype_of(p["dtype"]).short, p["layout"], *slice_words(p)])
 
 
 RESIZE = Resize()
@@ -182,6 +188,7 @@ def resize(
     scale: Sequence[float] = (),
     dtype: str = "float16",
     layout: str = "NHWC",
+    slice_of: Sequence[int] = (),
 ) -> Workload:
     """An image of another height and width.
 
@@ -194,6 +201,7 @@ def resize(
         scale: (vertical, horizontal) if it is not exactly y's size over x's; ONNX's `scales`.
         dtype: of x and y: float16, bfloat16 or float32; nearest also int8 or uint8.
         layout: NHWC, NCHW or NCHW[x]c of x and y.
+        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -206,6 +214,6 @@ def resize(
 
     params: dict[str, Any] = {
         "n": n, "c": c, "h": h, "w": w, "oh": oh, "ow": ow, "mode": mode, "coordinates": coordinates, "rounding": rounding,
-        "dtype": dtype, "layout": layout,
+        "dtype": dtype, "layout": layout, "slice_of": tuple(slice_of),
     }  # fmt: skip
     return Workload("resize", params | ({"scale": tuple(scale)} if len(scale) else {}))

@@ -15,6 +15,7 @@ from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter, Work
 from schedsearch.ops.data_movement import AXES, DTYPE, DataMovement, axis_numbers, axis_problems, extents, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Box, Factor, Movement, row_strides
+from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -35,6 +36,7 @@ _PARAMETERS = {
     "axes": axis_numbers("dimensions that begin, end and strides are about; default: 0, 1, ...", default=()),
     "mode": Parameter.choice("what end means: end (a position) or size (a count, as TVM's slice_mode)", MODES),
     "dtype": DTYPE,
+    "slice_of": SLICE_OF,
 }
 
 
@@ -102,7 +104,11 @@ class StridedSlice(DataMovement):
         return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("y", AXES[: len(params["x"])], tuple(cut.count for cut in _cuts(params)), params["dtype"]),)
+        return (
+            sliced(
+                ArgSpec("y", AXES[: len(params["x"])], tuple(cut.count for cut in _cuts(params)), params["dtype"]), params
+            ),
+        )
 
     def work(self, params: Mapping[str, Any]) -> Work:
         """The elements of y, read and written. Others need not be read."""
@@ -111,7 +117,7 @@ class StridedSlice(DataMovement):
 
     def movement(self, params: Mapping[str, Any]) -> Movement:
         cuts, in_x = _cuts(params), row_strides(params["x"])
-        in_y = row_strides([cut.count for cut in cuts])
+        in_y = row_strides(params["slice_of"] or [cut.count for cut in cuts])
         element_bytes = dtype_of(params["dtype"]).nbytes
         if not all(cut.count for cut in cuts):
             return Movement(element_bytes, ())
@@ -132,7 +138,8 @@ class StridedSlice(DataMovement):
             f"{first}:{'' if stop is None else stop}" + (f":{stride}" if stride != 1 else "")
             for first, stop, stride in zip(params["begin"], ends, params["strides"])
         ]
-        return f"strided_slice {shown(params['x'])} [{','.join(words)}] {dtype_of(params['dtype']).short}"
+        label = f"strided_slice {shown(params['x'])} [{','.join(words)}] {dtype_of(params['dtype']).short}"
+        return " ".join([label, *slice_words(params)])
 
 
 STRIDED_SLICE = StridedSlice()
@@ -176,6 +183,7 @@ def strided_slice(
     axes: Sequence[int] = (),
     mode: str = "end",
     dtype: str = "float16",
+    slice_of: Sequence[int] = (),
 ) -> Workload:
     """A slice of x: y[i, j, ...] = x[begin[0] + i * strides[0], begin[1] + j * strides[1], ...].
 
@@ -189,6 +197,7 @@ def strided_slice(
         axes: the dimensions that the lists are about; default 0, 1, ...
         mode: "end", or "size" if `end` holds the number of elements (-1: all that follow).
         dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Returns:
         A workload; its `output.shape` may have extents of 0.
@@ -207,7 +216,16 @@ def strided_slice(
     steps = [*strides, *[1] * max(len(begin), len(end))]
     first = [_position(at, 0 if step > 0 else MAX_INT) for at, step in zip(begin, steps)]
     last = [_position(at, MAX_INT if step > 0 else -MAX_INT - 1) for at, step in zip(end, steps)]
-    params = {"x": x, "begin": first, "end": last, "strides": strides, "axes": axes, "mode": mode, "dtype": dtype}
+    params: dict[str, Any] = {
+        "x": x,
+        "begin": first,
+        "end": last,
+        "strides": strides,
+        "axes": axes,
+        "mode": mode,
+        "dtype": dtype,
+    }
+    params["slice_of"] = tuple(slice_of)
     return Workload("strided_slice", params)
 
 

@@ -9,7 +9,8 @@ from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Parameter
 from schedsearch.ops.data_movement import AXES, DTYPE, DataMovement, axis_numbers, axis_problems, extents, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.movement import Movement, permuted
+from schedsearch.ops.movement import Movement, permuted, row_strides
+from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -18,6 +19,7 @@ _PARAMETERS = {
     "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
     "permutation": axis_numbers("dimension of x that becomes dimension 0, 1, ... of y; each once"),
     "dtype": DTYPE,
+    "slice_of": SLICE_OF,
 }
 
 
@@ -53,10 +55,13 @@ class Transpose(DataMovement):
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         axes = "".join(AXES[axis] for axis in params["permutation"])
-        return (ArgSpec("y", axes, tuple(params["x"][axis] for axis in params["permutation"]), params["dtype"]),)
+        shape = tuple(params["x"][axis] for axis in params["permutation"])
+        return (sliced(ArgSpec("y", axes, shape, params["dtype"]), params),)
 
     def movement(self, params: Mapping[str, Any]) -> Movement:
-        return Movement(dtype_of(params["dtype"]).nbytes, (permuted("x", params["x"], params["permutation"]),))
+        (y,) = self.outputs(params)
+        box = permuted("x", params["x"], params["permutation"], row_strides(y.slice_of or y.shape))
+        return Movement(dtype_of(params["dtype"]).nbytes, (box,))
 
     def sources(self, params: Mapping[str, Any], flat_indices: Any) -> tuple[Any, Any]:
         import numpy as np
@@ -67,19 +72,23 @@ class Transpose(DataMovement):
 
     def label(self, params: Mapping[str, Any]) -> str:
         order = ",".join(map(str, params["permutation"]))
-        return f"transpose {shown(params['x'])} by {order} {dtype_of(params['dtype']).short}"
+        words = [f"transpose {shown(params['x'])} by {order} {dtype_of(params['dtype']).short}", *slice_words(params)]
+        return " ".join(words)
 
 
 TRANSPOSE = Transpose()
 
 
-def transpose(*, x: Sequence[int], permutation: Sequence[int], dtype: str = "float16") -> Workload:
+def transpose(
+    *, x: Sequence[int], permutation: Sequence[int], dtype: str = "float16", slice_of: Sequence[int] = ()
+) -> Workload:
     """A transposition: dimension i of y is dimension permutation[i] of x.
 
     Args:
         x: extents of x.
         permutation: each dimension of x once; negative ones count from the last.
         dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -90,4 +99,4 @@ def transpose(*, x: Sequence[int], permutation: Sequence[int], dtype: str = "flo
     """
     from schedsearch.workload import Workload
 
-    return Workload("transpose", {"x": x, "permutation": permutation, "dtype": dtype})
+    return Workload("transpose", {"x": x, "permutation": permutation, "dtype": dtype, "slice_of": tuple(slice_of)})

@@ -81,7 +81,7 @@ def _movers(workload: Workload, target: Target) -> list[tuple[str, Mover]]:
     nbytes = {spec.name: spec.nbytes for spec in workload.signature}
     found = []
     for box in movement.boxes:
-        move = Move.of(box, movement.element_bytes, nbytes[box.x], workload.output.nbytes, movement.fill)
+        move = Move.of(box, movement.element_bytes, nbytes[box.x], workload.output.span_bytes, movement.fill)
         found.append((box.x, Mover(move, target)))
     return found
 

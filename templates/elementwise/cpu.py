@@ -18,6 +18,7 @@ from schedsearch.templates.elementwise.broadcast import Spread
 from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.slices import place_of
 from schedsearch.workload import Workload
 
 _PIECES = (1024, 4096, 16384)
@@ -60,7 +61,7 @@ class ElementwiseCpu(Template):
 
 def elementwise_kernel(p: Workload, piece: int) -> Callable[..., None]:
     """The kernel (y, *inputs, start, stop) over pieces of runs."""
-    size, run = p.output.size, _run(p)
+    size, run, place = p.output.whole, _run(p), place_of(p.output)
     pieces, narrow, element = -(-run // piece), narrowed(p.out_dtype), element_type(p.out_dtype)
     compute = program(
         parse_expression(p.expression), [spec.name for spec in p.signature], nearest(_nearest_whole, rounded_product)
@@ -77,9 +78,9 @@ def elementwise_kernel(p: Workload, piece: int) -> Callable[..., None]:
         for item in range(start, stop):
             inside = item % pieces * piece
             first = item // pieces * run + inside
-            at = places(first)
+            at, to = places(first), place(first)
             for i in range(min(piece, run - inside)):
-                out[first + i] = narrow(compute(fetch(arrays, at, i)))
+                out[to + i] = narrow(compute(fetch(arrays, at, i)))
 
     return apply
 
@@ -112,8 +113,8 @@ def _then_place(before: Any, offset: Any) -> Callable[[Any], Any]:
 
 
 def _run(p: Workload) -> int:
-    """Elements of y along which every input is a run of neighbours or one element."""
-    return min(Spread.of(spec.shape, p.y).inner for spec in p.signature)
+    """Elements of y, neighbours in memory, along which every input is a run of neighbours or one element."""
+    return min(p.output.runs[0], *(Spread.of(spec.shape, p.y).inner for spec in p.signature))
 
 
 def _items(p: Workload, piece: int) -> int:

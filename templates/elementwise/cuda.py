@@ -22,6 +22,7 @@ from schedsearch.templates.elementwise.broadcast import Spread
 from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
 from schedsearch.templates.parts import ptx, vectors
+from schedsearch.templates.parts.slices import place_of, vector_limits
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.workload import Workload
 
@@ -98,7 +99,7 @@ def elementwise_kernel(p: Workload, vector: int, unroll: int, threads: int) -> C
     words_out, out_bytes, inputs = vectors.words_of(p.out_dtype, vector), dtype_of(p.out_dtype).nbytes, len(p.signature)
     pack, store = vectors.pack(p.out_dtype, vector), vectors.store(p.out_dtype, vector)
     all_held, numbers, items = held * unroll, vector * inputs, size // vector
-    env = _env(inputs, vector)
+    env, place = _env(inputs, vector), place_of(p.output)
 
     def apply(y, *arrays) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(all_held, types.uint32)
@@ -116,7 +117,8 @@ def elementwise_kernel(p: Workload, vector: int, unroll: int, threads: int) -> C
                 for e in range(vector):
                     result[e] = compute(env(number, e))
                 pack(result, 0, rounded, 0)
-                store(rounded, 0, y + types.uint64(types.uint64(item) * types.uint64(vector * out_bytes)))
+                to = place(types.uint64(types.uint64(item) * types.uint64(vector)))
+                store(rounded, 0, y + types.uint64(types.uint64(to) * types.uint64(out_bytes)))
 
     return apply
 
@@ -203,7 +205,7 @@ def _inners(workload: Workload) -> list[int]:
 def _vectors(workload: Workload) -> tuple[int, ...]:
     """Elements of y of a thread: powers of two that divide every run, up to 16 bytes of the narrowest array."""
     narrowest = min(dtype_of(spec.dtype).nbytes for spec in (*workload.signature, workload.output))
-    widest = math.gcd(MOST_BYTES // narrowest, workload.output.size, *_inners(workload))
+    widest = math.gcd(MOST_BYTES // narrowest, *vector_limits(workload.output), *_inners(workload))
     return tuple(1 << i for i in range(widest.bit_length()))
 
 

@@ -17,6 +17,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.pool2d.windows import Axis
 from schedsearch.workload import Workload
 
@@ -78,7 +79,7 @@ def pool_kernel(p: Workload, block: int, width: int) -> Callable[..., None]:
     blocks, parts = math.ceil(channels / block), math.ceil(across / width)
     block = min(block, channels)
     whole, numbers, memory = channels % block == 0, block * width, stack_memory(4 * block * width)
-    x_size, y_size = p.signature[0].size, p.output.size
+    x_size, y_size, stored = p.signature[0].size, p.output.whole, place_of(p.output)
     element, widen, narrow = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype)
     combine, mean = _larger if p.mode == "max" else _added, p.mode == "average"
     first = types.float32(-math.inf if p.mode == "max" else 0.0)
@@ -109,7 +110,7 @@ def pool_kernel(p: Workload, block: int, width: int) -> Callable[..., None]:
                         for c in range(count):
                             found[to + c] = combine(found[to + c], widen(source[at + c]))
             for q in range(column, end):
-                to = ((plane * rows_out + row) * across + q) * channels + channel
+                to = stored(((plane * rows_out + row) * across + q) * channels + channel)
                 divisor = types.float32(1)
                 if mean:
                     divisor = types.float32(count_rows(row * stride_h - top) * count_columns(q * stride_w - left))

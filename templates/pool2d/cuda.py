@@ -12,6 +12,7 @@ from schedsearch.ops.images import planes_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.slices import vector_limits
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.templates.pool2d.cuda_kernel import Pool, shared_kernel, window_kernel
 from schedsearch.workload import Workload
@@ -114,7 +115,7 @@ def _rows(workload: Workload, pool: Pool) -> tuple[int, ...]:
 
 
 def _vectors(workload: Workload) -> tuple[int, ...]:
-    """Elements of an access of up to 16 bytes that divide a pixel."""
+    """Elements of an access of up to 16 bytes that divide a pixel, and the distance of pixels if y is a slice."""
     _, channels = planes_of(workload.params)
-    widest = math.gcd(channels, MOST_BYTES // dtype_of(workload.dtype).nbytes)
+    widest = math.gcd(channels, MOST_BYTES // dtype_of(workload.dtype).nbytes, *vector_limits(workload.output))
     return tuple(1 << i for i in range(widest.bit_length()))

@@ -9,9 +9,11 @@ from typing import Any
 
 from numba import cuda, types
 
+from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import planes_of
 from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.pool2d.windows import Axis
 from schedsearch.workload import Workload
 
@@ -31,12 +33,13 @@ class Pool:
     vector: int
     dtype: str
     largest: bool
+    y: ArgSpec
 
     @classmethod
     def of(cls, p: Workload, vector: int) -> Pool:
         planes, channels = planes_of(p.params)
         rows, columns = Axis.of(p, 0), Axis.of(p, 1)
-        return cls(rows, columns, planes, channels, vector, p.dtype, p.mode == "max")
+        return cls(rows, columns, planes, channels, vector, p.dtype, p.mode == "max", p.output)
 
     @property
     def element_bytes(self) -> int:
@@ -69,6 +72,7 @@ def window_kernel(pool: Pool, tile_h: int, tile_w: int, threads: int) -> Callabl
     load, unpack = vectors.load(pool.dtype, vector), vectors.unpack(pool.dtype, vector)
     outside, combine = _outside(pool), combination(pool)
     finish, items, top, left = finishing(pool), pool.items(tile_w, tile_h), rows.before, columns.before
+    stored = place_of(pool.y)
 
     def pool_windows(x, y) -> None:  # type: ignore[no-untyped-def]
         item = types.int64(cuda.blockIdx.x) * threads + types.int64(cuda.threadIdx.x)
@@ -101,7 +105,7 @@ def window_kernel(pool: Pool, tile_h: int, tile_w: int, threads: int) -> Callabl
             for u in range(tile_h):
                 for t in range(tile_w):
                     if (row + u < rows_out) & (column + t < across):
-                        to = (((plane * rows_out + row + u) * across + column + t) * channels + channel) * element
+                        to = stored(((plane * rows_out + row + u) * across + column + t) * channels + channel) * element
                         at_h, at_w = types.int32(h + u * stride_h), types.int32(w + t * stride_w)
                         finish(found, u * in_row + t * vector, y + types.uint64(to), at_h, at_w)
 
@@ -121,6 +125,7 @@ def shared_kernel(pool: Pool, splits: int, threads: int) -> Callable[..., None]:
     load, unpack = vectors.load(pool.dtype, vector), vectors.unpack(pool.dtype, vector)
     outside, combine, first = _outside(pool), combination(pool), neutral(pool)
     finish, items, top, left = finishing(replace(pool, vector=1)), pool.items(1), rows.before, columns.before
+    stored = place_of(pool.y)
     in_flight = min(IN_FLIGHT, -(-taps // splits))
     held = words * in_flight
     along_channels = pool.vectors > 1  # neighbouring threads have neighbouring channels; else pixels
@@ -161,7 +166,7 @@ def shared_kernel(pool: Pool, splits: int, threads: int) -> Callable[..., None]:
             for i in range(splits):
                 found[0] = combine(found[0], partial[e * pitch + lane * between_lanes + i * between_splits])
             if item < items:
-                to = (((plane * rows_out + row) * across + column) * channels + channel + e) * element
+                to = stored(((plane * rows_out + row) * across + column) * channels + channel + e) * element
                 finish(found, 0, y + types.uint64(to), h, w)
 
     return pool_shared

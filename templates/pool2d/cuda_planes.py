@@ -21,6 +21,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts import moves, ptx, vectors
 from schedsearch.templates.parts.planes import VECTOR_BYTES, copy_in_of, least_planes
+from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY
 from schedsearch.templates.pool2d.cuda_kernel import Pool, combination, finishing, neutral
 from schedsearch.workload import Workload
@@ -123,7 +124,7 @@ def planes_kernel(pool: Pool, planes: int, tile: int, threads: int) -> Callable[
     strips = -(-down // tile)
     copy_in, wait_all = copy_in_of(threads), ptx.cp_async_wait(0)
     load, unpack = moves.load_shared(element), vectors.unpack(pool.dtype, 1)
-    combine, first, finish = combination(pool), neutral(pool), finishing(pool)
+    combine, first, finish, stored = combination(pool), neutral(pool), finishing(pool), place_of(pool.y)
     row_step = step_h if tile == 1 else math.gcd(stride_h, step_h)
     loaded_rows, taps_h = (span_h - 1) // row_step + 1, rows.taps
 
@@ -170,7 +171,7 @@ def planes_kernel(pool: Pool, planes: int, tile: int, threads: int) -> Callable[
                     found[u] = combine(found[u], of_row[(u * stride_h + tap * step_h) // row_step])
             for u in range(tile):
                 if row + u < down:
-                    to = (((first_plane + plane) * down + row + u) * across + column) * element
+                    to = stored(((first_plane + plane) * down + row + u) * across + column) * element
                     finish(found, u, y + types.uint64(to), types.int32(h + u * stride_h), w)
 
     return pool_planes

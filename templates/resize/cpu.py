@@ -15,6 +15,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.resize.axes import nearest_pixel, pixels_around
 from schedsearch.workload import Workload
 
@@ -61,14 +62,15 @@ def nearest_kernel(p: Workload, together: int) -> Callable[..., None]:
     """The kernel (x, y, start, stop) over groups of `together` rows of all planes of y."""
     planes, rows, out_w, channels = positions(p.params)
     height, width, all_rows, element = p.h, p.w, planes * rows, element_type(p.dtype)
-    x_size, y_size, down, across = p.signature[0].size, p.output.size, nearest_pixel(p, 0), nearest_pixel(p, 1)
+    place = place_of(p.output)
+    x_size, y_size, down, across = p.signature[0].size, p.output.whole, nearest_pixel(p, 0), nearest_pixel(p, 1)
 
     def copy(x: Any, y: Any, start: Any, stop: Any) -> None:
         source, out = as_array(x, (x_size,), element), as_array(y, (y_size,), element)
         for number in range(start * together, min(stop * together, all_rows)):
             first = (number // rows * height + down(number % rows)) * width
             for column in range(out_w):
-                at, to = (first + across(column)) * channels, (number * out_w + column) * channels
+                at, to = (first + across(column)) * channels, place((number * out_w + column) * channels)
                 for c in range(channels):
                     out[to + c] = source[at + c]
 
@@ -79,7 +81,8 @@ def linear_kernel(p: Workload, together: int) -> Callable[..., None]:
     """The same, between four pixels."""
     planes, rows, out_w, channels = positions(p.params)
     height, width, all_rows, element = p.h, p.w, planes * rows, element_type(p.dtype)
-    x_size, y_size, down, across = p.signature[0].size, p.output.size, pixels_around(p, 0), pixels_around(p, 1)
+    place = place_of(p.output)
+    x_size, y_size, down, across = p.signature[0].size, p.output.whole, pixels_around(p, 0), pixels_around(p, 1)
     widen, narrow = widened(p.dtype), narrowed(p.dtype)
 
     def interpolate(x: Any, y: Any, start: Any, stop: Any) -> None:
@@ -91,7 +94,7 @@ def linear_kernel(p: Workload, together: int) -> Callable[..., None]:
             rest = F32(F32(1) - share)
             for column in range(out_w):
                 left, right, share_w = across(column)
-                rest_w, to = F32(F32(1) - share_w), (number * out_w + column) * channels
+                rest_w, to = F32(F32(1) - share_w), place((number * out_w + column) * channels)
                 for c in range(channels):
                     a, b = source[first + left * channels + c], source[first + right * channels + c]
                     upper = between(widen(a), widen(b), rest_w, share_w)

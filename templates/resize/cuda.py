@@ -18,6 +18,7 @@ from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.slices import place_of, vector_limits
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.templates.resize.axes import between, nearest_pixel, pixels_around
 from schedsearch.templates.resize.windows import Window, linear_once
@@ -45,9 +46,14 @@ class ResizeCuda(Template):
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         _, _, width, channels = positions(workload.params)
         nbytes = dtype_of(workload.dtype).nbytes
-        widest = math.gcd(channels, MOST_BYTES // nbytes)
+        limits = vector_limits(workload.output)
+        widest = math.gcd(channels, MOST_BYTES // nbytes, *limits)
         # Where a pixel is one element, the pixels of a thread are stored as one vector.
-        tiles = [n for n in TILES if width % n == 0 and n * nbytes <= MOST_BYTES] if channels == 1 else [1, 2, 4]
+        tiles = (
+            [n for n in TILES if math.gcd(width, *limits) % n == 0 and n * nbytes <= MOST_BYTES]
+            if channels == 1
+            else [1, 2, 4]
+        )
         once = [tile for tile in tiles if Window.of(workload, tile)]
         return ConfigSpace(
             (
@@ -103,7 +109,7 @@ def resize_kernel(p: Workload, vector: int, tile: int, threads: int, window: Win
     stored = tile if together else vector
     stores, words_out = numbers // stored, vectors.words_of(p.dtype, stored)
     fetch, mix, held, weights = linear_once(p, tile, window) if window else _fetch(p, vector, tile)
-    pack, store = vectors.pack(p.dtype, stored), vectors.store(p.dtype, stored)
+    pack, store, place = vectors.pack(p.dtype, stored), vectors.store(p.dtype, stored), place_of(p.output)
 
     def resize(x, y) -> None:  # type: ignore[no-untyped-def]
         item = types.int64(cuda.blockIdx.x) * threads + types.int64(cuda.threadIdx.x)
@@ -124,7 +130,7 @@ def resize_kernel(p: Workload, vector: int, tile: int, threads: int, window: Win
             for i in range(stores):
                 if column + i < width:
                     pack(number, i * stored, rounded, 0)
-                    at = ((types.int64(plane) * rows + row) * width + column + i) * channels + channel
+                    at = place(((types.int64(plane) * rows + row) * width + column + i) * channels + channel)
                     store(rounded, 0, y + types.uint64(at * element))
 
     return resize
