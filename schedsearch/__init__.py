@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from schedsearch.executable.build import build
     from schedsearch.executable.file import load
     from schedsearch.executable.net import Net
+    from schedsearch.ops.arrange import arange, dyn_concat, expand, reshape, where
     from schedsearch.ops.batch_matmul import batch_matmul
     from schedsearch.ops.concat import concat
     from schedsearch.ops.conv2d import conv2d
@@ -136,6 +137,11 @@ _HOMES = {
     "load_templates": "schedsearch.template",
     "nms": "schedsearch.ops.nms",
     "nonzero": "schedsearch.ops.nonzero",
+    "arange": "schedsearch.ops.arrange",
+    "dyn_concat": "schedsearch.ops.arrange",
+    "expand": "schedsearch.ops.arrange",
+    "reshape": "schedsearch.ops.arrange",
+    "where": "schedsearch.ops.arrange",
     "own_kernel": "schedsearch.own.deployed",
     "pack": "schedsearch.ops.packing",
     "pad": "schedsearch.ops.pad",
@@ -193,6 +199,7 @@ __all__ = [
     "WorkloadError",
     "WorkloadRange",
     "WrongResultError",
+    "arange",
     "batch_matmul",
     "build",
     "compile",
@@ -202,8 +209,10 @@ __all__ = [
     "depth_to_space",
     "depthwise_conv2d",
     "detect",
+    "dyn_concat",
     "dyn_strided_slice",
     "elementwise",
+    "expand",
     "explain",
     "folded",
     "gather",
@@ -218,6 +227,7 @@ __all__ = [
     "pad",
     "plan_tasks",
     "pool2d",
+    "reshape",
     "resize",
     "roi_align",
     "scatter",
@@ -231,6 +241,7 @@ __all__ = [
     "unfolded",
     "unique",
     "unpack",
+    "where",
 ]
 
 

@@ -68,6 +68,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "topk_cpu": "selection.cpu",
     "nonzero_cuda": "selection.cuda",
     "nonzero_cpu": "selection.cpu",
+    "arrange_cuda": "arrange.cuda",
+    "arrange_cpu": "arrange.cpu",
     "nms_cuda": "detection.cuda",
     "nms_cpu": "detection.cpu",
     "roi_align_cuda": "detection.cuda",

@@ -160,6 +160,7 @@ INDEXED = {
     "roi_align": [schedsearch.roi_align(n=1, c=64, h=32, w=32, rois=10, oh=7, ow=7)],
     "unique": [schedsearch.unique(x=(1000,))],
     "topk": [schedsearch.topk(x=(1, 100_000), k=100)],
+    "arange": [schedsearch.arange(bound=100_000)],
     "nonzero": [schedsearch.nonzero(x=(1000, 64))],
     "scatter": [schedsearch.scatter(x=(1000, 64), indices=(32, 1), by="tuples")],
 }

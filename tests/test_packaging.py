@@ -56,6 +56,7 @@ PUBLIC = [
     "WorkloadError",
     "WorkloadRange",
     "WrongResultError",
+    "arange",
     "batch_matmul",
     "build",
     "compile",
@@ -65,8 +66,10 @@ PUBLIC = [
     "depth_to_space",
     "depthwise_conv2d",
     "detect",
+    "dyn_concat",
     "dyn_strided_slice",
     "elementwise",
+    "expand",
     "explain",
     "folded",
     "gather",
@@ -81,6 +84,7 @@ PUBLIC = [
     "pad",
     "plan_tasks",
     "pool2d",
+    "reshape",
     "resize",
     "roi_align",
     "scatter",
@@ -94,6 +98,7 @@ PUBLIC = [
     "unfolded",
     "unique",
     "unpack",
+    "where",
 ]
 
 

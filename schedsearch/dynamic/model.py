@@ -62,7 +62,7 @@ def read_graph(
         read = _prepared(read)
     except Exception as error:  # as in `schedsearch.network.model`: damaged graphs can break any rule
         raise ModelError(f"{what} is not an ONNX model, or it is damaged: {error}") from error
-    missing = [node for node in read.graph if not is_onnx(node) or node.op_type not in TAKEN]
+    missing = [node for node in read.graph if not is_onnx(node) or node.op_type not in (*TAKEN, "Constant")]
     if missing:
         raise ModelError(f"{_without_operator(what, dict.fromkeys(missing, ''))}; allowed: {', '.join(TAKEN)}")
     return _Reader(read, what, sizes or {}, planner or Planner()).read()

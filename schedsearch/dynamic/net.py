@@ -468,8 +468,8 @@ class _Run:
             if name not in self.places:
                 continue
             found[mine] = self.places[name]
-            words = self.net.program.values[name].words
-            if words is not None:
+            value = self.net.program.values[name]
+            if (words := value.words or value.fixed) is not None:
                 found[f"{mine}{EXTENTS}"] = self.block + _WORD * words.first
         return found
 

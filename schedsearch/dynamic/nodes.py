@@ -10,12 +10,13 @@ import numpy as np
 
 from schedsearch.dynamic.dims import Unknown
 from schedsearch.dynamic.graph import DynamicGraph
-from schedsearch.dynamic.numbers import Row
+from schedsearch.dynamic.numbers import Range, Row
 from schedsearch.dynamic.rows import Rows
 from schedsearch.network.chain import Chain
 from schedsearch.network.facts import constant_input, constant_of, inputs_of, is_given, name_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.model import ModelError
+from schedsearch.ops.arrange import MOST_PARTS
 from schedsearch.ops.declared_shapes import is_extents
 from schedsearch.ops.nms import LOWEST
 from schedsearch.workload import Workload
@@ -100,6 +101,32 @@ class Nodes:
         if given is None and is_given(node, place):
             raise ModelError(f"{name_of(node)} has axes that are computed; allowed: constants")
         return None if given is None else tuple(int(axis) % rank for axis in given)
+
+    def wanted(self, node: ir.Node, shape: str) -> list[Range]:
+        """The ranges of the extents that an array asks for."""
+        value = node.inputs[-1]
+        row = None if value is None else self.rows.row(value)
+        return list(row.ranges) if row is not None else [(None, None)] * self.shape(shape)[0]
+
+    def bounds(self, node: ir.Node, ranges: Sequence[Range]) -> list[int]:
+        """Bounds of a result: what follows from the inputs, or what the model declares."""
+        result = node.outputs[0]
+        declared = list(self.declared.get(result, ()))
+        found = []
+        for axis, (_, most) in enumerate(ranges):
+            given = declared[axis] if len(declared) == len(ranges) else None
+            bound = most if given is None else given if most is None else min(most, given)
+            if bound is None:
+                raise ModelError(
+                    f"dimension {axis} of {result.name!r} ({node.op_type}) has no bound: its inputs do not limit it. "
+                    "Give it a name in the model's value_info, and bounds for this name"
+                )
+            found.append(max(bound, 1))
+        return found
+
+    def dynamic(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """The parameter `dynamic`: the arguments of which extents are known at run time only."""
+        return {"dynamic": [argument for argument, name in names.items() if self.graph.is_dynamic(name)]}
 
     # ---- views
 
@@ -197,10 +224,89 @@ def _slice(nodes: Nodes, node: ir.Node) -> _Arguments:
     axes = nodes.axes(node, 3, len(shape)) or ()
     strides = [nodes.operand(node.inputs[4])] if is_given(node, 4) and node.inputs[4] is not None else []
     params: dict[str, Any] = {
-        "x": shape, "entries": nodes.shape(begin)[0], "axes": axes, "strided": bool(strides), "dynamic": True,
-        "dtype": nodes.dtype(x), "index_dtype": nodes.dtype(begin),
+        "x": shape, "entries": nodes.shape(begin)[0], "axes": axes, "strided": bool(strides),
+        "dynamic": nodes.graph.is_dynamic(x), "dtype": nodes.dtype(x), "index_dtype": nodes.dtype(begin),
     }  # fmt: skip
     return Workload("dyn_strided_slice", params), [x, begin, end, *strides]
+
+
+def _range(nodes: Nodes, node: ir.Node) -> _Arguments:
+    names = nodes.taken(node, 3)
+    rows = [nodes.rows.row(value) for value in inputs_of(node, 3)]
+    most: int | None = None
+    if all(row is not None for row in rows):
+        start, limit, delta = (row.ranges[0] for row in rows if row is not None)
+        if None not in (*start, *limit) and delta[0] is not None and delta[0] == delta[1] != 0:
+            far = (limit[1] - start[0]) if delta[0] > 0 else (start[1] - limit[0])  # type: ignore[operator]
+            most = max(0, -(-far // abs(delta[0])))
+    (bound,) = nodes.bounds(node, [(0, most)])
+    return Workload("arange", {"bound": bound, "dtype": nodes.dtype(names[0])}), names
+
+
+def _expand(nodes: Nodes, node: ir.Node) -> _Arguments | list[str]:
+    x, shape = nodes.taken(node, 2)
+    ranges, wanted = nodes.rows.ranges(x), nodes.wanted(node, shape)
+    rank = max(len(ranges), len(wanted))
+    ranges, wanted = ([(1, 1)] * (rank - len(each)) + list(each) for each in (ranges, wanted))
+    bound = nodes.bounds(
+        node, [b if a[1] == 1 else (a if a[0] != 1 and a[0] == a[1] else _larger(a, b)) for a, b in zip(ranges, wanted)]
+    )
+    params = {"x": nodes.shape(x), "bound": bound, "entries": nodes.shape(shape)[0], "dtype": nodes.dtype(x)}
+    return Workload("expand", params | nodes.dynamic({"x": x})), [x, shape]
+
+
+def _constant_of_shape(nodes: Nodes, node: ir.Node) -> _Arguments:
+    (shape,) = nodes.taken(node, 1)
+    value = node.attributes.get_tensor("value") if "value" in node.attributes else None
+    number = np.zeros(1, np.float32) if value is None else np.asarray(value.numpy()).reshape(1)
+    x = nodes.graph.constant(
+        nodes.graph.unused(f"{name_of(node)} value"), number.astype(np.uint8) if number.dtype == np.bool_ else number
+    )
+    bound = nodes.bounds(node, nodes.wanted(node, shape))
+    params = {"x": (1,), "bound": bound, "entries": nodes.shape(shape)[0], "dtype": nodes.dtype(x)}
+    return Workload("expand", params), [x, shape]
+
+
+def _reshape(nodes: Nodes, node: ir.Node) -> _Arguments:
+    x, shape = nodes.taken(node, 2)
+    of_x = nodes.rows.ranges(x)
+    size = math.prod(high or 0 for _, high in of_x)
+    allowzero = bool(node.attributes.get_int("allowzero", 0))
+    wanted: list[Range] = []
+    for axis, (low, high) in enumerate(nodes.wanted(node, shape)):
+        if low == high == 0 and not allowzero:
+            wanted.append(of_x[axis])
+        elif low is None or low < 0 or high is None:  # it may be all that is left
+            wanted.append((0, None))
+        else:
+            wanted.append((low, high))
+    known = math.prod(low for low, high in wanted if high is not None and low == high and low)
+    wanted = [(low, size // max(known, 1) if high is None else high) for low, high in wanted]
+    params = {"x": nodes.shape(x), "bound": nodes.bounds(node, wanted), "allowzero": allowzero, "dtype": nodes.dtype(x)}
+    return Workload("reshape", params | nodes.dynamic({"x": x})), [x, shape]
+
+
+def _where(nodes: Nodes, node: ir.Node) -> _Arguments:
+    names = dict(zip("cab", nodes.taken(node, 3)))
+    shapes = {name: nodes.shape(value) for name, value in names.items()}
+    return Workload("where", shapes | {"dtype": nodes.dtype(names["a"])} | nodes.dynamic(names)), list(names.values())
+
+
+def _concat(nodes: Nodes, node: ir.Node) -> list[str]:
+    """A few at a time."""
+    names = nodes.taken(node, len(node.inputs))
+    axis = node.attributes.get_int("axis", 0) % len(nodes.shape(names[0]))
+    while len(names) > 1:
+        some, names = names[:MOST_PARTS], names[MOST_PARTS:]
+        parts = {f"x{number}": name for number, name in enumerate(some)}
+        params = {"x": [nodes.shape(name) for name in some], "axis": axis, "dtype": nodes.dtype(some[0])}
+        names = [*nodes.call(node, Workload("dyn_concat", params | nodes.dynamic(parts)), some), *names]
+    return names
+
+
+def _larger(a: Range, b: Range) -> Range:
+    """Of two extents one of which may be 1."""
+    return 0, None if a[1] is None or b[1] is None else max(a[1], b[1])
 
 
 _ARGUMENTS = {"gather": ("x", "indices"), "scatter": ("x", "indices", "updates"), "topk": ("x",)}
@@ -236,6 +342,12 @@ READERS: Mapping[str, Callable[[Nodes, Any], _Arguments | list[str]]] = {
     "NonZero": _nonzero,
     "Unique": _unique,
     "Slice": _slice,
+    "Range": _range,
+    "Expand": _expand,
+    "ConstantOfShape": _constant_of_shape,
+    "Reshape": _reshape,
+    "Where": _where,
+    "Concat": _concat,
     **dict.fromkeys(INDEXED, _indexed),
 }
 VIEWS = ("Identity", "Squeeze", "Unsqueeze", "Flatten", "Reshape")

@@ -47,6 +47,7 @@ class Value:
         strided: whether all calls that use it take its strides, so that it may have exactly its extents in memory.
         counted: the kernel that makes it counts its extents.
         view_of: the value whose memory it has; empty if it has memory of its own.
+        fixed: where its extents are in the block of sizes if they never change, but a kernel reads them.
         known: its extents where they follow from those of the inputs: numbers, and names of sizes.
         numbers: it is a row of whole numbers that the kernel of sizes computes; its memory is `words` of the block of sizes.
     """
@@ -59,6 +60,7 @@ class Value:
     strided: bool = True
     counted: bool = False
     view_of: str = ""
+    fixed: Words | None = None
     known: tuple[int | str, ...] | None = None
     numbers: bool = False
 

@@ -46,7 +46,7 @@ class Rows:
                 return True
             found, given = shape
         else:
-            rows = [self._row(value) for value in node.inputs if value is not None]
+            rows = [self.row(value) for value in node.inputs if value is not None]
             if any(row is None for row in rows[: 1 if node.op_type in (*numbers.SAME, "Slice", *numbers.REDUCED) else None]):
                 return False
             if node.op_type in _NEEDS_A_ROW and not any(value in self.of for value in node.inputs if value is not None):
@@ -63,7 +63,7 @@ class Rows:
         self._put(node, found, given)
         return True
 
-    def _row(self, value: ir.Value) -> Row | None:
+    def row(self, value: ir.Value) -> Row | None:
         """A row, or the few whole numbers of a constant or an array of fixed extents."""
         if value in self.of:
             return self.of[value]

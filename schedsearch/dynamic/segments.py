@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from schedsearch.dynamic.program import Call, Numbers, Program, Segment, Value
-from schedsearch.ops.dependence import STRIDE, Dependence, ShapeFunction
+from schedsearch.ops.dependence import EXTENTS, STRIDE, Dependence, ShapeFunction
 from schedsearch.ops.size_steps import SizeStep, Values, Words
 
 
@@ -70,15 +70,21 @@ class Planner:
 
     def _place_fixed(self, at: int) -> int:
         """Places the extents of arrays whose shape is needed and never changes."""
-        own = {call.outputs[output] for call in self.calls for output in call.shape_functions}
+        own = {name for step in self.steps for name, _ in _functions(step)}
         for step in self.steps:
-            for _, function in _functions(step):
-                for argument in () if function.counted else function.inputs:
-                    name = step.inputs[argument]
-                    known = self.values[name].sizes or name in own or name in self.same or name in self.fixed
-                    if function.needs[argument] is Dependence.SHAPE and not known:
-                        self.fixed[name] = Words(at, len(self.values[name].shape))
-                        at += len(self.values[name].shape)
+            needed = [
+                argument
+                for _, function in _functions(step)
+                for argument in (() if function.counted else function.inputs)
+                if function.needs[argument] is Dependence.SHAPE
+            ]
+            if isinstance(step, Call):
+                arguments = {spec.name for spec in step.workload.signature}
+                needed += [argument for argument in step.inputs if f"{argument}{EXTENTS}" in arguments]
+            for name in (step.inputs[argument] for argument in needed):
+                if not (self.values[name].sizes or name in own or name in self.same or name in self.fixed):
+                    self.fixed[name] = Words(at, len(self.values[name].shape))
+                    at += len(self.values[name].shape)
         return at
 
     def _groups(self) -> list[list[Call | Numbers]]:
@@ -142,7 +148,14 @@ class Planner:
             for call in self.calls
             for output, function in call.shape_functions.items()
         )
-        return replace(value, words=self._cut(root, value), strided=strided, counted=counted, known=self.known.get(name))
+        return replace(
+            value,
+            words=self._cut(root, value),
+            strided=strided,
+            counted=counted,
+            fixed=self.fixed.get(name),
+            known=self.known.get(name),
+        )
 
 
 def _functions(step: Call | Numbers) -> Iterator[tuple[str, ShapeFunction]]:

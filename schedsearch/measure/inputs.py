@@ -41,6 +41,9 @@ def check_scalars(workload: Workload) -> dict[str, float]:
 
 def draw(domain: Domain, count: int, rng: np.random.Generator) -> Array:
     """`count` numbers of a domain: float32, or int64 if the domain is a `range`; shape (count,)."""
+    if domain.ordered:
+        listed: Array = np.resize(np.array(domain.values), count)
+        return listed
     places = rng.integers(0, len(domain.values), count, np.int16 if len(domain.values) < 2**15 else np.int64)
     if isinstance(domain.values, range):
         drawn: Array = domain.values.start + domain.values.step * places.astype(np.int64)

@@ -53,6 +53,7 @@ class Domain:
     Attributes:
         values: at least one number that the argument's format holds exactly; a `range` if there are many.
         rare: numbers that take the place of a fraction `rarity` of the draws.
+        ordered: `values` are the argument's elements in their order, repeated; nothing is drawn.
         second: what verification draws when it replaces an argument's numbers by others; None: from the same domain.
 
     Example:
@@ -65,6 +66,7 @@ class Domain:
     rare: Sequence[float] = ()
     rarity: float = 0.0
     second: Domain | None = None
+    ordered: bool = False
 
     @property
     def largest(self) -> float:

@@ -93,5 +93,9 @@ def _samples(
                 found[name] = list(spec.shape if number == 0 else smaller)
             else:
                 domain = domains[name] if number % 2 == 0 else domains[name].second or domains[name]
-                found[name] = [int(rng.choice(domain.values)) for _ in range(math.prod(spec.shape))]
+                count = math.prod(spec.shape)
+                found[name] = [
+                    int(domain.values[place % len(domain.values)] if domain.ordered else rng.choice(domain.values))
+                    for place in range(count)
+                ]
         yield found

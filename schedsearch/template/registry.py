@@ -72,6 +72,8 @@ BUILT_IN = {
     "roi_align_cpu": "schedsearch.templates.detection.cpu:RoiAlignCpu",
     "unique_cuda": "schedsearch.templates.selection.unique_cuda:UniqueCuda",
     "unique_cpu": "schedsearch.templates.selection.unique_cpu:UniqueCpu",
+    "arrange_cuda": "schedsearch.templates.arrange.cuda:ArrangeCuda",
+    "arrange_cpu": "schedsearch.templates.arrange.cpu:ArrangeCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

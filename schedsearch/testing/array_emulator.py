@@ -25,6 +25,9 @@ class Checked:
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array, self.size = array, array.size
 
+    def __len__(self) -> int:
+        return self.size
+
     def _at(self, index: Any) -> int:
         at = int(index)
         assert 0 <= at < self.size, f"index {at} of {self.size} elements"

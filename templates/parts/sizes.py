@@ -68,8 +68,8 @@ def _step_function(
             if isinstance(each, Words)
             else _and_values(collect, slots[each.buffer], each.count)
         )
-    extent = _spread_with_axis(step.function.extent, len(step.inputs))
-    problem = _spread(step.function.problem, len(step.inputs)) if step.function.problem else _no_problem
+    extent = spread_with_axis(step.function.extent, len(step.inputs))
+    problem = spread(step.function.problem, len(step.inputs)) if step.function.problem else _no_problem
     to, rank, bound = step.to.first, step.to.count, step.bound or (0,)
     meet, limited = _meet if on_cuda else _go_on, step.bound is not None
     base = number * KINDS
@@ -174,7 +174,7 @@ def _no_problem(inputs: Any) -> int:
     return 0
 
 
-def _spread(f: Callable[..., Any], count: int) -> Callable[[Any], Any]:
+def spread(f: Callable[..., Any], count: int) -> Callable[[Any], Any]:
     """The function of a tuple of `count` inputs: kernels have no calls with stars."""
     return (
         lambda i: f(),
@@ -187,7 +187,8 @@ def _spread(f: Callable[..., Any], count: int) -> Callable[[Any], Any]:
     )[count]
 
 
-def _spread_with_axis(f: Callable[..., Any], count: int) -> Callable[[Any, Any], Any]:
+def spread_with_axis(f: Callable[..., Any], count: int) -> Callable[[Any, Any], Any]:
+    """The function of an axis and a tuple of `count` inputs."""
     return (
         lambda axis, i: f(axis),
         lambda axis, i: f(axis, i[0]),
