@@ -59,18 +59,17 @@ SHAPED_BY = frozenset(
 def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
     """The kernel function of one configuration."""
     geometry, layout = Geometry.of(workload, plan.merged), plan.shared
-    chunks, patches, stages, turns = geometry.chunks, plan.patches, plan.stages, plan.turns
+    chunks, patches, turns, tile_h = geometry.chunks, plan.patches, plan.turns, plan.tile_h
     resident, merged, in_turn = plan.weight_stages == 0, geometry.merged > 1, turns > 1
-    tile_h, out_h = plan.tile_h, geometry.out_h
     # If weights stay, all tiles of a block are in one column of output channels. Its neighbours have the other columns.
     block_columns, tiles = (plan.column_tiles, plan.pixel_tiles) if resident else (1, plan.tiles)
     own_tiles, tile_origin = walk.persistent(block_columns), _tile_origin(geometry, plan)
+    own_place = _own_place(geometry, plan, tile_origin)
 
     # Addresses in shared memory.
     weights_offset, y_offset, residual_offset = map(layout.offset, ("weights", "y", "residual_full"))
-    patch_full_offset, patch_empty_offset = layout.offset("patch_full"), layout.offset("patch_empty")
-    weight_full_offset, weight_empty_offset = layout.offset("weight_full"), layout.offset("weight_empty")
-    staged, staged_residual = stages_y(workload), loads_residual(workload)
+    ring_barriers = _ring_barriers(plan)
+    staged, staged_residual, warpgroups, stages = stages_y(workload), loads_residual(workload), plan.warpgroups, plan.stages
     warpgroup_y_bytes = plan.positions * store_channels.position_bytes(workload.out_dtype) if staged and not in_turn else 0
     row_patch_bytes = 0 if in_turn else tile_h * plan.patch_w * ROW_BYTES  # from a warpgroup to the one below
 
@@ -78,13 +77,11 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     load_weights = halo_weights.load_weights(workload, geometry, plan, tile_origin)
     merge_weights = halo_weights.merge_weights(workload, geometry, plan, weights_offset)
     # Consumer warpgroups are numbered along a row of `warp_columns`, 64 output channels each.
-    warpgroups, warp_columns, consumers = plan.warpgroups, plan.channel_groups, plan.warpgroups * WARPGROUP
+    warp_columns, consumers = plan.channel_groups, plan.warpgroups * WARPGROUP
     wgmma = Wgmma(workload.dtype)
     accumulators, sum_type = wgmma.accumulators(plan.positions), wgmma.accumulator_type
     multiply_tile = _multiply_tile(workload, geometry, plan)
-    staging_offset = store_channels.transposed_offset(workload.out_dtype)
-    if pixel_shuffle(workload.epilogue, workload.k):
-        staging_offset = store_channels.segment_offset(store_segment(workload), plan.positions)
+    staging_offset = _staging_offset(workload, plan)
     store_tile = _store_tile(workload, geometry, plan, epilogue, zero)
     residual_index = epilogue.index("residual")
 
@@ -92,10 +89,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
         residual = operands[residual_index]
         own_column = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(block_columns))
         shared = shared_base()
-        patch_full = types.uint32(shared + patch_full_offset)
-        patch_empty = types.uint32(shared + patch_empty_offset)
-        weight_full = types.uint32(shared + weight_full_offset)
-        weight_empty = types.uint32(shared + weight_empty_offset)
+        patch_full, patch_empty, weight_full, weight_empty = ring_barriers(shared)
         thread = types.int32(cuda.threadIdx.x)
         first_tile, next_tile = own_tiles()
         if thread == 0:
@@ -149,11 +143,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
             if in_turn:
                 tile = types.int32(tile + warp_row * next_tile)
             while tile < tiles:
-                image, row, column, conv_group, channel = tile_origin(tile, own_column)
-                row = types.int32(row + own_row)
-                channel = types.int32(channel + own_channel)
-                rows_left = types.int32(min(tile_h, out_h - row))
-                place = image, row, column, conv_group, channel, rows_left
+                place = own_place(tile, own_column, own_row, own_channel)
                 # ---- multiply
                 buffer, previous_buffer, patch_parities, stage, previous_stage, weight_parity = multiply_tile(
                     acc, patch_start, weights_start, patch_full, patch_empty, weight_full, weight_empty, leader, held,
@@ -176,6 +166,39 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
 
 
 # --- The functions that the kernel captures ----------------------------------------------------------------------------
+
+
+def _ring_barriers(plan: Plan) -> Callable[[Any], Any]:
+    """Addresses of the barriers of both rings: patches full and empty, weights full and empty."""
+    patch_full, patch_empty = plan.shared.offset("patch_full"), plan.shared.offset("patch_empty")
+    weight_full, weight_empty = plan.shared.offset("weight_full"), plan.shared.offset("weight_empty")
+
+    def ring_barriers(shared: Any) -> Any:
+        patches = types.uint32(shared + patch_full), types.uint32(shared + patch_empty)
+        return (*patches, types.uint32(shared + weight_full), types.uint32(shared + weight_empty))
+
+    return ring_barriers
+
+
+def _own_place(geometry: Geometry, plan: Plan, tile_origin: Callable[..., Any]) -> Callable[..., Any]:
+    """(image, row, column, group of the convolution, channel, rows) where a warpgroup's part of a tile begins."""
+    tile_h, out_h = plan.tile_h, geometry.out_h
+
+    def own_place(tile: Any, own_column: Any, own_row: Any, own_channel: Any) -> Any:
+        image, row, column, conv_group, channel = tile_origin(tile, own_column)
+        row = types.int32(row + own_row)
+        channel = types.int32(channel + own_channel)
+        rows_left = types.int32(min(tile_h, out_h - row))
+        return image, row, column, conv_group, channel, rows_left
+
+    return own_place
+
+
+def _staging_offset(workload: Workload, plan: Plan) -> Callable[..., Any]:
+    """Where a thread writes its part of a matrix of y that is staged."""
+    if pixel_shuffle(workload.epilogue, workload.k):
+        return store_channels.segment_offset(store_segment(workload), plan.positions)
+    return store_channels.transposed_offset(workload.out_dtype)
 
 
 def _releases_late(workload: Workload, geometry: Geometry, plan: Plan) -> bool:

@@ -266,9 +266,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     """The kernel function of one configuration."""
     runs, layout = Runs.of(workload), plan.shared
     _, out_h, out_w, out_channels = workload.output.shape
-    columns, run_values, pixel_values = runs.columns, runs.values, runs.pixel_values
-    skipped, lead, stride_h = runs.skipped, runs.lead, workload.stride[0]
-    tile_w, patch_w, tiles = plan.tile_w, plan.patch_w, plan.tiles
+    columns, tile_w, tiles = runs.columns, plan.tile_w, plan.tiles
     groups, patches, patch_bytes = plan.warpgroups, plan.patches, plan.patch_bytes
 
     # Addresses in shared memory.
@@ -282,8 +280,8 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
 
     # Multiply.
     descriptor, accumulators = hopper.matrix_descriptor(ROW_BYTES), columns // 2
-    multiply = multiply_patch(workload, patch_w, plan.register_steps)
-    last_values = run_values - (runs.octets - 1) * OCTET
+    multiply = multiply_patch(workload, plan.patch_w, plan.register_steps)
+    place_of, address_of, masks_of = _place_of(tile_w), _address_of(workload, runs, plan), _masks_of(runs)
     _, advance = pipeline.consumer(patches)
 
     # Store.
@@ -294,11 +292,6 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     group_barrier, segments = ptx.group_barrier(groups, WARPGROUP), -(-columns // SEGMENT)
 
     def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
-        def place_of(pixel: Any) -> Any:
-            """(row, column) of a pixel of the tile."""
-            row = types.int32(types.uint32(pixel) // types.uint32(tile_w))
-            return row, types.int32(pixel - row * tile_w)
-
         shared = shared_base()
         thread = types.int32(cuda.threadIdx.x)
         group = types.int32(thread >> 7)
@@ -322,13 +315,9 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
         tile_row, tile_column = place_of(warp_pixel + (lane >> 2))
         tile_row_8, tile_column_8 = place_of(warp_pixel + (lane >> 2) + 8)
         value = types.uint32((lane & 3) * 2)
-        at = types.uint32((tile_row * stride_h * patch_w + tile_column * pixel_values + lead + value) * ELEMENT_BYTES)
-        at_8 = types.uint32((tile_row_8 * stride_h * patch_w + tile_column_8 * pixel_values + lead + value) * ELEMENT_BYTES)
-        at_shift, at_8_shift = types.uint32((at & 2) << 3), types.uint32((at_8 & 2) << 3)
-        at, at_8 = types.uint32(first_patch + at - (at & 2)), types.uint32(first_patch + at_8 - (at_8 & 2))
-        first_mask, last_mask = types.uint32(0xFFFF0000 if value < skipped else 0xFFFFFFFF), types.uint32(0)
-        if value < last_values:
-            last_mask = types.uint32(0xFFFF if value + 1 == last_values else 0xFFFFFFFF)
+        at, at_shift = address_of(first_patch, tile_row, tile_column, value)
+        at_8, at_8_shift = address_of(first_patch, tile_row_8, tile_column_8, value)
+        first_mask, last_mask = masks_of(value)
         weights = types.uint64(descriptor) | types.uint64(shared >> 4)
         matrix_row = types.uint32(warp_pixel + (lane & 15))  # stmatrix: lane 8 q + i has the address of row i of matrix q
         matrix_address = types.uint32(group_y + matrix_row * ROW_BYTES)
@@ -357,10 +346,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
             inside = (row + tile_row < out_h) & (column + tile_column < out_w)
             inside_8 = (row + tile_row_8 < out_h) & (column + tile_column_8 < out_w)
             if fused:
-                fuse(
-                    acc, out_channels, inside, inside_8, k, offset,
-                    *operands,
-                )  # fmt: skip
+                fuse(acc, out_channels, inside, inside_8, k, offset, *operands)
             if staged:
                 stage_y(acc, lane, matrix_address, matrix_row & 7, columns)
                 ptx.fence_async_shared()
@@ -379,6 +365,41 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
 
 
 # --- The functions that the kernel captures ----------------------------------------------------------------------------
+
+
+def _place_of(tile_w: int) -> Callable[[Any], Any]:
+    """(row, column) of a pixel of a tile."""
+
+    def place_of(pixel: Any) -> Any:
+        row = types.int32(types.uint32(pixel) // types.uint32(tile_w))
+        return row, types.int32(pixel - row * tile_w)
+
+    return place_of
+
+
+def _address_of(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., Any]:
+    """(address, shift) of a value of the run of a pixel: the address rounded down to a word, and 16 where that dropped a
+    value."""
+    stride_h, patch_w, pixel_values, lead = workload.stride[0], plan.patch_w, runs.pixel_values, runs.lead
+
+    def address_of(first_patch: Any, row: Any, column: Any, value: Any) -> Any:
+        at = types.uint32((row * stride_h * patch_w + column * pixel_values + lead + value) * ELEMENT_BYTES)
+        return types.uint32(first_patch + at - (at & 2)), types.uint32((at & 2) << 3)
+
+    return address_of
+
+
+def _masks_of(runs: Runs) -> Callable[[Any], Any]:
+    """The masks of a pair of values in the first and in the last octet of a run; see `multiply_patch`."""
+    skipped, last_values = runs.skipped, runs.values - (runs.octets - 1) * OCTET
+
+    def masks_of(value: Any) -> Any:
+        first, last = types.uint32(0xFFFF0000 if value < skipped else 0xFFFFFFFF), types.uint32(0)
+        if value < last_values:
+            last = types.uint32(0xFFFF if value + 1 == last_values else 0xFFFFFFFF)
+        return first, last
+
+    return masks_of
 
 
 def _load_patch(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., None]:
