@@ -129,7 +129,8 @@ def closure(name: str, modules: dict[str, Module]) -> set[str]:
         current = waiting.pop()
         if current not in found:
             found.add(current)
-            modules.setdefault(current, Module.read(current))
+            if current not in modules:
+                modules[current] = Module.read(current)
             waiting += modules[current].imports
     return found
 

@@ -94,6 +94,7 @@ def notes(database: tuple[Path, list[Artifact]], tmp_path: Path) -> dict[str, st
     return {"FAKE_LOG": str(tmp_path / "log"), "FAKE_PARAMS": str(tmp_path / "params")}
 
 
+@pytest.mark.long
 def test_c_launches_exactly_what_python_launches(
     database: tuple[Path, list[Artifact]], library: Path, driver: Path, notes: dict[str, str]
 ) -> None:

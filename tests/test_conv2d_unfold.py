@@ -191,6 +191,7 @@ def test_unfolding_whole_numbers_fills_columns_outside_of_the_image_with_the_zer
     np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.long
 def test_the_stem_of_a_quantised_network_compiles() -> None:
     epilogue = ["bias", "relu", {"requantise": {"to": "uint8"}}]
     workload = RGB_7X7.replace(

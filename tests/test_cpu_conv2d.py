@@ -128,6 +128,7 @@ def test_a_depthwise_tile_reads_nhwc_in_place(device):
     check(device, workload, space.sample(1, np.random.default_rng(0)))
 
 
+@pytest.mark.long
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_small_workload_with_any_config(device, data):
@@ -176,6 +177,7 @@ def tvm_workload(kind: str, case: dict) -> Workload:  # type: ignore[type-arg]
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_share_of_tvms_operator_cases(device, shared):
     cases = json.loads((shared / "cases" / "operator_cases.json").read_text())["cases"]
     workloads = {tvm_workload(kind, case): kind for kind in KINDS for case in cases[kind]}

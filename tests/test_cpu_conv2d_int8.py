@@ -136,12 +136,14 @@ def workloads(draw: st.DrawFn) -> Workload:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @given(workloads(), st.integers(0, 2**32 - 1))
 @settings(max_examples=3, deadline=None, derandomize=True)
 def test_random_convolutions_are_exact_with_random_configurations(device: CpuDevice, w: Workload, seed: int) -> None:
     check(device, w, drawn(w, seed))
 
 
+@pytest.mark.long
 def test_a_share_of_the_recorded_cases(device: CpuDevice, shared: Path) -> None:
     """The case of each family with the fewest multiplications: what takes time is compiling a kernel for each."""
     chosen = [min(map(workload_of, cases(shared, family)), key=lambda w: w.flops) for family in FAMILIES]

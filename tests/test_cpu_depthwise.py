@@ -56,6 +56,7 @@ def check(device: CpuDevice, workload: Workload, config: Config, seed: int = 0) 
         np.testing.assert_array_equal(decode(found[name], workload.dtype), expected, err_msg=f"{workload.label} {config}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("direction", "layout", "dtype", "seed"),
     [
@@ -128,6 +129,7 @@ def test_an_infinite_number_reaches_only_the_taps_that_read_it(device: CpuDevice
     assert dw["dw"].reshape(-1).tolist() == [12.0, np.inf, np.inf]
 
 
+@pytest.mark.long
 def test_a_share_of_the_operator_cases(device: CpuDevice, shared: Path) -> None:
     """The smallest case of each direction, with one image of 40 channels; y as verification judges kernels."""
     smallest: dict[str, Any] = {}

@@ -150,6 +150,7 @@ def test_operands_of_a_new_stage_follow_those_of_fixed_places() -> None:
     assert epilogue.alignments == {"bias": 4, "gain": 4, "second": 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["conv2d_mma", "conv2d_wgmma", "conv2d_stem"])
 @pytest.mark.usefixtures("with_code")
 def test_a_new_stage_compiles_in_the_templates_that_can_read_its_operands(name: str) -> None:
