@@ -20,7 +20,9 @@ from schedsearch.records.output import replacement
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 3  # 2: weights may lie outside of the file; 3: calls of ONNX Runtime, whose models are kept as weights
+FORMAT_VERSION = 4
+"""2: weights may lie outside of the file; 3: calls of ONNX Runtime, whose models are kept as weights; 4: programs of dynamic
+graphs."""
 _APPLICATION_ID = 0x53535831  # "SSX1", in the file's header
 _PART_BYTES = 64 << 20  # a weight is cut into parts, because SQLite keeps a blob in memory
 _BUSY_TIMEOUT_S = 5.0

@@ -14,6 +14,8 @@ from schedsearch import compat
 if TYPE_CHECKING:
     from schedsearch.config import Config
     from schedsearch.device.detect import detect
+    from schedsearch.dynamic.build import build_dynamic
+    from schedsearch.dynamic.executable import DynamicExecutable
     from schedsearch.errors import (
         ArgumentError,
         ConfigError,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from schedsearch.executable.build import build
     from schedsearch.executable.file import load
     from schedsearch.executable.net import Net
+    from schedsearch.executable.sized import SizedNet
     from schedsearch.ops.arrange import arange, dyn_concat, expand, reshape, where
     from schedsearch.ops.batch_matmul import batch_matmul
     from schedsearch.ops.concat import concat
@@ -90,6 +93,7 @@ _HOMES = {
     "DatabaseLockedError": "schedsearch.errors",
     "DeviceBusyError": "schedsearch.errors",
     "DeviceError": "schedsearch.errors",
+    "DynamicExecutable": "schedsearch.dynamic.executable",
     "Interrupted": "schedsearch.errors",
     "Kernel": "schedsearch.runtime",
     "KernelCache": "schedsearch.runtime",
@@ -106,6 +110,7 @@ _HOMES = {
     "RunSummary": "schedsearch.session.summary",
     "SchedsearchError": "schedsearch.errors",
     "SchemaVersionError": "schedsearch.errors",
+    "SizedNet": "schedsearch.executable.sized",
     "Target": "schedsearch.target",
     "Task": "schedsearch.task",
     "Template": "schedsearch.template",
@@ -120,6 +125,7 @@ _HOMES = {
     "WrongResultError": "schedsearch.errors",
     "batch_matmul": "schedsearch.ops.batch_matmul",
     "build": "schedsearch.executable.build",
+    "build_dynamic": "schedsearch.dynamic.build",
     "compile": "schedsearch.runtime",
     "concat": "schedsearch.ops.concat",
     "conv2d": "schedsearch.ops.conv2d",
@@ -171,6 +177,7 @@ __all__ = [
     "DatabaseLockedError",
     "DeviceBusyError",
     "DeviceError",
+    "DynamicExecutable",
     "Interrupted",
     "Kernel",
     "KernelCache",
@@ -187,6 +194,7 @@ __all__ = [
     "RunSummary",
     "SchedsearchError",
     "SchemaVersionError",
+    "SizedNet",
     "Target",
     "Task",
     "Template",
@@ -202,6 +210,7 @@ __all__ = [
     "arange",
     "batch_matmul",
     "build",
+    "build_dynamic",
     "compile",
     "concat",
     "conv2d",

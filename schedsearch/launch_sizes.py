@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from schedsearch.errors import PlanError
 from schedsearch.identity import canonical_json
@@ -74,12 +74,12 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class SizedPlan:
-    """The launch plans of several sizes.
+class SizedData:
+    """JSON objects of several sizes that differ in single values only.
 
     Attributes:
         sizes: the sizes, rising.
-        base: the plan of the smallest size, as JSON values.
+        base: the object of the smallest size.
         rules: place in `base` -> rule, for everything that differs between sizes.
     """
 
@@ -87,30 +87,34 @@ class SizedPlan:
     base: Mapping[str, Any]
     rules: Mapping[Path, Rule]
 
+    @staticmethod
+    def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Whether two objects differ in single values only."""
+        return dict(_leaves(one, ())).keys() == dict(_leaves(other, ())).keys()
+
     @classmethod
-    def of(cls, plans: Mapping[int, LaunchPlan]) -> SizedPlan:
-        """From the plan of each size.
+    def between(cls, objects: Mapping[int, Mapping[str, Any]]) -> Self:
+        """From the object of each size.
 
         Raises:
-            ValueError: the plans differ in more than single values.
+            ValueError: the objects differ in more than single values.
         """
-        sizes = tuple(sorted(plans))
-        whole = [json.loads(canonical_json(dataclasses.asdict(plans[size]))) for size in sizes]
-        leaves = [dict(_leaves(each, ())) for each in whole]
+        sizes = tuple(sorted(objects))
+        leaves = [dict(_leaves(objects[size], ())) for size in sizes]
         if any(each.keys() != leaves[0].keys() for each in leaves):
-            raise ValueError("the launch plans of the sizes have different steps or parameters")
+            raise ValueError("the objects of the sizes have different parts")
         rules = {}
         for path in leaves[0]:
             values = [each[path] for each in leaves]
             if any(value != values[0] for value in values):
                 rules[path] = _rule(sizes, values)
-        return cls(sizes, whole[0], rules)
+        return cls(sizes, objects[sizes[0]], rules)
 
-    def at(self, size: int) -> LaunchPlan:
-        """The plan of one of `sizes`.
+    def data(self, size: int) -> dict[str, Any]:
+        """The object of one of `sizes`.
 
         Raises:
-            PlanError: the plan is not sound, or the size is not one of `sizes`.
+            PlanError: a rule is for a place that there is not, or the size is not one of `sizes`.
         """
         if size not in self.sizes:
             raise PlanError(f"the plan has no size {size}; it has {ranges_text(self.sizes)}")
@@ -124,14 +128,15 @@ class SizedPlan:
                 place[path[-1]] = rule.at(size, position)
             except (KeyError, IndexError, TypeError) as error:
                 raise PlanError(f"a rule is for {'/'.join(map(str, path))}, which the plan does not have") from error
-        return LaunchPlan.from_json(canonical_json(data))
+        found: dict[str, Any] = data
+        return found
 
     def to_json(self) -> str:
         rules = [[list(path), _rule_json(rule)] for path, rule in self.rules.items()]
         return canonical_json({"sizes": runs(self.sizes), "plan": self.base, "rules": rules})
 
     @classmethod
-    def from_json(cls, text: str) -> SizedPlan:
+    def from_json(cls, text: str) -> Self:
         """Inverse of `to_json`. What the rules lead to is checked by `at`.
 
         Raises:
@@ -148,6 +153,27 @@ class SizedPlan:
             return cls(sizes, dict(data["plan"]), rules)
         except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
             raise PlanError(f"the plan of a range of sizes cannot be read: {error!r}; tune again") from error
+
+
+class SizedPlan(SizedData):
+    """The launch plans of several sizes."""
+
+    @classmethod
+    def of(cls, plans: Mapping[int, LaunchPlan]) -> SizedPlan:
+        """From the plan of each size.
+
+        Raises:
+            ValueError: the plans differ in more than single values.
+        """
+        return cls.between({size: json.loads(canonical_json(dataclasses.asdict(plan))) for size, plan in plans.items()})
+
+    def at(self, size: int) -> LaunchPlan:
+        """The plan of one of `sizes`.
+
+        Raises:
+            PlanError: the plan is not sound, or the size is not one of `sizes`.
+        """
+        return LaunchPlan.from_json(canonical_json(self.data(size)))
 
 
 def runs(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -240,7 +240,7 @@ def test_tuning_takes_the_most_telling_kernels_and_as_many_as_the_time_allows(
     monkeypatch.setattr(session, "tune", lambda tasks, db, **options: given.append((list(tasks), options["time_s"])))
     said: list[str] = []
     network, target = support.two_convolutions(), schedsearch.detect("cpu")
-    with module._costs(network, tmp_path / "none.db", target, "cold-graph-v1") as costs:
+    with module.costs_of(network, tmp_path / "none.db", target, "cold-graph-v1") as costs:
         every = module.missing(network, costs)
     for seconds in (1.0, 60.0):
         module._tune(network, tmp_path / "none.db", target, seconds, "cold-graph-v1", said.append)

@@ -177,7 +177,7 @@ def test_damaged_plans_are_refused(change: dict) -> None:  # type: ignore[type-a
 def test_sizes_are_shown_as_runs() -> None:
     assert runs([1, 2, 3, 7]) == [(1, 3), (7, 7)]
     assert ranges_text([4]) == "4"
-    with pytest.raises(ValueError, match="different steps"):
+    with pytest.raises(ValueError, match="different parts"):
         SizedPlan.of({1: LaunchPlan("cpu", "a", (), {}), 2: LaunchPlan("cpu", "a", (), {"w": 4})})
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 import click
 
-from schedsearch.cli import render
+from schedsearch.cli import dynamic, render
+from schedsearch.cli.dynamic import Sizes
 from schedsearch.cli.extract import SHAPE_OPTION
 from schedsearch.cli.tune import Duration
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
@@ -55,6 +57,19 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 @click.option("--strict", is_flag=True, help="Refuse kernels without a record of exactly their workload and device.")
 @click.option("--explain", "explained", is_flag=True, help="Print the plan: every kernel call, its kernel and its layouts.")
 @SHAPE_OPTION
+@click.option(
+    "--dynamic",
+    "dynamic_sizes",
+    metavar="NAME=LEAST..MOST,...",
+    type=Sizes(),
+    help="Dimensions that calls choose, with bounds.",
+)
+@click.option(
+    "--sizes",
+    "way",
+    type=click.Choice(["exact", "bounded"]),
+    help="Computed sizes: the host reads them (exact; default with --dynamic), or they stay on the device (bounded).",
+)
 def build(
     model: str,
     db: str,
@@ -70,15 +85,29 @@ def build(
     strict: bool,
     explained: bool,
     shapes: dict[str, list[int]],
+    dynamic_sizes: dict[str, tuple[int, int]] | None,
+    way: Literal["exact", "bounded"] | None,
 ) -> None:
     """Write a model as one file that runs on this machine's device, with its weights and the best recorded kernels.
 
     Kernels without a record take default configurations, unless --tune measures them first. A program loads the file with
     schedsearch.load(FILE); `schedsearch run` tries it. Exits with 4 when --strict refuses kernels.
+
+    With --dynamic n=1..64 callers choose the size of the dimension n of the model's inputs. Give --sizes for models that
+    compute sizes from values.
     """
     from schedsearch.executable.build import build as build_
 
     path = Path(output or f"{Path(model).stem}.ssx")
+    if dynamic_sizes is not None or way is not None:
+        given = {"--shape": shapes, "--tune": tune_s, "--fallback": fallback, "--weights": weights != "inside"}
+        if wrong := [name for name, value in given.items() if value]:
+            verb = "does" if len(wrong) == 1 else "do"
+            raise click.UsageError(f"{', '.join(wrong)} {verb} not go with --dynamic and --sizes; leave out one of them")
+        options: dict[str, Any] = {"dtype": dtype, "layout": layout, "io_layout": io_layout}
+        options |= {"db": db, "target": selector, "strict": strict, "mode": mode}
+        dynamic.build(model, path, dynamic_sizes or {}, way, explained, options)
+        return
     net = build_(
         model, db=db, out=path, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, fallback=fallback,
         target=selector, shapes=shapes, tune_s=tune_s, strict=strict, mode=mode, say=render.note,

@@ -17,6 +17,7 @@ from schedsearch.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
+    from schedsearch.cli.dynamic import Drawn
     from schedsearch.executable.compare import LayerError
     from schedsearch.executable.net import Net, Port, Times
 
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
     "--compare", metavar="onnx|MODEL.onnx", help="Show the error of every layer. onnx: the file that it was built from."
 )
 @click.option("--repeat", metavar="N", type=AtLeast(0), default=100, show_default=True, help="Runs to time; 0: none.")
+@click.option(
+    "--size",
+    "sizes",
+    metavar="NAME=N",
+    multiple=True,
+    help="A size of random inputs of a dynamic network; default: the largest.",
+)
 @click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def run(
@@ -41,6 +49,7 @@ def run(
     output: str | None,
     compare: str | None,
     repeat: int,
+    sizes: tuple[str, ...],
     selector: str,
     as_json: bool,
 ) -> None:
@@ -49,18 +58,34 @@ def run(
     The error of a layer is its largest difference from the model in its own precision, divided by the largest magnitude
     there. For whole numbers it also says how many are equal, and by how many steps the others differ at most. ONNX Runtime
     computes the model if it is installed, otherwise ONNX's reference evaluator.
+
+    Of a dynamic network it prints what each call needs from whom, the shapes of the outputs, and the times of an exact and
+    of a bounded run.
     """
+    from schedsearch.cli import dynamic
+    from schedsearch.dynamic.executable import DynamicExecutable
     from schedsearch.executable.compare import layer_errors
     from schedsearch.executable.file import load
+    from schedsearch.executable.sized import SizedNet
 
-    with load(executable, target=selector) as net:
-        inputs = _inputs(net, files)
+    with load(executable, target=selector) as loaded:
+        net = loaded
+        if isinstance(net, DynamicExecutable):
+            if compare:
+                raise UsageError("--compare is for networks of fixed sizes; compare the outputs of --output yourself")
+            dynamic.run(net, files, sizes, output, repeat, as_json)
+            return
+        if isinstance(net, SizedNet):
+            net = dynamic.at_size(net, sizes, files)
+        elif sizes:
+            raise UsageError(f"--size is for executables of build --dynamic; {executable} takes inputs of fixed sizes")
+        inputs = read_inputs(net.inputs, files)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # arrays of files are in the host's memory
             found = net(**inputs)
         outputs = dict(zip((port.name for port in net.outputs), found if isinstance(found, tuple) else (found,)))
         if output is not None:
-            _write(Path(output), outputs)
+            write_outputs(Path(output), outputs)
         errors = layer_errors(net, _original(net, Path(executable), compare), inputs) if compare else []
         times = net.measure(repeat) if repeat else None
         if as_json:
@@ -120,20 +145,20 @@ def _say_errors(errors: Sequence[LayerError]) -> None:
         render.say(f"whole numbers: {render.counted(len(whole), 'value')}, equal in every bit")
 
 
-def _inputs(net: Net, files: tuple[str, ...]) -> dict[str, Array]:
-    """The inputs by name, from files or drawn."""
+def read_inputs(wanted: Sequence[Port | Drawn], files: tuple[str, ...]) -> dict[str, Array]:
+    """The inputs by name, in the order wanted, from files or drawn."""
     import numpy as np
 
-    ports = {port.name: port for port in net.inputs}
+    ports = {port.name: port for port in wanted}
     found: dict[str, Array] = {}
     for number, text in enumerate(files):
         name, mark, path = text.partition("=")
         if not mark or name not in ports:
             if mark and not Path(text).exists():
-                raise UsageError(f"the network has no input {name!r}; it takes {', '.join(map(str, net.inputs))}")
+                raise UsageError(f"the network has no input {name!r}; it takes {', '.join(map(str, wanted))}")
             if number >= len(ports):
-                raise UsageError(f"{len(files)} inputs given; the network takes {', '.join(map(str, net.inputs))}")
-            name, path = net.inputs[number].name, text
+                raise UsageError(f"{len(files)} inputs given; the network takes {', '.join(map(str, wanted))}")
+            name, path = wanted[number].name, text
         found[name] = _in_format(_read(Path(path)), ports[name])
     rng = np.random.default_rng(0)
     for name, port in ports.items():
@@ -141,7 +166,7 @@ def _inputs(net: Net, files: tuple[str, ...]) -> dict[str, Array]:
             whole = "int" in port.dtype
             numbers = rng.integers(0, 100, port.shape) if whole else rng.standard_normal(port.shape)
             found[name] = _in_format(np.asarray(numbers, np.int32 if whole else np.float32), port)
-    return found
+    return {name: found[name] for name in ports}
 
 
 def _read(path: Path) -> Array:
@@ -160,7 +185,7 @@ def _read(path: Path) -> Array:
     return array
 
 
-def _in_format(array: Array, port: Port) -> Array:
+def _in_format(array: Array, port: Port | Drawn) -> Array:
     """An array in the format of an input; its shape is checked by the call."""
     import numpy as np
 
@@ -177,7 +202,8 @@ def _in_format(array: Array, port: Port) -> Array:
     return stored.view(getattr(ml_dtypes, row.library))
 
 
-def _write(path: Path, outputs: dict[str, Array]) -> None:
+def write_outputs(path: Path, outputs: dict[str, Array]) -> None:
+    """Writes arrays of NumPy as FILE."""
     import numpy as np
 
     from schedsearch.records.output import new_file

@@ -19,6 +19,7 @@ from schedsearch.executable.net import Net
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME, require
 from schedsearch.executable.program import Reference
 from schedsearch.executable.references import find as find_references
+from schedsearch.executable.sized import SizedNet
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.costs import RecordCosts, no_template
 from schedsearch.network.explain import explain
@@ -127,7 +128,7 @@ def build(
         raise UsageError("a Network has its own layouts of inputs and outputs; use network.with_io_layout(...)")
     if tune_s is not None:
         _tune(network, db, target, tune_s, mode, say)
-    with _costs(network, db, target, mode) as costs:
+    with costs_of(network, db, target, mode) as costs:
         plan = best_plan(network, costs, layout)
         reasons = explain(network, plan, costs).text().splitlines()
     workloads = dict.fromkeys([*plan.ways.values(), *(step.workload for step in plan.conversions)])
@@ -144,6 +145,51 @@ def build(
             _say_weights(executable, outside, file, say)
         save(executable, out, outside)
     return Net(executable, open_device(target))
+
+
+def build_sized(
+    model: Path,
+    name: str,
+    low: int,
+    high: int,
+    *,
+    dtype: str | None,
+    layout: str,
+    io_layout: str,
+    db: str | os.PathLike[str],
+    target: Target,
+    strict: bool,
+    mode: str,
+    say: Callable[[str], None],
+    out: str | os.PathLike[str] | None,
+) -> SizedNet:
+    """The network of every size of a dimension in one executable; see `schedsearch.build_dynamic`."""
+    from schedsearch.executable.sized_build import SizedBuild, open_shapes
+
+    if layout not in LAYOUT_CHOICES or io_layout not in IO_LAYOUTS or dtype not in (None, *FLOATS):
+        allowed = f"layout: {', '.join(LAYOUT_CHOICES)}; io_layout: {', '.join(IO_LAYOUTS)}; dtype: {', '.join(FLOATS)}"
+        raise UsageError(
+            f"layout {layout!r}, io_layout {io_layout!r} and dtype {dtype!r} are not possible; allowed: {allowed}"
+        )
+    shapes = open_shapes(model, name)
+
+    def network_of(size: int) -> Network:
+        return _network(model, None, dtype, layout, target, shapes(size), None)[0].with_io_layout(io_layout)
+
+    device = open_device(target)
+    try:
+        with contextlib.ExitStack() as stack:
+            build = SizedBuild(
+                network_of, name, low, high, target=target, device=device, db=db, mode=mode, strict=strict, model=model.name,
+                say=say,
+            )  # fmt: skip
+            parts = build.parts(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout)
+        if out is not None:
+            parts.save(out)
+    except BaseException:
+        device.close()
+        raise
+    return SizedNet(parts, device)
 
 
 def _network(
@@ -206,7 +252,7 @@ def _say_weights(executable: Executable, outside: Mapping[str, Reference], model
 
 
 @contextlib.contextmanager
-def _costs(network: Network, db: str | os.PathLike[str], target: Target, mode: str) -> Iterator[RecordCosts]:
+def costs_of(network: Network, db: str | os.PathLike[str], target: Target, mode: str) -> Iterator[RecordCosts]:
     """What the workloads of a network cost by the records that there are; the database may be missing."""
     with contextlib.ExitStack() as stack:
         lookup = stack.enter_context(Lookup(Path(db))) if Path(db).exists() else None
@@ -219,7 +265,7 @@ def _tune(
     """Measures workloads that could change the plan and have no record, each weighted by how often it runs."""
     from schedsearch.session.tune import tune
 
-    with _costs(network, db, target, mode) as costs:
+    with costs_of(network, db, target, mode) as costs:
         tasks = missing(network, costs)
     if not tasks:
         say("every kernel of the plan has a record; nothing to tune")

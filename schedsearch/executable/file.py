@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +12,13 @@ from typing import overload
 
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
+from schedsearch.dynamic.executable import KIND, DynamicExecutable, stored_parts
 from schedsearch.errors import DatabaseError, DeviceError, PlanError, UsageError
-from schedsearch.executable import references
+from schedsearch.executable import references, sized
 from schedsearch.executable.net import Net
 from schedsearch.executable.program import Program, Reference
 from schedsearch.executable.run import Parts
+from schedsearch.executable.sized import SizedNet, StoredParts
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records import executables
 from schedsearch.target import Target
@@ -41,8 +44,8 @@ def save(parts: Parts, path: str | os.PathLike[str], outside: Mapping[str, Refer
     executables.write(Path(path), program.target, program.json, code, itertools.chain(held, models))
 
 
-def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
-    """Loads a network that `schedsearch.build` made. It needs none of Numba, ONNX and torch.
+def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net | DynamicExecutable | SizedNet:
+    """Loads a network that `schedsearch.build` or `build_dynamic` made. It needs none of Numba, ONNX and torch.
 
     Args:
         path: a model.ssx.
@@ -62,32 +65,41 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
     """
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"path is of type {type(path).__name__}; give the path of a model.ssx")
-    stored = Stored(Path(path))
-    kind = stored.program.target.partition(":")[0]
+    text = _program_text(Path(path))
+    data = json.loads(text)
+    kind = data["target"].partition(":")[0]
     if isinstance(target, str):
         target = detect(kind if target == "auto" and kind in ("cpu", "cuda") else target)
-    if target.key != stored.program.target:
+    if target.key != data["target"]:
         raise DeviceError(
-            f"{path} is for {stored.program.target}, and this device is {target.key}; build it here: schedsearch build "
-            f"{stored.program.model or 'MODEL.onnx'} -o {Path(path).name}"
+            f"{path} is for {data['target']}, and this device is {target.key}; build it here: schedsearch build "
+            f"{data['model'] or 'MODEL.onnx'} -o {Path(path).name}"
         )
-    return Net(stored, open_device(target))
+    if data.get("kind") == KIND:
+        return DynamicExecutable(stored_parts(Path(path), text), open_device(target))
+    if data.get("kind") == sized.KIND:
+        return SizedNet(StoredParts(Path(path), text), open_device(target))
+    return Net(Stored(Path(path), text), open_device(target))
+
+
+def _program_text(path: Path) -> str:
+    """The text of the program of a file. Raises UntrustedDatabaseError or DatabaseError, as `load` does."""
+    with executables.ExecutableFile(path) as file:
+        text, named = file.program, file.target
+    target = json.loads(text)["target"]
+    if named != target:
+        raise DatabaseError(
+            f"{path} was changed: it names the device {quoted(named)}, but its program is for {target}; restore it from a "
+            "copy, or build it again: schedsearch build MODEL.onnx"
+        )
+    return text
 
 
 class Stored:
     """The parts of an executable in a file. The file is read when they are asked for."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises UntrustedDatabaseError or DatabaseError, as `load` does."""
-        self.path = path
-        with executables.ExecutableFile(path) as file:
-            text, named = file.program, file.target
-        self.program = Program.from_json(text)
-        if named != self.program.target:
-            raise DatabaseError(
-                f"{path} was changed: it names the device {quoted(named)}, but its program is for {self.program.target}; "
-                "restore it from a copy, or build it again: schedsearch build MODEL.onnx"
-            )
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.program = path, Program.from_json(text)
 
     @property
     def artifacts(self) -> Mapping[str, Artifact]:

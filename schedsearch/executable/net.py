@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from schedsearch.device import Device
 from schedsearch.device.memory import bytes_at
-from schedsearch.errors import ArgumentError, UsageError, did_you_mean
+from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.executable.explain import PartCost, explain_lines
+from schedsearch.executable.ports import in_order
 from schedsearch.executable.program import Array, Call
-from schedsearch.executable.run import Calls, Parts, Weights
+from schedsearch.executable.run import Calls, Parts, Shared, Weights
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -90,8 +91,8 @@ class Net:
         >>> y = net(x)
     """
 
-    def __init__(self, parts: Parts, device: Device) -> None:
-        """Takes the device over: `close` closes it.
+    def __init__(self, parts: Parts, device: Device, shared: Shared | None = None) -> None:
+        """Takes the device over: `close` closes it, unless there is memory that is shared with other nets.
 
         Raises:
             DeviceError: the device refuses the code, or has too little memory.
@@ -99,9 +100,10 @@ class Net:
         """
         self._parts = parts
         try:
-            weights = Weights(parts, device)
+            weights = Weights(parts, device, shared)
         except BaseException:
-            device.close()
+            if shared is None:
+                device.close()
             raise
         self._start(weights)
 
@@ -115,7 +117,10 @@ class Net:
         self._lock = threading.Lock()
         self._memory: list[int] = []
         try:
-            self._arena = self._allocate(self.program.arena_bytes) if self.program.arena_bytes else 0
+            if weights.shared is not None:
+                self._arena = weights.shared.arena
+            else:
+                self._arena = self._allocate(self.program.arena_bytes) if self.program.arena_bytes else 0
         except BaseException:
             weights.release()
             raise
@@ -307,21 +312,7 @@ class Net:
 
     def _split(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         """The inputs in order."""
-        names = [spec.name for spec in self._inputs]
-        wanted = ", ".join(map(str, self.inputs))
-        if len(args) > len(names):
-            raise ArgumentError(f"{len(args)} arrays by position; the network takes {len(names)}: {wanted}")
-        found = dict(zip(names, args))
-        for name, array in named.items():
-            if name not in names:
-                raise ArgumentError(f"unknown input {name!r}{did_you_mean(name, names)}; allowed: {', '.join(names)}")
-            if name in found:
-                raise ArgumentError(f"{name} is given by position and by name; give it once")
-            found[name] = array
-        missing = [name for name in names if name not in found]
-        if missing:
-            raise ArgumentError(f"missing {', '.join(missing)}; the network takes {wanted}")
-        return [found[name] for name in names]
+        return in_order([spec.name for spec in self._inputs], self.inputs, args, named)
 
     def _checked_inputs(self, given: list[Any]) -> list[arrays.ArrayView]:
         views = [arrays.view(array, spec.name) for spec, array in zip(self._inputs, given)]

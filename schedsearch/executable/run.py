@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
@@ -15,6 +16,7 @@ from schedsearch.errors import UsageError
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
 from schedsearch.executable.program import Call, Place, Program
 from schedsearch.executable.segments import Segments
+from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
 
 if TYPE_CHECKING:
@@ -54,8 +56,51 @@ class Use(NamedTuple):
     offset: int
 
 
+class Shared:
+    """Memory of a device that the programs of several sizes of a network share: constants by their content, what constant
+    steps computed from them, and the memory in which programs compute, one at a time.
+
+    Raises:
+        DeviceError: the device has too little memory.
+    """
+
+    def __init__(self, device: Device, arena_bytes: int) -> None:
+        self.device = device
+        self._memory: list[int] = []
+        self._found: dict[object, int] = {}
+        self._new: list[object] = []  # that a program which is being loaded fills
+        self.arena = self._allocate(arena_bytes) if arena_bytes else 0
+
+    def address(self, content: object, nbytes: int) -> tuple[int, bool]:
+        """The address of something, and whether it was there before; otherwise the caller fills it."""
+        known = content in self._found
+        if not known:
+            self._found[content] = self._allocate(nbytes)
+            self._new.append(content)
+        return self._found[content], known
+
+    def _allocate(self, nbytes: int) -> int:
+        self._memory.append(self.device.allocate(max(nbytes, 1)))
+        return self._memory[-1]
+
+    def keep(self, filled: bool) -> None:
+        """Says that a program was loaded, so that what it brought may be used, or that it was not."""
+        for content in () if filled else self._new:
+            del self._found[content]
+        self._new.clear()
+
+    def close(self) -> None:
+        """Frees the memory. Every program must be closed."""
+        while self._memory:
+            self.device.free(self._memory.pop())
+        self._found = {}
+
+
 class Weights:
     """Code and constants in a device's memory. All instances of a network share them.
+
+    Args:
+        shared: where constants are looked for and kept; then neither they nor the device are closed with the weights.
 
     Attributes:
         ports: `input0`, ..., `output0`, ... -> where calls use it.
@@ -65,8 +110,10 @@ class Weights:
         UsageError: nodes are for ONNX Runtime, which is not installed or cannot run them.
     """
 
-    def __init__(self, parts: Parts, device: Device) -> None:
-        self.device, self.program = device, parts.program
+    def __init__(self, parts: Parts, device: Device, shared: Shared | None = None) -> None:
+        self.device, self.program, self.shared = device, parts.program, shared
+        self._apart: dict[int, int] = {}  # with `shared`: offset among the constants -> address
+        self._once: dict[int, int] = {}  # the same of those that are only read at load
         self.ports = _ports(parts.program)
         self._users = 0
         self._lock = threading.Lock()
@@ -74,7 +121,10 @@ class Weights:
         self.models: dict[str, OnnxModel] = {}
         self._memory: list[int] = []
         try:
-            self._load(parts)
+            if shared is None:
+                self._load(parts)
+            else:
+                self._load_shared(parts, shared)
         except BaseException:
             self._free()
             raise
@@ -100,6 +150,65 @@ class Weights:
             if once:
                 device.free(once)
 
+    def _load_shared(self, parts: Parts, shared: Shared) -> None:
+        """Takes constants from `shared`, and brings there what is missing."""
+        program, device = self.program, self.device
+        self.kernels = {sha256: device.load(artifact) for sha256, artifact in parts.artifacts.items()}
+        self._bases = {"constant": 0, "once": 0}
+        missing = [call for call in program.calls if not self._place_prepared(call, shared)]
+        sha256_of = dict(zip(program.constants, program.weights))
+        read_now = {index for call in missing for index in call.buffers.values()}
+        once: list[int] = []
+        filled = False
+        try:
+            for number, index in enumerate(program.constants):
+                array, known = program.arrays[index], False
+                if array.place.space == "constant":
+                    address, known = shared.address(sha256_of[index], array.nbytes)
+                    self._apart[array.place.offset] = address
+                elif index in read_now:
+                    address = device.allocate(max(array.nbytes, 1))
+                    once.append(address)
+                    self._once[array.place.offset] = address
+                else:
+                    continue
+                if not known:
+                    device.copy_in(address, parts.weights[number])
+            for call in missing:
+                self._prepare(call)
+            self.prepared = [self._known_workspaces(call) for call in program.calls]
+            device.synchronize()
+            filled = True
+        finally:
+            shared.keep(filled)
+            for address in once:
+                device.free(address)
+
+    def _place_prepared(self, call: Call, shared: Shared) -> bool:
+        """Finds what the constant steps of a call make; returns whether it was made before."""
+        kept = {name: place for name, place in call.workspaces.items() if place.space == "constant"}
+        if not kept:
+            return True
+        artifact = self.kernels[call.artifact].artifact
+        plan = artifact.plan
+        constants = {name: self.program.arrays[index] for name, index in call.buffers.items()}
+        sha256_of = dict(zip(self.program.constants, self.program.weights))
+        read = tuple(sorted((name, sha256_of[call.buffers[name]]) for name in plan.constants if name in constants))
+        steps = canonical_json([asdict(step) for step in plan.steps if step.constant])
+        content = (sha256_hex(artifact.code), steps, read)
+        made = True
+        for name, place in kept.items():
+            address, known = shared.address((*content, name), plan.workspaces[name])
+            self._apart[place.offset] = address
+            made &= known
+        return made
+
+    def _known_workspaces(self, call: Call) -> Workspaces | None:
+        placed = {name: self._address(place) for name, place in call.workspaces.items() if place.space == "constant"}
+        if not placed:
+            return None
+        return Workspaces(self.device, self.kernels[call.artifact].artifact.plan.constant_workspaces, placed)
+
     def _space(self, index: int) -> str:
         return self.program.arrays[index].place.space
 
@@ -110,7 +219,8 @@ class Weights:
         if place.space == "arena":
             return arena + place.offset
         if place.space == "constant" or place.space == "once":
-            return self._bases[place.space] + place.offset
+            apart = self._apart if place.space == "constant" else self._once
+            return apart[place.offset] if self.shared else self._bases[place.space] + place.offset
         return (inputs if place.space == "input" else outputs)[place.number] + place.offset
 
     def _prepare(self, call: Call) -> Workspaces | None:
@@ -186,7 +296,8 @@ class Weights:
             kernel.close()
         while self._memory:
             self.device.free(self._memory.pop())
-        self.device.close()
+        if self.shared is None:
+            self.device.close()
 
 
 def _ports(program: Program) -> dict[str, list[Use]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from schedsearch.backend import BuildResult, RejectedError, compile_source
@@ -17,6 +18,7 @@ from schedsearch.launch_sizes import SizedPlan
 from schedsearch.space import ConfigSpace, closest_legal
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
+from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
 
 
@@ -59,11 +61,28 @@ def build_range(task: RangeTask, target: Target) -> RangeResult:
         CompileError: as `compile_source`.
     """
     template, spaces = _template_and_spaces(task.template, task.of_range, target)
-    restrict = dict(task.restrict)
-    at_origin = task.of_range.at(task.origin)
-    if (space := spaces(task.origin)) is None:
+    workloads = {size: task.of_range.at(size) for size in task.of_range.sizes}
+    return build_shared(template, workloads, spaces, target, task.config, task.origin, task.restrict)
+
+
+def build_shared(
+    template: Template,
+    workloads: Mapping[int, Workload],
+    spaces: Callable[[int], ConfigSpace | None],
+    target: Target,
+    config: Config | None,
+    origin: int,
+    restrict: Mapping[str, Sequence[int | str | bool]] = MappingProxyType({}),
+) -> RangeResult:
+    """As `build_range`, for any workloads of several sizes.
+
+    Args:
+        workloads: size -> workload.
+        spaces: gives the space of a size; None if the template cannot run it.
+    """
+    at_origin = workloads[origin]
+    if (space := spaces(origin)) is None:
         raise RejectedError(f"{template.name} cannot run {at_origin.label}")
-    config = task.config
     if config is None:
         config = template.default(at_origin, target, space)
         if allowed := {knob: list(values) for knob, values in restrict.items() if knob in space.names}:
@@ -71,15 +90,15 @@ def build_range(task: RangeTask, target: Target) -> RangeResult:
     if problems := space.check(config):
         raise RejectedError(f"illegal configuration: {'; '.join(problems)}")
     sources: dict[int, KernelSource] = {}
-    sources[task.origin] = template.kernel(at_origin, target, config)
-    for size in task.of_range.sizes:
+    sources[origin] = template.kernel(at_origin, target, config)
+    for size, workload in workloads.items():
         with contextlib.suppress(Exception):  # the template's: the configuration then serves the other sizes
             space = spaces(size)
             if space is not None and not space.check(config):
-                sources[size] = template.kernel(task.of_range.at(size), target, config)
-    group = next(each for each in shared_code(dict(sorted(sources.items()))) if task.origin in each)
-    made = compile_source(group[task.origin], target)
-    launched = {size: relaunched(made.artifact, group[task.origin], source) for size, source in group.items()}
+                sources[size] = template.kernel(workload, target, config)
+    group = next(each for each in shared_code(dict(sorted(sources.items()))) if origin in each)
+    made = compile_source(group[origin], target)
+    launched = {size: relaunched(made.artifact, group[origin], source) for size, source in group.items()}
     try:
         sized = SizedPlan.of({size: artifact.plan for size, artifact in launched.items() if artifact is not None})
     except ValueError as error:
@@ -87,23 +106,23 @@ def build_range(task: RangeTask, target: Target) -> RangeResult:
     return RangeResult(made, dict(config), sized.to_json())
 
 
-class _Spaces:
+class Spaces:
     """The space of each size, made when it is first asked for; None if the template cannot run that size."""
 
-    def __init__(self, template: Template, of_range: WorkloadRange, target: Target) -> None:
-        self._template, self._range, self._target = template, of_range, target
+    def __init__(self, template: Template, workload_of: Callable[[int], Workload], target: Target) -> None:
+        self._template, self._workload_of, self._target = template, workload_of, target
         self._known: dict[int, ConfigSpace | None] = {}
 
     def __call__(self, size: int) -> ConfigSpace | None:
         if size not in self._known:
-            workload = self._range.at(size)
+            workload = self._workload_of(size)
             refused = self._template.validate(workload, self._target)
             self._known[size] = None if refused else self._template.space(workload, self._target)
         return self._known[size]
 
 
 @functools.lru_cache(maxsize=4)
-def _template_and_spaces(path: str, of_range: WorkloadRange, target: Target) -> tuple[Template, _Spaces]:
+def _template_and_spaces(path: str, of_range: WorkloadRange, target: Target) -> tuple[Template, Spaces]:
     module, _, name = path.partition(":")
     template: Template = getattr(importlib.import_module(module), name)()
-    return template, _Spaces(template, of_range, target)
+    return template, Spaces(template, of_range.at, target)

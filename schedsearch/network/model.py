@@ -38,18 +38,23 @@ def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = No
             of its folder, the graph is empty or has a cycle, an input is unknown, has a dynamic dimension or another rank,
             or onnx, onnx-ir or onnxscript is not installed.
     """
+    path = Path(path)
+    model = load_model(path)
+    _check_weights(model, path)
+    return simplified(model, str(path), shapes)
+
+
+def load_model(path: Path) -> ir.Model:
+    """The graph of an ONNX file as it is. Raises ModelError if the file is missing, truncated or no ONNX model."""
     needed()
     import onnx_ir as ir
 
-    path = Path(path)
     if not path.is_file():
         raise ModelError(f"{path} is not a file; give an ONNX model, e.g. model.onnx")
     try:
-        model = ir.load(path)
+        return ir.load(path)
     except Exception as error:  # protobuf's errors have no common base, and a damaged graph can break any rule
         raise ModelError(f"{path} is not an ONNX model, or it is damaged: {error}") from error
-    _check_weights(model, path)
-    return simplified(model, str(path), shapes)
 
 
 def needed() -> None:

@@ -1,0 +1,353 @@
+"""Networks of which callers choose one size, such as the batch: a table from size to kernels in one executable.
+
+The programs of all sizes are one JSON object with a formula or a list for each number that differs
+(`launch_sizes.SizedData`), or a few such objects. Machine code that serves several sizes is kept once, with the launch plans
+of all its sizes. Weights are kept once. On the device all sizes share them and the memory in which they compute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from schedsearch.device import Device
+from schedsearch.errors import ArgumentError, DatabaseError, PlanError
+from schedsearch.executable.net import Net
+from schedsearch.executable.program import Program
+from schedsearch.executable.run import Shared
+from schedsearch.identity import canonical_json, sha256_hex
+from schedsearch.launch import Artifact
+from schedsearch.launch_sizes import SizedData, SizedPlan, ranges_text
+from schedsearch.ops import ArgSpec
+from schedsearch.records import executables
+from schedsearch.runtime import arrays
+from schedsearch.text import counted
+
+KIND = "sizes"
+
+
+@dataclass(frozen=True)
+class SizedCode:
+    """Machine code for several sizes, with the plan of each."""
+
+    code: bytes
+    plan: SizedPlan
+
+    @property
+    def sha256(self) -> str:
+        return sha256_hex(self.plan.to_json().encode() + b"\0" + self.code)
+
+
+class SizedParts(Protocol):
+    """What an executable of several sizes consists of: as built, or in a file."""
+
+    @property
+    def table(self) -> SizedPrograms: ...
+
+    def codes(self, sha256s: Iterable[str]) -> Mapping[str, SizedCode]:
+        """The machine code with these digests. Raises DatabaseError if some is missing or damaged."""
+        ...
+
+    def weight(self, sha256: str, nbytes: int) -> memoryview:
+        """The bytes of a weight. Raises DatabaseError if they are missing or damaged."""
+        ...
+
+
+@dataclass(frozen=True)
+class SizedPrograms:
+    """The programs of all sizes. A call's `artifact` is the digest of a `SizedCode`.
+
+    Attributes:
+        target, model: as of a `Program`.
+        name: of the dimension.
+        low, high: the sizes.
+        programs: each for some of the sizes.
+        arena_bytes: that the largest program needs.
+    """
+
+    target: str
+    model: str
+    name: str
+    low: int
+    high: int
+    programs: tuple[SizedData, ...]
+    arena_bytes: int
+
+    @property
+    def sizes(self) -> range:
+        return range(self.low, self.high + 1)
+
+    def at(self, size: int) -> Program:
+        """The program of a size. Raises PlanError if the table has none."""
+        found = next((each for each in self.programs if size in each.sizes), None)
+        if found is None:
+            raise PlanError(f"there is no program for {self.name} = {size}")
+        return Program.from_json(canonical_json(found.data(size)))
+
+    @property
+    def json(self) -> str:
+        return canonical_json(
+            {
+                "kind": KIND, "target": self.target, "model": self.model, "name": self.name, "low": self.low,
+                "high": self.high, "arena_bytes": self.arena_bytes,
+                "programs": [json.loads(each.to_json()) for each in self.programs],
+            }
+        )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, text: str) -> SizedPrograms:
+        """Inverse of `json`. Raises PlanError if a formula is not possible."""
+        data = json.loads(text)
+        programs = tuple(SizedData.from_json(canonical_json(each)) for each in data["programs"])
+        return cls(
+            data["target"], data["model"], data["name"], data["low"], data["high"], programs, data["arena_bytes"]
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MadeParts:
+    """Parts that were just built."""
+
+    table: SizedPrograms
+    made: Mapping[str, SizedCode]
+    weights: Mapping[str, memoryview]
+
+    def codes(self, sha256s: Iterable[str]) -> Mapping[str, SizedCode]:
+        return {sha256: self.made[sha256] for sha256 in sha256s}
+
+    def weight(self, sha256: str, nbytes: int) -> memoryview:
+        return self.weights[sha256]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a file, signed by this machine.
+
+        Raises:
+            UsageError: there is a file that is not an executable; it stays.
+            DatabaseError: it cannot be written.
+        """
+        code = [(sha256, each.plan.to_json(), each.code) for sha256, each in self.made.items()]
+        executables.write(Path(path), self.table.target, self.table.json, code, self.weights.items())
+
+
+class StoredParts:
+    """The parts in a file of which the program's text was read, and is trusted."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        """Raises DatabaseError if the text is damaged."""
+        self.path = path
+        try:
+            self.table = SizedPrograms.from_json(text)
+        except PlanError as error:
+            raise DatabaseError(f"{path}: {error}; build the model again") from error
+
+    def codes(self, sha256s: Iterable[str]) -> Mapping[str, SizedCode]:
+        with executables.ExecutableFile(self.path) as file:
+            found = {}
+            for sha256 in sha256s:
+                plan, code = file.code(sha256)
+                try:
+                    found[sha256] = SizedCode(code, SizedPlan.from_json(plan))
+                except PlanError as error:
+                    raise DatabaseError(f"{self.path}: a launch plan cannot be used: {error}; build it again") from error
+            return found
+
+    def weight(self, sha256: str, nbytes: int) -> memoryview:
+        with executables.ExecutableFile(self.path) as file:
+            return memoryview(file.weight(sha256, nbytes))
+
+
+class _AtSize:
+    """The parts of one size, for `Net`."""
+
+    def __init__(self, parts: SizedParts, program: Program, size: int) -> None:
+        self._parts, self.program, self._size = parts, program, size
+
+    @property
+    def artifacts(self) -> Mapping[str, Artifact]:
+        codes = self._parts.codes(dict.fromkeys(call.artifact for call in self.program.calls))
+        try:
+            return {sha256: Artifact(each.code, each.plan.at(self._size)) for sha256, each in codes.items()}
+        except PlanError as error:
+            raise DatabaseError(f"a launch plan cannot be used: {error}; build the model again") from error
+
+    @property
+    def models(self) -> Mapping[str, bytes]:
+        return {}
+
+    @property
+    def weights(self) -> Sequence[memoryview]:
+        return _WeightsOf(self._parts, self.program)
+
+
+class _WeightsOf(Sequence[memoryview]):
+    def __init__(self, parts: SizedParts, program: Program) -> None:
+        self._parts, self._program = parts, program
+
+    def __len__(self) -> int:
+        return len(self._program.weights)
+
+    def __getitem__(self, number: Any) -> Any:
+        program = self._program
+        return self._parts.weight(program.weights[number], program.arrays[program.constants[number]].nbytes)
+
+
+@dataclass(frozen=True)
+class SizedPort:
+    """An input or output. In `shape`, an extent that is the chosen size is its name with the bounds, e.g. n=1..64."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+    @property
+    def extents(self) -> str:
+        return f"[{', '.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype} {self.extents}"
+
+
+class SizedNet:
+    """A network on one device that takes arrays of any of its sizes. It takes the device over: `close` closes it.
+
+    Calls, arguments, outputs and errors are those of `Net`. The first call of a size loads its kernels; later ones find them
+    by the shape of an input. All sizes share the weights, and the memory in which they compute: do not run it on two streams
+    at once. Calls may come from any thread; a lock serialises them.
+
+    Attributes:
+        name: of the dimension that callers choose.
+        sizes: the sizes.
+
+    Example:
+        >>> net = schedsearch.load("resnet50.ssx")  # built with --dynamic n=1..64
+        >>> y = net(x)  # of 1 to 64 images
+    """
+
+    def __init__(self, parts: SizedParts, device: Device) -> None:
+        """Raises DeviceError if the device has too little memory; the device is closed then."""
+        self.parts, self._device = parts, device
+        self.name, self.sizes = parts.table.name, parts.table.sizes
+        self._lock = threading.Lock()
+        self._nets: dict[int, Net] = {}
+        self._by_shape: dict[tuple[int, ...], Net] = {}
+        try:
+            self._shared = Shared(device, parts.table.arena_bytes)
+            ends = [self.parts.table.at(size) for size in (self.sizes[0], self.sizes[-1])]
+        except BaseException:
+            device.close()
+            raise
+        self.inputs = self._ports(ends, [program.inputs for program in ends])
+        self.outputs = self._ports(ends, [program.outputs for program in ends])
+        self._position = next(n for n, port in enumerate(self.inputs) if any(isinstance(each, str) for each in port.shape))
+        self._sizes_of = self._shapes(ends[-1])
+
+    def __call__(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
+        """Computes the outputs; as `Net.__call__`.
+
+        Raises:
+            ArgumentError: as there, or the size is outside of the range.
+            DeviceError: the launch failed, or the code cannot be loaded.
+        """
+        try:
+            net = self._by_shape[args[self._position].shape]
+        except (LookupError, TypeError, AttributeError):
+            net = self._net_for(args, named)
+        with self._lock:
+            return net(*args, out=out, stream=stream, **named)
+
+    def at(self, size: int) -> Net:
+        """The network of one size, for `bind`, `trace` and `measure`; loads it the first time. It is closed with this one.
+
+        Raises:
+            ArgumentError: the size is outside of the range.
+            DatabaseError: the file is damaged.
+            DeviceError: the device refuses the code, or has too little memory.
+        """
+        if size not in self.sizes:
+            raise ArgumentError(f"{self.name} is {size}; the network was built for {self._limits}")
+        with self._lock:
+            if size not in self._nets:
+                parts = _AtSize(self.parts, self.parts.table.at(size), size)
+                self._nets[size] = Net(parts, self._device, self._shared)
+            return self._nets[size]
+
+    def explain(self, size: int | None = None) -> str:
+        """The kernels of each stretch of sizes, and the calls of one size, by default the largest."""
+        table = self.parts.table
+        chosen = size or self.sizes[-1]
+        lines = [f"{table.model or 'network'} on {table.target}: a table of kernels for {self.name} = {self._limits}"]
+        for each in table.programs:
+            calls, differing = counted(len(each.base["calls"]), "call"), counted(len(each.rules), "number")
+            lines.append(f"  {self.name} = {ranges_text(each.sizes)}: {calls}; {differing} or names depend on {self.name}")
+        lines.append("  a call copies nothing to the host to learn a size, and waits for nothing")
+        lines.append(f"at {self.name} = {chosen}:")
+        return "\n".join([*lines, self.at(chosen).explain()])
+
+    @property
+    def untuned(self) -> tuple[int, int]:
+        """How many calls have no tuned kernel at the largest size, and how many there are."""
+        calls = self.parts.table.at(self.sizes[-1]).calls
+        return sum(call.origin.rung != "exact" for call in calls), len(calls)
+
+    def close(self) -> None:
+        """Frees memory and code, and closes the device. Do not use the network afterwards."""
+        with self._lock:
+            self._by_shape = {}
+            for net in self._nets.values():
+                net.close()
+            self._nets = {}
+            self._shared.close()
+            self._device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def _limits(self) -> str:
+        return f"{self.sizes[0]} to {self.sizes[-1]}"
+
+    def _ports(self, ends: Sequence[Program], indices: Sequence[Sequence[int]]) -> tuple[SizedPort, ...]:
+        """Inputs or outputs, by the programs of the smallest and of the largest size."""
+        found = []
+        for one, other in zip(*indices):
+            first, last = ends[0].arrays[one], ends[1].arrays[other]
+            bounds = f"{self.name}={self.sizes[0]}..{self.sizes[-1]}"
+            shape = tuple(n if m == n else bounds for m, n in zip(first.stored, last.stored))
+            found.append(SizedPort(last.name, shape, last.dtype))
+        return tuple(found)
+
+    def _shapes(self, program: Program) -> dict[tuple[int, ...], int]:
+        """Shape of the input that shows the size -> size."""
+        array, port = program.arrays[program.inputs[self._position]], self.inputs[self._position]
+        found = {}
+        for size in reversed(self.sizes):
+            shape = tuple(size if isinstance(each, str) else each for each in port.shape)
+            for form in arrays.forms(ArgSpec(array.name, array.layout, shape, array.dtype)):
+                found[tuple(form.shape)] = size
+        return found
+
+    def _net_for(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Net:
+        port = self.inputs[self._position]
+        if len(args) > self._position:
+            array = args[self._position]
+        elif port.name in named:
+            array = named[port.name]
+        else:
+            raise ArgumentError(f"missing {port.name}; the network takes {', '.join(map(str, self.inputs))}")
+        shape = arrays.view(array, port.name).shape
+        if (size := self._sizes_of.get(shape)) is None:
+            raise ArgumentError(
+                f"{port.name} has shape {list(shape)}; allowed: {port.extents}; build a wider range, or check the "
+                "other extents"
+            )
+        net = self._by_shape[shape] = self.at(size)
+        return net

@@ -1,0 +1,285 @@
+"""From an ONNX model with one open dimension to an executable for a range of its sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedsearch.config import Config
+from schedsearch.device import Device
+from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, UsageError, WrongResultError, did_you_mean
+from schedsearch.executable.assemble import Chosen, assemble
+from schedsearch.executable.program import Origin
+from schedsearch.executable.sized import MadeParts, SizedCode, SizedPrograms
+from schedsearch.launch import Artifact
+from schedsearch.launch_sizes import MAX_SIZES, SizedData
+from schedsearch.network.graph import Network, Node, Part, Plan, View
+from schedsearch.network.plan import best_plan, complete
+from schedsearch.records.lookup import Lookup
+from schedsearch.runtime.range_kernel import stored_table
+from schedsearch.target import Target
+from schedsearch.text import counted
+from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
+
+if TYPE_CHECKING:
+    from schedsearch.network.costs import Costs
+
+
+def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]:
+    """The shapes of the inputs of an ONNX file for a size of its only open dimension.
+
+    Raises:
+        ModelError: the file cannot be read.
+        UsageError: no input has a dimension of this name, or there are other open ones.
+    """
+    from schedsearch.network.model import load_model
+
+    declared = {
+        str(value.name): [each if isinstance(each, int) else each.value for each in value.shape or ()]
+        for value in load_model(model).graph.inputs
+        if value.const_value is None
+    }
+    known = {str(each) for shape in declared.values() for each in shape if not isinstance(each, int)}
+    if name not in known:
+        allowed = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"{model} has no dynamic dimension {name!r}{did_you_mean(name, known)}; allowed: {allowed}")
+    if others := sorted(known - {name}):
+        raise UsageError(f"{model}: dimension {others[0]!r} has no bounds; give them, or build it as a graph: --sizes exact")
+    open_ones = {each: shape for each, shape in declared.items() if name in shape}
+    return lambda size: {each: [size if n == name else int(n) for n in shape] for each, shape in open_ones.items()}
+
+
+class SizedBuild:
+    """Builds the programs of all sizes of a network.
+
+    Args:
+        network_of: makes the network of a size.
+        costs: of workloads, for the plan of the largest size.
+        db: of records; it may be missing unless `strict`.
+        strict: refuse kernels that were not tuned for the range.
+        say: takes a line about each stage.
+    """
+
+    def __init__(
+        self,
+        network_of: Callable[[int], Network],
+        name: str,
+        low: int,
+        high: int,
+        *,
+        target: Target,
+        device: Device,
+        db: str | os.PathLike[str],
+        mode: str,
+        strict: bool,
+        model: str,
+        say: Callable[[str], None],
+    ) -> None:
+        if not 1 <= low < high or high - low >= MAX_SIZES:
+            raise UnsupportedError(
+                f"{name}={low}..{high} is not possible for a table of kernels; allowed: 1 or more, the smaller bound first, "
+                f"and 2 to {MAX_SIZES} sizes"
+            )
+        self._network_of, self._name, self._sizes = network_of, name, range(low, high + 1)
+        self._target, self._device, self._db, self._mode = target, device, Path(db), mode
+        self._strict, self._model, self._say = strict, model, say
+        self._made: dict[str, SizedCode] = {}
+        self._of_artifact: dict[str, str] = {}  # sha256 of an artifact of one size -> that of its `SizedCode`
+
+    def parts(self, costs: Callable[[Network], Costs], layout: str) -> MadeParts:
+        """Builds everything.
+
+        Raises:
+            NoRecordError: `strict`, and a range has no kernels; or no kernel computes a workload.
+            WrongResultError: a kernel that was built now computes wrong values.
+        """
+        networks = {size: self._network_of(size) for size in self._sizes}
+        plans = self._plans(networks, costs, layout)
+        chosen = self._kernels(plans)
+        texts: dict[int, Mapping[str, object]] = {}
+        weights: dict[str, memoryview] = {}
+        arena_bytes = 0
+        for size, network in networks.items():
+            kernels = chosen[size]
+            made = assemble(network, plans[size], kernels.__getitem__, target=self._target.key, model=self._model)
+            calls = [replace(call, artifact=self._of_artifact[call.artifact]) for call in made.program.calls]
+            texts[size] = json.loads(replace(made.program, calls=tuple(calls)).json)
+            weights |= dict(zip(made.program.weights, made.weights))
+            arena_bytes = max(arena_bytes, made.program.arena_bytes)
+        programs = tuple(_sized(texts))
+        used = {self._of_artifact[each.artifact.sha256] for kernels in chosen.values() for each in kernels.values()}
+        table = SizedPrograms(
+            self._target.key, self._model, self._name, self._sizes[0], self._sizes[-1], programs, arena_bytes
+        )  # fmt: skip
+        return MadeParts(table, {sha256: self._made[sha256] for sha256 in sorted(used)}, weights)
+
+    def _plans(self, networks: Mapping[int, Network], costs: Callable[[Network], Costs], layout: str) -> dict[int, Plan]:
+        """The plan of the largest size for all sizes whose network has the same form, so that they share packed weights."""
+        largest = networks[self._sizes[-1]]
+        plan = best_plan(largest, costs(largest), layout)
+        numbers = {node.name: _number(node, plan) for node in largest.nodes}
+        form = _form(largest)
+        return {
+            size: complete(network, numbers) if _form(network) == form else best_plan(network, costs(network), layout)
+            for size, network in networks.items()
+        }
+
+    def _kernels(self, plans: Mapping[int, Plan]) -> dict[int, dict[Workload, Chosen]]:
+        """The kernel of each workload of each size."""
+        columns: dict[tuple[str, ...], dict[int, Workload]] = {}  # what a call does -> size -> its workload
+        for size, plan in plans.items():
+            for name, way in plan.ways.items():
+                columns.setdefault((name, way.op), {})[size] = way
+            for step in plan.conversions:
+                columns.setdefault((step.value, step.x, step.y), {})[size] = step.workload
+        distinct = {tuple((size, each.id) for size, each in column.items()): column for column in columns.values()}
+        found: dict[int, dict[Workload, Chosen]] = {size: {} for size in plans}
+        tuned = 0
+        for column in distinct.values():
+            table = self._tuned(column)
+            tuned += bool(table)
+            for size, chosen in (table or self._built(column)).items():
+                found[size][column[size]] = chosen
+        sizes = f"{self._name} = {self._sizes[0]} to {self._sizes[-1]}"
+        self._say(f"{counted(len(distinct), 'different kernel')} for {sizes}, {tuned} of them tuned for the range")
+        return found
+
+    def _tuned(self, column: Mapping[int, Workload]) -> dict[int, Chosen]:
+        """The kernels of a tuned range; {} without one."""
+        of_range = _range_of(column)
+        if of_range is None or not self._db.exists():
+            if self._strict:
+                raise NoRecordError(_untuned(column, self._name))
+            return {}
+        try:
+            table = stored_table(of_range, self._db, self._target, self._mode)
+        except NoRecordError as error:
+            if self._strict:
+                raise NoRecordError(_untuned(column, self._name)) from error
+            return {}
+        found = {}
+        for size in column:
+            kernel = table.kernel_for(size)
+            origin = Origin("exact", kernel.template, kernel.config.json, kernel.times_ns.get(size))
+            found[size] = self._keep(SizedCode(kernel.code, kernel.plan), size, origin)
+        return found
+
+    def _keep(self, code: SizedCode, size: int, origin: Origin) -> Chosen:
+        artifact = Artifact(code.code, code.plan.at(size))
+        self._made[code.sha256] = code
+        self._of_artifact[artifact.sha256] = code.sha256
+        return Chosen(artifact, origin)
+
+    def _built(self, column: Mapping[int, Workload]) -> dict[int, Chosen]:
+        """Kernels that are compiled now, from recorded configurations where there are some, else from default ones. Each is
+        verified at both ends of what it serves."""
+        found: dict[int, Chosen] = {}
+        while left := [size for size in column if size not in found]:
+            size = max(left)
+            why = []
+            for template, config, rung in self._ways(column[size]):
+                try:
+                    code = self._shared_code(column, template, config, size)
+                    served = [each for each in left if each in code.plan.sizes]
+                    for end in dict.fromkeys((served[0], served[-1])):
+                        self._verify(column[end], code, end)
+                except SchedsearchError as error:
+                    why.append(f"{template}: {error}")
+                    continue
+                origin = Origin(rung, template, config.json if config else "{}")
+                found |= {each: self._keep(code, each, origin) for each in served}
+                break
+            else:
+                raise NoRecordError(f"no kernel on {self._target.name} for {column[size].label}: {'; '.join(why)}")
+        return found
+
+    def _ways(self, workload: Workload) -> Iterator[tuple[str, Config | None, str]]:
+        """Templates with configurations: that of the best record, then the default of each template."""
+        from schedsearch.template import load_templates
+
+        if self._db.exists():
+            with Lookup(self._db) as lookup:
+                row = lookup.exact(workload.id, self._target.key, self._mode)
+            if row is not None:
+                yield row.template, Config.from_json(row.config_json), "nearest"
+        for template in load_templates().matching(workload, self._target):
+            yield template.name, None, "default"
+
+    def _shared_code(self, column: Mapping[int, Workload], template: str, config: Config | None, origin: int) -> SizedCode:
+        from schedsearch.backend import CompileError, RejectedError
+        from schedsearch.launch_sizes import SizedPlan
+        from schedsearch.measure.range_build import Spaces, build_shared
+        from schedsearch.template import load_template
+
+        loaded = load_template(template)
+        spaces = Spaces(loaded, column.__getitem__, self._target)
+        try:
+            built = build_shared(loaded, column, spaces, self._target, config, origin)
+        except (CompileError, RejectedError) as error:
+            raise UnsupportedError(str(error)) from error
+        return SizedCode(built.result.artifact.code, SizedPlan.from_json(built.plan))
+
+    def _verify(self, workload: Workload, code: SizedCode, size: int) -> None:
+        from schedsearch.measure.verify import verify_once
+
+        kernel = self._device.load(Artifact(code.code, code.plan.at(size)))
+        try:
+            if problem := verify_once(self._device, workload, kernel):
+                raise WrongResultError(f"the kernel computes wrong values for {workload.label}: {problem}")
+        finally:
+            kernel.close()
+
+
+def _number(node: Node | View | Part, plan: Plan) -> int:
+    """The number of the way, or of the pair of layouts, that a plan took for a node."""
+    if isinstance(node, Node):
+        return node.ways.index(plan.ways[node.name])
+    return node.layouts.index(plan.views[node.name]) if isinstance(node, View) else 0
+
+
+def _form(network: Network) -> list[object]:
+    """What networks of several sizes must have in common so that one plan is for all."""
+    return [
+        (node.name, [[spec.axes for _, spec in node.layouts(way)] for way in node.ways])
+        if isinstance(node, Node)
+        else (node.name, node.layouts if isinstance(node, View) else "")
+        for node in network.nodes
+    ]
+
+
+def _range_of(column: Mapping[int, Workload]) -> WorkloadRange | None:
+    """The range that the workloads of a column are, if one size of theirs is the open dimension."""
+    low, high = min(column), max(column)
+    names = [each for each, value in column[high].params.items() if value != column[low].params.get(each)]
+    if len(names) != 1:
+        return None
+    try:
+        of_range = column[high].with_dynamic(names[0], *(column[end].params[names[0]] for end in (low, high)))
+        return of_range if all(of_range.at(size) == column[size] for size in column) else None
+    except UsageError:
+        return None
+
+
+def _untuned(column: Mapping[int, Workload], name: str) -> str:
+    return (
+        f"no kernels were tuned for the range {name} = {min(column)} to {max(column)} of {column[max(column)].label}; tune "
+        "it, or build without --strict, which takes default configurations"
+    )
+
+
+def _sized(texts: Mapping[int, Mapping[str, object]]) -> Iterator[SizedData]:
+    """As few objects as possible that have the programs of all sizes."""
+    groups: list[dict[int, Mapping[str, object]]] = []
+    for size, text in texts.items():
+        for group in groups:
+            if SizedData.alike(text, next(iter(group.values()))):
+                group[size] = text
+                break
+        else:
+            groups.append({size: text})
+    return (SizedData.between(group) for group in groups)
