@@ -20,7 +20,7 @@ from torch import fx
 
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
-from schedsearch.torch import inductor, patterns
+from schedsearch.torch import candidates, inductor, patterns
 from schedsearch.torch.calls import ALLOWED
 from schedsearch.torch.choose import Chooser
 from schedsearch.torch.contest import Contest
@@ -185,12 +185,18 @@ def _rewritten(module: fx.GraphModule, chooser: Chooser, options: Options) -> tu
     layers = [each for each in found if isinstance(each, patterns.Layer)]
     tune_s = options.tune_s / 2 if options.network else options.tune_s
     notes = [chooser.tune(layers, options.trials, tune_s)] if options.tune and layers else []
-    choices = {id(layer): chooser.choose(layer) for layer in layers}
+    competes = options.mode.startswith("max-autotune") and bool(layers)
+    if competes and (why := candidates.register()):
+        notes.append(why)
+        competes = False
+    choices = {id(layer): chooser.choose(layer, timed=not competes) for layer in layers}
     rows = [LayerReport.of(each, choices.get(id(each))) for each in found]
     chosen = [(each, call) for each in layers if (call := choices[id(each)].call) is not None]
     if chosen:
-        rewrite(module.graph, chosen)
+        rewrite(module.graph, chosen, candidates=competes)
         module.recompile()
+    if competes:
+        notes.append(f"Inductor's max-autotune chooses between its code and our kernels for {len(chosen)} layers")
     return rows, notes
 
 

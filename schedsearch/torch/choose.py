@@ -63,21 +63,25 @@ class Chooser:
         self._known: dict[Any, Choice] = {}
         self._lock = threading.Lock()
 
-    def choose(self, layer: Layer) -> Choice:
-        """Whether a kernel takes the place of a layer. Nothing that is wrong with a kernel raises."""
+    def choose(self, layer: Layer, *, timed: bool = True) -> Choice:
+        """Whether a kernel takes the place of a layer. Nothing that is wrong with a kernel raises.
+
+        Args:
+            timed: whether it must be faster than PyTorch; else somebody else compares them.
+        """
         scalars = tuple(sorted(layer.scalars.items()))
         strides = tuple((name, value_of(node).stride()) for name, node in layer.arguments.items())
-        key = layer.workload, scalars, strides
+        key = layer.workload, scalars, strides, timed
         with self._lock:
             if key not in self._known:
-                self._known[key] = self._measured(layer)
+                self._known[key] = self._measured(layer, timed)
             return self._known[key]
 
     def tune(self, layers: Iterable[Layer], trials: int, time_s: float) -> str:
         """As `tuning.tune_missing`."""
         return tune_missing(((layer.name, layer.workload) for layer in layers), self.kernels, trials, time_s)
 
-    def _measured(self, layer: Layer) -> Choice:
+    def _measured(self, layer: Layer, timed: bool) -> Choice:
         try:
             call = call_of(layer.workload, layer.scalars, self.kernels)
             kernel = self.kernels.kernel(layer.workload)
@@ -94,6 +98,8 @@ class Chooser:
                 found = replace(found, error=own_error, torch_error=torch_error)
                 if reason := bench.wrong(found.error, found.torch_error):
                     return replace(found, reason=reason)
+                if not timed:
+                    return replace(found, call=call)
                 ours, theirs = bench.times(self._timer)
             except SchedsearchError as error:
                 return replace(found, reason=_first_line(error))

@@ -17,7 +17,7 @@ class LayerReport:
         name: of the module that makes the convolution, such as layer1.0.conv1.
         kernel: the workload in words, such as "conv2d 1x56x56x64 k64 3x3 pad1 f16 NHWC+scale_shift+relu"; empty if none
             describes the layer.
-        swapped: whether a kernel takes its place.
+        swapped: whether a kernel takes its place; without times, whether it is a candidate of Inductor's max-autotune.
         reason: why not.
         ours_us, torch_us: measured times; None if they were not measured.
         record_id: row of the kernel's record in the database; None if it has none.
@@ -36,6 +36,11 @@ class LayerReport:
     rung: str = ""
     error: float | None = None
     torch_error: float | None = None
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether Inductor's max-autotune compares the kernel with its own code."""
+        return self.swapped and self.ours_us is None
 
     @classmethod
     def of(cls, layer: Layer | Refused, choice: Choice | None) -> LayerReport:
@@ -160,10 +165,13 @@ class Report:
         lines += part_lines(self.parts)
         if self.layers:
             before = sum(layer.torch_us or 0.0 for layer in self.swapped)
-            lines.append(
-                f"{len(self.swapped)} of {len(self.layers)} layers swapped in {self.seconds:.1f} s; they take "
-                f"{before - self.saved_us:.1f} us instead of {before:.1f} us"
-            )
+            if any(layer.is_candidate for layer in self.layers):
+                lines.append(f"{len(self.swapped)} of {len(self.layers)} layers have a candidate, in {self.seconds:.1f} s")
+            else:
+                lines.append(
+                    f"{len(self.swapped)} of {len(self.layers)} layers swapped in {self.seconds:.1f} s; they take "
+                    f"{before - self.saved_us:.1f} us instead of {before:.1f} us"
+                )
             header = ("layer", "ours us", "torch us", "record", "error", "torch's", "what")
             lines += _table([header, *(_row(layer) for layer in self.layers)])
         return "\n".join(lines)
@@ -195,6 +203,8 @@ def _shown(number: float | None, form: str) -> str:
 
 def _row(layer: LayerReport) -> tuple[str, ...]:
     what = layer.kernel if layer.swapped else f"kept: {layer.reason}"
+    if layer.is_candidate:
+        what = f"candidate: {layer.kernel}"
     return (
         layer.name,
         _shown(layer.ours_us, ".2f"),

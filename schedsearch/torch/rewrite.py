@@ -9,16 +9,20 @@ import torch
 from torch import fx
 
 from schedsearch.torch.calls import Call, vector_places
+from schedsearch.torch.candidates import operator_for
 from schedsearch.torch.patterns import Layer, Norm, value_of
 
 _select, _slice = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor
 
 
-def rewrite(graph: fx.Graph, chosen: Sequence[tuple[Layer, Call]]) -> None:
+def rewrite(graph: fx.Graph, chosen: Sequence[tuple[Layer, Call]], *, candidates: bool = False) -> None:
     """Replaces the nodes of each layer by its call.
 
     The scales and shifts of batch norms are computed in the graph, all together, from the tensors that the model has when it
     runs. Nothing is prepared beforehand, so that no weight is ever out of date, in a captured CUDA graph either.
+
+    Args:
+        candidates: Inductor chooses between each call and its own code.
     """
     vectors = _vectors(graph, [(layer.norm, call) for layer, call in chosen if layer.norm is not None])
     new: dict[fx.Node, fx.Node] = {}
@@ -29,7 +33,10 @@ def rewrite(graph: fx.Graph, chosen: Sequence[tuple[Layer, Call]]) -> None:
             arguments |= vectors[layer.norm, call.workload.params["dtype"]]
         with graph.inserting_after(last):
             arrays = [arguments[spec.name] for spec in call.workload.signature]
-            node = graph.call_function(torch.ops.schedsearch.call.default, (call.key, arrays))
+            if candidates:
+                node = graph.call_function(operator_for(arrays), (*arrays, call.key))
+            else:
+                node = graph.call_function(torch.ops.schedsearch.call.default, (call.key, arrays))
         node.meta = dict(last.meta)
         last.replace_all_uses_with(node)
         new[last] = node

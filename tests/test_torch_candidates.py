@@ -1,0 +1,73 @@
+"""Kernels as candidates of Inductor's max-autotune."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
+
+from test_torch_optimize import Clock, Residual, close, db, image, prepared, ran  # noqa: E402, F401
+
+from schedsearch.torch import calls, candidates  # noqa: E402
+from schedsearch.torch.backend import schedsearch  # noqa: E402
+
+pytestmark = [
+    pytest.mark.integrations,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_autograd() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["ours_wins", "inductor_wins"])
+def test_inductor_chooses_between_a_kernel_and_its_own_code(
+    db: Path,  # noqa: F811
+    ran: list[str],  # noqa: F811
+    ours: bool,
+) -> None:
+    if why := candidates.register():
+        pytest.skip(why)
+    settings = torch._inductor.config.test_configs
+    if not hasattr(settings, "force_custom_op_decomposition"):
+        pytest.skip("this PyTorch cannot be told which candidate wins")
+    model, x = prepared(Residual()), image()
+    reports: list[Any] = []
+    options = {"db": db, "allow": ("default",), "timer": Clock(), "report": reports.append, "network": False}
+    options |= {"mode": "max-autotune-no-cudagraphs"}
+    forced = {"test_configs.force_custom_op_decomposition": not ours, "force_disable_caches": True}
+    with torch._inductor.config.patch(forced):
+        fast = torch.compile(model, backend=schedsearch, options=options, fullgraph=True)
+        expected = model(x)
+        assert close(fast(x), expected)
+    assert reports[0].notes == ("Inductor's max-autotune chooses between its code and our kernels for 2 layers",)
+    assert [(layer.name, layer.is_candidate) for layer in reports[0].layers] == [("conv1", True), ("conv2", True)]
+    assert "2 of 2 layers have a candidate" in str(reports[0]) and reports[0].saved_us == 0
+    ran.clear()
+    assert close(fast(x), expected) and ran == (["conv2d", "conv2d"] if ours else [])
+    model.bn1.weight.mul_(-3)
+    assert close(fast(x), model(x))
+
+
+def test_the_operators_keep_the_rules_of_pytorch(db: Path) -> None:  # noqa: F811
+    import schedsearch.torch as sst
+
+    sst.optimize_(prepared(Residual()), image(), db=db, allow=("default",), timer=Clock())
+    key, call = next(each for each in calls._calls.items() if "residual" in each[1].workload.label)
+    generator = torch.Generator().manual_seed(3)
+    vectors = {"OHWI": (8, 8, 3, 3), "NHWC": (1, 8, 6, 6)}
+    arrays = [torch.randn(vectors.get(spec.axes, spec.shape), generator=generator) for spec in call.workload.signature]
+    arrays = [each.contiguous(memory_format=torch.channels_last) if each.dim() == 4 else each for each in arrays]
+    operator = candidates.operator_for(arrays)
+    torch.library.opcheck(operator, (*arrays, key))
+    assert close(operator(*arrays, key), candidates._plain(*arrays, key=key))
