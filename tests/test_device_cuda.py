@@ -49,6 +49,8 @@ class FakeDriver:
         launch_code: the return value of a launch in our context.
         nodes: (blocks, parameters) of the kernel nodes of the graph, in order.
         captured_stream: handle of the stream that is captured; 0: none.
+        running: whether something was launched and not waited for.
+        unloaded_while_running: how many modules were.
         graphs: how many graphs there are.
         graph_code: the return value of making an executable graph in our context.
         graph_launches: how many launches of graphs were accepted.
@@ -68,6 +70,8 @@ class FakeDriver:
         self.launch_code = 0
         self.nodes: list[tuple[int, tuple[int, ...]]] = []
         self.captured_stream = 0
+        self.running = False
+        self.unloaded_while_running = 0
         self.graphs = 0
         self.graph_code = 0
         self.graph_launches = 0
@@ -130,6 +134,7 @@ class FakeDriver:
         return (self._require_context(),)
 
     def cuCtxSynchronize(self) -> tuple[Result]:
+        self.running = False
         return (self._require_context(),)
 
     def cuModuleLoadData(self, code: bytes) -> tuple[Result, int]:
@@ -138,6 +143,7 @@ class FakeDriver:
 
     def cuModuleUnload(self, loaded: int) -> tuple[Result]:
         self.modules.remove(loaded)
+        self.unloaded_while_running += self.running
         return (self._require_context(),)
 
     def cuModuleGetFunction(self, loaded: int, name: bytes) -> tuple[Result, int]:
@@ -184,6 +190,7 @@ class FakeDriver:
         if stream.value == self.captured_stream:
             return Result.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         self.graph_launches += 1
+        self.running = True
         self.launches += self.nodes
         return 0
 
@@ -419,6 +426,14 @@ def test_a_network_without_memory_for_its_values_gives_everything_back(driver: F
     with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
         Net(parts, open_device(PRESETS["h200"]))
     assert not driver.memory and not driver.modules and not driver.retained
+
+
+def test_a_network_that_is_closed_waits_for_its_calls(driver: FakeDriver) -> None:
+    net = Net(pair_of_calls(), open_device(PRESETS["h200"]))
+    net._moved([64], [96]).launch(5)
+    assert driver.running and driver.modules
+    net.close()
+    assert not driver.modules and not driver.unloaded_while_running and not driver.memory
 
 
 def test_a_network_is_one_graph_whose_arguments_follow_its_inputs(driver: FakeDriver) -> None:

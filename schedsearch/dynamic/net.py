@@ -256,7 +256,9 @@ class DynamicNet:
         return int(self._words[number])
 
     def close(self) -> None:
-        """Frees the memory and the code; does nothing the second time."""
+        """Waits for the runs, and frees the memory and the code; does nothing the second time."""
+        if self.sizes:
+            self.device.synchronize()
         for kernel in (*self.kernels.values(), *self._size_kernels.values()):
             kernel.close()
         self.kernels, self._size_kernels, self._exact = {}, {}, []
@@ -351,6 +353,7 @@ class BoundNet:
     def close(self) -> None:
         if self._graph is not None:
             cuda: CudaDevice = self._net.device  # type: ignore[assignment]
+            cuda.synchronize()
             with cuda.current():
                 self._graph.close()
             self._graph = None

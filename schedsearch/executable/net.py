@@ -273,11 +273,13 @@ class Net:
         save(self._parts, path)
 
     def close(self) -> None:
-        """Frees the memory; with the last instance also code, weights and device. Does nothing the second time."""
+        """Waits for the calls and frees the memory; with the last instance also code, weights and device. Does nothing the
+        second time."""
         with self._lock:
             if self._weights is None:
                 return
             self._torch_call = None
+            self._device.synchronize()  # calls may be under way, and the driver need not wait before it frees
             if self._calls is not None:
                 self._calls.close()
             while self._memory:
