@@ -298,6 +298,10 @@ def launch_overhead(data: dict[str, Any]) -> str:
     return markdown(("host time of a call", "us", "goal"), rows)
 
 
+def torch_dispatch(data: dict[str, Any]) -> str:
+    return markdown(("host time of a call", "us"), [(row["call"], f"{row['host_us']:.2f}") for row in data["rows"]])
+
+
 def before_after(data: dict[str, Any]) -> str:
     """Two versions in one run: what tuning found, how fast it went, and the host time of a call."""
     layers = sorted(data["before"]["us"].keys() & data["after"]["us"].keys(), key=list(data["before"]["us"]).index)
@@ -462,6 +466,7 @@ TABLES = {
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
+    "torch_dispatch": Table("torch_dispatch_cpu", "torch_dispatch.py --without-gpu", torch_dispatch),
     "own_kernels": Table("own_kernels_h200", "own_kernels.py", own_kernels),
     "depthwise_sample": Table("depthwise_sample_h200", "depthwise.py", depthwise_sample),
     "bandwidth_ops": Table("bandwidth_ops_h200", "bandwidth_ops.py", bandwidth_ops),

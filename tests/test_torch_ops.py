@@ -237,14 +237,14 @@ def test_fake_results_are_what_a_kernel_allocates(torch: Any, sst: Any, memory: 
     window = "stride=2,1 padding=2,1,1,2"
     grown = ((size + 3 - 3) // 2 + 1, size + 3 - 3 + 1)
     dense, small = torch.empty(4, channels, 3, 3).half(), torch.empty(2 * channels, 1, 3, 3).half()
-    none, zeros = (None,) * 3, (0.0, 0.0)
+    none = (None,) * 3
     calls = [
-        (Conv2d, (image(), dense, *none, window, *zeros)),
-        (Conv2d, (image(), dense, *none, f"{window} epilogue=depth_to_space:2", *zeros)),
-        (Conv2d, (image(torch.float32), dense.float().to(memory_format=torch.channels_last), *none, window, *zeros)),
-        (DepthwiseConv2d, (image(), small, *none, window, *zeros)),
+        (Conv2d, (image(), dense, *none, window)),
+        (Conv2d, (image(), dense, *none, f"{window} epilogue=depth_to_space:2")),
+        (Conv2d, (image(torch.float32), dense.float().to(memory_format=torch.channels_last), *none, window)),
+        (DepthwiseConv2d, (image(), small, *none, window)),
         (GradBoth, (image(), small, torch.empty(2, 2 * channels, *grown).half(), window)),
-        (QuantizedConv2d, (image(torch.uint8), dense.to(torch.int8), *none, None, window, *zeros, 0, 0, 0)),
+        (QuantizedConv2d, (image(torch.uint8), dense.to(torch.int8), *none, None, window)),
     ]
     calls += [(PixelUnshuffle, (image(), 2))] if size % 2 == 0 else []
     for kind, arguments in calls:

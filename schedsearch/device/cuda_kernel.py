@@ -98,11 +98,11 @@ class CudaBoundKernel:
     ) -> None:
         plan, device = kernel.artifact.plan, kernel.device
         self._kernel, self._prepared = kernel, prepared  # keeps the module and the workspaces alive
-        self._plan = plan
+        self._plan, self._alignments = plan, plan.alignments
         self._launch = cuda_driver.libcuda().cuLaunchKernelEx
         self._replace_address = cuda_driver.libcuda().cuTensorMapReplaceAddress
         self._pointers: dict[str, list[ctypes.c_uint64]] = {}
-        self._maps: dict[str, list[int]] = {}
+        self._maps: dict[str, list[ctypes.c_void_p]] = {}
         self._scalars: dict[str, list[tuple[ctypes.c_uint64, str]]] = {}
         self._keep: list[Any] = []
         addresses = place_buffers(plan, [plan.steps[number] for number in steps], buffers, kernel.workspaces, prepared)
@@ -137,7 +137,7 @@ class CudaBoundKernel:
             storage = _aligned_storage(TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT)
             encoded = _encode(param, addresses[param.buffer])
             ctypes.memmove(storage, encoded.getPtr(), TENSOR_MAP_BYTES)
-            self._maps.setdefault(param.buffer, []).append(ctypes.addressof(storage))
+            self._maps.setdefault(param.buffer, []).append(ctypes.c_void_p(ctypes.addressof(storage)))
             return [storage]
         if param.kind == "scalar":
             if param.name not in scalars:
@@ -164,12 +164,11 @@ class CudaBoundKernel:
         return [(config, function, parameters._obj) for config, _, function, parameters in self._launches]
 
     def launch(self, stream: int = 0) -> None:
-        for launch in self._launches:
-            config, config_reference, function, parameters = launch
+        for config, config_reference, function, parameters in self._launches:
             config.stream = stream
             code = self._launch(config_reference, function, parameters, None)
             if code:
-                self._launch_in_context(launch, code)
+                self._launch_in_context((config, config_reference, function, parameters), code)
 
     def _launch_in_context(self, launch: _Launch, code: int) -> None:
         """Launches again in our context, if another context or none was current when the driver refused with `code`."""
@@ -182,12 +181,15 @@ class CudaBoundKernel:
 
     def set_pointer(self, buffer: str, address: int) -> None:
         """Raises ArgumentError if the address lacks the alignment that the plan requires."""
-        if buffer in self._plan.alignments:
+        if address % self._alignments.get(buffer, 1):
             check_alignment(self._plan, buffer, address)
         for pointer in self._pointers.get(buffer, ()):
             pointer.value = address
-        for tensor_map in self._maps.get(buffer, ()):
-            place, to = ctypes.c_void_p(tensor_map), ctypes.c_void_p(address)
+        if buffer in self._maps:
+            self._replace(self._maps[buffer], ctypes.c_void_p(address))
+
+    def _replace(self, maps: Sequence[ctypes.c_void_p], to: ctypes.c_void_p) -> None:
+        for place in maps:
             code = self._replace_address(place, to)
             if code and not self._kernel.device.is_current:  # it wants a context, like a launch
                 with self._kernel.device.current():

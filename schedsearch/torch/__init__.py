@@ -28,7 +28,6 @@ def _require_torch() -> None:
 
 _require_torch()
 
-from schedsearch.torch import library  # noqa: E402, F401
 from schedsearch.torch.functional import (  # noqa: E402
     conv2d,
     depthwise_conv2d,

@@ -19,6 +19,8 @@ from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.streams import current_stream
 from schedsearch.torch.formats import torch_dtype
 
+_Allocate = Callable[[], torch.Tensor]
+
 
 class BoundCall:
     """Computes a workload on tensors. The caller looks it up by dtypes, shapes, strides and devices, which it does not check
@@ -28,51 +30,67 @@ class BoundCall:
 
     Args:
         kernel: what runs.
-        tensors: argument of the workload -> a tensor like those of all calls, with the logical axes N, C, H, W.
-        scalars: values of all scalars of the workload.
+        places: where each argument of the workload's signature stands among the tensors of a call; these have the logical
+            axes N, C, H, W.
+        scalars: scalar of the workload -> its place among the numbers of a call.
+        tensors, numbers: of a first call, which is not made; all calls have tensors like these.
 
     Raises:
         ArgumentError: a tensor is not what the kernel takes.
     """
 
-    def __init__(self, kernel: Kernel, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        places: Sequence[int],
+        scalars: Mapping[str, int],
+        tensors: Sequence[torch.Tensor | None],
+        numbers: Sequence[float],
+    ) -> None:
         self.kernel = kernel
         workload, plan = kernel.workload, kernel.artifact.plan
-        first = next(iter(tensors.values()))
-        self._names = [spec.name for spec in workload.signature]
-        self._turn = [_turn(arrays.forms(spec), tensors[spec.name]) for spec in workload.signature]
-        self._turns = any(self._turn)
-        given = [self._turned(place, tensors[name]) for place, name in enumerate(self._names)]
-        for spec, tensor in zip(workload.signature, given):
+        given: dict[int, Any] = {place: tensors[place] for place in places}
+        self._turn = {
+            place: turn
+            for place, spec in zip(places, workload.signature)
+            if (turn := _turn(arrays.forms(spec), given[place])) is not None
+        }
+        given |= {place: turn(given[place]) for place, turn in self._turn.items()}
+        for spec, tensor in zip(workload.signature, given.values()):
             arrays.check(spec, arrays.view(tensor, spec.name), kernel.device)
-        options = {"device": first.device}
-        self._made: list[tuple[str, Callable[[], torch.Tensor]]] = [
-            (like.name, _allocator(like.shape, like.strides, dtype=torch_dtype(like.dtype), **options))
+        device = given[places[0]].device
+        self._made = [
+            (like.name, _allocator(like.shape, like.strides, torch_dtype(like.dtype), device))
             for like in arrays.output_like(workload, "channels_last")
         ]
         self._results = len(self._made)
-        self._made += [
-            (name, _allocator((nbytes,), (1,), dtype=torch.uint8, **options)) for name, nbytes in plan.workspaces.items()
-        ]
-        made = [(name, allocate()) for name, allocate in self._made]
-        self._buffers = (*self._names, *(name for name, _ in made))
-        self._addresses = [tensor.data_ptr() for tensor in (*given, *(each for _, each in made))]
-        self._scalars: Mapping[str, float] = dict(scalars)
-        aligned = {
-            name: address - address % plan.alignments.get(name, 1) for name, address in zip(self._buffers, self._addresses)
-        }
-        self._bound = kernel.bind_addresses(aligned, self._scalars)
-        self._addresses = [0] * len(self._buffers)  # so that the first call sets and checks them
+        self._made += [(name, _allocator((nbytes,), (1,), torch.uint8, device)) for name, nbytes in plan.workspaces.items()]
         self._only = self._made[0][1] if len(self._made) == 1 else None
+        made = {name: allocate() for name, allocate in self._made}
+        tensors_of = {spec.name: tensor for spec, tensor in zip(workload.signature, given.values())} | made
+        aligned = {
+            name: tensor.data_ptr() - tensor.data_ptr() % plan.alignments.get(name, 1) for name, tensor in tensors_of.items()
+        }
+        bound = kernel.bind_addresses(aligned, {name: numbers[place] for name, place in scalars.items()})
+        self._launch, self._set_scalar = bound.launch, bound.set_scalar
+        buffers = dict(zip(places, (spec.name for spec in workload.signature)))
+        setters = {name: functools.partial(bound.set_pointer, name) for name in tensors_of}
+        self._set_addresses = [setters.get(buffers.get(place, "")) for place in range(len(tensors))]
+        self._set_own: list[Callable[[int], None]] = [setters[name] for name in made]
+        self._unknown = (None,) * len(tensors)
+        self._addresses: tuple[int | None, ...] = self._unknown  # as they were set
+        self._own: tuple[int, ...] = ()  # the same for `_made`; empty: unknown
+        self._scalars, self._numbers = scalars, numbers
         self._stream = current_stream("torch", kernel.device)
         self._lock = threading.Lock()
 
-    def __call__(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Any:
+    def __call__(self, tensors: Sequence[torch.Tensor | None], addresses: tuple[int, ...], numbers: Sequence[float]) -> Any:
         """Enqueues the kernel on torch's current stream.
 
         Args:
-            tensors: in the order of the workload's signature.
-            scalars: values of all scalars; the mapping must not change afterwards.
+            tensors: those of the call.
+            addresses: of their first elements; 0 without a tensor.
+            numbers: those of the call.
 
         Returns:
             The output, or a tuple of several.
@@ -80,40 +98,61 @@ class BoundCall:
         Raises:
             DeviceError: the launch failed.
         """
-        if self._turns:
-            tensors = [self._turned(place, tensor) for place, tensor in enumerate(tensors)]
-        made = (self._only(),) if self._only is not None else tuple([allocate() for _, allocate in self._made])
+        if self._turn:
+            tensors = [self._turn[place](tensor) if place in self._turn else tensor for place, tensor in enumerate(tensors)]
+            addresses = _addresses(tensors)
+        if self._only is not None:
+            result = self._only()
+            own: tuple[int, ...] = (result.data_ptr(),)
+        else:
+            made = tuple([allocate() for _, allocate in self._made])
+            own = _addresses(made)
+            result = made[0] if self._results == 1 else made[: self._results]
         try:
-            self._launch([each.data_ptr() for each in (*tensors, *made)], scalars)
+            with self._lock:
+                if addresses != self._addresses or own != self._own or numbers != self._numbers:
+                    self._update(addresses, own, numbers)
+                self._launch(self._stream())
         except ArgumentError:  # an address lacks the alignment that vector loads need
-            tensors = [tensor.clone() for tensor in tensors]
-            self._launch([each.data_ptr() for each in (*tensors, *made)], scalars)
-        return made[0] if self._results == 1 else made[: self._results]
+            copies = [tensor if tensor is None else tensor.clone() for tensor in tensors]
+            with self._lock:
+                self._update(_addresses(copies), own, numbers)
+                self._launch(self._stream())
+        return result
 
-    def _launch(self, addresses: list[int], scalars: Mapping[str, float]) -> None:
-        bound = self._bound
-        with self._lock:
-            last = self._addresses
-            if addresses != last:
-                for place, address in enumerate(addresses):
-                    if address != last[place]:
-                        bound.set_pointer(self._buffers[place], address)
-                        last[place] = address
-            if scalars is not self._scalars:
-                for name, value in scalars.items():
-                    bound.set_scalar(name, value)
-                self._scalars = scalars
-            bound.launch(self._stream())
+    def _update(self, addresses: tuple[int, ...], own: tuple[int, ...], numbers: Sequence[float]) -> None:
+        """Writes what has changed to the argument block. Raises ArgumentError if an address lacks an alignment."""
+        before, self._addresses = self._addresses, self._unknown
+        if addresses != before:
+            for set_address, address, last in zip(self._set_addresses, addresses, before):
+                if address != last and set_address is not None:
+                    set_address(address)
+        self._addresses = addresses
+        if own != self._own:
+            self._own = ()
+            for set_own, address in zip(self._set_own, own):
+                set_own(address)
+            self._own = own
+        if numbers != self._numbers:
+            for name, place in self._scalars.items():
+                self._set_scalar(name, numbers[place])
+            self._numbers = numbers
 
-    def _turned(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
-        turn = self._turn[place]
-        return tensor if turn is None else turn(tensor)
+
+def _addresses(tensors: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
+    return tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
-def _allocator(shape: Sequence[int], strides: Sequence[int], **options: Any) -> Callable[[], torch.Tensor]:
-    """A function that allocates such a tensor. It copies a tensor whose memory was freed: that costs less host time than
-    shape and strides in Python."""
-    like = torch.empty_strided(tuple(shape), tuple(strides), **options)
+def _allocator(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> _Allocate:
+    """A function that allocates such a tensor, in the way that costs least host time.
+
+    That is the function of Inductor's generated code, which allocates on the current GPU. Where there may be another one, it
+    copies a tensor whose memory was freed, which costs less than shape and strides in Python.
+    """
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if quick is not None and (device.type == "cpu" or torch.cuda.device_count() == 1):
+        return functools.partial(quick, tuple(shape), tuple(strides), dtype)
+    like = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
     like.untyped_storage().resize_(0)
     return functools.partial(torch.empty_like, like)
 

@@ -23,11 +23,11 @@ from schedsearch.runtime.cache import KernelCache
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.target import Target
 from schedsearch.torch.bound import BoundCall
+from schedsearch.torch.library import register
 from schedsearch.workload import Workload
 
 ALLOWED = ("exact", "same_architecture")
 ALIGNMENT = 64  # elements, of each layer's part of the vectors of batch norms
-_library = torch.library.Library("schedsearch", "FRAGMENT")
 _calls: dict[str, Call] = {}  # by key
 
 
@@ -85,7 +85,7 @@ class Call:
         text = json.dumps([workload.id, sorted(scalars.items()), str(kernels.db), str(kernels.device)])
         self.key = f"{workload.op}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
         self._formats = [_memory_format(spec) for spec in workload.signature]
-        self._values = {scalar.name: scalar.default for scalar in workload.scalars} | self.scalars
+        self._numbers = tuple(self.scalars.get(scalar.name, scalar.default) for scalar in workload.scalars)
         self._bound: BoundCall | None = None
 
     def __call__(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -99,9 +99,9 @@ class Call:
             for each, form in zip(arrays, self._formats)
         ]
         if self._bound is None:
-            names = [spec.name for spec in self.workload.signature]
-            self._bound = BoundCall(self.kernels.kernel(self.workload), dict(zip(names, given)), self._values)
-        y: torch.Tensor = self._bound(given, self._values)
+            places = {scalar.name: place for place, scalar in enumerate(self.workload.scalars)}
+            self._bound = BoundCall(self.kernels.kernel(self.workload), range(len(given)), places, given, self._numbers)
+        y: torch.Tensor = self._bound(given, tuple([each.data_ptr() for each in given]), self._numbers)
         return y
 
     def fake(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -173,12 +173,5 @@ def _fake_vectors(parts: list[torch.Tensor], eps: float, dtype: torch.dtype) -> 
     return parts[0].new_empty((2, length), dtype=dtype)
 
 
-for _schema, _real, _shape in (
-    ("call(str key, Tensor[] arrays) -> Tensor", _run, _fake),
-    ("batch_norm_vectors(Tensor[] parts, float eps, ScalarType dtype) -> Tensor", _batch_norm_vectors, _fake_vectors),
-):
-    _name = _schema.partition("(")[0]
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _real, _key)
-    torch.library.register_fake(f"schedsearch::{_name}", _shape, lib=_library)
+register("call(str key, Tensor[] arrays) -> Tensor", _run, _fake)
+register("batch_norm_vectors(Tensor[] parts, float eps, ScalarType dtype) -> Tensor", _batch_norm_vectors, _fake_vectors)

@@ -6,7 +6,7 @@ With groups = channels, output channel c * m + j belongs to input channel c, for
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,13 +14,14 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from schedsearch.errors import ArgumentError, NoRecordError, UnsupportedError
+from schedsearch.errors import ArgumentError, NoRecordError
 from schedsearch.ops.depthwise_conv2d import depthwise_conv2d as depthwise_workload
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.torch import epilogues, store
-from schedsearch.torch.dispatch import Operation, run
+from schedsearch.torch.convolution import Conv2d, Convolution
+from schedsearch.torch.dispatch import Operation, declared
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
-from schedsearch.torch.window import Window, check_convolution, check_operands, output_shape, parameters, text
+from schedsearch.torch.window import Window, check_convolution, parameters, text
 from schedsearch.workload import Workload
 
 
@@ -29,64 +30,28 @@ def _workload(
 ) -> Workload:
     """The workload of a direction; `image` is the shape of x, `weight` that of the weight."""
     n, c, h, w = image
-    if not n * c * h * w:
-        raise UnsupportedError("there are no kernels for images without elements")
     return depthwise_workload(
         n=n, c=c, h=h, w=w, r=weight[2], s=weight[3], multiplier=weight[0] // c, stride=window.stride,
         padding=window.padding, dilation=window.dilation, dtype=dtype_name(dtype), layout=layout, **options,
     )  # fmt: skip
 
 
+@declared
 @dataclass(frozen=True)
-class DepthwiseConv2d(Operation):
-    """A call of depthwise_conv2d; see `schedsearch.torch.depthwise_conv2d`.
+class DepthwiseConv2d(Convolution):
+    """A call of depthwise_conv2d, whose groups are the channels; see `schedsearch.torch.depthwise_conv2d`."""
 
-    Attributes:
-        epilogue: see `epilogues`.
-        layout: of x and of the output.
-    """
-
-    schema: ClassVar[str] = (
-        "depthwise_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? residual, str parameters, "
-        "float low, float high) -> Tensor"
-    )
-    name: ClassVar[str] = "depthwise_conv2d"
-    tensors: ClassVar[tuple[str, ...]] = ("x", "weight", "bias", "scale", "residual")
-    scalars: ClassVar[tuple[str, ...]] = ("low", "high")
-    window: Window
-    epilogue: str
-    layout: str
+    schema: ClassVar[str] = f"depthwise_{Conv2d.schema}"
 
     @classmethod
     def of(cls, *args: Any) -> DepthwiseConv2d:
-        given = parameters(args[5])
-        return cls(given.window, given.epilogue, layout_of(args[0]))
-
-    def check(self, given: Mapping[str, torch.Tensor]) -> None:
-        check_convolution(self.name, given, self.window, given["x"].shape[1])
-        check_operands(self.name, self.epilogue, given, self.shape(given))
-
-    def shape(self, given: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-        return output_shape(given["x"], given["weight"], self.window, self.epilogue)
-
-    def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return empty(given["x"], self.shape(given), self.layout)
+        x, *_, text = args
+        given = parameters(text)
+        return cls(given.window, x.shape[1], given.epilogue, layout_of(x))
 
     def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
         x, weight, stages = given["x"], given["weight"], epilogues.stages(self.epilogue)
         return _workload(x.shape, weight.shape, self.window, x.dtype, self.layout, epilogue=stages)
-
-    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> torch.Tensor:
-        x = given["x"]
-        y = self.window.convolve(x, given["weight"], x.shape[1])
-        operands = (given.get("bias"), given.get("scale"), given.get("residual"))
-        return in_layout(epilogues.computed(y, self.epilogue, *operands, scalars["low"], scalars["high"]), self.layout)
-
-    def tensor_of(self, argument: str) -> str:
-        return epilogues.TENSORS.get(argument, argument)
-
-    def scalar_of(self, scalar: str) -> str:
-        return epilogues.SCALARS[scalar]
 
 
 @dataclass(frozen=True)
@@ -149,6 +114,7 @@ class _Gradient(Operation):
         return empty(given["dy"], self.kernel, self.layout)
 
 
+@declared
 @dataclass(frozen=True)
 class GradInput(_Gradient):
     """dx of dy and the weight."""
@@ -157,8 +123,6 @@ class GradInput(_Gradient):
         "depthwise_conv2d_grad_input(Tensor dy, Tensor weight, SymInt[4] image, str parameters, bool channels_last) "
         "-> Tensor"
     )
-    name: ClassVar[str] = "depthwise_conv2d_grad_input"
-    tensors: ClassVar[tuple[str, ...]] = ("dy", "weight")
     direction: ClassVar[str] = "grad_input"
 
     @classmethod
@@ -173,18 +137,18 @@ class GradInput(_Gradient):
         return self.by_pytorch(given, (True, False))[0]
 
 
+@declared
 @dataclass(frozen=True)
 class GradWeight(_Gradient):
     """dw of x and dy."""
 
     schema: ClassVar[str] = "depthwise_conv2d_grad_weight(Tensor x, Tensor dy, SymInt[2] kernel, str parameters) -> Tensor"
-    name: ClassVar[str] = "depthwise_conv2d_grad_weight"
-    tensors: ClassVar[tuple[str, ...]] = ("x", "dy")
     direction: ClassVar[str] = "grad_weight"
+    settings: ClassVar[tuple[Callable[[], Hashable], ...]] = (torch.are_deterministic_algorithms_enabled,)
 
     @classmethod
     def of(cls, *args: Any) -> GradWeight:
-        x, dy, kernel, text = args[:4]
+        x, dy, kernel, text = args
         return cls(parameters(text).window, tuple(x.shape), (dy.shape[1], 1, *kernel), layout_of(x))
 
     def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -194,6 +158,7 @@ class GradWeight(_Gradient):
         return self.by_pytorch(given, (False, True))[1]
 
 
+@declared
 @dataclass(frozen=True)
 class GradBoth(_Gradient):
     """dx and dw of x, the weight and dy: one kernel where that is recorded to be faster than two."""
@@ -201,13 +166,12 @@ class GradBoth(_Gradient):
     schema: ClassVar[str] = (
         "depthwise_conv2d_grad_both(Tensor x, Tensor weight, Tensor dy, str parameters) -> (Tensor, Tensor)"
     )
-    name: ClassVar[str] = "depthwise_conv2d_grad_both"
-    tensors: ClassVar[tuple[str, ...]] = ("x", "weight", "dy")
     direction: ClassVar[str] = "grad_both"
+    settings: ClassVar[tuple[Callable[[], Hashable], ...]] = (torch.are_deterministic_algorithms_enabled,)
 
     @classmethod
     def of(cls, *args: Any) -> GradBoth:
-        x, weight, _, text = args[:4]
+        x, weight, _, text = args
         return cls(parameters(text).window, tuple(x.shape), tuple(weight.shape), layout_of(x))
 
     def empty(self, given: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,38 +196,9 @@ class GradBoth(_Gradient):
     def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
         x, weight, dy = given["x"], given["weight"], given["dy"]
         of_window = text(self.window.stride, self.window.padding, self.window.dilation)
-        dx = grad_input(dy, weight, self.image, of_window, self.layout == "NHWC")
-        return dx, grad_weight(x, dy, self.kernel[2:], of_window)
-
-
-def depthwise_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    parameters: str,
-    low: float,
-    high: float,
-) -> Any:
-    """The operator on a device."""
-    return run(DepthwiseConv2d, (x, weight, bias, scale, residual), (parameters,), (low, high))
-
-
-def grad_input(dy: torch.Tensor, weight: torch.Tensor, image: Sequence[int], parameters: str, channels_last: bool) -> Any:
-    """The operator on a device; `image` is the shape of x, and `channels_last` its memory format."""
-    return run(GradInput, (dy, weight), (tuple(image), parameters, channels_last))
-
-
-def grad_weight(x: torch.Tensor, dy: torch.Tensor, kernel: Sequence[int], parameters: str) -> Any:
-    """The operator on a device; `kernel` is the weight's height and width."""
-    always = torch.are_deterministic_algorithms_enabled()
-    return run(GradWeight, (x, dy), (tuple(kernel), parameters, always))
-
-
-def grad_both(x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, parameters: str) -> Any:
-    """The operator on a device."""
-    return run(GradBoth, (x, weight, dy), (parameters, torch.are_deterministic_algorithms_enabled()))
+        ops = torch.ops.schedsearch
+        dx = ops.depthwise_conv2d_grad_input(dy, weight, self.image, of_window, self.layout == "NHWC")
+        return dx, ops.depthwise_conv2d_grad_weight(x, dy, self.kernel[2:], of_window)
 
 
 class Depthwise(torch.autograd.Function):
@@ -273,7 +208,7 @@ class Depthwise(torch.autograd.Function):
     def forward(ctx: Any, x: Any, weight: Any, parameters: str) -> Any:
         ctx.save_for_backward(x, weight)
         ctx.parameters = parameters
-        return torch.ops.schedsearch.depthwise_conv2d(x, weight, None, None, None, parameters, 0.0, 0.0)
+        return torch.ops.schedsearch.depthwise_conv2d(x, weight, None, None, None, parameters)
 
     @staticmethod
     @once_differentiable

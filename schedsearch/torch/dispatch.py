@@ -1,46 +1,87 @@
 """From a call of an operator to what computes it: a dictionary from the description of its arguments.
 
-The first call of a description finds a kernel and binds it (`bound.BoundCall`); without a kernel PyTorch computes it. Later
-calls cost one look into the dictionary.
+An operator is declared by a class, `Operation`. The first call of a description finds a kernel and binds it
+(`bound.BoundCall`); without a kernel PyTorch computes it. Later calls cost one look into the dictionary. `implementation`
+writes the Python function that does this for an operator's schema, because loops over arguments would double its time.
 """
 
 from __future__ import annotations
 
-import operator
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from schedsearch.errors import ArgumentError
+from schedsearch.errors import ArgumentError, UnsupportedError
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.torch import store
 from schedsearch.torch.bound import BoundCall
+from schedsearch.torch.library import register
 from schedsearch.workload import Workload
 
+Kind = TypeVar("Kind", bound="Operation")
 Tensors = Sequence[torch.Tensor | None]
+_ARGUMENT = re.compile(r"(?P<kind>\S+) (?P<name>\w+)(=(?P<default>[^,)]+))?(?=[,)])")
+
+
+@dataclass(frozen=True)
+class _Argument:
+    """One of a schema, e.g. `Tensor? bias=None`.
+
+    Attributes:
+        kind: its type in PyTorch's words.
+        default: as Python's source; None without one.
+    """
+
+    kind: str
+    name: str
+    default: str | None
+
+    @property
+    def value(self) -> str:
+        """Python's source of its value, for a dictionary's key."""
+        return f"tuple({self.name})" if self.kind.endswith("]") else self.name
+
+    @property
+    def unless_none(self) -> str:
+        """Python's source of what stands before an expression that needs a tensor."""
+        return f"{self.name} is not None and " if self.kind == "Tensor?" else ""
 
 
 class Operation(ABC):
-    """One call's parameters, without its tensors.
+    """An operator; an object is one call's parameters, without its tensors.
 
     Attributes:
-        schema: of the operator.
-        name: of the operator.
-        tensors: names of its tensors, in order.
+        schema: of the operator; tensors come first, then parameters, then scalars.
         scalars: names of its call-time numbers, in order.
+        settings: what else chooses a kernel: functions that return settings of PyTorch.
+        name: of the operator, by the schema.
+        tensors: names of its tensors, by the schema, in order.
+        arguments: all of them, by the schema.
     """
 
     schema: ClassVar[str]
+    scalars: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[Callable[[], Hashable], ...]] = ()
     name: ClassVar[str]
     tensors: ClassVar[tuple[str, ...]]
-    scalars: ClassVar[tuple[str, ...]] = ()
+    arguments: ClassVar[tuple[_Argument, ...]]
+
+    def __init_subclass__(cls) -> None:
+        if "schema" in cls.__dict__:
+            cls.name, _, arguments = cls.schema.partition(" -> ")[0].partition("(")
+            cls.arguments = tuple(
+                _Argument(*each.group("kind", "name", "default")) for each in _ARGUMENT.finditer(arguments)
+            )
+            cls.tensors = tuple(each.name for each in cls.arguments if each.kind.startswith("Tensor"))
 
     @classmethod
     @abstractmethod
     def of(cls, *args: Any) -> Operation:
-        """The operation of a call; `args` are those of the operator, which may be without memory."""
+        """The operation of a call; `args` are tensors, which may be without memory, and parameters."""
 
     @abstractmethod
     def check(self, given: Mapping[str, torch.Tensor]) -> None:
@@ -48,7 +89,7 @@ class Operation(ABC):
 
     @abstractmethod
     def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
-        """Raises SchedsearchError if there is none."""
+        """The workload of tensors with elements. Raises SchedsearchError if there is none."""
 
     @abstractmethod
     def empty(self, given: Mapping[str, torch.Tensor]) -> Any:
@@ -75,43 +116,78 @@ class Operation(ABC):
         return {name: tensor for name, tensor in zip(self.tensors, tensors) if tensor is not None}
 
 
+def declared(kind: type[Kind]) -> type[Kind]:
+    """Registers an operator; a decorator of its class."""
+    register(kind.schema, implementation(kind), fake(kind), refuses_gradients=True)
+    return kind
+
+
+def implementation(kind: type[Operation]) -> Callable[..., Any]:
+    """The operator on a device, as a function of the schema's arguments.
+
+    It raises ArgumentError if the tensors do not fit each other or the parameters, or if a gradient is wanted, and
+    DeviceError if the launch failed.
+    """
+    tensors = [each for each in kind.arguments if each.name in kind.tensors]
+    wants = [f"{each.unless_none}{each.name}.requires_grad" for each in tensors]
+    described = [f"{each.unless_none}({_DESCRIPTION.format(each.name)})" for each in tensors]
+    addresses = [f"0 if {each.name} is None else {each.name}.data_ptr()" for each in tensors]
+    settings = [f"settings[{place}]()" for place in range(len(kind.settings))]
+    body = f"""
+    if is_grad_enabled() and ({" or ".join(wants)}):
+        refuse_gradients(kind, tensors)
+    key = (kind, {", ".join([*_parameters(kind), *settings, *described])})
+    try:
+        call = store.active.ready[key]
+    except KeyError:
+        call = first_call(key, kind, tensors, {_tuple(_parameters(kind))}, numbers)
+    return call(tensors, {_tuple(addresses)}, numbers)
+"""
+    return _written(
+        kind, body, is_grad_enabled=torch.is_grad_enabled, refuse_gradients=_refuse_gradients, settings=kind.settings,
+        store=store, first_call=_first_call,
+    )  # fmt: skip
+
+
 def fake(kind: type[Operation]) -> Callable[..., Any]:
     """The fake kernel of an operator: what it returns, without memory."""
 
-    def allocate(*args: Any) -> Any:
-        operation = kind.of(*args)
-        given = operation.named(args[: len(kind.tensors)])
-        operation.check(given)
+    def allocate(tensors: Tensors, parameters: tuple[Any, ...]) -> Any:
+        operation, given = _checked(kind, tensors, parameters)
         return operation.empty(given)
 
-    return allocate
+    return _written(kind, f"    return allocate(tensors, {_tuple(_parameters(kind))})", allocate=allocate)
 
 
-def description(tensor: torch.Tensor | None) -> Hashable:
-    """What two tensors share if the same call can take both."""
-    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device())
+# What two tensors share if the same call can take both.
+_DESCRIPTION = "{0}.dtype, {0}.shape, {0}.stride(), {0}.get_device()"
 
 
-def run(kind: type[Operation], tensors: Tensors, parameters: tuple[Any, ...], numbers: tuple[float, ...] = ()) -> Any:
-    """Computes a call whose key is its description.
-
-    Args:
-        parameters: what `kind.of` takes behind the tensors; hashable.
-        numbers: the values of `kind.scalars`.
-
-    Raises:
-        ArgumentError: the tensors do not fit each other or the parameters, or a gradient is wanted.
-        DeviceError: the launch failed.
-    """
-    if torch.is_grad_enabled():
-        refuse_gradients(kind, tensors)
-    key = (kind.name, parameters, *map(description, tensors))
-    call = store.active.ready.get(key) or first_call(key, kind, tensors, parameters, numbers)
-    return call(tensors, numbers)
+def _parameters(kind: type[Operation]) -> list[str]:
+    """The values of the parameters as Python's source."""
+    return [each.value for each in kind.arguments if each.name not in (*kind.tensors, *kind.scalars)]
 
 
-def refuse_gradients(kind: type[Operation], tensors: Tensors) -> None:
-    """Raises ArgumentError if a tensor requires a gradient, which the operator does not have."""
+def _written(kind: type[Operation], body: str, **names: Any) -> Callable[..., Any]:
+    """A function with the arguments of the schema, whose body also sees them as `tensors` and `numbers`."""
+    signature = [each.name if each.default is None else f"{each.name}={each.default}" for each in kind.arguments]
+    numbers = [each.value for each in kind.arguments if each.name in kind.scalars]
+    source = f"""
+def {kind.name}({", ".join(signature)}):
+    tensors, numbers = {_tuple(kind.tensors)}, {_tuple(numbers)}
+{body}
+"""
+    namespace = {"kind": kind, **names}
+    exec(compile(source, f"<{kind.name}>", "exec"), namespace)
+    written: Callable[..., Any] = namespace[kind.name]
+    return written
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({''.join(f'{item}, ' for item in items)})"
+
+
+def _refuse_gradients(kind: type[Operation], tensors: Tensors) -> None:
     for name, tensor in zip(kind.tensors, tensors):
         if tensor is not None and tensor.requires_grad:
             raise ArgumentError(
@@ -120,68 +196,51 @@ def refuse_gradients(kind: type[Operation], tensors: Tensors) -> None:
             )
 
 
-def first_call(
-    key: Hashable, kind: type[Operation], tensors: Tensors, parameters: tuple[Any, ...], numbers: tuple[float, ...]
-) -> store.Call:
-    """What computes calls with this key, after all checks. Raises as `run`."""
+def _checked(
+    kind: type[Operation], tensors: Tensors, parameters: tuple[Any, ...]
+) -> tuple[Operation, dict[str, torch.Tensor]]:
     operation = kind.of(*tensors, *parameters)
     given = operation.named(tensors)
     _check_devices(operation, given)
     operation.check(given)
-    return _found(key, operation, given, numbers)
+    return operation, given
 
 
-def _found(
-    key: Hashable, operation: Operation, given: Mapping[str, torch.Tensor], numbers: tuple[float, ...]
-) -> Callable[[Tensors, tuple[float, ...]], Any]:
+def _first_call(
+    key: Hashable, kind: type[Operation], tensors: Tensors, parameters: tuple[Any, ...], numbers: tuple[float, ...]
+) -> store.Call:
+    """What computes calls with this key, after all checks."""
+    operation, given = _checked(kind, tensors, parameters)
     device = next(iter(given.values())).device
 
-    def plain(tensors: Tensors, numbers: tuple[float, ...]) -> Any:
+    def plain(tensors: Tensors, _: tuple[int, ...], numbers: tuple[float, ...]) -> Any:
         return operation.plain(operation.named(tensors), dict(zip(operation.scalars, numbers)))
 
     def bind(where: store.Store) -> tuple[Kernel, store.Call]:
+        if not all(tensor.numel() for tensor in given.values()):
+            raise UnsupportedError("there are no kernels for tensors without elements")
         kernel = operation.accepted(where.kernel(operation.workload(given), device), where, device)
-        return kernel, _bind(operation, kernel, given, numbers)
+        return kernel, _bind(operation, kernel, tensors, numbers)
 
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in list(given.values())[:2])
     return store.found(key, f"{operation.name} of {shapes}", device, bind, plain)
 
 
-def _bind(
-    operation: Operation, kernel: Kernel, given: Mapping[str, torch.Tensor], numbers: tuple[float, ...]
-) -> Callable[[Tensors, tuple[float, ...]], Any]:
+def _bind(operation: Operation, kernel: Kernel, tensors: Tensors, numbers: tuple[float, ...]) -> BoundCall:
     """The kernel as a function of the operator's tensors and numbers."""
     workload = kernel.workload
-    names = {spec.name: operation.tensor_of(spec.name) for spec in workload.signature}
-    scalars = [(scalar.name, operation.scalars.index(operation.scalar_of(scalar.name))) for scalar in workload.scalars]
-    values = {name: numbers[place] for name, place in scalars}
-    bound = BoundCall(kernel, {name: given[tensor] for name, tensor in names.items()}, values)
-    places = [operation.tensors.index(tensor) for tensor in names.values()]
-    pick: Callable[[Any], Any] = operator.itemgetter(*places)
-    if len(places) == 1:
-        (only,) = places
-        pick = operator.itemgetter(slice(only, only + 1))
-    if not scalars:
-        return lambda tensors, numbers: bound(pick(tensors), values)
-    last = numbers, values
-
-    def call(tensors: Tensors, numbers: tuple[float, ...]) -> Any:
-        nonlocal last
-        known, values = last
-        if known != numbers:
-            values = {name: numbers[place] for name, place in scalars}
-            last = numbers, values
-        return bound(pick(tensors), values)
-
-    return call
+    places = [operation.tensors.index(operation.tensor_of(spec.name)) for spec in workload.signature]
+    scalars = {scalar.name: operation.scalars.index(operation.scalar_of(scalar.name)) for scalar in workload.scalars}
+    return BoundCall(kernel, places, scalars, tensors, numbers)
 
 
 def _check_devices(operation: Operation, given: Mapping[str, torch.Tensor]) -> None:
-    first = next(iter(given.items()))
+    (first, like), *others = given.items()
     for name, tensor in given.items():
-        if tensor.device != first[1].device:
-            raise ArgumentError(
-                f"{name} of {operation.name} is on {tensor.device}, {first[0]} is on {first[1].device}; move it there"
-            )
         if tensor.layout is not torch.strided:
             raise ArgumentError(f"{name} of {operation.name} has layout {tensor.layout}; give {name}.to_dense()")
+    for name, tensor in others:
+        if tensor.device != like.device:
+            raise ArgumentError(
+                f"{name} of {operation.name} is on {tensor.device}, {first} is on {like.device}; move it there"
+            )

@@ -9,7 +9,7 @@ import torch
 
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.ops.layout import Layout
-from schedsearch.torch import epilogues, library  # noqa: F401, the operators exist from here on
+from schedsearch.torch import epilogues, quantized  # noqa: F401, which declares its operator
 from schedsearch.torch.depthwise import Depthwise
 from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.moves import Shuffled
@@ -17,10 +17,13 @@ from schedsearch.torch.window import convolve, text
 
 _ACTIVATIONS = (*epilogues.ACTIVATIONS, "relu6", "leaky_relu", "clip")
 _Pair = int | Sequence[int]
-_Stages = tuple[Any, ...]  # the arguments of `_epilogue`
-_NO_STAGES: _Stages = (False, False, False, None, False)
+_Options = tuple[Any, ...]  # stride, padding, dilation, groups, precision, activation, residual_last, pixel_shuffle
 _ops = torch.ops.schedsearch
+_eager_conv2d, _eager_depthwise_conv2d = (
+    getattr(each, "_op", each) for each in (_ops.conv2d.default, _ops.depthwise_conv2d.default)
+)
 _texts: dict[Any, str] = {}
+_NUMBERED = frozenset({"relu6", "clip", "leaky_relu"})  # activations with call-time numbers
 
 
 def conv2d(
@@ -68,22 +71,16 @@ def conv2d(
     Example:
         >>> y = conv2d(x, weight, bias, padding=1, activation="relu")
     """
-    if pixel_shuffle == 1 and 1 < groups == x.shape[1]:
-        return depthwise_conv2d(
-            x, weight, bias, residual, scale=scale, stride=stride, padding=padding, dilation=dilation,
-            activation=activation, negative_slope=negative_slope, low=low, high=high, residual_last=residual_last,
-        )  # fmt: skip
+    depthwise = 1 < groups == x.shape[1] and pixel_shuffle == 1
     if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
         x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
-    if precision is None:
+    if depthwise:
+        groups, precision = 1, "fp32"
+    elif precision is None:
         precision = _precision(x) if x.dtype is torch.float32 else "fp32"
-    stages = (bias is not None, scale is not None, residual is not None, activation, residual_last, pixel_shuffle)
-    numbers = _numbers(activation, negative_slope, low, high)
-    if torch.is_grad_enabled() and _wants_gradients(x, weight, bias, scale, residual):
-        y = convolve(x, weight, *_window(weight, stride, padding, dilation), groups)
-        return epilogues.computed(y, _epilogue(*stages), bias, scale, residual, *numbers)
-    parameters = _parameters(weight, stages, stride, padding, dilation, groups, precision)
-    return _call(_ops.conv2d.default, x, weight, bias, scale, residual, parameters, *numbers)
+    options = (stride, padding, dilation, groups, precision, activation, residual_last, pixel_shuffle)
+    numbers = _numbers(activation, negative_slope, low, high) if activation in _NUMBERED else ()
+    return _convolution(depthwise, x, weight, bias, scale, residual, options, numbers)
 
 
 def quantized_conv2d(
@@ -137,8 +134,7 @@ def quantized_conv2d(
     # Sums of two uint8 would be uint32, in which PyTorch hardly computes; with a zero point, even 0, they are int32.
     of_x = x_zero_point != 0 or (x.dtype == weight.dtype == torch.uint8)
     zero_points = ("x," if of_x else "") + ("weight" if weight_zero_point != 0 else "")
-    stages = (bias is not None, False, residual is not None, activation, False)
-    middle = _epilogue(*stages)
+    middle = _epilogue((bias is not None, False, residual is not None), activation, False, 1)
     name = str(out_dtype).removeprefix("torch.")
     if out_dtype.is_floating_point or output_scale is not None:
         words = [f"dequantise:{name if output_scale is None else 'float32'}", middle]
@@ -185,13 +181,9 @@ def depthwise_conv2d(
     """
     if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
         x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
-    stages = (bias is not None, scale is not None, residual is not None, activation, residual_last)
-    numbers = _numbers(activation, negative_slope, low, high)
-    if torch.is_grad_enabled() and _wants_gradients(x, weight, bias, scale, residual):
-        y = Depthwise.apply(x, weight, _parameters(weight, _NO_STAGES, stride, padding, dilation))
-        return epilogues.computed(y, _epilogue(*stages), bias, scale, residual, *numbers)
-    parameters = _parameters(weight, stages, stride, padding, dilation)
-    return _call(_ops.depthwise_conv2d.default, x, weight, bias, scale, residual, parameters, *numbers)
+    options = (stride, padding, dilation, 1, "fp32", activation, residual_last, 1)
+    numbers = _numbers(activation, negative_slope, low, high) if activation in _NUMBERED else ()
+    return _convolution(True, x, weight, bias, scale, residual, options, numbers)
 
 
 def pixel_shuffle(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
@@ -246,43 +238,80 @@ def layout_transform(x: torch.Tensor, layout: str, to: str, sizes: Sequence[int]
     return _ops.layout_transform.default(x, sizes, layout, to)
 
 
-def _call(operator: Any, *args: Any) -> Any:
-    """Calls an operator; in eager code without the Python function that PyTorch wraps it in."""
-    return operator(*args) if torch.compiler.is_compiling() else getattr(operator, "_op", operator)(*args)
+def _convolution(
+    depthwise: bool,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    options: _Options,
+    numbers: tuple[float, ...],
+) -> Any:
+    """A convolution by its operator, or with gradients where they are wanted.
+
+    Eager code calls the operator without the Python function that PyTorch wraps it in.
+    """
+    operands = bias is not None, scale is not None, residual is not None
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (True in operands and _wants_gradients(bias, scale, residual))
+    ):
+        sums = _sums(depthwise, x, weight, options)
+        return epilogues.computed(sums, _epilogue(operands, *options[5:]), bias, scale, residual, *(numbers or (0.0, 0.0)))
+    parameters = _parameters(weight, operands, options)
+    if torch.compiler.is_dynamo_compiling():
+        operator = _ops.depthwise_conv2d.default if depthwise else _ops.conv2d.default
+    else:
+        operator = _eager_depthwise_conv2d if depthwise else _eager_conv2d
+    return operator(x, weight, bias, scale, residual, parameters, *numbers)
 
 
-def _parameters(weight: torch.Tensor, stages: _Stages, *given: Any) -> str:
+def _sums(depthwise: bool, x: torch.Tensor, weight: torch.Tensor, options: _Options) -> Any:
+    """A convolution without an epilogue, with gradients."""
+    if depthwise:
+        return Depthwise.apply(x, weight, _parameters(weight, (False, False, False), (*options[:5], None, False, 1)))
+    stride, padding, dilation, groups, *_ = options
+    return convolve(x, weight, *_window(weight, stride, padding, dilation), groups)
+
+
+def _parameters(weight: torch.Tensor, operands: tuple[bool, ...], options: _Options) -> str:
     """The operator's text (`window.text`), from a dictionary where the arguments were seen before.
 
     Args:
-        given: stride, padding and dilation as the caller gave them, then what else `window.text` takes.
+        operands: whether there is a bias, a scale, a residual.
     """
-    if torch.compiler.is_compiling():
-        return _made_parameters(weight, stages, *given)
-    key = (stages, given, weight.shape)
+    if torch.compiler.is_dynamo_compiling():
+        return _made_parameters(weight, operands, *options)
+    key = (operands, options, weight.shape if options[1] == "same" else None)
     try:
-        found = _texts.get(key)
+        return _texts[key]
     except TypeError:  # lists
-        return _made_parameters(weight, stages, *given)
-    if found is None:
-        found = _texts[key] = _made_parameters(weight, stages, *given)
-    return found
+        return _made_parameters(weight, operands, *options)
+    except KeyError:
+        return _texts.setdefault(key, _made_parameters(weight, operands, *options))
 
 
 def _made_parameters(
     weight: torch.Tensor,
-    stages: _Stages,
+    operands: tuple[bool, ...],
     stride: _Pair,
     padding: _Pair | str,
     dilation: _Pair,
-    groups: int = 1,
-    precision: str = "fp32",
+    groups: int,
+    precision: str,
+    *stages: Any,
 ) -> str:
-    return text(*_window(weight, stride, padding, dilation), groups, _epilogue(*stages), precision)
+    return text(*_window(weight, stride, padding, dilation), groups, _epilogue(operands, *stages), precision)
 
 
-def _epilogue(bias: bool, scale: bool, residual: bool, activation: str | None, residual_last: bool, block: int = 1) -> str:
-    """The epilogue's text; see `epilogues`. The first three say whether there is such a tensor."""
+def _epilogue(operands: tuple[bool, ...], activation: str | None, residual_last: bool, block: int) -> str:
+    """The epilogue's text; see `epilogues`.
+
+    Args:
+        operands: whether there is a bias, a scale, a residual.
+        block: the factor of a pixel shuffle at the end.
+    """
+    bias, scale, residual = operands
     if scale and not bias:
         raise ArgumentError("there is a scale without a bias; give torch.zeros_like(scale) as the bias")
     if activation is not None and activation not in _ACTIVATIONS:

@@ -10,25 +10,22 @@ from typing import Any
 
 import torch
 
-from schedsearch.torch import convolution, depthwise, moves, quantized
-from schedsearch.torch.dispatch import Operation, fake
-
-_OPERATORS: tuple[tuple[type[Operation], Callable[..., Any]], ...] = (
-    (convolution.Conv2d, convolution.conv2d),
-    (quantized.QuantizedConv2d, quantized.quantized_conv2d),
-    (depthwise.DepthwiseConv2d, depthwise.depthwise_conv2d),
-    (depthwise.GradInput, depthwise.grad_input),
-    (depthwise.GradWeight, depthwise.grad_weight),
-    (depthwise.GradBoth, depthwise.grad_both),
-    (moves.PixelShuffle, moves.pixel_shuffle),
-    (moves.PixelUnshuffle, moves.pixel_unshuffle),
-    (moves.LayoutTransform, moves.layout_transform),
-)
-
 _library = torch.library.Library("schedsearch", "FRAGMENT")
-for _kind, _compute in _OPERATORS:
-    _library.define(_kind.schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for _key in ("CPU", "CUDA"):
-        _library.impl(_kind.name, _compute, _key)
-    _library.impl(_kind.name, torch.library.fallthrough_kernel, "Autograd")  # `run` refuses
-    torch.library.register_fake(f"schedsearch::{_kind.name}", fake(_kind), lib=_library)
+
+
+def register(schema: str, compute: Callable[..., Any], fake: Callable[..., Any], *, refuses_gradients: bool = False) -> None:
+    """Makes an operator of `torch.ops.schedsearch`.
+
+    Args:
+        schema: its name, arguments and results.
+        compute: computes it, on any device.
+        fake: makes its results without memory.
+        refuses_gradients: `compute` raises where a gradient is wanted; otherwise PyTorch's own rule holds.
+    """
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, compute, key)
+    if refuses_gradients:
+        _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(f"schedsearch::{name}", fake, lib=_library)

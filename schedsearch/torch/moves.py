@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
 
-from schedsearch.errors import ArgumentError, UnsupportedError
+from schedsearch.errors import ArgumentError
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.layout_transform import layout_transform as layout_workload
-from schedsearch.torch.dispatch import Operation, run
+from schedsearch.torch.dispatch import Operation, declared
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
 from schedsearch.workload import Workload
 
@@ -24,7 +24,6 @@ class _Shuffle(Operation):
     layout: of x and of the output.
     """
 
-    tensors: ClassVar[tuple[str, ...]] = ("x",)
     op: ClassVar[str]
     block: int
     layout: str
@@ -51,19 +50,17 @@ class _Shuffle(Operation):
 
     def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
         x = given["x"]
-        if not x.numel():
-            raise UnsupportedError("there are no kernels for images without elements")
         n, c, h, w = x.shape
         params = {"n": n, "c": c, "h": h, "w": w, "block": self.block, "mode": "CRD", "layout": self.layout}
         return Workload(self.op, {**params, "dtype": dtype_name(x.dtype)})
 
 
+@declared
 @dataclass(frozen=True)
 class PixelShuffle(_Shuffle):
     """torch.nn.PixelShuffle."""
 
     schema: ClassVar[str] = "pixel_shuffle(Tensor x, int block) -> Tensor"
-    name: ClassVar[str] = "pixel_shuffle"
     op: ClassVar[str] = "depth_to_space"
 
     def shape(self, given: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
@@ -76,12 +73,12 @@ class PixelShuffle(_Shuffle):
         return in_layout(functional.pixel_shuffle(given["x"], self.block), self.layout)
 
 
+@declared
 @dataclass(frozen=True)
 class PixelUnshuffle(_Shuffle):
     """torch.nn.PixelUnshuffle."""
 
     schema: ClassVar[str] = "pixel_unshuffle(Tensor x, int block) -> Tensor"
-    name: ClassVar[str] = "pixel_unshuffle"
     op: ClassVar[str] = "space_to_depth"
 
     def shape(self, given: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
@@ -94,6 +91,7 @@ class PixelUnshuffle(_Shuffle):
         return in_layout(functional.pixel_unshuffle(given["x"], self.block), self.layout)
 
 
+@declared
 @dataclass(frozen=True)
 class LayoutTransform(Operation):
     """A change of layout; see `schedsearch.torch.layout_transform`.
@@ -104,8 +102,6 @@ class LayoutTransform(Operation):
     """
 
     schema: ClassVar[str] = "layout_transform(Tensor x, SymInt[4] sizes, str layout, str to) -> Tensor"
-    name: ClassVar[str] = "layout_transform"
-    tensors: ClassVar[tuple[str, ...]] = ("x",)
     sizes: tuple[Any, ...]
     layout: str
     to: str
@@ -135,8 +131,6 @@ class LayoutTransform(Operation):
 
     def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
         x = given["x"]
-        if not x.numel():
-            raise UnsupportedError("there are no kernels for arrays without elements")
         sizes = {axis.lower(): size for axis, size in self.extents().items()}
         return layout_workload(layout=self.layout, to=self.to, dtype=dtype_name(x.dtype), **sizes)
 
@@ -144,21 +138,6 @@ class LayoutTransform(Operation):
         source, to = Layout.parse(self.layout), Layout.parse(self.to)
         y: torch.Tensor = to.pack(source.unpack(given["x"], self.extents()), source.axes)
         return y.clone() if y.data_ptr() == given["x"].data_ptr() else y
-
-
-def pixel_shuffle(x: torch.Tensor, block: int) -> Any:
-    """The operator on a device."""
-    return run(PixelShuffle, (x,), (block,))
-
-
-def pixel_unshuffle(x: torch.Tensor, block: int) -> Any:
-    """The operator on a device."""
-    return run(PixelUnshuffle, (x,), (block,))
-
-
-def layout_transform(x: torch.Tensor, sizes: Sequence[int], layout: str, to: str) -> Any:
-    """The operator on a device."""
-    return run(LayoutTransform, (x,), (tuple(sizes), layout, to))
 
 
 class Shuffled(torch.autograd.Function):

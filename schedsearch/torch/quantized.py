@@ -12,45 +12,41 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional
 
-from schedsearch.errors import ArgumentError, UnsupportedError
+from schedsearch.errors import ArgumentError
 from schedsearch.ops.conv2d_formats import FLOAT8, INTEGERS
 from schedsearch.torch import epilogues
-from schedsearch.torch.dispatch import Operation, run
+from schedsearch.torch.convolution import Convolution
+from schedsearch.torch.dispatch import declared
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of, torch_dtype
-from schedsearch.torch.window import Window, check_window, output_shape, parameters
+from schedsearch.torch.window import check_window, parameters
 from schedsearch.workload import Workload
 
 _OPERANDS = ("bias", "scale", "residual", "output_scale")
 
 
+@declared
 @dataclass(frozen=True)
-class QuantizedConv2d(Operation):
+class QuantizedConv2d(Convolution):
     """A call of quantized_conv2d; see `schedsearch.torch.quantized_conv2d`.
 
     Attributes:
-        epilogue: see `epilogues`.
         zero_points: which of x and weight have one.
-        layout: of x and of the output.
     """
 
     schema: ClassVar[str] = (
-        "quantized_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? residual, Tensor? output_scale, "
-        "str parameters, float low, float high, int x_zero_point, int weight_zero_point, int y_zero_point) -> Tensor"
+        "quantized_conv2d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? scale=None, Tensor? residual=None, "
+        'Tensor? output_scale=None, str parameters="", float low=0.0, float high=0.0, int x_zero_point=0, '
+        "int weight_zero_point=0, int y_zero_point=0) -> Tensor"
     )
-    name: ClassVar[str] = "quantized_conv2d"
-    tensors: ClassVar[tuple[str, ...]] = ("x", "weight", *_OPERANDS)
     scalars: ClassVar[tuple[str, ...]] = ("low", "high", "x_zero_point", "weight_zero_point", "y_zero_point")
-    window: Window
-    groups: int
-    epilogue: str
     zero_points: tuple[str, ...]
-    layout: str
 
     @classmethod
     def of(cls, *args: Any) -> QuantizedConv2d:
-        x, weight, given = args[0], args[1], parameters(args[6])
+        x, weight, *_, text = args
+        given = parameters(text)
         zero_points = tuple(name for name in given.zero_points.split(",") if name)
-        return cls(given.window, given.groups, given.epilogue, zero_points, layout_of(x, weight))
+        return cls(given.window, given.groups, given.epilogue, layout_of(x, weight), zero_points)
 
     def check(self, given: Mapping[str, torch.Tensor]) -> None:
         x, weight = given["x"], given["weight"]
@@ -102,24 +98,13 @@ class QuantizedConv2d(Operation):
         made = [stage.params["to"] for stage in epilogues.stages(self.epilogue) if "to" in stage.params]
         return torch_dtype(made[-1]) if made else self._sums(given)
 
-    def shape(self, given: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-        """Of the output."""
-        return output_shape(given["x"], given["weight"], self.window, self.epilogue)
-
     def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return empty(given["x"], self.shape(given), self.layout, self._out(given))
 
     def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
-        x, weight = given["x"], given["weight"]
-        if not x.numel():
-            raise UnsupportedError("there are no kernels for images without elements")
-        n, c, h, w = x.shape
-        k, _, r, s = weight.shape
-        return Workload.conv2d(
-            n=n, h=h, w=w, c=c, k=k, r=r, s=s, stride=self.window.stride, padding=self.window.padding,
-            dilation=self.window.dilation, groups=self.groups, dtype=dtype_name(x.dtype),
-            weight_dtype=dtype_name(weight.dtype), out_dtype=dtype_name(self._out(given)), zero_points=self.zero_points,
-            layout=self.layout, epilogue=epilogues.stages(self.epilogue),
+        return self.conv2d(
+            given, weight_dtype=dtype_name(given["weight"].dtype), out_dtype=dtype_name(self._out(given)),
+            zero_points=self.zero_points,
         )  # fmt: skip
 
     def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> torch.Tensor:
@@ -165,28 +150,3 @@ class QuantizedConv2d(Operation):
         if stage == "depth_to_space":
             return functional.pixel_shuffle(y, params["block"])
         raise ArgumentError(f"{self.name} has no stage {stage}; leave it out")
-
-    def tensor_of(self, argument: str) -> str:
-        return epilogues.TENSORS.get(argument, argument)
-
-    def scalar_of(self, scalar: str) -> str:
-        return epilogues.SCALARS.get(scalar, scalar)
-
-
-def quantized_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    output_scale: torch.Tensor | None,
-    parameters: str,
-    low: float,
-    high: float,
-    x_zero_point: int,
-    weight_zero_point: int,
-    y_zero_point: int,
-) -> Any:
-    """The operator on a device."""
-    numbers = (low, high, float(x_zero_point), float(weight_zero_point), float(y_zero_point))
-    return run(QuantizedConv2d, (x, weight, bias, scale, residual, output_scale), (parameters,), numbers)

@@ -22,7 +22,7 @@ from schedsearch.workload import Workload
 
 RECORDED = ("exact", "same_architecture")  # the rungs that build nothing
 
-# (tensors, scalars) -> output; the same for a kernel and for PyTorch's own operator.
+# (tensors, addresses, numbers) -> output; the same for a kernel and for PyTorch's own operator.
 Call = Callable[..., Any]
 
 
