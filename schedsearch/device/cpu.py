@@ -120,8 +120,12 @@ class CpuKernel:
             raise DeviceError(f"code for {plan.arch} does not run on a CPU")
         self.artifact = artifact
         self._pool = pool
-        self._all = _Chain(artifact, plan.steps, pool)
         self._in_place: dict[tuple[int, ...], _Chain] = {}
+        # Code that does not fit is refused now. Linking all steps may never be needed where callers prepare constant ones.
+        if any(step.constant for step in plan.steps):
+            _objects(artifact, [step.entry for step in plan.steps])
+        else:
+            self._chain({})
         self._device = device
         self.workspaces = Workspaces(device, plan.workspaces)
 
@@ -149,6 +153,10 @@ class CpuKernel:
         if split_steps(plan)[0]:
             BoundCpuKernel(self, self._constant, addresses, {}, made).launch()
         return made
+
+    @functools.cached_property
+    def _all(self) -> _Chain:
+        return _Chain(self.artifact, self.artifact.plan.steps, self._pool)
 
     @functools.cached_property
     def _constant(self) -> _Chain:
@@ -261,7 +269,8 @@ def _link(artifact: Artifact, steps: Sequence[Step], threads: int) -> tuple[llvm
     """
     try:
         objects = _objects(artifact, [step.entry for step in steps])
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(steps, threads)), target_machine())
+        machine = target_machine(0)  # `run` does nothing but calls; optimising it would take most of the time of linking
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(steps, threads)), machine)
         for code in objects:
             engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()

@@ -240,9 +240,9 @@ def barrier_address() -> int:
     return int(_native().barrier_address)
 
 
-def target_machine() -> llvm.TargetMachine:
-    """LLVM's target machine for code that is linked into this process."""
+def target_machine(opt: int = 2) -> llvm.TargetMachine:
+    """LLVM's target machine for code that is linked into this process, at an optimisation level from 0 to 3."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
-    return llvm.Target.from_default_triple().create_target_machine(opt=2, reloc="static", codemodel="large")
+    return llvm.Target.from_default_triple().create_target_machine(opt=opt, reloc="static", codemodel="large")
