@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from schedsearch.errors import DatabaseError, SchemaVersionError, UntrustedDatabaseError
+from schedsearch.errors import DatabaseError, SchemaVersionError, UntrustedDatabaseError, UsageError
 from schedsearch.records import dbfile, trust
 from schedsearch.records.output import replacement
 
@@ -227,6 +227,18 @@ def is_executable(path: str | Path) -> bool:
             return bool(connection.execute("PRAGMA application_id").fetchone() == (_APPLICATION_ID,))
     except (DatabaseError, *dbfile.ERRORS):
         return False
+
+
+def check_writable(path: Path) -> None:
+    """Finds out before the work is done whether `write` could write a file.
+
+    Raises:
+        UsageError: there is a file that is not an executable.
+        DatabaseError: the folder is missing, or the path cannot be opened.
+    """
+    dbfile.check(path, create=True, readonly=False)
+    if path.exists() and (objection := _keep_unless_executable(path)):
+        raise UsageError(f"{path} {objection}")
 
 
 def _keep_unless_executable(path: Path) -> str | None:

@@ -232,6 +232,14 @@ def test_impossible_arguments_are_refused(arguments: dict[str, object], message:
         schedsearch.build(**arguments, target="cpu")
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match=r"the folder .*nowhere does not exist"):
+        schedsearch.build("net.onnx", out=tmp_path / "nowhere" / "net.ssx", target="cpu")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt exists and is not an executable"):
+        schedsearch.build("net.onnx", out=tmp_path / "notes.txt", target="cpu")
+
+
 def test_tuning_takes_the_most_telling_kernels_and_as_many_as_the_time_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

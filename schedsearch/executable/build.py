@@ -26,6 +26,7 @@ from schedsearch.network.explain import explain
 from schedsearch.network.facts import FLOATS
 from schedsearch.network.graph import Network, Part
 from schedsearch.network.plan import best_plan, missing
+from schedsearch.records.executables import check_writable
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
 from schedsearch.text import counted, quoted
@@ -119,6 +120,8 @@ def build(
         raise UsageError(f"mode {quoted(mode)} is not possible; allowed: {', '.join(MODES)}")
     if tune_s is not None and not isinstance(tune_s, int | float):
         raise UsageError(f"tune_s is {quoted(tune_s)}; give a number of seconds")
+    if out is not None:
+        check_writable(Path(out))
     target = detect(target) if isinstance(target, str) else target
     network, name = _network(model, example, dtype, layout, target, shapes or {}, fallback)
     _say_parts(network, say)

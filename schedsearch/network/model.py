@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EXTRA = 'ONNX files need the extra `network`: pip install "schedsearch[network]"'
 OLDEST_OPSET = 7  # the first without the legacy broadcasting of element-wise operators
+_MOST_BYTES = 1 << 31  # of a file
 _MOST_NAMES = 5  # of a list in a message
 
 
@@ -51,10 +52,17 @@ def load_model(path: Path) -> ir.Model:
 
     if not path.is_file():
         raise ModelError(f"{path} is not a file; give an ONNX model, e.g. model.onnx")
+    nbytes = path.stat().st_size
+    if not 0 < nbytes < _MOST_BYTES:
+        raise ModelError(
+            f"{path} has {nbytes:,} bytes; an ONNX file has at least 1 and less than {_MOST_BYTES:,}, protobuf's limit. "
+            "Export it again, with large weights as external data"
+        )
     try:
-        return ir.load(path)
+        with quiet():  # it warns of values that nothing makes; `_check_values` refuses them
+            return ir.load(path)
     except Exception as error:  # protobuf's errors have no common base, and a damaged graph can break any rule
-        raise ModelError(f"{path} is not an ONNX model, or it is damaged: {error}") from error
+        raise ModelError(f"{path} is not an ONNX model, or it is damaged: {error}. Export or copy it again") from error
 
 
 def needed() -> None:
@@ -78,11 +86,12 @@ def simplified(model: ir.Model, name: str, shapes: Mapping[str, Sequence[int]] |
     """
     _check_opset(model, name)
     if not len(model.graph):
-        raise ModelError(f"{name} has no nodes; there is nothing to compile")
+        raise ModelError(f"{name} has no nodes; there is nothing to compile. Give a model that computes something")
     try:
         model.graph.sort()
     except ValueError as error:
-        raise ModelError(f"{name}: the graph has a cycle") from error
+        raise ModelError(f"{name}: the graph has a cycle, a node that needs its own result; correct the model") from error
+    _check_values(model, name)
     _fix_shapes(model, shapes or {}, name)
     from schedsearch.network.contributed import rewrite_contributed
 
@@ -97,7 +106,35 @@ def _check_opset(model: ir.Model, name: str) -> None:
     opset = model.opset_imports.get("")
     if opset is None or not OLDEST_OPSET <= opset <= newest:
         got = "has no opset of ONNX" if opset is None else f"needs opset {opset}"
-        raise ModelError(f"{name} {got}; allowed: {OLDEST_OPSET} to {newest}, those of the installed onnx")
+        raise ModelError(
+            f"{name} {got}; allowed: {OLDEST_OPSET} to {newest}, those of the installed onnx. Export the model for one of "
+            "these" + (", or upgrade onnx" if opset is not None and opset > newest else "")
+        )
+
+
+def _check_values(model: ir.Model, name: str) -> None:
+    """Raises ModelError if a node reads what nothing makes, or a weight has other bytes than its shape needs."""
+    import onnx_ir as ir
+
+    inputs = {*model.graph.inputs, *model.graph.initializers.values()}
+    for node in model.graph:
+        for value in node.inputs:
+            if value is not None and value.producer() is None and value not in inputs and value.const_value is None:
+                raise ModelError(
+                    f"{name}: node {node.name or node.op_type} reads {value.name!r}, which no node makes and which is not "
+                    "an input or a weight; correct the model"
+                )
+    for weight, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor):  # `_check_weights` has looked at these
+            continue
+        try:
+            tensor.numpy()
+        except Exception as error:  # a damaged tensor can break any rule
+            raise ModelError(
+                f"{name}: weight {weight!r} of shape {tensor.shape} and format {tensor.dtype} is damaged: {error}; export "
+                "or copy the model again"
+            ) from error
 
 
 def _check_weights(model: ir.Model, path: Path) -> None:
@@ -110,12 +147,18 @@ def _check_weights(model: ir.Model, path: Path) -> None:
             continue
         place = (folder / tensor.location).resolve()
         if not place.is_relative_to(folder):
-            raise ModelError(f"{path}: weight {name!r} is in {str(tensor.location)!r}, outside of the model's folder")
+            raise ModelError(
+                f"{path}: weight {name!r} is in {str(tensor.location)!r}, outside of the model's folder; allowed: files in "
+                f"{folder}. Save the model again with its weights beside it"
+            )
         needed = (tensor.offset or 0) + (tensor.length or 0)
         size = place.stat().st_size if place.is_file() else -1
         if size < needed:
             got = "does not exist" if size < 0 else f"has {size} bytes"
-            raise ModelError(f"{path}: weight {name!r} needs {needed} bytes of {str(tensor.location)!r}, which {got}")
+            raise ModelError(
+                f"{path}: weight {name!r} needs {needed} bytes of {str(tensor.location)!r}, which {got}; copy the file that "
+                f"belongs to the model to {place}"
+            )
 
 
 def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name: str) -> None:
@@ -135,7 +178,10 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
             raise ModelError(f"the shape of {name!r} is {given!r}; allowed: a list of whole numbers of at least 1")
         fixed = [None if declared is None or not isinstance(each, int) else each for each in declared or given]
         if len(fixed) != len(given) or any(old not in (None, new) for old, new in zip(fixed, given)):
-            raise ModelError(f"{model_name}: input {name!r} is {declared}; the shape {list(given)} does not fit")
+            raise ModelError(
+                f"{model_name}: input {name!r} is {declared}, but the shape given for it is {list(given)}; give "
+                f"{len(fixed)} extents, and only names may become other numbers"
+            )
         inputs[name].shape = ir.Shape(given)
     dynamic = [
         f"{name} {value.shape or 'of unknown rank'}"
@@ -143,9 +189,15 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
         if value.shape is None or not value.shape.is_static()
     ]
     if dynamic:
+        example = next(value for value in inputs.values() if value.shape is None or not value.shape.is_static())
+        extents = (
+            [1, 3, 224, 224]
+            if example.shape is None
+            else [each if isinstance(each, int) else 224 if place > 1 else 1 for place, each in enumerate(example.shape)]
+        )
         raise ModelError(
             f"{model_name} has inputs with dynamic dimensions: {'; '.join(dynamic)}. Shapes must be fixed; give them, "
-            f"e.g. --shape {dynamic[0].split()[0]}=1,3,224,224"
+            f"e.g. --shape {example.name}={','.join(map(str, extents))}"
         )
 
 
