@@ -222,6 +222,21 @@ def test_without_records_nothing_is_swapped(optimize: Any, tmp_path: Path) -> No
         assert sst.optimize_(small(), image(), db=tmp_path / "none.db").layers == ()
 
 
+def test_cudnn_searches_for_what_is_timed_and_not_for_the_reference(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from schedsearch.torch import choose
+
+    seen, convolve = [], choose._core
+
+    def keep(*given: Any) -> Any:
+        seen.append(torch.backends.cudnn.benchmark)
+        return convolve(*given)
+
+    monkeypatch.setattr(choose, "_core", keep)
+    before = torch.backends.cudnn.benchmark
+    optimize(small(), image())
+    assert seen == [False, True, True] and torch.backends.cudnn.benchmark is before  # float32, its own format, the time
+
+
 def test_the_clock_of_the_host_measures_both_sides(optimize: Any) -> None:
     report = optimize(small(), image(), timer=None)
     assert report.layers[0].ours_us > 0 and report.layers[0].torch_us > 0

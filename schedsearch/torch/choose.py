@@ -152,7 +152,7 @@ class _Bench:
 
     def _exact(self) -> torch.Tensor:
         operands = {name: each.float() for name, each in self.operands.items()}
-        with without_tf32():
+        with without_tf32(), _cudnn_searches(False):  # a search for each shape in float32 would be for this call alone
             return by_torch(self.workload, operands, self.scalars)
 
     def wrong(self, ours: float | None, theirs: float | None) -> str:
@@ -244,13 +244,18 @@ def _core(workload: Workload, operands: Mapping[str, torch.Tensor], bias: torch.
 @contextlib.contextmanager
 def _inference(device: torch.device) -> Iterator[None]:
     """Without autograd and autocast, and with cuDNN's fastest algorithms."""
-    benchmark = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), _cudnn_searches(True):
+        yield
+
+
+@contextlib.contextmanager
+def _cudnn_searches(whether: bool) -> Iterator[None]:
+    """Whether cuDNN measures its algorithms for each new shape."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, whether
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            yield
+        yield
     finally:
-        torch.backends.cudnn.benchmark = benchmark
+        torch.backends.cudnn.benchmark = before
 
 
 def _first_line(error: Exception) -> str:
