@@ -308,10 +308,20 @@ class RangeChoice:
         self._check_stop()
         if self.trials + max(trials, 1) > self._most_trials:
             raise NoValidConfigError(
-                f"{self.trials} trials did not suffice to choose and verify kernels for {self._range.label}; "
-                "tune again with more trials"
+                f"{self.trials} trials did not suffice to choose and verify kernels for {self._range.label}; {self._remedy}"
             )
         self.trials += trials
+
+    @property
+    def _remedy(self) -> str:
+        found, name = self._candidates, self._range.parameter
+        if found and all(len(each.built.plan.sizes) == 1 for each in found):
+            templates = ", ".join(sorted({each.template.name for each in found}))
+            return (
+                f"machine code of {templates} serves one {name} only, so that every {name} needs a kernel: tune those "
+                "that you need as tasks of their own, or tune again with more trials"
+            )
+        return "tune again with more trials"
 
     def _check_stop(self) -> None:
         if self._stop.requested:
