@@ -136,6 +136,7 @@ def test_one_machine_code_serves_all_sizes(built: Any) -> None:
     programs = [table.at(size) for size in table.sizes]
     assert len({call.artifact for program in programs for call in program.calls if call.name == "conv"}) == 1
     assert len({call.artifact for program in programs for call in program.calls}) < 2 * len(programs[0].calls)
+    assert all(json.loads(call.origin.config) for program in programs for call in program.calls), "configurations are named"
     assert len({program.weights for program in programs}) == 1, "one layout plan, so one packing of weights"
     assert path.stat().st_size < 1_000_000
 

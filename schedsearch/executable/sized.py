@@ -237,8 +237,8 @@ class SizedNet:
         self._nets: dict[int, Net] = {}
         self._by_shape: dict[tuple[int, ...], Net] = {}
         try:
-            self._shared = Shared(device, parts.table.arena_bytes)
             ends = [self.parts.table.at(size) for size in (self.sizes[0], self.sizes[-1])]
+            self._shared = Shared(device, parts.table.arena_bytes)
         except BaseException:
             device.close()
             raise

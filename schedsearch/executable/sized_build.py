@@ -59,7 +59,6 @@ class SizedBuild:
 
     Args:
         network_of: makes the network of a size.
-        costs: of workloads, for the plan of the largest size.
         db: of records; it may be missing unless `strict`.
         strict: refuse kernels that were not tuned for the range.
         say: takes a line about each stage.
@@ -93,6 +92,10 @@ class SizedBuild:
 
     def parts(self, costs: Callable[[Network], Costs], layout: str) -> MadeParts:
         """Builds everything.
+
+        Args:
+            costs: of the workloads of a network, for its layout plan.
+            layout: as of `best_plan`.
 
         Raises:
             NoRecordError: `strict`, and a range has no kernels; or no kernel computes a workload.
@@ -184,14 +187,16 @@ class SizedBuild:
             why = []
             for template, config, rung in self._ways(column[size]):
                 try:
-                    code = self._shared_code(column, template, config, size)
+                    code, built = self._shared_code(column, template, config, size)
                     served = [each for each in left if each in code.plan.sizes]
+                    if size not in served:
+                        raise UnsupportedError(f"its machine code cannot be launched for {self._name} = {size}")
                     for end in dict.fromkeys((served[0], served[-1])):
                         self._verify(column[end], code, end)
                 except SchedsearchError as error:
                     why.append(f"{template}: {error}")
                     continue
-                origin = Origin(rung, template, config.json if config else "{}")
+                origin = Origin(rung, template, built.json)
                 found |= {each: self._keep(code, each, origin) for each in served}
                 break
             else:
@@ -210,7 +215,10 @@ class SizedBuild:
         for template in load_templates().matching(workload, self._target):
             yield template.name, None, "default"
 
-    def _shared_code(self, column: Mapping[int, Workload], template: str, config: Config | None, origin: int) -> SizedCode:
+    def _shared_code(
+        self, column: Mapping[int, Workload], template: str, config: Config | None, origin: int
+    ) -> tuple[SizedCode, Config]:
+        """The machine code of a configuration for all sizes that share it with `origin`, and the configuration."""
         from schedsearch.backend import CompileError, RejectedError
         from schedsearch.launch_sizes import SizedPlan
         from schedsearch.measure.range_build import Spaces, build_shared
@@ -222,7 +230,7 @@ class SizedBuild:
             built = build_shared(loaded, column, spaces, self._target, config, origin)
         except (CompileError, RejectedError) as error:
             raise UnsupportedError(str(error)) from error
-        return SizedCode(built.result.artifact.code, SizedPlan.from_json(built.plan))
+        return SizedCode(built.result.artifact.code, SizedPlan.from_json(built.plan)), Config(built.config)
 
     def _verify(self, workload: Workload, code: SizedCode, size: int) -> None:
         from schedsearch.measure.verify import verify_once
