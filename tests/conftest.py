@@ -70,10 +70,10 @@ def _has_gpu() -> bool:
 
 # Modules that compile, emulate or tune for many seconds; so does test_candidates_compile, of the contract of templates.
 LONG = {
-    "test_cheating_kernels", "test_detection", "test_dyn_strided_slice", "test_dynamic_detection", "test_dynamic_model",
-    "test_dynamic_net", "test_dynamic_nodes", "test_front_end", "test_gather_scatter", "test_network_int8",
-    "test_network_weights", "test_range_choice", "test_record_space", "test_selection", "test_size_ranges",
-    "test_third_party_operator", "test_third_party_template", "test_unique",
+    "test_cheating_kernels", "test_detection", "test_detector_benchmark", "test_dyn_strided_slice",
+    "test_dynamic_detection", "test_dynamic_model", "test_dynamic_net", "test_dynamic_nodes", "test_front_end",
+    "test_gather_scatter", "test_network_int8", "test_network_weights", "test_range_choice", "test_record_space",
+    "test_selection", "test_size_ranges", "test_third_party_operator", "test_third_party_template", "test_unique",
 }  # fmt: skip
 
 

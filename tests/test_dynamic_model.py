@@ -22,6 +22,7 @@ from schedsearch.dynamic.graph import Size
 from schedsearch.dynamic.model import read_graph
 from schedsearch.dynamic.net import DynamicNet
 from schedsearch.network.model import ModelError
+from schedsearch.ops.dependence import SizeError
 
 
 @functools.cache
@@ -130,3 +131,53 @@ def test_models_without_an_operator_say_which_nodes_and_why() -> None:
     net.node("Tile", "x", net.row(1, 2))
     with pytest.raises(ModelError, match="no operator for these nodes of the model: Tile: tile0; allowed: Abs, "):
         read_graph(net.model(), {"n": Size("n", 1, 6)})
+
+
+def counted(op: str, *names: str, dtype: int = TensorProto.INT64, shape: Any = ("len",)) -> Any:
+    """A node of whole numbers, one of each name."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in names]
+    graph = helper.make_graph(
+        [helper.make_node(op, list(names), ["y"], name="the node")], "counted", inputs,
+        [helper.make_tensor_value_info("y", dtype, shape)],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((0, 5, 0), r"y\.y: delta is 0; allowed: .*; got start=\[0\], limit=\[5\], delta=\[0\]"),
+        ((0, 12, 1), "y.y would be 12, which exceeds its declared bound 9; declare larger bounds"),
+    ],
+)
+def test_impossible_counts_are_errors_in_both_ways(device: Any, given: Any, message: str) -> None:
+    program = read_graph(counted("Range", "start", "limit", "delta"), {"len": Size("len", 0, 9)}).program()
+    with DynamicNet(program, device, artifact) as net:
+        arrays = [np.array([n]) for n in given]
+        with pytest.raises(SizeError, match=message):
+            net(*arrays)
+        bound = net.bind(*arrays)
+        bound.results[0].array[:] = 7
+        bound.step()
+        assert list(bound.results[0].extents) == [0] and (bound.results[0].array == 7).all()
+        with pytest.raises(SizeError, match=message):
+            bound.check()
+        for array, right in zip(arrays, (4, -5, -3)):
+            array[:] = right
+        np.testing.assert_array_equal(net(*arrays), [4, 1, -2])
+        bound.close()
+
+
+def test_a_negative_extent_is_an_error_that_names_it(device: Any) -> None:
+    model = counted("ConstantOfShape", "shape", dtype=TensorProto.FLOAT)
+    with DynamicNet(read_graph(model, {"len": Size("len", 0, 9)}).program(), device, artifact) as net:
+        assert net(np.array([4])).tolist() == [0.0] * 4 and net(np.array([0])).shape == (0,)
+        with pytest.raises(SizeError, match=r"x cannot be expanded to shape; .* got x=\[1\], shape=\[-2\]"):
+            net(np.array([-2]))
+
+
+def test_results_without_a_bound_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"dimension 0 of 'y' \(Range\) has no bound: its inputs do not limit it"):
+        read_graph(counted("Range", "start", "limit", "delta"))
+    with pytest.raises(ModelError, match=r"the node \(Range\): bound: bound must be a whole number .*, got 4294967296"):
+        read_graph(counted("Range", "start", "limit", "delta"), {"len": Size("len", 0, 2**32)})

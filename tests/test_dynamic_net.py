@@ -168,6 +168,15 @@ def test_sizes_beyond_the_bound_are_reported_and_nothing_is_written(device: Devi
         np.testing.assert_array_equal(net(x, begin, end), x[:2, :8])
 
 
+def test_a_known_extent_below_its_bound_is_not_taken_for_the_whole_array() -> None:
+    graph = DynamicGraph()
+    x = graph.input("x", (9, 24), "float32")
+    begin, end = graph.constant("begin", np.array([0, 1])), graph.constant("end", np.array([9, 24]))
+    sliced = graph.call(dyn_strided_slice(x=(9, 24), strided=False, dtype="float32"), x, begin, end, name="sliced")
+    with pytest.raises(UsageError, match=r"takes x of fixed extents; it gets \[9, sliced.y:1\]"):
+        graph.call(strided_slice(x=(9, 24), begin=(0, 0), end=(9, 24), dtype="float32"), sliced)
+
+
 def test_positions_that_the_graph_computes_begin_a_segment_of_their_own() -> None:
     program = chain().program()
     assert [[call.name for call in segment.calls] for segment in program.segments] == [

@@ -6,8 +6,9 @@ called with these: one that hands an extent on is traced to where it comes from;
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from schedsearch.errors import UsageError
 from schedsearch.ops.dependence import EXTENTS, Dependence, ShapeFunction
@@ -19,10 +20,30 @@ _COUNTED_AXIS = {"nms": 0, "nonzero": 1}  # the only axis whose extent the kerne
 
 
 class Unknown:
-    """An extent that is known at run time only. It cannot be computed with, nor compared, so that nobody decides by it."""
+    """An extent that is known at run time only. It cannot be compared, so that nobody decides by it. Sums of the same ones
+    are the same object.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    Attributes:
+        is_extent: it is at least 0.
+    """
+
+    _sums: ClassVar[weakref.WeakValueDictionary[tuple[int, ...], Unknown]] = weakref.WeakValueDictionary()
+
+    def __init__(self, name: str, is_extent: bool = True, terms: Sequence[Unknown] = ()) -> None:
+        self.name, self.is_extent, self.terms = name, is_extent, tuple(terms) or (self,)
+
+    def __add__(self, other: object) -> Unknown:
+        if isinstance(other, Unknown):
+            terms = sorted((*self.terms, *other.terms), key=id)
+            key = tuple(map(id, terms))
+            found = self._sums.get(key)
+            if found is None:
+                name = " + ".join(sorted(term.name for term in terms))
+                found = self._sums[key] = Unknown(name, self.is_extent and other.is_extent, terms)
+            return found
+        return self if type(other) is int and other == 0 else NotImplemented
+
+    __radd__ = __add__
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self.name} is known at run time only")
@@ -103,13 +124,18 @@ def traced(name: str, op: str, function: ShapeFunction, dims: Dims, elements: Di
         dims[each] if function.needs[each] is Dependence.SHAPE else elements.get(each, _Values(f"{name}:{each}"))
         for each in function.inputs
     ]
+    limit = elements.get("limit", ())
+    if op == "arange" and elements.get("start") == (0,) and elements.get("delta") == (1,) and len(limit) == 1:
+        count = limit[0]
+        if isinstance(count, Unknown) and count.is_extent:  # 0, 1 ... for each row of something
+            return (count,)
     found: list[Dim] = []
     for axis in range(len(bound)):
         try:
             extent = function.extent(axis, *given)
         except (TypeError, ArithmeticError, IndexError):
             extent = None
-        found.append(extent if isinstance(extent, int | Unknown) else Unknown(f"{name}:{axis}"))
+        found.append(extent if isinstance(extent, int | Unknown) else Unknown(f"{name}:{axis}", bool(op)))
     return tuple(found)
 
 

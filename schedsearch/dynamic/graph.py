@@ -276,7 +276,11 @@ class DynamicGraph:
         if value.name in self._values:
             raise UsageError(f"there are two values {value.name!r}; give each a name of its own")
         self._values[value.name] = value
-        self._dims[value.name] = tuple(dims)
+        # An extent below its bound is open even if its number is known: what lies beyond it is undefined.
+        self._dims[value.name] = tuple(
+            dim if isinstance(dim, Unknown) or dim == most else Unknown(f"{value.name}:{axis}")
+            for axis, (dim, most) in enumerate(zip(dims, value.shape, strict=True))
+        )
 
     def program(self) -> Program:
         """The segments, and the places of all extents in the block of sizes.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.dynamic.dims import Unknown
+from schedsearch.dynamic.dims import Unknown, traced
 from schedsearch.dynamic.graph import DynamicGraph
 from schedsearch.dynamic.numbers import Range, Row
 from schedsearch.dynamic.rows import Rows
@@ -107,6 +107,16 @@ class Nodes:
         value = node.inputs[-1]
         row = None if value is None else self.rows.row(value)
         return list(row.ranges) if row is not None else [(None, None)] * self.shape(shape)[0]
+
+    def traced_bound(self, workload: Workload, arrays: Sequence[str]) -> list[int]:
+        """The bound of a call's first output, less where an extent is known to be less."""
+        function, names = workload.shape_functions["y"], [each.name for each in workload.signature]
+        values = dict(zip((name for name in names if not is_extents(name, dict.fromkeys(names))), arrays))
+        known = {name: found for name, value in values.items() if (found := self.graph.elements(value)) is not None}
+        dims = {name: self.graph.dims(value) for name, value in values.items()}
+        bound = workload.outputs[0].shape
+        extents = traced("", workload.op, function, dims, known, bound)
+        return [max(n, 1) if isinstance(n, int) else most for n, most in zip(extents, bound)]
 
     def bounds(self, node: ir.Node, ranges: Sequence[Range]) -> list[int]:
         """Bounds of a result: what follows from the inputs, or what the model declares."""
@@ -227,7 +237,8 @@ def _slice(nodes: Nodes, node: ir.Node) -> _Arguments:
         "x": shape, "entries": nodes.shape(begin)[0], "axes": axes, "strided": bool(strides),
         "dynamic": nodes.graph.is_dynamic(x), "dtype": nodes.dtype(x), "index_dtype": nodes.dtype(begin),
     }  # fmt: skip
-    return Workload("dyn_strided_slice", params), [x, begin, end, *strides]
+    workload, arrays = Workload("dyn_strided_slice", params), [x, begin, end, *strides]
+    return workload.replace(bound=nodes.traced_bound(workload, arrays)), arrays
 
 
 def _range(nodes: Nodes, node: ir.Node) -> _Arguments:

@@ -88,28 +88,32 @@ class Planner:
         return at
 
     def _groups(self) -> list[list[Call | Numbers]]:
-        """The calls and numbers of each segment."""
-        groups: list[list[Call | Numbers]] = [[]]
-        made: set[str] = set()  # by the current segment
+        """The calls and numbers of each segment, each as early as what it needs is there."""
+        level: dict[str, int] = {}  # value -> the segment that makes it
         counted: set[str] = set()
+        groups: list[list[Call | Numbers]] = [[]]
         for step in self.steps:
-            if any(self._waits(step, function, made, counted) for _, function in _functions(step)):
-                groups.append([])
-                made, counted = set(), set()
-            groups[-1].append(step)
-            if isinstance(step, Call):
-                made |= set(step.outputs.values())
+            inputs = (self.values[name] for name in step.inputs.values())
+            own = max((level.get(value.view_of or value.name, 0) for value in inputs), default=0)
+            for _, function in _functions(step):
+                own = max([own, *(1 + level.get(name, -1) for name in self._waits_for(step, function, counted))])
+            groups += [[] for _ in range(own + 1 - len(groups))]
+            groups[own].append(step)
+            made = [step.name] if isinstance(step, Numbers) else list(step.outputs.values())
+            level |= dict.fromkeys(made, own)
             counted |= {name for name, function in _functions(step) if function.counted}
         return groups
 
-    def _waits(self, step: Call | Numbers, function: ShapeFunction, made: set[str], counted: set[str]) -> bool:
-        """Whether a shape function needs what the current segment makes."""
+    def _waits_for(self, step: Call | Numbers, function: ShapeFunction, counted: set[str]) -> Iterator[str]:
+        """The values that must be there before a shape function can be computed."""
         for argument in function.inputs:
             value = self.values[step.inputs[argument]]
-            by_value = function.needs[argument] is Dependence.VALUE and not function.counted
-            if (value.view_of or value.name) in made if by_value else self.same.get(value.name, value.name) in counted:
-                return True
-        return False
+            root = self.same.get(value.name, value.name)
+            if function.needs[argument] is Dependence.VALUE and not function.counted:
+                if not value.numbers:
+                    yield value.view_of or value.name
+            elif root in counted:
+                yield root
 
     def _place(self, name: str, at: int) -> int:
         """Words for extents, or for numbers."""

@@ -53,7 +53,10 @@ def chain_of(node: ir.Node, op: str, params: dict[str, Any], arguments: Mapping[
 def operand(value: ir.Value) -> Operand:
     """A value of the model, or the constant that it is."""
     constant = constant_of(value)
-    return value if constant is None else Constant(str(value.name), axes_of(constant.ndim), constant)
+    if constant is None:
+        return value
+    constant = constant if constant.ndim else constant.reshape(1)  # kernels take a number as a row of one
+    return Constant(str(value.name), axes_of(constant.ndim), constant)
 
 
 def _topk(node: ir.Node, taken: set[ir.Node]) -> Chain | str:

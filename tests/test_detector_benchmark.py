@@ -1,0 +1,60 @@
+"""benchmarks/detector.py: the detector runs on a CPU, in every way, and computes what onnx.reference does."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxscript")
+
+import schedsearch
+from schedsearch.device import open_device
+from schedsearch.device.detect import detect
+
+
+@pytest.fixture(scope="module")
+def benchmark(request: Any) -> Any:
+    folder = str(Path(__file__).resolve().parents[1] / "benchmarks")
+    sys.path.insert(0, folder)
+    request.addfinalizer(lambda: sys.path.remove(folder))
+    import detector
+
+    return detector
+
+
+@functools.cache
+def artifact(workload: Any) -> Any:
+    return schedsearch.compile(workload, target="cpu", allow=("default",)).artifact
+
+
+def test_a_detector_runs_in_every_way_with_one_wait_for_each_data_dependent_segment(benchmark: Any) -> None:
+    shape, device = benchmark.SHAPES["tiny"], open_device(detect("cpu"))
+    ways = benchmark.Ways(shape, device, artifact, lambda array: array)
+    segments = ways.net.program.segments
+    assert [segment.fetched is not None for segment in segments] == [False, True, True]
+    assert all(count > 0 for count in ways.counts)
+    for seed in (1, 2):  # other numbers in the same arrays
+        for name, array in benchmark.example(shape, seed).items():
+            ways.given[name][...] = array
+        _, wanted = benchmark.expected(ways.model, ways.given)
+        ways.bound.step()
+        exact = [np.asarray(each) for each in ways.exact()]
+        benchmark.compare({"exact": exact, "bounded": ways.bound.sliced()}, wanted)
+    allocations = ways.net.pool.allocations
+    ways.exact()
+    assert ways.net.pool.allocations == allocations
+    ways.close()
+    device.close()
+
+
+def test_a_run_of_known_sizes_has_no_dynamic_extents(benchmark: Any) -> None:
+    from schedsearch.dynamic.model import read_graph
+
+    program = read_graph(benchmark.detector(benchmark.SHAPES["tiny"], (3, 2, 1))).program()
+    dynamic = [program.values[name].words is not None for name in program.outputs]
+    assert dynamic == [False, False, True, True, True, True]  # the slice of the masks, and what is suppressed beside
