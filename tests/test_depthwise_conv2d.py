@@ -31,6 +31,7 @@ class TestDepthwiseConv2d(OpContract):
         {**LAYER, "dilation": (1, 2), "direction": "grad_input", "accumulate": True, "weight_layout": "HWOI"},
         {**LAYER, "direction": "grad_weight", "deterministic": True, "dtype": "float32"},
         {**LAYER, "direction": "grad_both", "accumulate": True, "dtype": "float32", "layout": "NCHW"},
+        {**LAYER, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "epilogue": ["bias", "requantise"]},
     )
     wrong = (
         ({**LAYER, "multiplier": 0}, "multiplier"),
@@ -38,7 +39,9 @@ class TestDepthwiseConv2d(OpContract):
         ({**LAYER, "r": 10}, "r"),
         ({**LAYER, "s": 6, "dilation": 2}, "s"),
         ({**LAYER, "direction": "backward"}, "direction"),
-        ({**LAYER, "dtype": "int8"}, "dtype"),
+        ({**LAYER, "dtype": "int32"}, "dtype"),
+        ({**LAYER, "dtype": "int8", "direction": "grad_weight"}, "direction"),
+        ({**LAYER, "zero_points": ["x"]}, "zero_points"),
         ({**LAYER, "layout": "NCHW32c"}, "layout"),
         ({**LAYER, "weight_layout": "IOHW"}, "weight_layout"),
         ({**LAYER, "accumulate": True}, "accumulate"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
-from schedsearch.network.facts import only_reader
+from schedsearch.network.facts import INTEGERS, only_reader
 from schedsearch.network.graph import Constant
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 Operand = Union["ir.Value", Constant]
+MOST_WHOLE_TAPS = 2**24 // 255**2  # of a depthwise convolution of whole numbers, which GPUs sum in float32, exactly
 
 
 @dataclass
@@ -48,6 +49,16 @@ class Chain:
         """The only node that reads the value, if no chain has it yet."""
         reader = only_reader(self.value)
         return None if reader is None or reader in taken else reader
+
+    def make_depthwise(self) -> None:
+        """Makes a conv2d with filters of its own for every channel a depthwise_conv2d."""
+        params = self.params
+        whole = params["dtype"] in INTEGERS
+        if not params["groups"] == params["c"] > 1 or (whole and params["r"] * params["s"] > MOST_WHOLE_TAPS):
+            return
+        self.op = "depthwise_conv2d"
+        self.params = {key: value for key, value in params.items() if key not in ("groups", "k")}
+        self.params["multiplier"] = params["k"] // params["c"]
 
     def append(
         self,

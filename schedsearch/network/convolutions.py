@@ -36,10 +36,7 @@ def _conv(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     chain = _begin(node, {**params, "dtype": dtype}, x, weight, folded(weight))
     if isinstance(chain, str):
         return chain
-    if params["groups"] == params["c"] > 1:
-        chain.op = "depthwise_conv2d"
-        chain.params = {key: value for key, value in chain.params.items() if key not in ("groups", "k")}
-        chain.params["multiplier"] = params["k"] // params["c"]
+    chain.make_depthwise()
     if problem := append_bias(chain, node, 2):
         return problem
     float_stages(chain, taken)
@@ -130,6 +127,7 @@ def _integer_chain(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | st
     chain = _begin(node, params, x.value, weight.value, folded(weight.value))
     if not isinstance(chain, str):
         chain.scalars |= {f"{name}_zero_point": zero_points[name] for name in params["zero_points"]}
+        chain.make_depthwise()
     return chain
 
 

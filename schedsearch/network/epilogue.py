@@ -260,14 +260,15 @@ def integer_stages(chain: Chain, scale: Array, taken: set[ir.Node]) -> None:
         return
     chain.stages.append("dequantise")
     chain.arguments["dequantise_scale"] = _scales(chain, "dequantise_scale", scale)
-    chain.params["out_dtype"] = dtype_of(chain.value)
+    if chain.op != "depthwise_conv2d":  # whose format follows from its stages
+        chain.params["out_dtype"] = dtype_of(chain.value)
     float_stages(chain, taken)
     follower = chain.next(taken)
     if follower is not None and (y := converted_to(follower)) and y.scale is not None and y.zero_point is not None:
         stage = {"quantise": {"to": y.dtype}}
         arguments: dict[str, Operand] = {"quantise_scale": _scales(chain, "quantise_scale", y.scale)}
         chain.append(follower, stage, arguments=arguments, scalars={"y_zero_point": y.zero_point})
-        del chain.params["out_dtype"]
+        chain.params.pop("out_dtype", None)
 
 
 def _scales(chain: Chain, name: str, scale: Array) -> Constant:

@@ -110,6 +110,7 @@ def _quantised_average(
     if q.zero_point:
         params["zero_points"] = ["x"]
         chain.scalars["x_zero_point"] = q.zero_point
+    chain.make_depthwise()
     chain.append(follower)
     append_requantise(chain, q.scale * np.float32(1 / (r * s)), y, taken)
     return chain

@@ -9,8 +9,11 @@ With m = `multiplier`, output channel o = c * m + j belongs to input channel c (
 
 Here h = p * stride - top + i * dilation and w = q * stride - left + l * dilation; x is zero outside the image.
 
+Whole numbers (int8, uint8) are summed exactly in 32 bits, forward only: with zero points the factors are
+(x - x_zero_point) and (weight - weight_zero_point), and padding adds nothing, as in conv2d with groups of one channel.
+
 `h` and `w` are those of x in every direction; `output_hw` gives those of y and dy. Stride, padding and dilation are those of
-`schedsearch.ops.window`. Sums are float32, whatever the arrays' format; the result is rounded once.
+`schedsearch.ops.window`. Sums of floats are float32, whatever the arrays' format; the result is rounded once.
 
 Kernels take these arrays, in this order, all of the format `dtype`:
 
@@ -51,6 +54,7 @@ from schedsearch.ops.base import (
     unknown_parameters,
 )
 from schedsearch.ops.checks import Domain, Rounding, sum_sigma
+from schedsearch.ops.conv2d_formats import INTEGERS, ZERO_POINTS, fitting, zero_point_problems
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import (
     epilogue_arguments,
@@ -63,6 +67,13 @@ from schedsearch.ops.epilogues import (
 )
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.stages import STAGES, Stage
+from schedsearch.ops.sum_of_products import (
+    accumulator_dtype,
+    default_out_dtype,
+    number_problems,
+    zero_point_checks,
+    zero_point_scalars,
+)
 from schedsearch.ops.window import (
     WINDOW_DEFAULTS,
     WINDOW_PARAMETERS,
@@ -78,7 +89,7 @@ if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_both")
-DTYPES = ("float16", "bfloat16", "float32")
+DTYPES = ("float16", "bfloat16", "float32", *INTEGERS)
 LAYOUTS = ("NHWC", "NCHW")
 WEIGHT_LAYOUTS = ("OHWI", "OIHW", "HWOI", "HWIO")
 _WEIGHT_LAYOUT = {"NHWC": "OHWI", "NCHW": "OIHW"}  # as conv2d's
@@ -100,7 +111,12 @@ _PARAMETERS = {
     "direction": Parameter.choice(
         "forward: y; grad_input: dx; grad_weight: dw; grad_both: dx and dw; default forward", DIRECTIONS
     ),
-    "dtype": Parameter.choice("of all arrays; default float16", DTYPES),
+    "dtype": Parameter.choice("of x, and of all other arrays if it is a float; default float16", DTYPES),
+    "weight_dtype": Parameter("of the weight: int8 or uint8 if x is one of the two; default: dtype", {"enum": list(DTYPES)}),
+    "zero_points": Parameter(
+        "which of x and weight have a zero point, given at call time as x_zero_point and weight_zero_point; default none",
+        {"type": "array", "items": {"enum": list(ZERO_POINTS)}, "maxItems": 2, "default": []},
+    ),
     "layout": Parameter.choice("axes of x, y and their gradients in memory; default NHWC", LAYOUTS),
     "weight_layout": Parameter(
         "axes of the weight and its gradient, with I = 1; default OHWI for NHWC and OIHW for NCHW",
@@ -134,6 +150,8 @@ class DepthwiseConv2d(Op):
             "multiplier": 1,
             "direction": "forward",
             "dtype": "float16",
+            "weight_dtype": params.get("dtype", "float16"),
+            "zero_points": (),
             "layout": "NHWC",
             "weight_layout": _WEIGHT_LAYOUT.get(str(params.get("layout", "NHWC")), "OHWI"),
             "accumulate": False,
@@ -150,6 +168,11 @@ class DepthwiseConv2d(Op):
         problems += spread_window(out)
         for key in _CHOICES:
             problems += one_of(key, out[key], _PARAMETERS[key].schema["enum"])
+        known = out["dtype"] in DTYPES
+        if known or "weight_dtype" in params:
+            allowed = INTEGERS if out["dtype"] in INTEGERS else (out["dtype"],) if known else DTYPES
+            problems += fitting("weight_dtype", out, allowed)
+        problems += zero_point_problems(out)
         for key in ("accumulate", "deterministic"):
             if complaint := judge(out[key], _PARAMETERS[key].schema):
                 problems.append(Problem(key, f"{key} {complaint}"))
@@ -163,7 +186,9 @@ class DepthwiseConv2d(Op):
         return out, problems
 
     def _stage_problems(self, p: Mapping[str, Any]) -> list[Problem]:
-        """Stages that do not fit floating-point numbers."""
+        """Stages that do not fit the numbers that they get."""
+        if p["dtype"] in INTEGERS:
+            return number_problems({**p, "out_dtype": default_out_dtype(p)}, self._accumulator(p))
         for place, stage in enumerate(p["epilogue"]):
             problem = stage.kind.problem(self._accumulator(p))
             if stage.name == "quantise":
@@ -201,16 +226,21 @@ class DepthwiseConv2d(Op):
 
     def _accumulator(self, p: Mapping[str, Any]) -> ArgSpec:
         """y before the epilogue."""
-        return ArgSpec("y", *_output_image(p))
+        axes, shape, dtype = _output_image(p)
+        if p["dtype"] in INTEGERS:
+            dtype = accumulator_dtype(p["dtype"], p["weight_dtype"], p["zero_points"])
+        return ArgSpec("y", axes, shape, dtype)
 
     def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
-        return epilogue_scalars(p["epilogue"])
+        return (*zero_point_scalars(p), *epilogue_scalars(p["epilogue"]))
 
     def rounding(self, p: Mapping[str, Any]) -> Rounding:
+        if p["dtype"] in INTEGERS:
+            return Rounding()
         return Rounding(factor_bits=_FACTOR_BITS[p["dtype"]])
 
     def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
-        return epilogue_check_scalars(p["epilogue"], spread)
+        return {**zero_point_checks(p), **epilogue_check_scalars(p["epilogue"], spread)}
 
     def check_inputs(self, p: Mapping[str, Any]) -> Mapping[str, Domain]:
         """Every sum has two factors. With grad_both, dy is a factor of both sums, and has the numbers of the longer one."""
@@ -245,7 +275,13 @@ class DepthwiseConv2d(Op):
         words += [f"m{p['multiplier']}"] if p["multiplier"] > 1 else []
         words += window_words(p)
         words += [p["direction"]] if p["direction"] != "forward" else []
-        words += [dtype_of(p["dtype"]).short, p["layout"]]
+        words += [dtype_of(p["dtype"]).short]
+        if p["dtype"] in INTEGERS:
+            out = default_out_dtype(p)
+            factors = words.pop() + (f"x{dtype_of(p['weight_dtype']).short}" if p["weight_dtype"] != p["dtype"] else "")
+            words += [factors if out == p["dtype"] else f"{factors}->{dtype_of(out).short}"]
+            words += [f"zp({','.join(p['zero_points'])})"] if p["zero_points"] else []
+        words += [p["layout"]]
         words += [p["weight_layout"]] if p["weight_layout"] != _WEIGHT_LAYOUT[p["layout"]] else []
         words += [name for name in ("accumulate", "deterministic") if p[name]]
         return " ".join(words) + "".join(f"+{stage}" for stage in p["epilogue"])
@@ -280,7 +316,7 @@ def _output_image(p: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
 def _weight(p: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
     """The same of weight and dw."""
     sizes = {"O": p["c"] * p["multiplier"], "I": 1, "H": p["r"], "W": p["s"]}
-    return p["weight_layout"], Layout.parse(p["weight_layout"]).shape(sizes), p["dtype"]
+    return p["weight_layout"], Layout.parse(p["weight_layout"]).shape(sizes), p["weight_dtype"]
 
 
 def _factor(name: str, spec: tuple[str, tuple[int, ...], str], constant: bool = False) -> ArgSpec:
@@ -290,6 +326,13 @@ def _factor(name: str, spec: tuple[str, tuple[int, ...], str], constant: bool = 
 def _direction_problems(p: Mapping[str, Any]) -> list[Problem]:
     """Options of another direction than the one that is given."""
     problems, direction = [], p["direction"]
+    if direction != "forward" and p["dtype"] in INTEGERS:
+        message = f"direction is {direction}, but dtype is {p['dtype']}; allowed: forward, or a dtype of floats"
+        problems.append(Problem("direction", message))
+    if p["dtype"] in INTEGERS and p["weight_layout"] not in _WEIGHT_LAYOUT.values():
+        allowed = ", ".join(_WEIGHT_LAYOUT.values())
+        message = f"weight_layout is {p['weight_layout']}, but dtype is {p['dtype']}; allowed: {allowed}"
+        problems.append(Problem("weight_layout", message))
     if direction == "forward" and p["accumulate"]:
         problems.append(
             Problem(
@@ -326,6 +369,8 @@ def depthwise_conv2d(
     multiplier: int = 1,
     direction: str = "forward",
     dtype: str = "float16",
+    weight_dtype: str | None = None,
+    zero_points: Sequence[str] = (),
     layout: str = "NHWC",
     weight_layout: str | None = None,
     accumulate: bool = False,
@@ -342,14 +387,16 @@ def depthwise_conv2d(
         multiplier: output channels for each input channel: channel c makes c * multiplier ... (c + 1) * multiplier - 1.
         direction: "forward": (x, weight) -> y; "grad_input": (dy, weight) -> dx; "grad_weight": (x, dy) -> dw; "grad_both":
             (x, weight, dy) -> (dx, dw).
-        dtype: float16, bfloat16 or float32 of all arrays. Sums are float32.
+        dtype: float16, bfloat16 or float32 of all arrays, with sums in float32; or int8 or uint8 of x, with sums in 32 bits.
+        weight_dtype: int8 or uint8 if x is one of the two; default: `dtype`.
+        zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.
         layout: axes of x, y, dx and dy in memory: NHWC or NCHW.
         weight_layout: of weight and dw, with one input channel: OHWI, OIHW, HWOI or HWIO; default: OHWI for NHWC, OIHW for
             NCHW.
         accumulate: kernels of a gradient take dx_before or dw_before too, and add the gradient to it. It may be the same
             memory as the result.
         deterministic: dw has the same bits in every call.
-        epilogue: stages after the sums of `forward`, in order: bias, scale_shift, residual, relu, leaky_relu, clip.
+        epilogue: stages after the sums of `forward`, in order; see `schedsearch.ops.STAGES`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -368,4 +415,5 @@ def depthwise_conv2d(
         "stride": stride, "padding": padding, "dilation": dilation, "multiplier": multiplier, "direction": direction,
         "dtype": dtype, "layout": layout, "accumulate": accumulate, "deterministic": deterministic, "epilogue": epilogue,
     }  # fmt: skip
-    return Workload("depthwise_conv2d", params | ({} if weight_layout is None else {"weight_layout": weight_layout}))
+    optional = {"weight_dtype": weight_dtype, "weight_layout": weight_layout, "zero_points": zero_points or None}
+    return Workload("depthwise_conv2d", params | {name: value for name, value in optional.items() if value is not None})

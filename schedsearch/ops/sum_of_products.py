@@ -38,9 +38,7 @@ class SumOfProducts(Op):
         return self.result(p, dtype)
 
     def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
-        formats = {"x": p["dtype"], "weight": p["weight_dtype"]}
-        zero_points = tuple(ScalarSpec(f"{name}_zero_point", 0.0, formats[name]) for name in p["zero_points"])
-        return (*zero_points, *epilogue_scalars(p["epilogue"]))
+        return (*zero_point_scalars(p), *epilogue_scalars(p["epilogue"]))
 
     def format_words(self, p: Mapping[str, Any]) -> list[str]:
         """Formats and zero points, for labels."""
@@ -57,14 +55,23 @@ class SumOfProducts(Op):
         return PRECISIONS[p["precision"]] if p["dtype"] == "float32" else Rounding()
 
     def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
-        # Not 0, so that a kernel that ignores one shows; 3 and 5 are zero points of every 8-bit format.
-        zero_points = {f"{name}_zero_point": float(2 * ZERO_POINTS.index(name) + 3) for name in p["zero_points"]}
-        return {**zero_points, **epilogue_check_scalars(p["epilogue"], spread)}
+        return {**zero_point_checks(p), **epilogue_check_scalars(p["epilogue"], spread)}
 
     def check_inputs(self, p: Mapping[str, Any]) -> Mapping[str, Domain]:
         domains = dict(super().check_inputs(p))
         spread = sum_sigma(self.arguments(p), self.work(p).reduction, domains)
         return {**domains, **epilogue_check_inputs(p["epilogue"], spread)}
+
+
+def zero_point_scalars(p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
+    """The zero points of x and weight."""
+    formats = {"x": p["dtype"], "weight": p["weight_dtype"]}
+    return tuple(ScalarSpec(f"{name}_zero_point", 0.0, formats[name]) for name in p["zero_points"])
+
+
+def zero_point_checks(p: Mapping[str, Any]) -> dict[str, float]:
+    """Their values for verification: not 0, so that a kernel that ignores one shows; every 8-bit format has 3 and 5."""
+    return {f"{name}_zero_point": float(2 * ZERO_POINTS.index(name) + 3) for name in p["zero_points"]}
 
 
 def number_problems(p: Mapping[str, Any], value: ArgSpec, *, moves: bool = False) -> list[Problem]:

@@ -41,6 +41,7 @@ BUILT_IN = {
     "depthwise_conv2d_dw_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw:DepthwiseConv2dDwCuda",
     "depthwise_conv2d_both_cuda": "schedsearch.templates.depthwise_conv2d.cuda_both:DepthwiseConv2dBothCuda",
     "depthwise_conv2d_cpu": "schedsearch.templates.depthwise_conv2d.cpu:DepthwiseConv2dCpu",
+    "depthwise_conv2d_cpu_int8": "schedsearch.templates.depthwise_conv2d.cpu_int8:DepthwiseConv2dCpuInt8",
     "matmul_gemv": "schedsearch.templates.matmul.gemv:MatmulGemv",
     "matmul_wgmma": "schedsearch.templates.matmul.cuda:MatmulWgmma",
     "matmul_mma": "schedsearch.templates.matmul.cuda:MatmulMma",

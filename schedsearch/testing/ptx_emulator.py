@@ -60,7 +60,8 @@ class PtxEmulator(Emulator):
             "F": _float, "I": _integer, "H": _half, "f32": np.float32, "memory": self._load,
             "from_shared": self._load_shared, "store": self._store, "store_shared": self._store_shared,
             "to_half": _to_half, "from_half": _from_half, "wide": _signed, "maximum": np.maximum, "minimum": np.minimum,
-            "red": self._add, "dot": _dot, "butterfly": self._butterfly, "field": _field, "rint": np.rint,
+            "prmt": _permuted, "packed": _packed, "red": self._add, "dot": _dot, "butterfly": self._butterfly,
+            "field": _field, "rint": np.rint,
         }  # fmt: skip
         exec(compile(source, f"<{name}>", "exec"), scope)  # the text of our own generators
         return scope["operation"]  # type: ignore[no-any-return]
@@ -117,6 +118,19 @@ def _field(value: Any, first: int, bits: int, signed: bool) -> int:
     """Some bits of a word as a whole number."""
     found = _integer(value) >> first & (1 << bits) - 1
     return found - (1 << bits) if signed and found >> bits - 1 else found
+
+
+def _permuted(a: Any, b: Any, selector: int) -> int:
+    """Four bytes of two words, each chosen by a digit of the selector ("prmt")."""
+    both = (_integer(a) & 0xFFFFFFFF) | (_integer(b) & 0xFFFFFFFF) << 32
+    return sum((both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i for i in range(4))
+
+
+def _packed(high: Any, low: Any, upper: Any, kind: str) -> int:
+    """Two saturated bytes below those of `upper` ("cvt.pack")."""
+    least, most = (0, 255) if kind == "u8" else (-128, 127)
+    a, b = (min(max(_signed(_integer(each)), least), most) & 255 for each in (high, low))
+    return ((_integer(upper) << 16) | a << 8 | b) & 0xFFFFFFFF
 
 
 def _split(data: Any, nbytes: int) -> tuple[int, ...]:
@@ -238,6 +252,10 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
         return f"{names[0]} = dot({names[1]}, {names[2]}, {names[3]}, {suffixes[0]!r}, {suffixes[1]!r})"
     if kind == "shfl":
         return f"{names[0]} = butterfly({names[1]}, {names[2]})"
+    if kind == "prmt":
+        return f"{names[0]} = prmt({names[1]}, {names[2]}, {names[3]})"
+    if kind == "xor":
+        return f"{names[0]} = I({names[1]}) ^ {names[2]}"
     if kind == "bfe":
         return f"{names[0]} = field({names[1]}, {names[2]}, {names[3]}, {last == 's32'})"
     if kind in ("mul", "mad") and last == "s32" and suffixes[0] == "lo":
@@ -247,7 +265,11 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
     if kind == "add" and suffixes == ["sat", "s32"]:
         return f"{names[0]} = min(max(wide({names[1]}) + wide({names[2]}), -(2**31)), 2**31 - 1)"
     if kind == "add" and last == "s32":
-        return f"{names[0]} = wide(int({names[1]}) + int({names[2]}))"
+        return f"{names[0]} = wide(I({names[1]}) + I({names[2]}))"
+    if kind == "sub" and last == "s32":
+        return f"{names[0]} = wide(I({names[1]}) - I({names[2]}))"
+    if kind in ("max", "min") and last == "s32":
+        return f"{names[0]} = {kind}(wide(I({names[1]})), wide(I({names[2]})))"
     if kind == "add":
         return f"{names[0]} = (int({names[1]}) + int({names[2]})) & {_MASKS[last[1:]]}"
     if kind == "mad":
@@ -290,10 +312,13 @@ def _access(kind: str, suffixes: list[str], operands: list[str]) -> str:
 
 def _conversion(suffixes: list[str], names: list[str]) -> str:
     formats = {"f16": "float16", "bf16": "bfloat16"}
+    if suffixes[0] == "pack":
+        return f"{names[0]} = packed({names[1]}, {names[2]}, {names[3]}, {suffixes[2]!r})"
     if suffixes in (["u32", "u16"], ["s64", "s32"]):
         return f"{names[0]} = {'H' if suffixes[0] == 'u32' else 'wide'}({names[1]})"
-    if suffixes == ["rn", "f32", "s32"]:
-        return f"{names[0]} = f32(wide(I({names[1]})))"
+    if suffixes[:2] == ["rn", "f32"] and suffixes[2] in ("s32", "u32"):
+        whole = f"wide(I({names[1]}))" if suffixes[2] == "s32" else f"I({names[1]}) & {_MASKS['32']}"
+        return f"{names[0]} = f32({whole})"
     if suffixes == ["rni", "s32", "f32"]:
         return f"{names[0]} = int(rint(float(F({names[1]}))).clip(-(2**31), 2**31 - 1))"
     if suffixes[0] == "f32":

@@ -32,6 +32,7 @@ from schedsearch.templates.parts.cpu_epilogue import OPERAND_DTYPES, CpuEpilogue
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
+FLOATS = ("float16", "bfloat16", "float32")
 _BLOCKS = (4, 8, 16, 32)
 _TILES = (1, 2, 3, 4, 6, 8)
 _ROWS = (1, 2, 4, 7, 8, 14, 16, 28, 56, 112)
@@ -41,7 +42,7 @@ _CACHE_BYTES = 1 << 15  # in which the default keeps a work item
 
 
 class DepthwiseConv2dCpu(Template):
-    """depthwise_conv2d in every direction, layout and format on a CPU."""
+    """depthwise_conv2d in every direction, layout and format of floats on a CPU."""
 
     name = "depthwise_conv2d_cpu"
     version = 1
@@ -49,6 +50,8 @@ class DepthwiseConv2dCpu(Template):
     kind = "cpu"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
+        if not dtype_of(workload.dtype).is_float:
+            return f"dtype is {workload.dtype}; allowed: {', '.join(FLOATS)}"
         if (least := _stack_bytes(workload, _BLOCKS[0], 1)) > _STACK_BYTES:
             return (
                 f"a row of w={workload.w} for a kernel of {workload.r}x{workload.s} takes {least} bytes of fast memory; "

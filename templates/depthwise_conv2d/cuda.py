@@ -9,12 +9,14 @@ import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.depthwise_conv2d.cuda_pixels import Blocks, Rounds, build_kernel
 from schedsearch.templates.depthwise_conv2d.cuda_space import (
+    MOST_EXACT_TAPS,
     REGISTERS,
     STRIPS,
     Shape,
@@ -29,9 +31,9 @@ from schedsearch.templates.depthwise_conv2d.cuda_space import (
     size_problem,
     threads_of,
 )
-from schedsearch.templates.depthwise_conv2d.patches import Patch, arrays_of, filter_pieces
+from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Patch, arrays_of, filter_pieces
 from schedsearch.templates.parts.epilogue import Epilogue
-from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem
 from schedsearch.workload import Workload
 
 MOST_STRIDE_SUMS = 128  # of dx: a patch has a whole number of strides along both axes
@@ -51,7 +53,15 @@ class DepthwiseConv2dCuda(Template):
         shape = Shape.of(workload)
         if (least := shape.rows.down * shape.columns.down) > MOST_STRIDE_SUMS:
             return f"a gradient's patch has the strides' product, {least}, elements; allowed: up to {MOST_STRIDE_SUMS}"
-        return epilogue_problem(workload)
+        if workload.dtype not in INTEGERS:
+            return epilogue_problem(workload)
+        if workload.r * workload.s > MOST_EXACT_TAPS:
+            return (
+                f"filters of {workload.r * workload.s} taps; allowed: up to {MOST_EXACT_TAPS}, of which sums of products of "
+                "8-bit numbers are exact in float32; conv2d with groups takes more"
+            )
+        dtypes = ("float16", "bfloat16", "float32", "int32", "uint32", *BYTES)
+        return epilogue_problem(workload, dtypes=dtypes, converting=CONVERTING)
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
@@ -132,6 +142,8 @@ class DepthwiseConv2dCuda(Template):
         )  # fmt: skip
         read, written = patch.alignments
         alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature} | {source: read, to: written}
+        if workload.dtype in INTEGERS:  # y may have wider elements, which are stored in pieces
+            alignments[to] = min(written * dtype_of(workload.output.dtype).nbytes, VECTOR_BYTES)
         if workload.accumulate:
             alignments[before] = written
         if direct:

@@ -163,7 +163,8 @@ def build_kernel(
     first_column, last_column = _reach(patch)
 
     place, thread_place = blocks.place(), blocks.thread_place()
-    copy_filters = filter_copies(workload, blocks, rounds)
+    zero_points = _zero_points(patch, epilogue)
+    copy_filters = filter_copies(workload, blocks, rounds, zero_points)
     of_filter, of_tap_row, of_tap_column = (filter_strides(workload)[axis].outer for axis in "OHW")
     filter_steps = (of_filter, of_tap_row, of_tap_column) if direct else None
     correlate = patch_text.correlate(patch, block_channels * SUM_BYTES, branch, filter_steps)
@@ -174,7 +175,7 @@ def build_kernel(
         channel_block, column_block, row_block, image = place(types.uint32(cuda.blockIdx.x))
         lane, own_column, own_row = thread_place(thread)
         if not direct:
-            copy_filters(shared, weight, thread, types.int32(channel_block * block_channels))
+            copy_filters(shared, weight, thread, types.int32(channel_block * block_channels), operands)
             cuda.syncthreads()
         sums = cuda.local.array(sums_count, types.float32)
         k = types.int32(channel_block * block_channels + lane * vector)
@@ -219,6 +220,7 @@ def build_kernel(
                                     types.int32(inside),
                                     types.int32(rows_of_taps - 1 - a),
                                     types.int32(columns_of_taps - 1 - b),
+                                    *zero_points(operands),
                                 )
                     place_in_y = types.int64(plane + types.int64(row) * target_row + types.int64(column) * target_column)
                     finish(
@@ -235,6 +237,23 @@ def build_kernel(
     return kernel
 
 
+def _zero_points(patch: Patch, epilogue: Epilogue | None) -> Callable[[Any], Any]:
+    """`zero_points(operands)`: the last operands of the operations that read whole numbers; () for floats."""
+    slots = [epilogue.index(name) for name in patch_text.zero_point_operands(patch)] if epilogue else []
+    first, last = (slots[0], slots[-1]) if slots else (0, 0)
+
+    def none(operands: Any) -> Any:
+        return ()
+
+    def one(operands: Any) -> Any:
+        return (operands[first],)
+
+    def both(operands: Any) -> Any:
+        return operands[first], operands[last]
+
+    return (none, one, both)[len(slots)]
+
+
 def _reach(patch: Patch) -> tuple[int, int]:
     """The first and the last column that a patch loads, relative to its first source."""
     if patch.channels_last:
@@ -243,8 +262,10 @@ def _reach(patch: Patch) -> tuple[int, int]:
     return min((p.first for p in pieces), default=0), max((p.first + p.length - 1 for p in pieces), default=0)
 
 
-def filter_copies(workload: Workload, blocks: Blocks, rounds: Rounds) -> Callable[..., None]:
-    """`copy_filters(shared, weight, thread, first target channel)`: the filters of a block's channels as float32.
+def filter_copies(
+    workload: Workload, blocks: Blocks, rounds: Rounds, zero_points: Callable[[Any], Any]
+) -> Callable[..., None]:
+    """`copy_filters(shared, weight, thread, first target channel, operands)`: the filters of a block's channels as float32.
 
     Shared memory has the axes (filter of a channel, round, tap, channel).
     """
@@ -255,9 +276,9 @@ def filter_copies(workload: Workload, blocks: Blocks, rounds: Rounds) -> Callabl
     tap_h, tap_w, columns_of_taps = patch.tap_h, patch.tap_w, rounds.columns
     all_taps_h, all_taps_w = patch.rows.taps, patch.columns.taps
     count, taps_first = filters * taps * block_channels, of_filter > 1
-    fetch = patch_text.fetch_weight(workload.dtype)
+    fetch = patch_text.fetch_weight(patch)
 
-    def copy_filters(shared: Any, weight: Any, thread: Any, first: Any) -> None:
+    def copy_filters(shared: Any, weight: Any, thread: Any, first: Any, operands: Any) -> None:
         for number in range(types.int32(thread), types.int32(count), types.int32(threads)):
             if taps_first:  # neighbours in memory
                 rest = types.uint32(types.uint32(number) // types.uint32(taps))
@@ -281,6 +302,6 @@ def filter_copies(workload: Workload, blocks: Blocks, rounds: Rounds) -> Callabl
                 + types.int64(column) * of_column
             )
             to = types.uint32(shared + ((j * taps + tap) * block_channels + channel) * SUM_BYTES)
-            fetch(to, types.uint64(weight + types.uint64(offset * element)), types.int32(inside))
+            fetch(to, types.uint64(weight + types.uint64(offset * element)), types.int32(inside), *zero_points(operands))
 
     return copy_filters

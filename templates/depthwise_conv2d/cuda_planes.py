@@ -65,6 +65,8 @@ class DepthwiseConv2dPlanesCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
+        if not dtype_of(workload.dtype).is_float:
+            return f"dtype is {workload.dtype}; allowed: formats of floats, depthwise_conv2d_cuda takes all"
         if problem := direction_problem(workload, "forward", "grad_input") or planes_problem(workload, target):
             return problem
         shape = Shape.of(workload)

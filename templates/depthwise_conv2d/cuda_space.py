@@ -20,6 +20,8 @@ from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.workload import Workload
 
 LEAST_CAPABILITY = {"float32": (5, 0), "float16": (8, 0), "bfloat16": (8, 0)}  # of the conversions to pairs
+LEAST_CAPABILITY |= {"int8": (7, 2), "uint8": (7, 2)}  # of cvt.pack
+MOST_EXACT_TAPS = 2**24 // 255**2  # of which a sum of products of 8-bit numbers is exact in float32
 LARGEST_SIZE = 2**30  # of an axis: coordinates, and sums of two of them, stay within int32
 LARGEST_STEP_BYTES = 2**31 - 1  # from a patch's first source to its last
 MOST_UNROLLED_TAPS = 7  # along an axis; larger filters take several rounds

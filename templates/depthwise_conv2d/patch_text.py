@@ -8,13 +8,15 @@ Source: PTX ISA, "Data Movement: ld.global.nc", "Data Conversion: cvt", "Floatin
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.depthwise_conv2d.patches import Patch, Piece, filter_pieces
+from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Patch, Piece, filter_pieces
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.stages import BYTES
 
 WORD_BYTES = 4
 _VECTOR = {1: "", 2: ".v2", 4: ".v4"}
@@ -27,6 +29,7 @@ class Text:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._counts: dict[str, int] = {}
+        self._of_bytes: dict[tuple[str, str], tuple[str, str]] = {}  # (format, zero point) -> registers that hold it
 
     def add(self, *lines: str) -> None:
         self.lines += lines
@@ -47,9 +50,26 @@ class Text:
 
     # ---- elements of 2 or 4 bytes and float32 registers
 
-    def load(self, address: str, dtype: str, count: int, inside: str = "", space: str = "global.nc") -> list[str]:
+    def zero_point(self, name: str, dtype: str) -> None:
+        """Declares the zero point that 8-bit numbers of a format have, an operand of the operation or "", for `load` and
+        `widen`."""
+        if dtype not in BYTES:
+            return
+        bias, word = self.one("f32"), self.one("b32")
+        base = _literal(2.0**23 + (128 if dtype == "int8" else 0))
+        self.add(f"mov.b32 {word}, 0; mov.f32 {bias}, {base};")
+        if name:
+            self.add(f"add.rn.f32 {bias}, ${name}, {base}; cvt.rni.s32.f32 {word}, ${name}; and.b32 {word}, {word}, 255;")
+            self.add(f"mul.lo.s32 {word}, {word}, 0x01010101;")
+        self._of_bytes[dtype, name] = (bias, word)
+
+    def load(
+        self, address: str, dtype: str, count: int, inside: str = "", space: str = "global.nc", zero_point: str = ""
+    ) -> list[str]:
         """Loads neighbours as float32; zeros where the predicate `inside` is false. Call `widen` on the result."""
         guard = f"@{inside} " if inside else ""
+        if dtype in BYTES:
+            return self._load_bytes(address, count, guard, space, self._of_bytes[dtype, zero_point][1])
         nbytes = count * dtype_of(dtype).nbytes
         registers = self.new("b32" if nbytes >= WORD_BYTES else "b16", max(nbytes // WORD_BYTES, 1))
         if inside:
@@ -59,10 +79,34 @@ class Text:
         self.add(f"{guard}ld.{space}{_VECTOR[len(registers)]}.{kind} {words}, [{address}];")
         return registers
 
-    def widen(self, registers: Sequence[str], dtype: str, count: int) -> list[str]:
-        """The float32 registers of loaded neighbours."""
+    def _load_bytes(self, address: str, count: int, guard: str, space: str, outside: str) -> list[str]:
+        """Loads 8-bit numbers in words; the zero point where they are outside."""
+        registers = self.new("b32", max(count // WORD_BYTES, 1))
+        if guard:
+            self.add(*(f"mov.b32 {register}, {outside};" for register in registers))
+        kind, words = ({1: "u8", 2: "u16"}.get(count, "b32")), ", ".join(registers)
+        words = f"{{{words}}}" if len(registers) > 1 else words
+        self.add(f"{guard}ld.{space}{_VECTOR[len(registers)]}.{kind} {words}, [{address}];")
+        return registers
+
+    def widen(self, registers: Sequence[str], dtype: str, count: int, zero_point: str = "") -> list[str]:
+        """The float32 registers of loaded neighbours; of 8-bit numbers less their zero point.
+
+        A byte becomes the lowest one of a float32 between 2^23 and 2^24, where neighbours are 1 apart; int8 is first made
+        unsigned by adding 128. Two instructions for a number; conversions have a quarter of their rate.
+        """
         if dtype == "float32":
             return list(registers)
+        if dtype in BYTES:
+            (bias, _), values = self._of_bytes[dtype, zero_point], self.new("f32", count)
+            if dtype == "int8":
+                words = self.new("b32", len(registers))
+                self.add(*(f"xor.b32 {to}, {word}, 0x80808080;" for to, word in zip(words, registers)))
+                registers = words
+            for i, value in enumerate(values):
+                self.add(f"prmt.b32 {value}, {registers[i // WORD_BYTES]}, 0x4B000000, {0x7440 + i % WORD_BYTES:#x};")
+                self.add(f"sub.rn.f32 {value}, {value}, {bias};")
+            return values
         values = self.new("f32", count)
         if dtype == "bfloat16":
             self._widen_bfloat16(registers, values)
@@ -85,7 +129,9 @@ class Text:
     def store(self, address: str, values: Sequence[str], dtype: str, inside: str, space: str = "global") -> None:
         """Stores float32 registers as neighbours, rounded to nearest even, where `inside` is true; "": always."""
         words, kind = list(values), "f32"
-        if dtype_of(dtype).nbytes == 2:
+        if dtype in BYTES:
+            words, kind = self._packed(values, dtype), {1: "u8", 2: "u16"}.get(len(values), "b32")
+        elif dtype_of(dtype).nbytes == 2:
             name = {"float16": "f16", "bfloat16": "bf16"}[dtype]
             if len(values) == 1:
                 words, kind = [self.one("b16")], "b16"
@@ -97,6 +143,20 @@ class Text:
         group = f"{{{', '.join(words)}}}" if len(words) > 1 else words[0]
         guard = f"@{inside} " if inside else ""
         self.add(f"{guard}st.{space}{_VECTOR[len(words)]}.{kind} [{address}], {group};")
+
+    def _packed(self, values: Sequence[str], dtype: str) -> list[str]:
+        """Words of saturated whole numbers."""
+        pack, words = f"cvt.pack.sat.{'u8' if dtype == 'uint8' else 's8'}.s32.b32", []
+        for i in range(0, len(values), WORD_BYTES):
+            four = [*values[i : i + WORD_BYTES], *["0"] * WORD_BYTES][:WORD_BYTES]
+            upper, word = self.new("b32", 2)
+            self.add(f"{pack} {upper}, {four[3]}, {four[2]}, 0; {pack} {word}, {four[1]}, {four[0]}, {upper};")
+            words.append(word)
+        return words
+
+
+def _literal(number: float) -> str:
+    return "0f" + struct.pack(">f", number).hex().upper()
 
 
 def _guards(text: Text, row_exists: str, first_row: int, column_exists: str, first_column: int) -> Callable[[int, int], str]:
@@ -142,6 +202,10 @@ def correlate(
     The sums are those of (row, column, channel) in this order.
     """
     text = Text()
+    names = zero_point_operands(patch)
+    text.zero_point(*_source_zero(patch))
+    if filter_steps:
+        text.zero_point(*_weight_zero(patch))
     base = _source_address(text, patch)
     if filter_steps:
         weights = _filters(text, patch, filter_steps)
@@ -157,14 +221,29 @@ def correlate(
         text.add("bra done; whole:")
         _correlate_rows(text, patch, base, weights, guard, tested=False)
         text.add("done:")
-    text.add("// $inside $rows_follow $columns_follow")
+    text.add("// $inside $rows_follow $columns_follow " + " ".join(f"${name}" for name in names))
     return device_op(
         "correlate", text.block(), inout={"sums": ("f32", patch.sums)},
         ins={
             "source": "u64", "weights": "u64" if filter_steps else "u32",
             **dict.fromkeys(("row", "column", "inside", "rows_follow", "columns_follow"), "i32"),
+            **dict.fromkeys(names, "f32"),
         },
     )  # fmt: skip
+
+
+def zero_point_operands(patch: Patch) -> tuple[str, ...]:
+    """The last operands of operations that read whole numbers, one for each zero point."""
+    return tuple(f"{name}_zero_point" for name in patch.zero_points)
+
+
+def _source_zero(patch: Patch) -> tuple[str, str]:
+    """The operand that has the zero point of the sources, or "", and their format."""
+    return "x_zero_point" if "x" in patch.zero_points else "", patch.dtype
+
+
+def _weight_zero(patch: Patch) -> tuple[str, str]:
+    return "weight_zero_point" if "weight" in patch.zero_points else "", patch.weight_dtype
 
 
 def _missing_taps(text: Text, patch: Patch) -> Callable[[int, int], str]:
@@ -192,19 +271,22 @@ def _shared_filters(text: Text, patch: Patch, pitch: int) -> dict[int, list[str]
 def _filters(text: Text, patch: Patch, steps: tuple[int, int, int]) -> dict[int, list[str]]:
     """The same from global memory, where the elements of the thread's filters, or of a tap, are neighbours."""
     of_filter, of_row, of_column = steps
+    zero, dtype = _weight_zero(patch)
     taps = [(row, column) for row in range(patch.tap_h) for column in range(patch.tap_w)]
     if of_filter == 1:
         return {
             number: text.widen(
-                text.load(f"$weights+{(row * of_row + column * of_column) * patch.nbytes}", patch.dtype, patch.vector),
-                patch.dtype, patch.vector,
+                text.load(
+                    f"$weights+{(row * of_row + column * of_column) * patch.nbytes}", dtype, patch.vector, zero_point=zero
+                ),
+                dtype, patch.vector, zero,
             )
             for number, (row, column) in enumerate(taps)
         }  # fmt: skip
     elements: list[str] = []
     for piece in filter_pieces(patch):
-        loaded = text.load(f"$weights+{piece.first * patch.nbytes}", patch.dtype, piece.length)
-        elements += text.widen(loaded, patch.dtype, piece.length)
+        loaded = text.load(f"$weights+{piece.first * patch.nbytes}", dtype, piece.length, zero_point=zero)
+        elements += text.widen(loaded, dtype, piece.length, zero)
     return {tap: elements[tap :: len(taps)] for tap in range(len(taps))}
 
 
@@ -251,7 +333,7 @@ class Rows:
         patch, found = self._patch, dict[int, list[str]]()
         for piece, registers in self._loaded.pop(row):
             count = patch.vector * piece.length
-            values = self._text.widen(registers, patch.dtype, count)
+            values = self._text.widen(registers, patch.dtype, count, _source_zero(patch)[0])
             for i in range(piece.length):
                 found.setdefault(piece.first + i, values[i * patch.vector : (i + 1) * patch.vector])
         return found
@@ -266,7 +348,8 @@ class Rows:
                 inside = text.one("pred")
                 text.add(f"setp.lt.and.u32 {inside}, {self._columns[number]}, {patch.columns.sources}, {row_inside};")
             offset = (row * patch.source[0] + piece.first * patch.source[1]) * patch.nbytes
-            loads.append((piece, text.load(f"{self._base}+{offset}", patch.dtype, patch.vector * piece.length, inside)))
+            at, count, zero = f"{self._base}+{offset}", patch.vector * piece.length, _source_zero(patch)[0]
+            loads.append((piece, text.load(at, patch.dtype, count, inside, zero_point=zero)))
         self._loaded[row] = loads
 
 
@@ -349,6 +432,9 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
         for row in range(patch.tile_h)
         for column in range(patch.tile_w)
     }
+    if patch.dtype in BYTES:
+        values = {place: _whole(text, sums) for place, sums in values.items()}
+    most = VECTOR_BYTES // size  # elements of a store; y may have wider ones than x
     moved = [Piece(i, 1) for i in range(patch.tile_w)] if patch.channels_last else patch.target_pieces
     for row in range(patch.tile_h):
         row_inside = inside_of(text, "$row", row, patch.rows.targets)
@@ -364,10 +450,18 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
                 loaded = text.load(f"{old}+{offset}", out_dtype, len(results), inside)
                 for result, addend in zip(results, text.widen(loaded, out_dtype, len(results))):
                     text.add(f"add.f32 {result}, {result}, {addend};")
-            text.store(f"{to}+{offset}", results, out_dtype, inside)
+            for first in range(0, len(results), most):
+                text.store(f"{to}+{offset + first * size}", results[first : first + most], out_dtype, inside)
     body = text.block()
     unused = [f"${name}" for name in ins if f"${name}" not in body]
     return device_op("finish", body + " // unused: " + " ".join(unused), inout={"sums": ("f32", patch.sums)}, ins=ins)
+
+
+def _whole(text: Text, sums: Sequence[str]) -> list[str]:
+    """Sums of products of whole numbers, which are exact in float32, as int32."""
+    numbers = text.new("b32", len(sums))
+    text.add(*(f"cvt.rni.s32.f32 {number}, {total};" for number, total in zip(numbers, sums)))
+    return numbers
 
 
 def _source_address(text: Text, patch: Patch) -> str:
@@ -393,14 +487,18 @@ def inside_of(text: Text, first: str, more: int, extent: int, also: str = "") ->
     return inside
 
 
-def fetch_weight(dtype: str) -> Callable[..., None]:
-    """Copies an element of the weight to shared memory as float32: (shared, address, inside); zero if `inside` is 0."""
-    text = Text()
+def fetch_weight(patch: Patch) -> Callable[..., None]:
+    """Copies an element of the weight to shared memory as float32: (shared, address, inside), and of whole numbers the zero
+    points; zero if `inside` is 0."""
+    text, (zero, dtype), names = Text(), _weight_zero(patch), zero_point_operands(patch)
     inside = text.one("pred")
+    text.zero_point(zero, dtype)
     text.add(f"setp.ne.s32 {inside}, $inside, 0;")
-    value = text.widen(text.load("$address", dtype, 1, inside), dtype, 1)[0]
+    value = text.widen(text.load("$address", dtype, 1, inside, zero_point=zero), dtype, 1, zero)[0]
     text.add(f"st.shared.b32 [$shared], {value};")
-    return device_op("fetch_weight", text.block(), ins={"shared": "u32", "address": "u64", "inside": "i32"})
+    unused = " // " + " ".join(f"${name}" for name in names) if names else ""
+    ins = {"shared": "u32", "address": "u64", "inside": "i32", **dict.fromkeys(names, "f32")}
+    return device_op("fetch_weight", text.block() + unused, ins=ins)
 
 
 def store_sums(count: int, pitch: int) -> Callable[..., None]:

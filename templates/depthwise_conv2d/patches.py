@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -87,7 +87,9 @@ class Patch:
         tile_h, tile_w: targets along them.
         tap_h, tap_w: taps that are unrolled; a larger filter takes several rounds.
         vector: channels, neighbours in memory if there are several.
-        dtype: of all arrays.
+        dtype: of all arrays; of whole numbers, of the source.
+        weight_dtype: of the filters.
+        zero_points: names of those that the source and the filters have; see `bytes_text`.
         channels_last: NHWC; otherwise neighbours in memory are columns, and `vector` is 1.
         source, target: strides in elements of rows and columns in the two arrays.
     """
@@ -103,13 +105,16 @@ class Patch:
     channels_last: bool
     source: tuple[int, int]
     target: tuple[int, int]
+    weight_dtype: str = ""
+    zero_points: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, workload: Workload, tile_h: int, tile_w: int, tap_h: int, tap_w: int, vector: int) -> Patch:
         source, target = (_strides(workload, name) for name in arrays_of(workload)[:2])
         axes = Axis.of(workload, 0), Axis.of(workload, 1)
         channels_last = workload.layout == "NHWC"
-        return cls(*axes, tile_h, tile_w, tap_h, tap_w, vector, workload.dtype, channels_last, source, target)
+        found = cls(*axes, tile_h, tile_w, tap_h, tap_w, vector, workload.dtype, channels_last, source, target)
+        return replace(found, weight_dtype=workload.weight_dtype, zero_points=workload.zero_points)
 
     @property
     def nbytes(self) -> int:

@@ -18,6 +18,8 @@ from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.window import output_hw
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
+from schedsearch.templates.conv2d.reference import Conv2dReference
+from schedsearch.templates.depthwise_conv2d.convolution import as_convolution
 from schedsearch.templates.parts.addressing import plain_strides
 from schedsearch.templates.parts.reference import (
     apply_stages,
@@ -36,9 +38,13 @@ Sum = Callable[[Any, Any], Any]
 
 
 class DepthwiseConv2dReference(Reference):
-    """The magnitude is the sum of the products' magnitudes after the epilogue, or with the gradient before."""
+    """The magnitude is the sum of the products' magnitudes after the epilogue, or with the gradient before.
+
+    Whole numbers are those of conv2d with groups of one channel."""
 
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
+        if not dtype(workload.dtype).is_float:
+            return Conv2dReference().kernel(as_convolution(workload), target)
         items = sum(output.size for output in workload.outputs)
         if workload.direction == "forward":
             return reference_source(
@@ -55,6 +61,8 @@ class DepthwiseConv2dReference(Reference):
         output: str = "y",
     ) -> Any:
         """See `Reference.points`. Omitted scalars have their defaults. Arrays of bfloat16 may hold values or their bits."""
+        if not dtype(workload.dtype).is_float:
+            return Conv2dReference().points(as_convolution(workload), arrays, scalars, flat_indices, output)
         flat = np.asarray(flat_indices, np.int64)
         spec = next(each for each in workload.outputs if each.name == output)
         found = {"y": _y_points, "dx": _dx_points, "dw": _dw_points}[output](workload, arrays, spec, flat)

@@ -147,7 +147,7 @@ class PatchStages:
         self.begin = [
             ".reg .pred always, q; .reg .b32 word; .reg .b16 low, high, zero; .reg .b64 at;",
             *(f".reg .b64 at_{operand.name};" for operand in plan.like_y),
-            *(f".reg .f32 {operand.name}_<{channels}>;" for operand in vectors),
+            *(f".reg .{'b32' if plan.integer else 'f32'} {operand.name}_<{channels}>;" for operand in vectors),
             plan.registers(channels),
             "setp.eq.s32 always, $k, $k; mov.b16 zero, 0;",
             *(first_address(f"at_{operand.name}", operand) for operand in plan.like_y),
