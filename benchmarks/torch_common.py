@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -139,12 +141,12 @@ def run_cases(
 def _measured(file: str, case: str, arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
     """What a process of its own found until its time was up."""
     command = [sys.executable, file, "--case", case, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         out, errors = process.communicate(timeout=limit_s)
         ended: dict[str, Any] = {} if process.returncode == 0 else {"failed": errors[-600:]}
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # with its builders and its runner, which hold the pipes and the GPU
         out, _ = process.communicate()
         ended = {"stopped_after_s": round(limit_s, 1)}
     for line in out.splitlines():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -299,9 +300,21 @@ def test_autocast_casts_as_for_pytorchs_convolution(torch: Any, sst: Any) -> Non
         assert y.dtype is torch.nn.functional.conv2d(x, weight).dtype is torch.bfloat16
 
 
-def test_whether_a_graph_is_captured_is_asked_on_gpus_only(torch: Any, sst: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert sst.store.capturing(torch.device("cuda", 0))
+def test_whether_a_graph_is_captured_is_asked_of_the_tensors_gpu(
+    torch: Any, sst: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(found: Any) -> Iterator[None]:
+        current.append(found.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)
+    assert sst.store.capturing(torch.device("cuda", 1))
+    assert not sst.store.capturing(torch.device("cuda", 0))
     assert not sst.store.capturing(torch.device("cpu"))
 
 

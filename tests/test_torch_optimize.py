@@ -17,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
 import schedsearch.torch as sst  # noqa: E402
+from schedsearch.errors import UsageError  # noqa: E402
 from schedsearch.torch import calls  # noqa: E402
 from schedsearch.torch.calls import Call  # noqa: E402
 
@@ -469,6 +470,16 @@ def test_the_operators_keep_the_rules_of_pytorch(optimize: Any) -> None:
     key, call = next(each for each in calls._calls.items() if each[1].workload.op == "conv2d")
     arrays = [image(*_logical(spec)) if len(spec.shape) == 4 else torch.rand(spec.shape) for spec in call.workload.signature]
     torch.library.opcheck(ops.call.default, (key, arrays))
+
+
+def test_a_kernel_is_not_loaded_in_a_capture(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = small(), image()
+    optimize(model, x)
+    for call in calls._calls.values():
+        monkeypatch.setattr(call, "_bound", None)
+    monkeypatch.setattr(calls, "capturing", lambda device: True)
+    with pytest.raises(UsageError, match="captures the first call of .*; call it once before the capture"):
+        model(x)
 
 
 def _logical(spec: Any) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from schedsearch.runtime.kernel import Kernel
 from schedsearch.target import Target
 from schedsearch.torch.bound import BoundCall
 from schedsearch.torch.library import register
+from schedsearch.torch.store import capturing
 from schedsearch.workload import Workload
 
 ALLOWED = ("exact", "same_architecture")
@@ -93,12 +94,16 @@ class Call:
 
         Raises:
             ArgumentError, DeviceError: as `Kernel`.
+            UsageError: a CUDA graph captures the first call, which has to load the kernel.
         """
         given = [
             each if form is None or each.is_contiguous(memory_format=form) else each.contiguous(memory_format=form)
             for each, form in zip(arrays, self._formats)
         ]
         if self._bound is None:
+            if capturing(given[0].device):
+                label = self.workload.label
+                raise UsageError(f"a CUDA graph captures the first call of {label}; call it once before the capture")
             places = {scalar.name: place for place, scalar in enumerate(self.workload.scalars)}
             self._bound = BoundCall(self.kernels.kernel(self.workload), range(len(given)), places, given, self._numbers)
         y: torch.Tensor = self._bound(given, tuple([each.data_ptr() for each in given]), self._numbers)

@@ -184,8 +184,11 @@ def found(key: Any, what: str, device: torch.device, make: Callable[[Store], tup
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph captures the current stream."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    """Whether a CUDA graph captures the device's current stream."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # PyTorch asks for the current stream of the current device
+        return torch.cuda.is_current_stream_capturing()
 
 
 def say(text: str) -> None:

@@ -44,7 +44,7 @@ class CudaTimer:
                 estimate_ms = max(2e-3, _elapsed(first, last, runs[0]))
                 rounds = max(1, min(round(_LEAST_MS / (estimate_ms * len(runs))), _MOST_LAUNCHES // len(runs)))
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=stream):
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # others may allocate
                     for _ in range(rounds):
                         for run in runs:
                             run()
