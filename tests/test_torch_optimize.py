@@ -478,7 +478,7 @@ def test_a_kernel_is_not_loaded_in_a_capture(optimize: Any, monkeypatch: pytest.
     for call in calls._calls.values():
         monkeypatch.setattr(call, "_bound", None)
     monkeypatch.setattr(calls, "capturing", lambda device: True)
-    with pytest.raises(UsageError, match="captures the first call of .*; call it once before the capture"):
+    with pytest.raises(UsageError, match=r"captures the first call of .*; call it once before the capture"):
         model(x)
 
 
