@@ -74,7 +74,7 @@ def build_dynamic(
     bounds = {name: _size(name, limits) for name, limits in sizes.items()}
     target = detect(target) if isinstance(target, str) else target
     path, no_table = Path(model), ""
-    if way is None and len(bounds) == 1:
+    if way is None and len(bounds) == 1 and path.is_file():
         (size,) = bounds.values()
         try:
             return build_sized(

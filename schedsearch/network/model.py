@@ -197,7 +197,8 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
         )
         raise ModelError(
             f"{model_name} has inputs with dynamic dimensions: {'; '.join(dynamic)}. Shapes must be fixed; give them, "
-            f"e.g. --shape {example.name}={','.join(map(str, extents))}"
+            f"e.g. --shape {example.name}={','.join(map(str, extents))}, or build for a range of sizes: "
+            "--dynamic NAME=LEAST..MOST"
         )
 
 
