@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from schedsearch.errors import ArgumentError
+from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.runtime import arrays
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.streams import current_stream
@@ -97,6 +97,7 @@ class BoundCall:
 
         Raises:
             DeviceError: the launch failed.
+            UsageError: a tensor's memory was freed.
         """
         if self._turn:
             tensors = [self._turn[place](tensor) if place in self._turn else tensor for place, tensor in enumerate(tensors)]
@@ -121,11 +122,16 @@ class BoundCall:
         return result
 
     def _update(self, addresses: tuple[int, ...], own: tuple[int, ...], numbers: Sequence[float]) -> None:
-        """Writes what has changed to the argument block. Raises ArgumentError if an address lacks an alignment."""
+        """Writes what has changed to the argument block. Raises ArgumentError if an address lacks an alignment, and
+        UsageError if a tensor has no memory."""
         before, self._addresses = self._addresses, self._unknown
         if addresses != before:
             for set_address, address, last in zip(self._set_addresses, addresses, before):
                 if address != last and set_address is not None:
+                    if not address:
+                        raise UsageError(
+                            f"a tensor of {self.kernel.workload.label} has no memory; it was freed, give another"
+                        )
                     set_address(address)
         self._addresses = addresses
         if own != self._own:

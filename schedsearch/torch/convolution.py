@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from schedsearch.errors import ArgumentError
 from schedsearch.torch import epilogues
 from schedsearch.torch.dispatch import Operation, declared
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
@@ -33,6 +34,12 @@ class Convolution(Operation):
 
     def check(self, given: Mapping[str, torch.Tensor]) -> None:
         check_convolution(self.name, given, self.window, self.groups)
+        block, channels = epilogues.block_of(self.epilogue), given["weight"].shape[0]
+        if channels % (block * block):
+            raise ArgumentError(
+                f"{self.name} has {channels} output channels before its pixel shuffle by {block}; allowed: a multiple of "
+                f"{block * block}"
+            )
         check_operands(self.name, self.epilogue, given, self.shape(given))
 
     def shape(self, given: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:

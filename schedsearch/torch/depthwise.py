@@ -47,7 +47,8 @@ class DepthwiseConv2d(Convolution):
     def of(cls, *args: Any) -> DepthwiseConv2d:
         x, *_, text = args
         given = parameters(text)
-        return cls(given.window, x.shape[1], given.epilogue, layout_of(x))
+        groups = x.shape[1] if x.dim() == 4 else 1  # `check` refuses other tensors
+        return cls(given.window, groups, given.epilogue, layout_of(x))
 
     def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
         x, weight, stages = given["x"], given["weight"], epilogues.stages(self.epilogue)
@@ -72,6 +73,9 @@ class _Gradient(Operation):
 
     def check(self, given: Mapping[str, torch.Tensor]) -> None:
         like = given["dy"]
+        for name, tensor in given.items():
+            if tensor.dim() != 4:
+                raise ArgumentError(f"{name} of {self.name} has shape {tuple(tensor.shape)}; allowed: four axes")
         stand_ins = {"x": like.new_empty(self.image, device="meta"), "weight": like.new_empty(self.kernel, device="meta")}
         check_convolution(self.name, stand_ins, self.window, self.image[1])
         allowed = (self.image[0], self.kernel[0], *self.window.output_hw(self.image[2:], self.kernel[2:]))
@@ -149,7 +153,8 @@ class GradWeight(_Gradient):
     @classmethod
     def of(cls, *args: Any) -> GradWeight:
         x, dy, kernel, text = args
-        return cls(parameters(text).window, tuple(x.shape), (dy.shape[1], 1, *kernel), layout_of(x))
+        channels = dy.shape[1] if dy.dim() == 4 else 1  # `check` refuses other tensors
+        return cls(parameters(text).window, tuple(x.shape), (channels, 1, *kernel), layout_of(x))
 
     def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self._dw(given)

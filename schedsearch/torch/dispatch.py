@@ -118,7 +118,8 @@ class Operation(ABC):
 
 def declared(kind: type[Kind]) -> type[Kind]:
     """Registers an operator; a decorator of its class."""
-    register(kind.schema, implementation(kind), fake(kind), refuses_gradients=True)
+    refuse = _written(kind, "    refuse_formats(kind, tensors)", refuse_formats=_refuse_formats)
+    register(kind.schema, implementation(kind), fake(kind), refuses_gradients=True, refuse=refuse)
     return kind
 
 
@@ -191,9 +192,24 @@ def _refuse_gradients(kind: type[Operation], tensors: Tensors) -> None:
     for name, tensor in zip(kind.tensors, tensors):
         if tensor is not None and tensor.requires_grad:
             raise ArgumentError(
-                f"{name} of torch.ops.schedsearch.{kind.name} requires a gradient, which the operator does not have; call "
-                "the function in schedsearch.torch, or use torch.no_grad()"
+                f"{name} of torch.ops.schedsearch.{kind.name} requires a gradient, which no operator has; use "
+                "torch.no_grad(), or the functions schedsearch.torch.conv2d, depthwise_conv2d, pixel_shuffle or "
+                "pixel_unshuffle, which have gradients"
             )
+
+
+def _refuse_formats(kind: type[Operation], tensors: Tensors) -> None:
+    """Raises ArgumentError for the first tensor whose memory kernels cannot read."""
+    for name, tensor in zip(kind.tensors, tensors):
+        if tensor is not None and tensor.is_quantized:
+            raise ArgumentError(
+                f"{name} of {kind.name} is a quantised tensor of {tensor.dtype}; give {name}.int_repr() to "
+                f"schedsearch.torch.quantized_conv2d with its scale and zero point, or {name}.dequantize()"
+            )
+        if tensor is not None and tensor.is_nested:
+            raise ArgumentError(f"{name} of {kind.name} is a nested tensor; give one tensor, or call it for each of them")
+        if tensor is not None and tensor.layout is not torch.strided:
+            raise ArgumentError(f"{name} of {kind.name} has layout {tensor.layout}; give {name}.to_dense()")
 
 
 def _checked(
@@ -236,9 +252,6 @@ def _bind(operation: Operation, kernel: Kernel, tensors: Tensors, numbers: tuple
 
 def _check_devices(operation: Operation, given: Mapping[str, torch.Tensor]) -> None:
     (first, like), *others = given.items()
-    for name, tensor in given.items():
-        if tensor.layout is not torch.strided:
-            raise ArgumentError(f"{name} of {operation.name} has layout {tensor.layout}; give {name}.to_dense()")
     for name, tensor in others:
         if tensor.device != like.device:
             raise ArgumentError(

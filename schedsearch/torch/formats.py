@@ -31,7 +31,7 @@ def layout_of(x: torch.Tensor, weight: torch.Tensor | None = None) -> str:
         return "NHWC" if of_weight else "NCHW"
     if last or plain:
         return "NHWC" if last else "NCHW"
-    return "NHWC" if x.stride(1) == 1 and x.shape[1] > 1 else "NCHW"
+    return "NHWC" if x.dim() == 4 and x.stride(1) == 1 and x.shape[1] > 1 else "NCHW"
 
 
 def empty(like: torch.Tensor, shape: Sequence[Any], layout: str, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -23,6 +23,7 @@ _eager_conv2d, _eager_depthwise_conv2d = (
     getattr(each, "_op", each) for each in (_ops.conv2d.default, _ops.depthwise_conv2d.default)
 )
 _texts: dict[Any, str] = {}
+_EIGHT_BITS = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 _NUMBERED = frozenset({"relu6", "clip", "leaky_relu"})  # activations with call-time numbers
 
 
@@ -71,7 +72,7 @@ def conv2d(
     Example:
         >>> y = conv2d(x, weight, bias, padding=1, activation="relu")
     """
-    depthwise = 1 < groups == x.shape[1] and pixel_shuffle == 1
+    depthwise = groups > 1 and x.dim() == 4 and groups == x.shape[1] and pixel_shuffle == 1
     if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
         x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
     if depthwise:
@@ -131,6 +132,16 @@ def quantized_conv2d(
     """
     if out_dtype is None:
         out_dtype = torch.float16 if x.dtype.is_floating_point else torch.int32 if scale is None else x.dtype
+    for label, zero_point, dtype in (
+        ("x", x_zero_point, x.dtype),
+        ("weight", weight_zero_point, weight.dtype),
+        ("y", y_zero_point, out_dtype),
+    ):
+        if zero_point and dtype in _EIGHT_BITS and not _EIGHT_BITS[dtype][0] <= zero_point <= _EIGHT_BITS[dtype][1]:
+            raise ArgumentError(
+                f"{label}_zero_point is {zero_point}; allowed: {_EIGHT_BITS[dtype][0]} to {_EIGHT_BITS[dtype][1]}, the "
+                f"numbers of {dtype}"
+            )
     # Sums of two uint8 would be uint32, in which PyTorch hardly computes; with a zero point, even 0, they are int32.
     of_x = x_zero_point != 0 or (x.dtype == weight.dtype == torch.uint8)
     zero_points = ("x," if of_x else "") + ("weight" if weight_zero_point != 0 else "")
@@ -301,6 +312,10 @@ def _made_parameters(
     precision: str,
     *stages: Any,
 ) -> str:
+    if precision not in ("fp32", "tf32"):
+        raise ArgumentError(f"precision is {precision!r}; allowed: fp32, tf32 or None")
+    if not isinstance(groups, int | torch.SymInt):
+        raise ArgumentError(f"groups is {groups!r}; allowed: a whole number from 1 on")
     return text(*_window(weight, stride, padding, dilation), groups, _epilogue(operands, *stages), precision)
 
 
@@ -315,7 +330,7 @@ def _epilogue(operands: tuple[bool, ...], activation: str | None, residual_last:
     if scale and not bias:
         raise ArgumentError("there is a scale without a bias; give torch.zeros_like(scale) as the bias")
     if activation is not None and activation not in _ACTIVATIONS:
-        hint = did_you_mean(activation, _ACTIVATIONS)
+        hint = did_you_mean(str(activation), _ACTIVATIONS)
         raise ArgumentError(f"there is no activation {activation!r}{hint}; allowed: {', '.join(_ACTIVATIONS)} or None")
     sums = "scale_shift" if scale else "bias" if bias else ""
     added = "residual" if residual else ""
@@ -348,16 +363,24 @@ def _window(
         whole = [0, 0] if padding == "valid" else [dilations[i] * (weight.shape[2 + i] - 1) for i in (0, 1)]
         pads = [whole[0] // 2, whole[1] // 2, whole[0] - whole[0] // 2, whole[1] - whole[1] // 2]
     else:
-        numbers = [padding, padding] if isinstance(padding, int) else list(padding)
+        numbers = _numbers_of("padding", padding)
         pads = numbers * 2 if len(numbers) == 2 else numbers
     return strides, pads, dilations
 
 
 def _pair(name: str, value: _Pair) -> list[int]:
-    numbers = [value, value] if isinstance(value, int) else list(value)
-    if len(numbers) != 2:
-        raise ArgumentError(f"{name} is {value}; allowed: one number or two, (vertical, horizontal)")
-    return numbers
+    found = _numbers_of(name, value)
+    if len(found) != 2:
+        raise ArgumentError(f"{name} is {value!r}; allowed: one whole number or two, (vertical, horizontal)")
+    return found
+
+
+def _numbers_of(name: str, value: Any) -> list[int]:
+    """One number twice, or a sequence of numbers as a list."""
+    found = list(value) if isinstance(value, list | tuple) else [value, value]
+    if not all(isinstance(each, int | torch.SymInt) for each in found):
+        raise ArgumentError(f"{name} is {value!r}; allowed: whole numbers, e.g. {name}=1 or {name}=(1, 1)")
+    return found
 
 
 def _precision(x: torch.Tensor) -> str:

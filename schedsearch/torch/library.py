@@ -13,19 +13,36 @@ import torch
 _library = torch.library.Library("schedsearch", "FRAGMENT")
 
 
-def register(schema: str, compute: Callable[..., Any], fake: Callable[..., Any], *, refuses_gradients: bool = False) -> None:
+# Tensors whose memory is no array of numbers.
+_FORMATS = (
+    *(f"{format}{device}" for format in ("Sparse", "SparseCsr", "Quantized", "NestedTensor") for device in ("CPU", "CUDA")),
+    "MkldnnCPU",
+)
+
+
+def register(
+    schema: str,
+    compute: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    refuses_gradients: bool = False,
+    refuse: Callable[..., Any] | None = None,
+) -> None:
     """Makes an operator of `torch.ops.schedsearch`.
 
     Args:
         schema: its name, arguments and results.
         compute: computes it, on any device.
         fake: makes its results without memory.
+        refuse: is called with tensors of which one is sparse, quantised or nested; PyTorch raises its own error without it.
         refuses_gradients: `compute` raises where a gradient is wanted; otherwise PyTorch's own rule holds.
     """
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CPU", "CUDA"):
         _library.impl(name, compute, key)
+    for key in _FORMATS if refuse is not None else ():
+        _library.impl(name, refuse, key)
     if refuses_gradients:
         _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"schedsearch::{name}", fake, lib=_library)
