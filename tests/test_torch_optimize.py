@@ -238,6 +238,33 @@ def test_cudnn_searches_for_what_is_timed_and_not_for_the_reference(optimize: An
     assert seen == [False, True, True] and torch.backends.cudnn.benchmark is before  # float32, its own format, the time
 
 
+class Times:
+    """Says one time after the other, in microseconds; every call is run once."""
+
+    def __init__(self, *times_us: float) -> None:
+        self.left = list(times_us)
+
+    def ns(self, runs: Sequence[Callable[[], Any]]) -> float:
+        runs[-1]()
+        return 1000.0 * self.left.pop(0)
+
+
+def test_a_model_that_is_slower_with_faster_layers_remains_as_it_was(optimize: Any, ran: list[str]) -> None:
+    model, x, other = small(), image(), image(2, 8, 6, 6)
+    report = optimize(model, x, timer=Times(1, 3, 5, 4))  # the layer by a kernel and PyTorch, then the model
+    assert "forward" not in model.__dict__ and not report.swapped
+    assert (report.ours_us, report.torch_us, report.layers[0].ours_us) == (5, 4, 1)
+    assert "the model takes 5.0 us with kernels and 4.0 us without, so it remains as it was" in str(report)
+    assert "the model is not faster with all that are" in str(report)
+    assert optimize(model, other, timer=Times(1, 3, 3, 4)).swapped
+    optimize(model, x, timer=Times(1, 3, 5, 4))
+    ran.clear()
+    model(other)
+    assert ran == ["conv2d"]  # the kernels of another example stay
+    model(x)
+    assert ran == ["conv2d"]
+
+
 def test_the_clock_of_the_host_measures_both_sides(optimize: Any) -> None:
     report = optimize(small(), image(), timer=None)
     assert report.layers[0].ours_us > 0 and report.layers[0].torch_us > 0

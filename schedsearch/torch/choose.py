@@ -90,7 +90,7 @@ class Chooser:
         except SchedsearchError as error:
             return Choice(None, _first_line(error))
         origin = kernel.provenance
-        with _inference(self.kernels.device):
+        with inference(self.kernels.device):
             found = Choice(None, record_id=origin.record_id, rung=origin.rung)
             try:
                 bench = _Bench(layer, call, self.kernels)
@@ -242,7 +242,7 @@ def _core(workload: Workload, operands: Mapping[str, torch.Tensor], bias: torch.
 
 
 @contextlib.contextmanager
-def _inference(device: torch.device) -> Iterator[None]:
+def inference(device: torch.device) -> Iterator[None]:
     """Without autograd and autocast, and with cuDNN's fastest algorithms."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False), _cudnn_searches(True):
         yield

@@ -182,6 +182,15 @@ class OptimizedForward:
         kept = [each for each in forward._plans if each[0]._expected != plan._expected]
         forward._plans = [(plan, Links(module, plan)), *kept]
 
+    @classmethod
+    def drop(cls, module: nn.Module, plan: Plan) -> None:
+        """Undoes `install`."""
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, OptimizedForward):
+            forward._plans = [each for each in forward._plans if each[0] is not plan]
+            if not forward._plans:
+                forward.remove()
+
     def enter(self) -> None:
         """Becomes the module's forward."""
         self._module.__dict__ |= {"forward": self, _REPLICATE: _Replicate(self._module)}

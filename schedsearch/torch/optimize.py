@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from schedsearch.measurement import DEFAULT_DB
 from schedsearch.torch import patterns
 from schedsearch.torch.calls import ALLOWED, Call, Kernels
 from schedsearch.torch.checks import device_of
-from schedsearch.torch.choose import Chooser
+from schedsearch.torch.choose import Chooser, inference
 from schedsearch.torch.contest import Contest
-from schedsearch.torch.forward import OptimizedForward, Plan
+from schedsearch.torch.forward import OptimizedForward, Plan, evaluating, without_plans
 from schedsearch.torch.held import Refusal
 from schedsearch.torch.model_networks import is_kept, networks_in
 from schedsearch.torch.report import LayerReport, PartReport, Report
@@ -29,6 +30,7 @@ from schedsearch.torch.timing import Timer, timer_of
 from schedsearch.torch.tuning import TUNE_S, strange_records
 
 Filter = Callable[[nn.Module, str], bool]
+Place = tuple[str, Plan, tuple[Any, ...]]  # the path of a module, its plan, its inputs
 
 
 def optimize_(
@@ -47,7 +49,8 @@ def optimize_(
     """Lets tuned kernels compute the layers of a model for which they are faster than PyTorch. In place.
 
     Layers are convolutions, depthwise ones too, with the batch norm, bias, addition and activation behind them, and pixel
-    shuffles. Each is swapped only if its kernel is faster than PyTorch here and now, and its result is right.
+    shuffles. Each is swapped only if its kernel is faster than PyTorch here and now, and its result is right. In the end the
+    whole model is timed: unless it is faster with its kernels, it remains as it was.
 
     The model's modules and parameters remain what they are: `state_dict`, `.half()`, `.to()`, `load_state_dict` and
     `copy.deepcopy` work as before, and weights may change at any time. Kernels serve calls like the example, in evaluation
@@ -109,12 +112,15 @@ def optimize_(
             notes.append(strange)
         notes += _advice(model, layers)
         rows = [row for path, plan, _ in places for row in _swap(model, path, plan, chooser, filter_fn)]
+        report = Report(tuple(rows), tuple(notes), parts=tuple(parts))
+        if report.is_used:
+            report = _compared(report, model, args, places, timer or timer_of(device))
     except Refusal as error:
         warnings.warn(f"optimize_ leaves the model as it is: {error}", stacklevel=2)
         return Report(notes=(f"the model is as it was: {error}",), seconds=time.perf_counter() - started)
     if not rows and not parts:
-        notes.append("the model has no convolutions and no pixel shuffles")
-    return Report(tuple(rows), tuple(notes), time.perf_counter() - started, parts=tuple(parts))
+        report = replace(report, notes=(*notes, "the model has no convolutions and no pixel shuffles"))
+    return replace(report, seconds=time.perf_counter() - started)
 
 
 def revert_(model: nn.Module) -> nn.Module:
@@ -141,7 +147,7 @@ def kernels_of(db: Path, device: torch.device, allow: tuple[str, ...], tune: boo
         raise Refusal(str(error)) from error
 
 
-def _places(model: nn.Module, args: tuple[Any, ...]) -> list[tuple[str, Plan, tuple[Any, ...]]]:
+def _places(model: nn.Module, args: tuple[Any, ...]) -> list[Place]:
     """The largest parts of a model that torch.export can read, with their inputs: the model, or else its children, theirs,
     and so on."""
     try:
@@ -174,7 +180,7 @@ def _calls_of_children(model: nn.Module, args: tuple[Any, ...]) -> dict[str, tup
 
         handles.append(child.register_forward_pre_hook(keep, with_kwargs=True))
     try:
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluating(model):
             model(*args)
     except Exception as error:  # the example does not fit the model
         raise Refusal(f"the model fails on the example: {_first_line(error)}") from error
@@ -182,12 +188,6 @@ def _calls_of_children(model: nn.Module, args: tuple[Any, ...]) -> dict[str, tup
         for handle in handles:
             handle.remove()
     return calls
-
-
-def _evaluating(model: nn.Module) -> Any:
-    from schedsearch.torch.forward import evaluating
-
-    return evaluating(model)
 
 
 def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, filter_fn: Filter | None) -> list[LayerReport]:
@@ -209,6 +209,30 @@ def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, filter_fn: 
     if chosen or _has_networks(plan):
         TellingForward.install(part, plan)
     return rows
+
+
+def _compared(report: Report, model: nn.Module, args: tuple[Any, ...], places: Sequence[Place], timer: Timer) -> Report:
+    """Times the whole model with its kernels and without; kernels that do not make it faster are given up."""
+
+    def run() -> Any:
+        return model(*args)
+
+    try:
+        with inference(device_of(model, args)), evaluating(model):
+            ours_us = timer.ns([run]) / 1e3
+            with without_plans(model):
+                torch_us = timer.ns([run]) / 1e3
+    except RuntimeError as error:  # a CUDA graph cannot capture every model
+        return replace(report, notes=(*report.notes, f"the whole model could not be timed: {_first_line(error)}"))
+    report = replace(report, ours_us=ours_us, torch_us=torch_us)
+    if ours_us < torch_us:
+        return report
+    for path, plan, _ in places:
+        OptimizedForward.drop(model.get_submodule(path), plan)
+    reason = "it is faster alone, but the model is not faster with all that are"
+    layers = [replace(each, swapped=False, reason=reason) if each.swapped else each for each in report.layers]
+    parts = [replace(each, served=False, reason=reason) if each.served else each for each in report.parts]
+    return replace(report, layers=tuple(layers), parts=tuple(parts))
 
 
 def _advice(model: nn.Module, layers: Sequence[patterns.Layer]) -> list[str]:

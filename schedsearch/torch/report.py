@@ -141,6 +141,7 @@ class Report:
     Attributes:
         network: of a graph of torch.compile, if networks were tried.
         parts: of a model that `optimize_` took, if networks were asked for.
+        ours_us, torch_us: measured times of the whole model with kernels, and without; None if they were not measured.
         notes: what holds for the whole model, such as why nothing was done.
         seconds: that it took.
     """
@@ -150,6 +151,13 @@ class Report:
     seconds: float = field(default=0.0, compare=False)
     network: NetworkReport | None = None
     parts: tuple[PartReport, ...] = ()
+    ours_us: float | None = None
+    torch_us: float | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything of the model runs in a kernel."""
+        return bool(self.swapped) or any(part.served for part in self.parts)
 
     @property
     def swapped(self) -> tuple[LayerReport, ...]:
@@ -162,6 +170,9 @@ class Report:
 
     def __str__(self) -> str:
         lines = [*self.notes, *([] if self.network is None else [str(self.network)])]
+        if self.ours_us is not None:
+            kept = "" if self.is_used else ", so it remains as it was"
+            lines.append(f"the model takes {self.ours_us:.1f} us with kernels and {self.torch_us:.1f} us without{kept}")
         lines += part_lines(self.parts)
         if self.layers:
             before = sum(layer.torch_us or 0.0 for layer in self.swapped)
