@@ -93,7 +93,7 @@ def test_a_loaded_graph_runs_in_both_ways(net: DynamicExecutable) -> None:
     bound.step()
     np.testing.assert_allclose(bound.sliced()[0], expected(x, begin, end), rtol=1e-6)
     bound.close()
-    assert str(net.outputs[0]) == f"window.y float32 up to [{ROWS}, {COLUMNS}]" and "0 waits" in net.explain()
+    assert str(net.outputs[0]) == f"window float32 up to [{ROWS}, {COLUMNS}]" and "0 waits" in net.explain()
 
 
 def test_loading_and_running_need_neither_compiler_nor_templates(built: Any) -> None:
@@ -138,10 +138,10 @@ def test_run_draws_inputs_and_prints_times(built: Any) -> None:
     inputs = [word for name in ("x", "begin", "end") for word in ("--input", f"{name}={name}.npy")]
     shown = command("run", "model.ssx", *inputs, "--repeat", 2, "--output", "y.npy")
     assert shown.exit_code == 0, shown.output
-    assert "window.y: [2, 3]" in shown.stdout and "each with its wait" in shown.stdout
+    assert "\nwindow: [2, 3]" in shown.stdout and "each with its wait" in shown.stdout
     np.testing.assert_allclose(np.load(built[0] / "y.npy"), expected(x, begin, end), rtol=1e-6)
     data = json.loads(command("run", "model.ssx", *inputs[2:], "--size", "n=4", "--repeat", 1, "--json").stdout)
-    assert data["inputs"]["x"] == [4, COLUMNS] and data["outputs"]["window.y"] == [3, 3] and data["bounded_ns"] > 0
+    assert data["inputs"]["x"] == [4, COLUMNS] and data["outputs"]["window"] == [3, 3] and data["bounded_ns"] > 0
 
 
 @pytest.mark.parametrize(

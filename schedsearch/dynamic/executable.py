@@ -203,7 +203,9 @@ class DynamicExecutable:
     @property
     def outputs(self) -> tuple[DynamicPort, ...]:
         values = [self.program.values[name] for name in self.program.outputs]
-        return tuple(DynamicPort(each.name, each.shape, each.dtype, each.words is None) for each in values)
+        return tuple(
+            DynamicPort(name, each.shape, each.dtype, each.words is None) for name, each in zip(self.program.called, values)
+        )
 
     def explain(self) -> str:
         """What each call needs from whom, bytes to the host, waits and allocations; and the kernel of each workload."""

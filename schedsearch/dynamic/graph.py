@@ -65,6 +65,7 @@ class DynamicGraph:
         self._values: dict[str, Value] = {}
         self._inputs: list[str] = []
         self._outputs: list[str] = []
+        self._called: list[str] = []  # names of the outputs
         self._steps: list[Call | Numbers] = []
         self._same: dict[str, str] = {}  # value -> the value whose extents it has; a view has the first of them
         self._dims: dict[str, tuple[Dim, ...]] = {}
@@ -224,14 +225,22 @@ class DynamicGraph:
         return outputs[workload.outputs[0].name]
 
     @_noted
-    def output(self, *names: str) -> None:
-        """Raises UsageError if a value does not exist, or is no array that an input or a call makes."""
+    def output(self, *names: str, called: str = "") -> None:
+        """Values that a run returns.
+
+        Args:
+            called: what executables call the output, if it is one; default: the value's name.
+
+        Raises:
+            UsageError: a value does not exist, or is no array that an input or a call makes.
+        """
         for name in names:
             value = self._value(name, "the output")
             if (value.view_of or name) in self._constants or value.numbers:
                 what = "a row of numbers" if value.numbers else "a constant"
                 raise UsageError(f"{name} is {what}; name an input, what a call makes, or a view of these")
         self._outputs += names
+        self._called += [called or name for name in names]
 
     def unused(self, name: str) -> str:
         """The name, or the name with a number, that no value and no call has."""
@@ -291,7 +300,7 @@ class DynamicGraph:
         if not self._outputs:
             raise UsageError("the graph has no output; name one by output(...)")
         program = Planner(self._values, self._inputs, self._outputs, self._steps, self._same, self._host_knows()).program()
-        return replace(program, constants=dict(self._constants))
+        return replace(program, constants=dict(self._constants), called=tuple(self._called))
 
 
 def _first_of(shape: Sequence[int]) -> ShapeFunction:

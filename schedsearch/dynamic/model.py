@@ -123,7 +123,7 @@ class _Reader:
                 stuck = {node: self.refused.get(node, "") for node in left if self._is_ready(node)}
                 raise ModelError(_without_operator(self.what, stuck or dict.fromkeys(left, "")))
         for value in self.model.graph.outputs:
-            self.graph.output(self._output(value))
+            self.graph.output(self._output(value), called=value.name or "")
         return self.graph
 
     # ---- values

@@ -126,6 +126,7 @@ class Program:
     fixed: words with extents that never change.
     last: counted extents of outputs that the host reads at the end of an exact run.
     constants: value -> its numbers.
+    called: names of the outputs for people.
     """
 
     values: Mapping[str, Value]
@@ -136,3 +137,4 @@ class Program:
     fixed: tuple[tuple[Words, tuple[int, ...]], ...]
     last: Words | None
     constants: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    called: tuple[str, ...] = ()
