@@ -14,6 +14,7 @@ from cli_support import schedsearch as command
 
 import schedsearch
 from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UsageError
+from schedsearch.executable.compare import layer_errors
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -143,6 +144,15 @@ def test_run_as_json_has_a_time_and_an_error_of_each_call(folder: Path) -> None:
     assert all(call["time_ns"] > 0 for call in found["calls"])
     assert {each["value"] for each in found["errors"]} == {"relu1.out", "relu2.out"}
     assert all(each["relative"] < 1e-5 for each in found["errors"])
+
+
+def test_a_number_without_axes_is_compared(tmp_path: Path) -> None:
+    model = Model(1, 1, 6, 6)
+    model.node("Relu", model.node("Squeeze", model.node("GlobalAveragePool", "x")), name="number")
+    path, x = model.save(tmp_path), np.ones((1, 1, 6, 6), np.float32)
+    with schedsearch.build(path, db=tmp_path / "none.db", target="cpu") as net:
+        errors = {each.value: each.largest for each in layer_errors(net, path, {"x": x})}
+    assert errors["number.out"] == 0
 
 
 def test_run_names_what_is_wrong_with_inputs_and_models(folder: Path) -> None:

@@ -285,7 +285,7 @@ class _Expression:
 
     def chain(self, nodes: Sequence[ir.Node], text: str) -> Chain:
         """The chain, with the names a, b, c for inputs in the order in which the text has them."""
-        y = extents_of(nodes[-1], self.y)
+        y = extents_of(nodes[-1], self.y) or [1]
         order = list(dict.fromkeys(re.findall(r"input\d+", text)))
         arguments = {_LETTERS[place]: self.inputs[name] for place, name in enumerate(order)}
         text = re.sub(r"input\d+", lambda match: _LETTERS[order.index(match[0])], text)
@@ -294,7 +294,7 @@ class _Expression:
             if isinstance(operand, Constant):
                 inputs.append([name, "float32", list(operand.array.shape)])
             else:
-                inputs.append([name, dtype_of(operand), extents_of(nodes[-1], operand)])
+                inputs.append([name, dtype_of(operand), extents_of(nodes[-1], operand) or [1]])
         floats = [each[1] for each in inputs if each[1] in FLOATS]
         params = {
             "y": y,
