@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 from cli_support import schedsearch as command
 
 import schedsearch
+from schedsearch.cli.run import read_inputs
 from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UsageError
 from schedsearch.executable.compare import layer_errors
+from schedsearch.executable.net import Port
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -153,6 +156,33 @@ def test_a_number_without_axes_is_compared(tmp_path: Path) -> None:
     with schedsearch.build(path, db=tmp_path / "none.db", target="cpu") as net:
         errors = {each.value: each.largest for each in layer_errors(net, path, {"x": x})}
     assert errors["number.out"] == 0
+
+
+def test_run_refuses_inputs_of_another_kind(folder: Path) -> None:
+    np.save(folder / "complex.npy", np.zeros((1, 8, 6, 6), np.complex64))
+    done = command("run", folder / "net.ssx", "--input", folder / "complex.npy")
+    assert done.exit_code == 2 and "complex.npy has numbers of complex64, but x is float32; convert them" in done.stderr
+    np.save(folder / "wide.npy", np.ones((1, 8, 6, 6)))
+    assert command("run", folder / "net.ssx", "--input", folder / "wide.npy", "--repeat", "1").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (np.array([0.5, 2]), "idx.npy has numbers of float64, but idx is int32; convert them"),
+        (
+            np.array([0, 2**31]),
+            "idx.npy has numbers from 0 to 2147483648, but idx is int32; allowed: -2147483648 to 2147483647",
+        ),
+    ],
+    ids=["halves", "too large"],
+)
+def test_whole_numbers_are_not_rounded_or_cut(tmp_path: Path, monkeypatch: Any, numbers: Any, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("idx.npy", numbers)
+    port = Port("idx", (2,), "int32", "A", "A")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        read_inputs([port], ("idx.npy",))
 
 
 def test_run_names_what_is_wrong_with_inputs_and_models(folder: Path) -> None:

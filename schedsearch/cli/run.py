@@ -159,7 +159,7 @@ def read_inputs(wanted: Sequence[Port | Drawn], files: tuple[str, ...]) -> dict[
             if number >= len(ports):
                 raise UsageError(f"{len(files)} inputs given; the network takes {', '.join(map(str, wanted))}")
             name, path = wanted[number].name, text
-        found[name] = _in_format(_read(Path(path)), ports[name])
+        found[name] = _in_format(_fitting(_read(Path(path)), ports[name], path), ports[name])
     rng = np.random.default_rng(0)
     for name, port in ports.items():
         if name not in found:
@@ -182,6 +182,28 @@ def _read(path: Path) -> Array:
         raise UsageError(f"{path} cannot be read as an array ({error}); write it with numpy.save") from error
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{path} holds several arrays; give one .npy for each input, as NAME=FILE.npy")
+    return array
+
+
+def _fitting(array: Array, port: Port | Drawn, path: str) -> Array:
+    """The array, unless its numbers are not those of the input's kind. Widths may differ: NumPy lacks some formats."""
+    import numpy as np
+
+    from schedsearch.ops.dtypes import dtype
+
+    row = dtype(port.dtype)
+    kind = np.dtype(np.float64) if row.is_float else np.dtype(row.storage)
+    if not np.can_cast(array.dtype, kind, "same_kind"):
+        raise UsageError(
+            f"{path} has numbers of {array.dtype}, but {port.name} is {port.dtype}; convert them and save them again"
+        )
+    if kind.kind in "iu" and array.size:
+        limits = np.iinfo(kind)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise UsageError(
+                f"{path} has numbers from {array.min()} to {array.max()}, but {port.name} is {port.dtype}; allowed: "
+                f"{limits.min} to {limits.max}"
+            )
     return array
 
 
