@@ -43,15 +43,17 @@ if TYPE_CHECKING:
     from schedsearch.executable.file import load
     from schedsearch.executable.net import Net
     from schedsearch.executable.sized import SizedNet
-    from schedsearch.ops.arrange import arange, dyn_concat, expand, reshape, where
+    from schedsearch.ops.arange import arange
     from schedsearch.ops.batch_matmul import batch_matmul
     from schedsearch.ops.concat import concat
     from schedsearch.ops.conv2d import conv2d
     from schedsearch.ops.dense import dense
     from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
     from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
+    from schedsearch.ops.dyn_concat import dyn_concat
     from schedsearch.ops.dyn_strided_slice import dyn_strided_slice
     from schedsearch.ops.elementwise import elementwise
+    from schedsearch.ops.expand import expand
     from schedsearch.ops.gather import gather
     from schedsearch.ops.layer_norm import layer_norm
     from schedsearch.ops.layout_transform import layout_transform
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.ops.pad import pad
     from schedsearch.ops.pool2d import pool2d
+    from schedsearch.ops.reshape import reshape
     from schedsearch.ops.resize import resize
     from schedsearch.ops.roi_align import roi_align
     from schedsearch.ops.scatter import scatter
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.topk import topk
     from schedsearch.ops.transpose import transpose
     from schedsearch.ops.unique import unique
+    from schedsearch.ops.where import where
     from schedsearch.own.decorator import Tunable, tunable
     from schedsearch.own.deployed import own_kernel
     from schedsearch.runtime import Kernel, KernelCache, RangeKernel
@@ -143,11 +147,11 @@ _HOMES = {
     "load_templates": "schedsearch.template",
     "nms": "schedsearch.ops.nms",
     "nonzero": "schedsearch.ops.nonzero",
-    "arange": "schedsearch.ops.arrange",
-    "dyn_concat": "schedsearch.ops.arrange",
-    "expand": "schedsearch.ops.arrange",
-    "reshape": "schedsearch.ops.arrange",
-    "where": "schedsearch.ops.arrange",
+    "arange": "schedsearch.ops.arange",
+    "dyn_concat": "schedsearch.ops.dyn_concat",
+    "expand": "schedsearch.ops.expand",
+    "reshape": "schedsearch.ops.reshape",
+    "where": "schedsearch.ops.where",
     "own_kernel": "schedsearch.own.deployed",
     "pack": "schedsearch.ops.packing",
     "pad": "schedsearch.ops.pad",

@@ -16,8 +16,8 @@ from schedsearch.network.chain import Chain
 from schedsearch.network.facts import constant_input, constant_of, inputs_of, is_given, name_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.model import ModelError
-from schedsearch.ops.arrange import MOST_PARTS
 from schedsearch.ops.declared_shapes import is_extents
+from schedsearch.ops.dyn_concat import MOST_PARTS
 from schedsearch.ops.nms import LOWEST
 from schedsearch.workload import Workload
 

@@ -40,11 +40,11 @@ BUILT_IN = {
     "nms": "schedsearch.ops.nms:NMS",
     "nonzero": "schedsearch.ops.nonzero:NONZERO",
     "topk": "schedsearch.ops.topk:TOPK",
-    "arange": "schedsearch.ops.arrange:ARANGE",
-    "expand": "schedsearch.ops.arrange:EXPAND",
-    "reshape": "schedsearch.ops.arrange:RESHAPE",
-    "where": "schedsearch.ops.arrange:WHERE",
-    "dyn_concat": "schedsearch.ops.arrange:DYN_CONCAT",
+    "arange": "schedsearch.ops.arange:ARANGE",
+    "expand": "schedsearch.ops.expand:EXPAND",
+    "reshape": "schedsearch.ops.reshape:RESHAPE",
+    "where": "schedsearch.ops.where:WHERE",
+    "dyn_concat": "schedsearch.ops.dyn_concat:DYN_CONCAT",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 OF_DECORATORS = {"own_kernel": "schedsearch.ops.own_kernel:OWN_KERNEL"}  # workloads are made by `schedsearch.tunable`

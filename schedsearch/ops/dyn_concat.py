@@ -1,0 +1,112 @@
+"""dyn_concat: x0, x1 ... one after the other along an axis. Concat of ONNX; see `ops.open_shapes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.along_axis import axis_number
+from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
+from schedsearch.ops.data_movement import AXES, axis_problems
+from schedsearch.ops.dependence import Dependence, ShapeFunction
+from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+MOST_PARTS = 4
+
+
+class DynConcat(Arranged):
+    name: ClassVar[str] = "dyn_concat"
+    reference: ClassVar[str] = "schedsearch.templates.arrange.reference:DynConcatReference"
+    constructor: ClassVar[str] = "schedsearch:dyn_concat"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        one = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_INT}, "minItems": 1}
+        parts = {"type": "array", "items": one, "minItems": 2, "maxItems": MOST_PARTS}
+        return {
+            "x": Parameter(f"extents of each of 2 to {MOST_PARTS} arrays; upper bounds with dynamic", parts, size=True),
+            "axis": axis_number("the axis along which they follow one another, from 0, or from -1 backwards", 0),
+            "dtype": Parameter.choice("of all; default float16", DTYPES, "float16"),
+            "dynamic": DYNAMIC,
+        }
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        found, problems = super().normalise(params)
+        if not problems:
+            found["axis"] %= len(found["x"][0])
+        return found, problems
+
+    def own_problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        first = params["x"][0]
+        if any(len(shape) != len(first) for shape in params["x"]) or len(first) > len(AXES):
+            return [Problem("x", f"x has arrays of different rank; allowed: equal ones of up to {len(AXES)} axes")]
+        return axis_problems("axis", (params["axis"],), len(first))
+
+    def arrays(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return tuple(
+            ArgSpec(f"x{number}", AXES[: len(shape)], shape, params["dtype"]) for number, shape in enumerate(params["x"])
+        )
+
+    def result(self, params: Mapping[str, Any]) -> ArgSpec:
+        axis, shape = params["axis"] % len(params["x"][0]), [max(extents) for extents in zip(*params["x"])]
+        shape[axis] = sum(each[axis] for each in params["x"])
+        return ArgSpec("y", AXES[: len(shape)], tuple(shape), params["dtype"])
+
+    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+        along, rank = params["axis"] % len(params["x"][0]), len(params["x"][0])
+
+        def differ(x: Sequence[int], y: Sequence[int]) -> int:
+            for axis in range(rank):
+                if axis != along and x[axis] != y[axis]:
+                    return 1
+            return 0
+
+        def two(axis: int, x0: Sequence[int], x1: Sequence[int]) -> int:
+            return x0[axis] + x1[axis] if axis == along else x0[axis]
+
+        def wrong_two(x0: Sequence[int], x1: Sequence[int]) -> int:
+            return differ(x0, x1)
+
+        def three(axis: int, x0: Sequence[int], x1: Sequence[int], x2: Sequence[int]) -> int:
+            return x0[axis] + x1[axis] + x2[axis] if axis == along else x0[axis]
+
+        def wrong_three(x0: Sequence[int], x1: Sequence[int], x2: Sequence[int]) -> int:
+            return max(differ(x0, x1), differ(x0, x2))
+
+        def four(axis: int, x0: Sequence[int], x1: Sequence[int], x2: Sequence[int], x3: Sequence[int]) -> int:
+            return x0[axis] + x1[axis] + x2[axis] + x3[axis] if axis == along else x0[axis]
+
+        def wrong_four(x0: Sequence[int], x1: Sequence[int], x2: Sequence[int], x3: Sequence[int]) -> int:
+            return max(differ(x0, x1), max(differ(x0, x2), differ(x0, x3)))
+
+        extent, problem = ((two, wrong_two), (three, wrong_three), (four, wrong_four))[len(params["x"]) - 2]
+        message = "the arrays do not fit one another; allowed: equal extents along all other axes"
+        needs = {spec.name: Dependence.SHAPE for spec in self.arrays(params)}
+        return {"y": ShapeFunction(needs, extent, problem, (message,))}
+
+
+DYN_CONCAT = DynConcat()
+
+
+def dyn_concat(
+    *, x: Sequence[Sequence[int]], axis: int = 0, dtype: str = "float16", dynamic: Sequence[str] = ()
+) -> Workload:
+    """2 to 4 arrays one after the other along an axis, of which the extents may be on the device.
+
+    Args:
+        x: extents of each.
+        dynamic: those of x0, x1 ... of which the extents are read from memory.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> dyn_concat(x=[(100, 8), (50, 8)], dynamic=("x0", "x1")).outputs[0].shape
+        (150, 8)
+    """
+    from schedsearch.workload import Workload
+
+    return Workload("dyn_concat", dict(x=tuple(map(tuple, x)), axis=axis, dtype=dtype, dynamic=tuple(dynamic)))

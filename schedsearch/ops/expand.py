@@ -1,0 +1,82 @@
+"""expand: y[i, j ...] = x[i, j ...], where x is repeated along axes of extent 1. Expand of ONNX; see `ops.open_shapes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.dependence import Dependence, ShapeFunction
+from schedsearch.ops.open_shapes import ByShape
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+
+class Expand(ByShape):
+    name: ClassVar[str] = "expand"
+    reference: ClassVar[str] = "schedsearch.templates.arrange.reference:ExpandReference"
+    constructor: ClassVar[str] = "schedsearch:expand"
+
+    def own_problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        rank, bound = max(len(params["x"]), params["entries"]), params["bound"]
+        if len(bound) != rank:
+            yield Problem("bound", f"bound has {len(bound)} extents; y has {rank}, the more of x's and shape's")
+
+    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+        rank, of_x, of_shape = len(params["bound"]), len(params["x"]), params["entries"]
+        skip_x, skip_shape = rank - of_x, rank - of_shape
+
+        def extent(axis: int, x: Sequence[int], shape: Sequence[int]) -> int:
+            wanted = shape[axis - skip_shape] if axis >= skip_shape else 1
+            mine = x[axis - skip_x] if axis >= skip_x else 1
+            return wanted if mine == 1 else mine
+
+        def problem(x: Sequence[int], shape: Sequence[int]) -> int:
+            for axis in range(rank):
+                mine = x[axis - skip_x] if axis >= skip_x else 1
+                wanted = shape[axis - skip_shape] if axis >= skip_shape else 1
+                if wanted < 0 or (mine != 1 and wanted != 1 and mine != wanted):
+                    return 1
+            return 0
+
+        message = "x cannot be expanded to shape; allowed: from the last extent on, equal ones, or 1 on either side"
+        needs = {"x": Dependence.SHAPE, "shape": Dependence.VALUE}
+        return {"y": ShapeFunction(needs, extent, problem, (message,))}
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        wanted = params["bound"][-params["entries"] :]
+        return {**super().check_inputs(params), "shape": Domain(wanted, ordered=True)}
+
+
+EXPAND = Expand()
+
+
+def expand(
+    *,
+    x: Sequence[int],
+    bound: Sequence[int],
+    entries: int | None = None,
+    dtype: str = "float16",
+    dynamic: Sequence[str] = (),
+) -> Workload:
+    """x repeated along axes of extent 1, as NumPy broadcasts it to the extents in `shape`.
+
+    Args:
+        x: extents of x.
+        bound: upper bounds of y's extents.
+        entries: length of the argument shape, int64; default: one for each of bound.
+        dynamic: ("x",) if the extents of x are read from memory, too.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> expand(x=(1, 8), bound=(100, 8)).outputs[0].shape
+        (100, 8)
+    """
+    from schedsearch.workload import Workload
+
+    optional = {} if entries is None else {"entries": entries}
+    return Workload("expand", dict(x=tuple(x), bound=tuple(bound), dtype=dtype, dynamic=tuple(dynamic), **optional))

@@ -1,0 +1,131 @@
+"""Operators that put elements into an array whose extents are known only when they run.
+
+    arange      y[i] = start + i * delta, up to limit                                             Range of ONNX
+    expand      y[i, j ...] = x[i, j ...], where x is repeated along axes of extent 1             Expand
+    reshape     the elements of x in their order, in another shape                                Reshape
+    where       y[i, j ...] = a[i, j ...] if c[i, j ...] else b[i, j ...], each repeated likewise   Where
+    dyn_concat  x0, x1 ... one after the other along an axis                                      Concat
+
+The extents of y follow from those of the arguments that `dynamic` names, which are read from memory, and from the values of
+an argument such as `shape`. y and such arguments have the strides of their bounds; see `ops.bounded`. Where the extents are
+impossible or exceed the bound, all of them become 0 and nothing is written.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.bounded import bounded, extents_of
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, extents, shown, whole_numbers
+from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
+from schedsearch.ops.dtypes import dtype as dtype_of
+
+if TYPE_CHECKING:
+    pass
+
+DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in (1, 2, 4, 8))
+_SHAPE = "the number of entries of `shape`; default: one for each extent of bound"
+DYNAMIC = Parameter(
+    "arguments of which the extents are read from memory at run time; default: none",
+    {"type": "array", "items": {"type": "string"}, "default": []},
+)
+BOUND = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_INT}, "maxItems": len(AXES)}
+
+
+class Arranged(Op):
+    """Subclasses say which arrays there are, what y's extents need, and the bound."""
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        found = list(self.own_problems(params))
+        if found:
+            return found
+        names = [spec.name for spec in self.arrays(params) if len(spec.shape) and spec.role != "index"]
+        for name in params.get("dynamic", ()):
+            if name not in names:
+                allowed = f"allowed: {', '.join(names)}"
+                found.append(Problem("dynamic", f"dynamic names {name!r}, which is no array of this operator; {allowed}"))
+        for spec in (*self.arrays(params), self.result(params)):
+            if spec.size > MAX_INT:
+                found.append(Problem("bound", f"{spec.name} has up to {spec.size} elements; allowed: up to {MAX_INT}"))
+        return found
+
+    def own_problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        return ()
+
+    @abstractmethod
+    def arrays(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        """The arguments without those that hold extents."""
+
+    @abstractmethod
+    def result(self, params: Mapping[str, Any]) -> ArgSpec:
+        """y with its bound."""
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        found = []
+        for spec in self.arrays(params):
+            if spec.name in params.get("dynamic", ()):
+                name = extents_of(spec.name)
+                found += [replace(spec, extents=name), ArgSpec(name, "A", (len(spec.shape),), "int64")]
+            else:
+                found.append(spec)
+        return tuple(found)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return bounded(self.result(params))
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        return "exact"
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Whole numbers, and extents that are the bounds; then one less where there are several."""
+        found = {spec.name: whole_numbers(spec.dtype) for spec in self.arrays(params)}
+        for spec in self.arrays(params):
+            if spec.name in params.get("dynamic", ()):
+                fewer = Domain(tuple(max(1, n - 1) for n in spec.shape), ordered=True)
+                found[extents_of(spec.name)] = Domain(spec.shape, ordered=True, second=fewer)
+        return found
+
+    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """All of the bounds is in use."""
+        numbers = self.check_inputs(params)
+        return {spec.name: numbers[spec.name] for spec in self.arguments(params) if numbers[spec.name].ordered}
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        read = sum(spec.nbytes for spec in self.arguments(params))
+        return Work(0, read + self.result(params).nbytes, least_bytes=0)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        arrays = " ".join(f"{spec.name}={shown(spec.shape)}" for spec in self.arrays(params) if spec.role != "index")
+        words = [self.name, arrays, "to", shown(self.result(params).shape)]
+        words += [f"axis {params['axis']}"] if "axis" in params else []
+        words += [f"dynamic {','.join(params['dynamic'])}"] if params.get("dynamic") else []
+        return " ".join([*(word for word in words if word), dtype_of(params["dtype"]).short])
+
+
+class ByShape(Arranged):
+    """The argument `shape` says what y's extents are."""
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return {
+            "x": extents(f"extents of x, 1 to {len(AXES)} of them; upper bounds with dynamic"),
+            "bound": Parameter("upper bounds of the extents of y", BOUND | {"minItems": 1}, size=True),
+            "entries": Parameter(_SHAPE, {"type": "integer", "minimum": 1, "maximum": len(AXES)}),
+            "dtype": Parameter.choice("of x and y; default float16", DTYPES, "float16"),
+            "dynamic": DYNAMIC,
+        }
+
+    def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**super().defaults(params), "entries": len(params.get("bound", ()))}
+
+    def arrays(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        x = ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"])
+        return x, ArgSpec("shape", "A", (params["entries"],), "int64", role="index", below=MAX_INT)
+
+    def result(self, params: Mapping[str, Any]) -> ArgSpec:
+        return ArgSpec("y", AXES[: len(params["bound"])], params["bound"], params["dtype"])

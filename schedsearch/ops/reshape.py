@@ -1,0 +1,107 @@
+"""reshape: the elements of x in their order, in a shape that is on the device. Reshape of ONNX; see `ops.open_shapes`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import Parameter
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.dependence import Dependence, ShapeFunction
+from schedsearch.ops.open_shapes import ByShape
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+
+class Reshape(ByShape):
+    name: ClassVar[str] = "reshape"
+    reference: ClassVar[str] = "schedsearch.templates.arrange.reference:ReshapeReference"
+    constructor: ClassVar[str] = "schedsearch:reshape"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        zero = "a 0 in shape is an extent of 0, not that of x; default false"
+        return {**super().parameters(), "allowzero": Parameter(zero, {"type": "boolean", "default": False})}
+
+    def own_problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        if len(params["bound"]) != params["entries"]:
+            yield Problem("bound", f"bound has {len(params['bound'])} extents, shape {params['entries']}; give as many")
+
+    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+        allowzero = int(params["allowzero"])
+
+        def extent(axis: int, x: Sequence[int], shape: Sequence[int]) -> int:
+            if shape[axis] > 0 or (shape[axis] == 0 and allowzero != 0):
+                return shape[axis]
+            if shape[axis] == 0:
+                return x[min(axis, len(x) - 1)]
+            size, rest = 1, 1
+            for each in range(len(x)):
+                size = size * x[each]
+            for each in range(len(shape)):
+                if each != axis:
+                    rest = rest * (x[each] if shape[each] == 0 and allowzero == 0 else shape[each])
+            return size // rest if rest > 0 else 0
+
+        def problem(x: Sequence[int], shape: Sequence[int]) -> int:
+            size, rest, open_axes = 1, 1, 0
+            for each in range(len(x)):
+                size = size * x[each]
+            for each in range(len(shape)):
+                if shape[each] < -1 or (shape[each] == 0 and allowzero == 0 and each >= len(x)):
+                    return 1
+                if shape[each] == -1:
+                    open_axes = open_axes + 1
+                elif shape[each] == 0 and allowzero == 0:
+                    rest = rest * x[each]
+                else:
+                    rest = rest * shape[each]
+            if open_axes > 1 or (open_axes == 0 and rest != size):
+                return 1
+            if open_axes == 1 and (size != 0 if rest == 0 else size % max(rest, 1) != 0):
+                return 1
+            return 0
+
+        message = "x does not fit shape; allowed: as many elements, with at most one -1 for all that is left"
+        needs = {"x": Dependence.SHAPE, "shape": Dependence.VALUE}
+        return {"y": ShapeFunction(needs, extent, problem, (message,))}
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Extents of y where x fits them, otherwise all elements along the first axis that has room for them."""
+        found, bound, size = super().check_inputs(params), params["bound"], math.prod(params["x"])
+        wanted: tuple[int, ...] = bound
+        if math.prod(bound) != size:
+            room = next((axis for axis, most in enumerate(bound) if most >= size), 0)
+            wanted = tuple(-1 if axis == room else 1 for axis in range(len(bound)))
+        second = (-1, *wanted[1:]) if -1 not in wanted else wanted
+        return {**found, "shape": Domain(wanted, ordered=True, second=Domain(second, ordered=True))}
+
+
+RESHAPE = Reshape()
+
+
+def reshape(
+    *, x: Sequence[int], bound: Sequence[int], allowzero: bool = False, dtype: str = "float16", dynamic: Sequence[str] = ()
+) -> Workload:
+    """The elements of x in their order, with the extents in `shape`: -1 stands for all that is left, 0 for an extent of x.
+
+    Args:
+        x: extents of x.
+        bound: upper bounds of y's extents.
+        allowzero: a 0 in shape is an extent of 0.
+        dynamic: ("x",) if the extents of x are read from memory, too.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> [argument.name for argument in reshape(x=(100, 8), bound=(800,), dynamic=("x",)).signature]
+        ['x', 'x_extents', 'shape']
+    """
+    from schedsearch.workload import Workload
+
+    return Workload(
+        "reshape", dict(x=tuple(x), bound=tuple(bound), allowzero=allowzero, dtype=dtype, dynamic=tuple(dynamic))
+    )
