@@ -93,7 +93,8 @@ def optimize_(
     try:
         device = device_of(model, args)
         kernels = kernels_of(Path(db), device, tuple(allow), tune)
-        chooser = Chooser(kernels, timer or timer_of(device))
+        clock = timer or timer_of(device)
+        chooser = Chooser(kernels, clock)
         places = _places(model, args)
         notes: list[str] = []
         parts: list[PartReport] = []
@@ -114,7 +115,7 @@ def optimize_(
         rows = [row for path, plan, _ in places for row in _swap(model, path, plan, chooser, filter_fn)]
         report = Report(tuple(rows), tuple(notes), parts=tuple(parts))
         if report.is_used:
-            report = _compared(report, model, args, places, timer or timer_of(device))
+            report = _compared(report, model, args, places, device, clock)
     except Refusal as error:
         warnings.warn(f"optimize_ leaves the model as it is: {error}", stacklevel=2)
         return Report(notes=(f"the model is as it was: {error}",), seconds=time.perf_counter() - started)
@@ -211,14 +212,16 @@ def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, filter_fn: 
     return rows
 
 
-def _compared(report: Report, model: nn.Module, args: tuple[Any, ...], places: Sequence[Place], timer: Timer) -> Report:
+def _compared(
+    report: Report, model: nn.Module, args: tuple[Any, ...], places: Sequence[Place], device: torch.device, timer: Timer
+) -> Report:
     """Times the whole model with its kernels and without; kernels that do not make it faster are given up."""
 
     def run() -> Any:
         return model(*args)
 
     try:
-        with inference(device_of(model, args)), evaluating(model):
+        with inference(device), evaluating(model):
             ours_us = timer.ns([run]) / 1e3
             with without_plans(model):
                 torch_us = timer.ns([run]) / 1e3
