@@ -12,9 +12,17 @@
 #include <cstdio>
 #include <cstring>
 #include <sstream>
+#include <stdexcept>
 #include <vector>
 
 using torch::stable::Tensor;
+
+// Torch's own macro for it has another name in 2.13 than before.
+static void check(AOTITorchError code)
+{
+    if (code != AOTI_TORCH_SUCCESS)
+        throw std::runtime_error("a call of torch failed; it said why above");
+}
 
 static Tensor empty(const char *shape, int32_t device_type)
 {
@@ -29,8 +37,8 @@ static Tensor empty(const char *shape, int32_t device_type)
         step *= sizes[i];
     }
     AtenTensorHandle made = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-        static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), aoti_torch_dtype_float16(), device_type, 0, &made));
+    check(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                                   aoti_torch_dtype_float16(), device_type, 0, &made));
     return Tensor(made);
 }
 
@@ -44,7 +52,7 @@ int main(int count, char **words)
     std::vector<StableIValue> stack;
     for (int i = 4; i < count; i++)
         stack.push_back(torch::stable::detail::from(empty(words[i], device_type)));
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_call_dispatcher(words[2], "", stack.data()));
+    check(aoti_torch_call_dispatcher(words[2], "", stack.data()));
     Tensor y = torch::stable::detail::to<Tensor>(stack[0]);
     for (int64_t i = 0; i < y.dim(); i++)
         std::printf("%lld ", static_cast<long long>(y.size(i)));

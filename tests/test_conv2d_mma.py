@@ -67,7 +67,7 @@ def test_every_way_of_loading_and_storing_computes_the_convolution(
 ) -> None:
     workload = Workload.conv2d(**shape)
     y, arrays = emulated(monkeypatch, workload, SMALL, late_copies)
-    np.testing.assert_array_equal(y, expected(workload, arrays))
+    expected(workload, arrays).check(y)
 
 
 @pytest.mark.parametrize("late_copies", [False, True])
@@ -78,7 +78,7 @@ def test_every_schedule_computes_the_same(
     workload = Workload.conv2d(n=3, h=8, w=7, c=48, k=40, r=3, s=3, padding=1, stride=(1, 2), groups=2)
     TEMPLATE.space(workload, H200).restrict({}).require(Config({**schedule, "blocks_per_sm": 0, "panel": 1}))
     y, arrays = emulated(monkeypatch, workload, schedule, late_copies)
-    np.testing.assert_array_equal(y, expected(workload, arrays))
+    expected(workload, arrays).check(y)
 
 
 @pytest.mark.parametrize("chunks", [2, 4, 8, 16])
@@ -251,7 +251,7 @@ def test_random_shapes_and_configurations_are_exact(seed: int) -> None:
         *TEMPLATE.space(workload, target).sample(2, rng),
     ]:
         y = run_on_gpu(TEMPLATE, workload, target, config, arrays)
-        np.testing.assert_array_equal(y, truth, err_msg=f"{workload.label} {config}")
+        truth.check(y, f"{workload.label} {config}")
 
 
 @pytest.mark.gpu

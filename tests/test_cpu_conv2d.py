@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import FLOAT_STAGES, assert_computed, numpy_conv2d
+from conv2d_numpy import FLOAT_STAGES, expected
 from conv2d_support import integer_arguments, run_on_cpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -40,13 +40,13 @@ def check(device: CpuDevice, workload: Workload, configs: list[Config]) -> None:
     """Every configuration gives NumPy's result."""
     arrays = integer_arguments(workload)
     scalars = {scalar.name: SCALARS[scalar.name] for scalar in workload.scalars}
-    expected = numpy_conv2d(workload, arrays, scalars)
+    truth = expected(workload, arrays, scalars)
     space = TEMPLATE.space(workload, HOST)
     for config in configs:
         assert space.check(config) == []
         source = TEMPLATE.kernel(workload, HOST, config)
         y = run_on_cpu(device, source, arrays, {"y": (workload.output.shape, np.float32)}, scalars)["y"]
-        assert_computed(y, expected, workload, 1e-6)
+        truth.check(y, str(config))
 
 
 def some_configs(workload: Workload, count: int, seed: int = 0) -> list[Config]:

@@ -115,7 +115,7 @@ def test_case_is_exact(shared: Path, name: str, number: int) -> None:
         y = run_on_gpu(
             template, workload, target, template.default(workload, target, template.space(workload, target)), arrays
         )
-        np.testing.assert_array_equal(y, truth, err_msg=f"{template.name}: {workload.label}")
+        truth.check(y, f"{template.name}: {workload.label}")
 
 
 @pytest.mark.parametrize(("name", "count"), INTEGER_CASES.items(), ids=INTEGER_CASES)
