@@ -11,9 +11,9 @@ time of a launch among launches that follow one another, `cold` that of a launch
 written after every network.
 
 For batch 1 the plan is also timed as a program sees it: the host's time to enqueue `net(x)` (with the input and output of
-the call before, and with arrays at other addresses) and a bound step, each on an idle GPU, and the time from
-`schedsearch.load` to the first result, in a process whose CUDA context exists. The latter copies the weights, whose size
-stands beside it.
+the call before, several in a row, and with arrays at other addresses) and a bound step, each on an idle GPU, and the time
+from `schedsearch.load` to the first result, in a process whose CUDA context exists. The latter copies the weights, whose
+size stands beside it.
 
 Needs a CUDA device, PyTorch, onnx, onnx-ir and onnxscript.
 """
@@ -66,6 +66,7 @@ CASES = (
 )  # fmt: skip
 RUNS = 60
 HOST_CALLS = 200
+IN_A_ROW = 8  # calls of which the host is ahead
 FLUSHED = 256 << 20  # bytes
 AFTER_TUNING_S = 12.0  # for builds and timing of a case
 
@@ -86,16 +87,17 @@ def cold_us(launch: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def host_us(call: Callable[[], Any]) -> float:
-    """The median time of the host for a call that only enqueues, on an idle GPU."""
+def host_us(call: Callable[[], Any], count: int = 1) -> float:
+    """The median time of the host for a call that only enqueues, over groups of `count` calls that begin on an idle GPU."""
     times_ns = []
-    for _ in range(HOST_CALLS):
+    for _ in range(HOST_CALLS // count):
         torch.cuda.synchronize()
         started = time.perf_counter_ns()
-        call()
-        times_ns.append(time.perf_counter_ns() - started)
+        for _ in range(count):
+            call()
+        times_ns.append((time.perf_counter_ns() - started) / count)
     torch.cuda.synchronize()
-    return statistics.median(times_ns[HOST_CALLS // 10 :]) / 1e3
+    return statistics.median(times_ns[len(times_ns) // 10 :]) / 1e3
 
 
 def load_ms(net: Net, x: torch.Tensor) -> float:
@@ -287,6 +289,7 @@ class Ours:
                 others = itertools.cycle([x.clone(memory_format=torch.preserve_format) for _ in range(3)])
                 kept: collections.deque[Any] = collections.deque(maxlen=2)  # so that outputs cannot take the same memory
                 found |= {"call_host_us": host_us(lambda: net(x)), "step_host_us": host_us(launch)}
+                found["row_call_host_us"] = host_us(lambda: net(x), IN_A_ROW)
                 found["moved_call_host_us"] = host_us(lambda: kept.append(net(next(others))))
                 found |= {"load_ms": load_ms(net, x), "weight_bytes": net.program.constant_bytes}
             launch.close()
@@ -362,9 +365,9 @@ def show(row: dict[str, Any]) -> None:
         )
     if "load_ms" in (plan := row["plans"]["plan"]):
         print(
-            f"   a call takes the host {plan['call_host_us']:.1f} us, with other arrays {plan['moved_call_host_us']:.1f}, a "
-            f"bound step {plan['step_host_us']:.1f} us; load to first result {plan['load_ms']:.0f} ms with "
-            f"{plan['weight_bytes'] / 1e6:.1f} MB of weights",
+            f"   a call takes the host {plan['call_host_us']:.1f} us, in a row {plan['row_call_host_us']:.1f}, with other "
+            f"arrays {plan['moved_call_host_us']:.1f}, a bound step {plan['step_host_us']:.1f} us; load to first result "
+            f"{plan['load_ms']:.0f} ms with {plan['weight_bytes'] / 1e6:.1f} MB of weights",
             flush=True,
         )
 

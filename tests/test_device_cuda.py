@@ -113,9 +113,6 @@ class FakeDriver:
     def cuCtxPopCurrent(self) -> tuple[Result, int]:
         return Result.CUDA_SUCCESS, self.contexts.pop()
 
-    def cuCtxGetCurrent(self) -> tuple[Result, int]:
-        return Result.CUDA_SUCCESS, self.contexts[-1] if self.contexts else 0
-
     def cuCtxSetCurrent(self, context: int) -> tuple[Result]:
         self.contexts[-1:] = [context]
         return (Result.CUDA_SUCCESS,)
@@ -167,6 +164,10 @@ class FakeDriver:
         return (self._require_context(),)
 
     # The calls below go through ctypes: they return a plain number and take references.
+    def cuCtxGetCurrent(self, context: Any) -> int:
+        context._obj.value = self.contexts[-1] if self.contexts else None
+        return Result.CUDA_SUCCESS
+
     def cuGraphAddKernelNode_v2(self, node: Any, graph: Any, last: Any, count: Any, params: Any) -> int:
         assert graph.value == GRAPH and count.value == (1 if self.nodes else 0)
         assert last is None if not self.nodes else last._obj.value == len(self.nodes)  # after the node before

@@ -35,6 +35,7 @@ class CudaDevice:
         self.target = target
         self._device = cuda_driver.call("cuDeviceGet", target.ordinal)
         self._context = cuda_driver.call("cuDevicePrimaryCtxRetain", self._device)
+        self._context_handle = int(self._context)
         self._release = weakref.finalize(self, cuda_driver.call, "cuDevicePrimaryCtxRelease", self._device)
         self._release.atexit = False  # the driver may be gone by then
 
@@ -55,8 +56,12 @@ class CudaDevice:
 
     @property
     def is_current(self) -> bool:
-        """Whether our context is the calling thread's current one."""
-        return int(cuda_driver.call("cuCtxGetCurrent")) == int(self._context)
+        """Whether our context is the calling thread's current one. By ctypes: launches on the default stream ask this."""
+        current = ctypes.c_void_p()
+        code = cuda_driver.libcuda().cuCtxGetCurrent(ctypes.byref(current))
+        if code:
+            cuda_driver.fail("cuCtxGetCurrent", code)
+        return current.value == self._context_handle
 
     def make_current(self) -> None:
         """Makes our context the calling thread's current one for good, for `Graph` and `Event`. Only for our own
