@@ -30,9 +30,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import schedsearch
 from schedsearch.device import open_device
+from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.model import read_graph
 from schedsearch.dynamic.net import DynamicNet
+from schedsearch.dynamic.program import Program
+from schedsearch.measurement import DEFAULT_DB
 
 STRIDES = (4, 8)  # pixels of the image for one of each level
 ANCHORS = 3
@@ -210,20 +213,20 @@ class Ways:
     """The ways to run the detector on a device.
 
     Args:
-        kernels: workload -> its machine code.
+        code: program -> the kernel of each workload and those of its sizes, as `machine_code` of one program.
     """
 
-    def __init__(self, shape: Shape, device: Any, kernels: Callable[[Any], Any], on_device: Callable[[Any], Any]) -> None:
+    def __init__(self, shape: Shape, device: Any, code: Callable[[Program], Any], on_device: Callable[[Any], Any]) -> None:
         model = detector(shape)
         self.model, self.on_device, self.given = model, on_device, example(shape)
-        self.net = DynamicNet(read_graph(model).program(), device, kernels)
+        self.net = _net(read_graph(model).program(), device, code)
         arrays = [on_device(self.given[name]) for name in self.net.program.inputs]
         self.exact: Callable[[], Any] = functools.partial(self.net, *arrays)
         *_, first, second, third = self.exact()
         rows = [first, second, third]
         self.counts = [int(each.shape[0]) for each in rows]
         self.bound = self.net.bind(*arrays)
-        self.known_net = DynamicNet(read_graph(detector(shape, self.counts)).program(), device, kernels)
+        self.known_net = _net(read_graph(detector(shape, self.counts)).program(), device, code)
         self.known = self.known_net.bind(*arrays, *rows)
 
     def results(self) -> dict[str, list[Any]]:
@@ -236,6 +239,11 @@ class Ways:
     def close(self) -> None:
         for each in (self.bound, self.known, self.net, self.known_net):
             each.close()
+
+
+def _net(program: Program, device: Any, code: Callable[[Program], Any]) -> DynamicNet:
+    kernels, sizes = code(program)
+    return DynamicNet(program, device, lambda workload: kernels[workload].artifact, lambda *place: sizes[place])
 
 
 def expected(model: Any, given: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -298,11 +306,11 @@ def main() -> None:
     shape, target = SHAPES[args.size], schedsearch.detect(args.target)
     on_cuda = target.kind == "cuda"
     device = open_device(target)
-    options: dict[str, Any] = {"db": args.db} if args.db else {"allow": ("default",)}
+    options: dict[str, Any] = {} if args.db else {"allow": ("default",)}
 
-    @functools.cache
-    def kernels(workload: Any) -> Any:
-        return schedsearch.compile(workload, target=target, **options).artifact
+    def code(program: Program) -> Any:
+        kernels, (sizes,) = machine_code([program], args.db or DEFAULT_DB, target, **options)
+        return kernels, sizes
 
     def on_device(array: Any) -> Any:
         if not on_cuda:
@@ -311,7 +319,7 @@ def main() -> None:
 
         return torch.from_numpy(array).cuda()
 
-    ways = Ways(shape, device, kernels, on_device)
+    ways = Ways(shape, device, code, on_device)
     print(explain(ways.net.program), "\n")
     found, source = ways.results(), "not compared: ONNX Runtime is not installed"
     if args.size != "full" or _has_onnx_runtime():

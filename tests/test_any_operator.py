@@ -22,7 +22,8 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import OperatorError
 from schedsearch.launch import Grid, Pointer
 from schedsearch.measure import Runner
-from schedsearch.measure.compare import CodeCache, CpuComparer
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import CpuComparer
 from schedsearch.measure.inputs import check_domains, check_scalars, draw, timing_pattern
 from schedsearch.measure.verify import Verification, verify_once
 from schedsearch.ops import DTYPES, ArgSpec, Domain, decode
@@ -294,7 +295,7 @@ def test_a_reference_of_another_package_that_fails_is_its_error(
     broken(monkeypatch, **{method: answer})
     workload = Workload("product", WORKLOADS["product"])
     with pytest.raises(OperatorError, match=said) as caught:
-        Verification(device, CpuComparer(), CodeCache(device), workload, seed=0)
+        Verification(device, CpuComparer(), CodeCache(), workload, seed=0)
     text = str(caught.value)
     assert text.startswith("the reference of product (toy_package:ProductReference) cannot judge product m=20")
     assert "correct it in toy-package 1.0" in text and caught.value.exit_code == 2

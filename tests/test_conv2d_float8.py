@@ -13,7 +13,8 @@ from schedsearch.backend import compile_source
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError, WorkloadError
-from schedsearch.measure.compare import CodeCache, CpuComparer, Tolerance, Truth
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import check_domains, draw, second_domains, timing_pattern
 from schedsearch.measure.timed_set import likely_roundoffs
 from schedsearch.measure.truths import Truths, allowed_roundoffs
@@ -84,7 +85,7 @@ def test_the_reference_multiplies_the_numbers_that_the_bytes_mean(x: str, weight
     target = detect("cpu")
     with contextlib.closing(open_device(target)) as device:
         truths = Truths(device, w, exact_sums=False)
-        truths.compute(CodeCache(device), {name: array.ctypes.data for name, array in raw.items()}, {})
+        truths.compute(CodeCache(), {name: array.ctypes.data for name, array in raw.items()}, {})
         found = np.empty(w.output.size, np.float64)
         device.copy_out(found.data, truths["y"].address)
         truths.close()

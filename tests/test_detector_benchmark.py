@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import pytest
 
 pytest.importorskip("onnxscript")
 
-import schedsearch
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
+from schedsearch.dynamic.code import machine_code
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +26,14 @@ def benchmark(request: Any) -> Any:
     return detector
 
 
-@functools.cache
-def artifact(workload: Any) -> Any:
-    return schedsearch.compile(workload, target="cpu", allow=("default",)).artifact
+def code(program: Any) -> Any:
+    kernels, (sizes,) = machine_code([program], "none.db", detect("cpu"), allow=("default",))
+    return kernels, sizes
 
 
 def test_a_detector_runs_in_every_way_with_one_wait_for_each_data_dependent_segment(benchmark: Any) -> None:
     shape, device = benchmark.SHAPES["tiny"], open_device(detect("cpu"))
-    ways = benchmark.Ways(shape, device, artifact, lambda array: array)
+    ways = benchmark.Ways(shape, device, code, lambda array: array)
     segments = ways.net.program.segments
     assert [segment.fetched is not None for segment in segments] == [False, True, True]
     assert all(count > 0 for count in ways.counts)

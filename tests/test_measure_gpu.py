@@ -112,7 +112,7 @@ def test_the_gpu_finds_the_same_differences_as_numpy(target: Target, dtype: str)
     if DTYPES[dtype].is_float:
         y[700] = encode(np.array([np.nan]), dtype)[0]
     with contextlib.closing(CudaDevice(target)) as device:
-        comparer = CudaComparer(device, CodeCache(device))
+        comparer = CudaComparer(device, CodeCache())
         for truth in truths(dtype, size, reference):
             expected = CpuComparer().output(y.ctypes.data, truth)
             assert expected.violations > 10

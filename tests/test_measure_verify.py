@@ -20,7 +20,8 @@ from schedsearch.backend import compile_source
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.measure import reference
-from schedsearch.measure.compare import CodeCache, CpuComparer, Tolerance, Truth
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import BLOCK, Pattern, check_domains, check_scalars, draw, normal_sigma
 from schedsearch.measure.verify import Verification, verify_once
 from schedsearch.ops import DTYPES, decode, encode
@@ -171,7 +172,7 @@ def test_every_epilogue_stage_is_verified(device: Device, layout: str, epilogue:
 
 def test_fresh_seeds_give_fresh_inputs_and_the_same_seed_the_same(device: Device) -> None:
     workload = pointwise()
-    code, seen = CodeCache(device), []
+    code, seen = CodeCache(), []
     for seed in (0, 1, 0):
         verification = Verification(device, CpuComparer(), code, workload, seed)
         assert verification.check(kernel_of(device, faulty.PointwiseCpu(), workload)).ok
@@ -187,16 +188,16 @@ def test_a_reference_that_contradicts_numpy_is_our_bug(device: Device, monkeypat
 
     monkeypatch.setattr(reference, "load_reference", lambda op: Liar())
     with pytest.raises(RuntimeError, match="contradicts NumPy at 256 of 256 points"):
-        Verification(device, CpuComparer(), CodeCache(device), pointwise(), seed=0)
+        Verification(device, CpuComparer(), CodeCache(), pointwise(), seed=0)
 
 
 def test_helper_code_is_compiled_once_and_can_be_taken_over(device: Device) -> None:
-    workload, code = pointwise(), CodeCache(device)
+    workload, code = pointwise(), CodeCache()
     Verification(device, CpuComparer(), code, workload, seed=0).close()
     fresh = code.take_fresh()
     assert list(fresh) == [f"reference {workload.id}"]
     assert code.take_fresh() == {}
-    heir = CodeCache(device)
+    heir = CodeCache()
     heir.learn(fresh)
     Verification(device, CpuComparer(), heir, workload, seed=1).close()
     assert heir.take_fresh() == {}
@@ -205,7 +206,7 @@ def test_helper_code_is_compiled_once_and_can_be_taken_over(device: Device) -> N
 def test_inputs_that_a_kernel_overwrote_are_restored(device: Device) -> None:
     """The inputs come before y in memory: a write one element before y hits the guard, and one far before y an argument."""
     workload = pointwise()
-    verification = Verification(device, CpuComparer(), CodeCache(device), workload, seed=0)
+    verification = Verification(device, CpuComparer(), CodeCache(), workload, seed=0)
 
     class WriteIntoX(faulty._StrayWrite):
         @staticmethod

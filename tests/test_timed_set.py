@@ -15,7 +15,8 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
-from schedsearch.measure.compare import CodeCache, CpuComparer, Tolerance, Truth
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import timing_pattern
 from schedsearch.measure.run_worker import Prepare, Run, _RunWorker
 from schedsearch.measure.timed_set import _EXCUSED, TimedSet, likely_roundoffs
@@ -89,7 +90,7 @@ def test_a_right_kernel_passes_with_every_stage(device: Device, epilogue: tuple[
     config = template.default(workload, CPU, template.space(workload, CPU))
     kernel = device.load(compile_source(template.kernel(workload, CPU, config), CPU).artifact)
     arena = Arena(device, workload, mode)
-    timed_set = TimedSet.make(device, CpuComparer(), CodeCache(device), workload, arena)
+    timed_set = TimedSet.make(device, CpuComparer(), CodeCache(), workload, arena)
     assert timed_set is not None
     timed_set.soil()
     timed = open_timer(device).prepare(kernel, arena)
@@ -105,7 +106,7 @@ def test_few_elements_are_excused_and_none_of_a_small_output(device: Device) -> 
     assert _EXCUSED == 1e-3
     workload = Workload.conv2d(n=1, h=9, w=8, c=16, k=13, r=1, s=1, dtype="float32")
     arena = Arena(device, workload, COLD_GRAPH)
-    made = TimedSet.make(device, CpuComparer(), CodeCache(device), workload, arena)
+    made = TimedSet.make(device, CpuComparer(), CodeCache(), workload, arena)
     assert made is not None and made._truths["y"].excused == 0
 
 

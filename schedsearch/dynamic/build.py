@@ -9,11 +9,11 @@ from pathlib import Path
 
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
+from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import WAYS, DynamicExecutable, DynamicParts, Kernel, Way
 from schedsearch.dynamic.graph import Size
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.executable.build import build_sized, costs_of
-from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.sized import SizedNet
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.model import ModelError
@@ -99,11 +99,11 @@ def build_dynamic(
             raise ModelError(f"{error}{no_table}") from error
     program = graph.program()
     calls = [call for segment in program.segments for call in segment.calls]
-    found = find_kernels([call.workload for call in calls], db, target, mode=mode, strict=strict)
+    found, (sizes,) = machine_code([program], db, target, mode=mode, strict=strict)
     segments, kinds = counted(len(program.segments), "segment"), counted(len(found), "different kernel")
     say(f"{counted(len(calls), 'call')} in {segments}, {kinds}")
     kernels = {workload: Kernel(each.artifact, each.origin) for workload, each in found.items()}
-    parts = DynamicParts.of(graph, target, kernels.__getitem__, way=way or "exact", model=path.name)
+    parts = DynamicParts.of(graph, target, kernels.__getitem__, sizes=sizes, way=way or "exact", model=path.name)
     if out is not None:
         parts.save(out)
     return DynamicExecutable(parts, open_device(target))

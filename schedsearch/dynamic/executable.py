@@ -19,9 +19,10 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from schedsearch.device import Device
+from schedsearch.dynamic.code import SizeCode, size_artifact
 from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import DynamicGraph, Program, Size
-from schedsearch.dynamic.net import BoundNet, DynamicNet, size_artifact
+from schedsearch.dynamic.net import BoundNet, DynamicNet
 from schedsearch.errors import DatabaseError, PlanError
 from schedsearch.executable.ports import in_order
 from schedsearch.executable.program import Origin
@@ -71,17 +72,19 @@ class DynamicParts:
         target: Target,
         kernel: Callable[[Workload], Kernel],
         *,
+        sizes: SizeCode | None = None,
         way: Way = "exact",
         model: str = "",
     ) -> DynamicParts:
-        """The parts of a graph. Compiles the kernels of sizes.
+        """The parts of a graph.
 
         Args:
             kernel: gives the kernel of a workload; it is called once for each distinct one.
+            sizes: as of `machine_code`; default: compiled now.
         """
         program = graph.program()
         workloads = dict.fromkeys(call.workload for segment in program.segments for call in segment.calls)
-        sizes = {
+        sizes = sizes or {
             (number, bounded): size_artifact(program, target, number, bounded)
             for number, segment in enumerate(program.segments)
             for bounded in (False, True)

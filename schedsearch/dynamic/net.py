@@ -17,6 +17,7 @@ import numpy as np
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
 from schedsearch.device.memory import bytes_at
+from schedsearch.dynamic.code import size_artifact
 from schedsearch.dynamic.pool import Pool
 from schedsearch.dynamic.program import Call, Program, Segment, Value
 from schedsearch.errors import ArgumentError
@@ -28,7 +29,6 @@ from schedsearch.ops.movement import row_strides
 from schedsearch.ops.size_steps import KINDS, SIZES, Values, Words
 from schedsearch.runtime import arrays
 from schedsearch.runtime.streams import raw_stream
-from schedsearch.target import Target
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -51,15 +51,6 @@ class Result:
     extents: Any
 
 
-def size_artifact(program: Program, target: Target, number: int, bounded: bool) -> Artifact:
-    """The kernel that computes the sizes of a segment, compiled now. Raises CompileError if it cannot be."""
-    from schedsearch.backend import compile_source
-    from schedsearch.templates.parts.sizes import sizes_source
-
-    source = sizes_source(program.segments[number].steps, program.words, target, number if bounded else None)
-    return compile_source(source, target).artifact
-
-
 class DynamicNet:
     """A graph that is ready to run on one device: call it for an exact run, or `bind` it for bounded ones.
 
@@ -70,7 +61,8 @@ class DynamicNet:
         device: stays open.
         kernels: gives the machine code of each workload, e.g. that of `schedsearch.compile(workload).artifact`.
         size_kernels: gives the machine code that computes the sizes of a segment, by its number, and whether the run is
-            bounded; None: it is compiled when it is first needed, as `size_artifact` does.
+            bounded; None: it is compiled when it is first needed. `schedsearch.dynamic.code.machine_code` compiles all code
+            of some programs at once.
     """
 
     def __init__(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from schedsearch.errors import NoRecordError
 from schedsearch.executable.assemble import Chosen
 from schedsearch.executable.program import Origin
+from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.runtime import RUNGS, Kernel, KernelCache
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
-_FEW = 4  # kernels that are built one after the other, because starting compiler processes takes seconds
+if TYPE_CHECKING:
+    from schedsearch.backend import BuildResult
+    from schedsearch.measure.ahead import Recipe
+
+FEW = 2  # pieces that are built one after the other, because starting compiler processes takes seconds
 
 
 def find_kernels(
@@ -23,22 +29,31 @@ def find_kernels(
     *,
     mode: str = COLD_GRAPH,
     strict: bool = False,
-) -> dict[Workload, Chosen]:
-    """The kernel for each workload, as `schedsearch.compile` finds it.
+    allow: Iterable[str] = RUNGS,
+    also: Iterable[Recipe[BuildResult]] = (),
+) -> Kernels:
+    """The kernel for each workload, as `schedsearch.compile` finds it. All that must be compiled is compiled at once, in a
+    process for each core.
 
     Args:
         mode: how the records were timed.
         strict: only records of exactly this workload on this kind of device may serve.
+        allow: unless `strict`: how kernels may be found.
+        also: what the caller compiles besides.
+
+    Returns:
+        A mapping from workload to kernel, with the code of `also`.
 
     Raises:
         NoRecordError: some workloads have no kernel; the message names them.
         DatabaseError, DeviceError: the database or the device cannot be used.
     """
-    with KernelCache(db, target, allow=("exact",) if strict else RUNGS, mode=mode) as cache:
-        found, missing = {}, []
-        distinct = list(dict.fromkeys(workloads))
-        if len(distinct) > _FEW:
-            cache.build_ahead(distinct)
+    with KernelCache(db, target, allow=("exact",) if strict else allow, mode=mode) as cache:
+        found: dict[Workload, Chosen] = {}
+        missing = []
+        distinct, others = list(dict.fromkeys(workloads)), list(also)
+        if len(distinct) + len(others) > FEW:
+            cache.build_ahead(distinct, others)
         for workload in distinct:
             try:
                 found[workload] = _chosen(cache.kernel(workload))
@@ -46,7 +61,27 @@ def find_kernels(
                 missing.append((workload, error))
         if missing:
             raise _no_kernels(missing, target, strict)
-        return found
+        return Kernels(found, {each: each.artifact(cache.code, target) for each in others})
+
+
+class Kernels(Mapping[Workload, Chosen]):
+    """Workload -> its kernel.
+
+    Attributes:
+        others: recipe -> its code.
+    """
+
+    def __init__(self, found: Mapping[Workload, Chosen], others: Mapping[Recipe[BuildResult], Artifact]) -> None:
+        self._found, self.others = found, others
+
+    def __getitem__(self, workload: Workload) -> Chosen:
+        return self._found[workload]
+
+    def __iter__(self) -> Iterator[Workload]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def _chosen(kernel: Kernel) -> Chosen:

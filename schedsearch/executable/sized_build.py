@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from schedsearch.backend import CompileError, RejectedError
 from schedsearch.config import Config
 from schedsearch.device import Device
 from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, UsageError, WrongResultError, did_you_mean
 from schedsearch.executable.assemble import Chosen, assemble
+from schedsearch.executable.kernels import FEW
 from schedsearch.executable.program import Origin
 from schedsearch.executable.sized import MadeParts, SizedCode, SizedPrograms
+from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
-from schedsearch.launch_sizes import MAX_SIZES, SizedData
+from schedsearch.launch_sizes import MAX_SIZES, SizedData, SizedPlan
+from schedsearch.measure.ahead import Recipe, compile_ahead, verifying_recipes
+from schedsearch.measure.builder import BuiltRange
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.range_build import RangeResult, Spaces, build_shared
+from schedsearch.measure.verify import verify_once
 from schedsearch.network.graph import Network, Node, Part, Plan, View
 from schedsearch.network.plan import best_plan, complete
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.range_kernel import stored_table
 from schedsearch.target import Target
+from schedsearch.template import load_template, load_templates
 from schedsearch.text import counted
 from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
 
 if TYPE_CHECKING:
     from schedsearch.network.costs import Costs
+
+_Column = Mapping[int, Workload]  # size -> what a call does for it
 
 
 def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]:
@@ -89,6 +101,8 @@ class SizedBuild:
         self._strict, self._model, self._say = strict, model, say
         self._made: dict[str, SizedCode] = {}
         self._of_artifact: dict[str, str] = {}  # sha256 of an artifact of one size -> that of its `SizedCode`
+        self._code = CodeCache()
+        self._ahead: dict[str, BuiltRange] = {}  # by the name of its recipe
 
     def parts(self, costs: Callable[[Network], Costs], layout: str) -> MadeParts:
         """Builds everything.
@@ -140,13 +154,15 @@ class SizedBuild:
                 columns.setdefault((name, way.op), {})[size] = way
             for step in plan.conversions:
                 columns.setdefault((step.value, step.x, step.y), {})[size] = step.workload
-        distinct = {tuple((size, each.id) for size, each in column.items()): column for column in columns.values()}
+        distinct = list(
+            {tuple((size, each.id) for size, each in column.items()): column for column in columns.values()}.values()
+        )
+        served = [self._tuned(column) for column in distinct]
+        tuned = sum(map(bool, served))
+        self._build([(column, kernels) for column, kernels in zip(distinct, served) if not kernels])
         found: dict[int, dict[Workload, Chosen]] = {size: {} for size in plans}
-        tuned = 0
-        for column in distinct.values():
-            table = self._tuned(column)
-            tuned += bool(table)
-            for size, chosen in (table or self._built(column)).items():
+        for column, kernels in zip(distinct, served):
+            for size, chosen in kernels.items():
                 found[size][column[size]] = chosen
         sizes = f"{self._name} = {self._sizes[0]} to {self._sizes[-1]}"
         self._say(f"{counted(len(distinct), 'different kernel')} for {sizes}, {tuned} of them tuned for the range")
@@ -178,35 +194,50 @@ class SizedBuild:
         self._of_artifact[artifact.sha256] = code.sha256
         return Chosen(artifact, origin)
 
-    def _built(self, column: Mapping[int, Workload]) -> dict[int, Chosen]:
-        """Kernels that are compiled now, from recorded configurations where there are some, else from default ones. Each is
-        verified at both ends of what it serves."""
-        found: dict[int, Chosen] = {}
-        while left := [size for size in column if size not in found]:
-            size = max(left)
-            why = []
-            for template, config, rung in self._ways(column[size]):
-                try:
-                    code, built = self._shared_code(column, template, config, size)
-                    served = [each for each in left if each in code.plan.sizes]
-                    if size not in served:
-                        raise UnsupportedError(f"its machine code cannot be launched for {self._name} = {size}")
-                    for end in dict.fromkeys((served[0], served[-1])):
-                        self._verify(column[end], code, end)
-                except SchedsearchError as error:
-                    why.append(f"{template}: {error}")
-                    continue
-                origin = Origin(rung, template, built.json)
-                found |= {each: self._keep(code, each, origin) for each in served}
-                break
-            else:
-                raise NoRecordError(f"no kernel on {self._target.name} for {column[size].label}: {'; '.join(why)}")
-        return found
+    def _build(self, wanted: Sequence[tuple[_Column, dict[int, Chosen]]]) -> None:
+        """Compiles kernels now, from recorded configurations where there are some, else from default ones. Each is verified
+        at both ends of what it serves.
+
+        Args:
+            wanted: columns, and where their kernels go.
+        """
+        while open_ones := [(column, found) for column, found in wanted if len(found) < len(column)]:
+            largest = [max(size for size in column if size not in found) for column, found in open_ones]
+            self._compile_ahead([column for column, _ in open_ones], largest)
+            for (column, found), size in zip(open_ones, largest):
+                found |= self._built(column, [each for each in column if each not in found], size)
+
+    def _compile_ahead(self, columns: Sequence[_Column], sizes: Sequence[int]) -> None:
+        """Compiles the first way of each column for a size of it, and what verifies it, in a process for each core."""
+        recipes: list[Recipe[Any]] = []
+        for column, size in zip(columns, sizes):
+            if way := next(self._ways(column[size]), None):
+                recipes.append(_recipe(column, way[0], way[1], size))
+                for end in dict.fromkeys((min(column), size)):
+                    recipes += verifying_recipes(column[end], self._target)
+        built = compile_ahead(recipes, self._code, self._target) if len(columns) > FEW else {}
+        self._ahead |= {name: made for name, made in built.items() if isinstance(made, BuiltRange)}
+
+    def _built(self, column: _Column, left: Sequence[int], size: int) -> dict[int, Chosen]:
+        """A kernel for `size` and for those of the sizes `left` that it serves."""
+        why = []
+        for template, config, rung in self._ways(column[size]):
+            try:
+                code, built = self._shared_code(column, template, config, size)
+                served = [each for each in left if each in code.plan.sizes]
+                if size not in served:
+                    raise UnsupportedError(f"its machine code cannot be launched for {self._name} = {size}")
+                for end in dict.fromkeys((served[0], served[-1])):
+                    self._verify(column[end], code, end)
+            except SchedsearchError as error:
+                why.append(f"{template}: {error}")
+                continue
+            origin = Origin(rung, template, built.json)
+            return {each: self._keep(code, each, origin) for each in served}
+        raise NoRecordError(f"no kernel on {self._target.name} for {column[size].label}: {'; '.join(why)}")
 
     def _ways(self, workload: Workload) -> Iterator[tuple[str, Config | None, str]]:
         """Templates with configurations: that of the best record, then the default of each template."""
-        from schedsearch.template import load_templates
-
         if self._db.exists():
             with Lookup(self._db) as lookup:
                 row = lookup.exact(workload.id, self._target.key, self._mode)
@@ -215,32 +246,40 @@ class SizedBuild:
         for template in load_templates().matching(workload, self._target):
             yield template.name, None, "default"
 
-    def _shared_code(
-        self, column: Mapping[int, Workload], template: str, config: Config | None, origin: int
-    ) -> tuple[SizedCode, Config]:
+    def _shared_code(self, column: _Column, template: str, config: Config | None, origin: int) -> tuple[SizedCode, Config]:
         """The machine code of a configuration for all sizes that share it with `origin`, and the configuration."""
-        from schedsearch.backend import CompileError, RejectedError
-        from schedsearch.launch_sizes import SizedPlan
-        from schedsearch.measure.range_build import Spaces, build_shared
-        from schedsearch.template import load_template
-
-        loaded = load_template(template)
-        spaces = Spaces(loaded, column.__getitem__, self._target)
+        recipe = _recipe(column, template, config, origin)
+        if ahead := self._ahead.get(recipe.name):
+            return SizedCode(ahead.artifact.code, ahead.plan), ahead.config
+        if refusal := self._code.refusal(recipe.name):
+            raise UnsupportedError(refusal)
         try:
-            built = build_shared(loaded, column, spaces, self._target, config, origin)
+            built = recipe.make(self._target)
         except (CompileError, RejectedError) as error:
             raise UnsupportedError(str(error)) from error
         return SizedCode(built.result.artifact.code, SizedPlan.from_json(built.plan)), Config(built.config)
 
     def _verify(self, workload: Workload, code: SizedCode, size: int) -> None:
-        from schedsearch.measure.verify import verify_once
-
         kernel = self._device.load(Artifact(code.code, code.plan.at(size)))
         try:
-            if problem := verify_once(self._device, workload, kernel):
+            if problem := verify_once(self._device, workload, kernel, self._code):
                 raise WrongResultError(f"the kernel computes wrong values for {workload.label}: {problem}")
         finally:
             kernel.close()
+
+
+def _recipe(column: _Column, template: str, config: Config | None, origin: int) -> Recipe[RangeResult]:
+    """The machine code of a configuration, or of the default one, for all sizes that share it with `origin`."""
+    text = json.dumps([config and config.json, origin, [each.id for each in column.values()]])
+    return Recipe(
+        f"{template} range {sha256_hex(text)}", functools.partial(_build_range, template, dict(column), config, origin)
+    )
+
+
+def _build_range(template: str, column: _Column, config: Config | None, origin: int, target: Target) -> RangeResult:
+    loaded = load_template(template)
+    spaces = Spaces(loaded, column.__getitem__, target)
+    return build_shared(loaded, column, spaces, target, config, origin)
 
 
 def _number(node: Node | View | Part, plan: Plan) -> int:

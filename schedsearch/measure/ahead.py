@@ -1,39 +1,125 @@
-"""The references of operators as templates, so that a `Builder` compiles them in parallel before they verify kernels."""
+"""Compiles several pieces of machine code at once: whoever needs more than a few kernels asks here before the first.
+
+`compile_ahead` fills a `CodeCache`, where the process that loads and verifies the kernels finds them. It compiles nothing
+itself then: it may drive a device, and it would compile one piece after the other.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from schedsearch.backend import BuildResult, compile_source
 from schedsearch.config import Config
-from schedsearch.measure.builder import Candidate
-from schedsearch.space import ConfigSpace, Knob
+from schedsearch.identity import sha256_hex
+from schedsearch.launch import Artifact
+from schedsearch.measure.builder import Builder, Built, available_cores
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
+from schedsearch.measure.range_build import RangeResult
+from schedsearch.measure.reference import CheckedReference, is_rounded, reference_name
+from schedsearch.measurement import Measurement, Outcome
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, Template, load_reference
+from schedsearch.template import Template, load_reference
 from schedsearch.workload import Workload
 
-_ONLY = Config({"naive": 1})
+# Nothing waits for one piece alone, and no search goes on without it: as long as a compiler may take that is no bug.
+_TIMEOUT_S = 600.0
 
 
-def reference_candidate(workload: Workload) -> Candidate | None:
-    """The kernel that verifies a workload, for `Builder.submit`; None if the reference works without one.
+Made = TypeVar("Made", BuildResult, RangeResult)
+
+
+@dataclass(frozen=True)
+class Recipe(Generic[Made]):
+    """How a piece of code is made.
+
+    Attributes:
+        name: of the piece in a `CodeCache`.
+        make: compiles it for a target, in any process; it is sent with everything that it captures. Raises CompileError or
+            RejectedError if the compiler refuses it.
+    """
+
+    name: str
+    make: Callable[[Target], Made]
+
+    def artifact(self: Recipe[BuildResult], code: CodeCache, target: Target) -> Artifact:
+        """From the cache, or made now. Raises what `make` raises, and RejectedError for what could not be made ahead."""
+        return code.get(self.name, lambda: self.make(target).artifact)
+
+
+def kernel_recipe(template: Template, workload: Workload, config: Config) -> Recipe[BuildResult]:
+    """A kernel of a template. The configuration must be legal."""
+    name = f"{template.name} {template.version} {sha256_hex(config.json)} {workload.id}"
+    return Recipe(name, functools.partial(_kernel, template, workload, config))
+
+
+def verifying_recipes(workload: Workload, target: Target) -> list[Recipe[BuildResult]]:
+    """The kernels with which `verify_once` judges a kernel of a workload.
 
     Raises:
         SchedsearchError: the operator's reference cannot be imported.
     """
-    return Candidate(workload, ReferenceKernels(), _ONLY) if load_reference(workload.op).pointwise else None
+    recipes = []
+    if load_reference(workload.op).pointwise:
+        recipes.append(Recipe(reference_name(workload), functools.partial(_reference, workload)))
+    if target.kind == "cuda":
+        comparisons = [WORDS]
+        for spec in workload.outputs:
+            comparisons.append(Comparison.of(spec.dtype, is_rounded(workload, spec), bool(spec.extents)))
+            comparisons += [BETWEEN] if spec.slice_of else []
+        recipes += [Recipe(each.name, each.build) for each in dict.fromkeys(comparisons)]
+    return recipes
 
 
-class ReferenceKernels(Template):
-    """The naive kernel of each operator's reference, in one configuration. Not a template that a search may choose."""
+def compile_ahead(recipes: Iterable[Recipe[Any]], code: CodeCache, target: Target) -> dict[str, Built]:
+    """Compiles what `code` lacks, in one process for each core.
 
-    name = "reference"
+    Returns:
+        Name -> what was compiled now. `code` knows it, and what the compiler refused; anything else that went wrong is left
+        to `Recipe.artifact`.
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        return None
+    Raises:
+        UsageError: `make` of a recipe cannot be sent to another process.
+        DeviceError: no compiler process can start.
+    """
+    missing = {each.name: each for each in recipes if each.name not in code}
+    built: dict[str, Built] = {}
+    if not missing:
+        return built
+    # Nothing is timed meanwhile, and this process only waits: it needs no core for itself. A process that has a long piece
+    # must not keep a second one waiting.
+    workers = min(available_cores(), len(missing))
+    with Builder(target, workers, timeout_s=_TIMEOUT_S, tasks_per_worker=1) as builder:
+        names = {builder.submit_call(each.make): each.name for each in _spread(list(missing.values()))}
+        for token, made in builder.drain():
+            name = names[token]
+            if isinstance(made, Measurement):
+                if made.outcome is Outcome.REJECTED:
+                    code.refuse(name, made.message)
+            else:
+                built[name] = made
+    code.learn({name: each.artifact for name, each in built.items()})
+    return built
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        return ConfigSpace([Knob("naive", (1,), "the only configuration")])
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        return _ONLY
+def _spread(recipes: list[Recipe[Any]]) -> list[Recipe[Any]]:
+    """In another order: first one of each kind, by the first word of its name, then the second of each. Kernels of one kind
+    often share a run of Numba, for which all others would wait."""
+    seen: dict[str, int] = {}
+    places = []
+    for each in recipes:
+        kind = each.name.partition(" ")[0]
+        seen[kind] = seen.get(kind, 0) + 1
+        places.append(seen[kind])
+    return [each for _, each in sorted(zip(places, recipes), key=lambda pair: pair[0])]
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        return load_reference(workload.op).kernel(workload, target)
+
+def _kernel(template: Template, workload: Workload, config: Config, target: Target) -> BuildResult:
+    return compile_source(template.kernel(workload, target, config), target)
+
+
+def _reference(workload: Workload, target: Target) -> BuildResult:
+    return CheckedReference(workload).build(target)

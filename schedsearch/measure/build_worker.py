@@ -13,6 +13,7 @@ from pathlib import Path
 
 from schedsearch.backend import BuildResult, CompileError, RejectedError, compile_source
 from schedsearch.backend.sharing import share_through
+from schedsearch.backend.shipping import unpack
 from schedsearch.config import Config
 from schedsearch.measure.canary import changes, process_state
 from schedsearch.measure.channel import ChildEnd
@@ -45,6 +46,17 @@ class ReferenceTask:
 
     token: int
     workload: Workload
+
+
+@dataclass(frozen=True)
+class CallTask:
+    """`make` is a packed function: target -> BuildResult or RangeResult."""
+
+    token: int
+    make: bytes
+
+
+Task = BuildTask | RangeTask | ReferenceTask | CallTask
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,7 @@ def serve_builds(conn: ChildEnd, target: Target, shared_folder: Path) -> None:
     _import_compiler(target, shared_folder)
     conn.send(BuilderReady())
     while True:
-        task: BuildTask | RangeTask | ReferenceTask = conn.recv()
+        task: Task = conn.recv()
         conn.send(BuildStarted(task.token))
         started = time.monotonic()
         if isinstance(task, BuildTask):
@@ -120,10 +132,10 @@ def _template_and_space(path: str, workload: Workload, target: Target) -> tuple[
     return template, template.space(workload, target)
 
 
-def _build(
-    task: BuildTask | RangeTask | ReferenceTask, target: Target
-) -> tuple[BuildResult | RangeResult | None, Outcome, str]:
+def _build(task: Task, target: Target) -> tuple[BuildResult | RangeResult | None, Outcome, str]:
     try:
+        if isinstance(task, CallTask):
+            return _called(task, target)
         if isinstance(task, RangeTask):
             return build_range(task, target), Outcome.OK, ""
         if isinstance(task, ReferenceTask):
@@ -143,6 +155,15 @@ def _build(
         return None, Outcome.COMPILE_ERROR, _text(error)
     except BaseException:  # the template's code is part of the candidate: SystemExit and the like are its failure, too
         return None, Outcome.COMPILE_ERROR, _traceback()
+
+
+def _called(task: CallTask, target: Target) -> tuple[BuildResult | RangeResult | None, Outcome, str]:
+    """What the compiler refuses is rejected; any other exception may be due to this process."""
+    make = unpack(task.make)
+    try:
+        return make(target), Outcome.OK, ""
+    except (CompileError, RejectedError) as error:
+        return None, Outcome.REJECTED, _text(error)
 
 
 def _text(error: Exception) -> str:

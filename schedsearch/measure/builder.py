@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from types import TracebackType
 from typing import Self
@@ -17,11 +18,20 @@ from typing import Self
 from schedsearch.backend import BuildResult
 from schedsearch.backend.build_cache import BuildCache
 from schedsearch.backend.cuda import require_compiler
+from schedsearch.backend.shipping import pack
 from schedsearch.config import Config
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.launch_sizes import SizedPlan
-from schedsearch.measure.build_worker import BuilderReady, BuildFinished, BuildStarted, BuildTask, ReferenceTask
+from schedsearch.measure.build_worker import (
+    BuilderReady,
+    BuildFinished,
+    BuildStarted,
+    BuildTask,
+    CallTask,
+    ReferenceTask,
+    Task,
+)
 from schedsearch.measure.process import ChildDiedError, ChildProcess, wait_for
 from schedsearch.measure.range_build import RangeResult, RangeTask
 from schedsearch.measure.restarts import Restarts
@@ -33,7 +43,7 @@ from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
 
 # One candidate in work and one waiting, so that a worker stays busy while the parent measures.
-_TASKS_PER_WORKER = 2
+TASKS_PER_WORKER = 2
 # Numba keeps some memory for everything that it compiled; a worker is replaced before this adds up.
 _BUILDS_PER_WORKER = 500
 # A fresh worker imports the compiler before its first candidate.
@@ -106,7 +116,7 @@ class _Queued:
     """A candidate or a reference on its way: `number` is that of the request, `lost` counts workers that were lost before
     they began it."""
 
-    task: BuildTask | RangeTask | ReferenceTask
+    task: Task
     number: int = 0
     lost: int = 0
 
@@ -136,6 +146,7 @@ class Builder:
         workers: number of processes; by default one for each core that this process may use, for a GPU one fewer.
         timeout_s: wall seconds for one candidate.
         mode: the timing mode under which failures are recorded.
+        tasks_per_worker: candidates that a worker gets before it has finished the first.
 
     Raises:
         UsageError: `workers` or `timeout_s` is not positive; or the target is a GPU and numba-cuda is not installed.
@@ -143,14 +154,22 @@ class Builder:
             and none is left; the text says how the last one ended.
     """
 
-    def __init__(self, target: Target, workers: int | None = None, timeout_s: float = 60.0, mode: str = COLD_GRAPH) -> None:
-        cores = len(os.sched_getaffinity(0))
+    def __init__(
+        self,
+        target: Target,
+        workers: int | None = None,
+        timeout_s: float = 60.0,
+        mode: str = COLD_GRAPH,
+        tasks_per_worker: int = TASKS_PER_WORKER,
+    ) -> None:
+        cores = available_cores()
         self.workers = (max(1, cores - 1) if target.kind == "cuda" else cores) if workers is None else workers
         if self.workers < 1 or timeout_s <= 0:
             raise UsageError(f"a builder needs workers >= 1 and timeout_s > 0, got {self.workers} and {timeout_s}")
         if target.kind == "cuda":
             require_compiler()
         self._target, self._timeout_s, self._mode = target, timeout_s, mode
+        self._tasks_per_worker = tasks_per_worker
         # Without a visible GPU no worker can create a context there by accident.
         self._env = {"CUDA_VISIBLE_DEVICES": ""} if target.kind == "cuda" else {}
         try:
@@ -199,7 +218,16 @@ class Builder:
         reference is not a kernel."""
         return self._enqueue(ReferenceTask(next(self._tokens), workload))
 
-    def _enqueue(self, task: BuildTask | RangeTask | ReferenceTask) -> int:
+    def submit_call(self, make: Callable[[Target], BuildResult | RangeResult]) -> int:
+        """Queues a function that compiles something for the target; `poll` reports it like a candidate, and as `rejected`
+        what the compiler refuses.
+
+        Raises:
+            UsageError: it captures something that cannot be sent to another process.
+        """
+        return self._enqueue(CallTask(next(self._tokens), pack(make)))
+
+    def _enqueue(self, task: Task) -> int:
         self._queue.append(_Queued(task))
         self._dispatch()
         return task.token
@@ -251,7 +279,7 @@ class Builder:
     def _dispatch(self) -> None:
         """Gives the oldest candidates to the least busy workers; starts workers only when there is work for them."""
         while self._queue:
-            free = [worker for worker in self._pool if len(worker.tasks) < _TASKS_PER_WORKER]
+            free = [worker for worker in self._pool if len(worker.tasks) < self._tasks_per_worker]
             worker = min(free, key=lambda worker: len(worker.tasks), default=None)
             if (worker is None or worker.tasks) and len(self._pool) < self._most_workers:
                 worker = self._add_worker() or worker
@@ -384,7 +412,7 @@ class Builder:
         self._done.append((token, Measurement(outcome, self._mode, message=message, build_s=build_s)))
 
 
-def _checked(message: BuildFinished, mode: str, task: BuildTask | RangeTask | ReferenceTask) -> Built | Measurement:
+def _checked(message: BuildFinished, mode: str, task: Task) -> Built | Measurement:
     """What a message says, if it makes sense: the template's code ran in the process that sent it."""
     try:
         build_s = float(message.build_s)
@@ -396,6 +424,8 @@ def _checked(message: BuildFinished, mode: str, task: BuildTask | RangeTask | Re
             if not isinstance(message.result, RangeResult):
                 raise ValueError(f"a range was asked for, got {type(message.result).__name__}")
             return _checked_range(message.result, task, build_s)
+        if isinstance(task, CallTask) and isinstance(message.result, RangeResult):
+            return _built_range(message.result, build_s)
         if not isinstance(message.result, BuildResult):
             raise ValueError(f"machine code was asked for, got {type(message.result).__name__}")
         return _checked_result(message.result, build_s)
@@ -414,17 +444,26 @@ def _checked_result(result: BuildResult, build_s: float) -> Built:
 
 
 def _checked_range(found: RangeResult, task: RangeTask, build_s: float) -> BuiltRange:
-    plan = SizedPlan.from_json(found.plan)
-    config = Config(found.config)
-    if task.config not in (None, config):
+    built = _built_range(found, build_s)
+    plan = built.plan
+    if task.config not in (None, built.config):
         raise ValueError("it is of another configuration")
     if task.origin not in plan.sizes or not set(plan.sizes) <= set(task.of_range.sizes):
         raise ValueError(f"it serves other sizes than asked for: {plan.sizes[0]} to {plan.sizes[-1]}")
     for size in plan.sizes:
         plan.at(size).check(task.of_range.at(size))
+    return dataclasses.replace(built, artifact=Artifact(built.artifact.code, plan.at(task.origin)))
+
+
+def _built_range(found: RangeResult, build_s: float) -> BuiltRange:
     built = _checked_result(found.result, build_s)
-    artifact = Artifact(built.artifact.code, plan.at(task.origin))
-    return BuiltRange(artifact, built.resources, built.canonical_hash, build_s, built.shared, config=config, plan=plan)
+    config, plan = Config(found.config), SizedPlan.from_json(found.plan)
+    return BuiltRange(built.artifact, built.resources, built.canonical_hash, build_s, built.shared, config=config, plan=plan)
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _location(template: Template) -> str:

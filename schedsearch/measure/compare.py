@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from schedsearch.backend import compile_source
+from schedsearch.backend import BuildResult, compile_source
 from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.device.memory import bytes_at
 from schedsearch.launch import Artifact, Grid, Int64, Param, Pointer, Scalar
+from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.inputs import Array
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import DTYPES, decode, dtype
+from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
 
 _FP32_ROUNDOFF = DTYPES["float32"].roundoff
@@ -133,30 +135,6 @@ class Comparer(Protocol):
     def close(self) -> None: ...
 
 
-class CodeCache:
-    """Compiled helper kernels by name. The parent keeps a copy, so that a new child need not compile them again."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._known: dict[str, Artifact] = {}
-        self._fresh: dict[str, Artifact] = {}
-
-    def learn(self, known: Mapping[str, Artifact]) -> None:
-        """Adds helpers that an earlier process compiled."""
-        self._known.update(known)
-
-    def get(self, key: str, build: Callable[[], Artifact]) -> Artifact:
-        """The artifact of this name; it is built the first time."""
-        if key not in self._known:
-            self._known[key] = self._fresh[key] = build()
-        return self._known[key]
-
-    def take_fresh(self) -> dict[str, Artifact]:
-        """The helpers that were compiled here since the last call."""
-        fresh, self._fresh = self._fresh, {}
-        return fresh
-
-
 def open_comparer(device: Device, code: CodeCache) -> Comparer:
     return CudaComparer(device, code) if device.target.kind == "cuda" else CpuComparer()
 
@@ -240,37 +218,69 @@ def _allowed(tolerance: Tolerance, truth: Array, magnitude: Array) -> Array:
     return tolerance.output * np.abs(truth) + slack + tolerance.smallest
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A kernel of `CudaComparer`, which serves all sizes.
+
+    Attributes:
+        kind: `exactly` and `output` compare an output without and with a tolerance.
+        dtype, partial: of an output, as in `Truth`.
+    """
+
+    kind: Literal["exactly", "output", "words", "between"]
+    dtype: str = ""
+    partial: bool = False
+
+    @classmethod
+    def of(cls, dtype: str, tolerated: bool, partial: bool) -> Comparison:
+        """That of an output."""
+        return cls("output" if tolerated else "exactly", dtype, partial)
+
+    @property
+    def name(self) -> str:
+        """The name of its machine code in a `CodeCache`."""
+        return " ".join([f"compare_{self.kind}", *filter(None, [self.dtype, "partial" if self.partial else ""])])
+
+    def build(self, target: Target) -> BuildResult:
+        """The compiled kernel."""
+        if self.kind == "words":
+            source = _words_source()
+        elif self.kind == "between":
+            source = _between_source()
+        else:
+            source = (_exact_source if self.kind == "exactly" else _output_source)(self.dtype, self.partial)
+        return compile_source(source, target)
+
+
+WORDS, BETWEEN = Comparison("words"), Comparison("between")
+
+
 class CudaComparer:
     """Compares with kernels that reduce into 24 bytes: a count, the bits of the largest error, the first index."""
 
     def __init__(self, device: Device, code: CodeCache) -> None:
         self._device, self._code = device, code
         self._result = device.allocate(24)
-        self._kernels: dict[tuple[str, tuple[int, ...]], LoadedKernel] = {}
+        self._kernels: dict[tuple[Comparison, tuple[int, ...]], LoadedKernel] = {}
         self._bound: dict[LoadedKernel, BoundKernel] = {}
 
     def output(self, y: int, truth: Truth) -> Difference:
-        buffers, partial = {"y": y, "truth": truth.address}, " partial" if truth.partial else ""
+        kernel = self._kernel(Comparison.of(truth.dtype, truth.tolerance is not None, truth.partial), _extents(truth))
+        buffers = {"y": y, "truth": truth.address}
         if truth.tolerance is None:
-            kernel = self._kernel(
-                f"compare_exactly {truth.dtype}{partial}", _extents(truth), lambda: _exact_source(truth.dtype, truth.partial)
-            )
             count, bits, first = self._run(kernel, buffers, {})
         else:
-            kernel = self._kernel(
-                f"compare_output {truth.dtype}{partial}", _extents(truth), lambda: _output_source(truth.dtype, truth.partial)
-            )
             count, bits, first = self._run(kernel, {**buffers, "magnitude": truth.magnitude}, vars(truth.tolerance))
         return Difference(count, float(np.uint64(bits).view(np.float64)), first if count else None)
 
     def words(self, memory: int, expected: int, nbytes: int) -> tuple[int, int | None]:
-        kernel = self._kernel("compare_words", (nbytes // 4,), _words_source)
+        kernel = self._kernel(WORDS, (nbytes // 4,))
         count, _, first = self._run(kernel, {"memory": memory, "expected": expected}, {})
         return count, 4 * first if count else None
 
     def between(self, y: int, spec: ArgSpec, byte: int) -> tuple[int, int | None]:
         gaps, run, step = _gaps(spec)
-        kernel = self._kernel("compare_between", (gaps * (step - run), run, step, byte), _between_source)
+        kernel = self._kernel(BETWEEN, (gaps * (step - run), run, step, byte))
         count, _, first = self._run(kernel, {"y": y}, {})
         return count, first if count else None
 
@@ -279,20 +289,20 @@ class CudaComparer:
             kernel.close()
         self._device.free(self._result)
 
-    def _kernel(self, name: str, numbers: tuple[int, ...], source: Callable[[], KernelSource]) -> LoadedKernel:
+    def _kernel(self, comparison: Comparison, numbers: tuple[int, ...]) -> LoadedKernel:
         """Compiled once for all sizes, as the numbers are parameters of the plan; loaded once for each.
 
         Args:
             numbers: the values of the parameters of 64 bits in their order; the first counts what is compared.
         """
-        if (name, numbers) not in self._kernels:
-            artifact = self._code.get(name, lambda: compile_source(source(), self._device.target).artifact)
+        if (comparison, numbers) not in self._kernels:
+            artifact = self._code.get(comparison.name, lambda: comparison.build(self._device.target).artifact)
             (step,) = artifact.plan.steps
             values = iter(numbers)
             params = tuple(Int64(next(values)) if isinstance(param, Int64) else param for param in step.params)
             plan = replace(artifact.plan, steps=(replace(step, params=params, grid=_grid(numbers[0])),))
-            self._kernels[name, numbers] = self._device.load(Artifact(artifact.code, plan))
-        return self._kernels[name, numbers]
+            self._kernels[comparison, numbers] = self._device.load(Artifact(artifact.code, plan))
+        return self._kernels[comparison, numbers]
 
     def _run(self, kernel: LoadedKernel, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> tuple[int, int, int]:
         result = np.array([0, 0, 2**64 - 1], np.uint64)

@@ -24,7 +24,8 @@ from schedsearch.errors import ArgumentError, DeviceError, OperatorError
 from schedsearch.launch import Artifact
 from schedsearch.measure.canary import changes, process_state
 from schedsearch.measure.channel import ChildEnd
-from schedsearch.measure.compare import CodeCache, Comparer, open_comparer
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import Comparer, open_comparer
 from schedsearch.measure.prepared import PreparedPath
 from schedsearch.measure.timed_set import TimedSet
 from schedsearch.measure.timing import PATIENCE, Arena, Timed, Timer, open_timer, repeat
@@ -204,7 +205,7 @@ class _RunWorker:
             assert isinstance(self._device, CpuDevice)
             self._device.start_threads(target.sms)
         self._mode = mode
-        self._code = CodeCache(self._device)
+        self._code = CodeCache()
         self._comparer = open_comparer(self._device, self._code)
         self._timer: Timer = open_timer(self._device)
         self._states: OrderedDict[Workload, _WorkloadState] = OrderedDict()

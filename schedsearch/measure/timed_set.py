@@ -11,7 +11,8 @@ import secrets
 
 from schedsearch.device import Device
 from schedsearch.errors import DeviceError
-from schedsearch.measure.compare import CodeCache, Comparer, Tolerance, Truth
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import Comparer, Tolerance, Truth
 from schedsearch.measure.timing import Arena, Timed
 from schedsearch.measure.truths import Truths, allowed_roundoffs, truth_bytes
 from schedsearch.ops.checks import FP32_ROUNDOFF, is_sum_of_products

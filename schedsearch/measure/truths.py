@@ -10,7 +10,8 @@ import numpy as np
 
 from schedsearch.backend import compile_source
 from schedsearch.device import Device
-from schedsearch.measure.compare import CodeCache, Tolerance, Truth
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import Tolerance, Truth
 from schedsearch.measure.inputs import Array
 from schedsearch.measure.reference import CheckedReference, is_rounded, reference_name
 from schedsearch.ops import ArgSpec

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel
-from schedsearch.measure.compare import CodeCache, Comparer, Difference, is_undefined, open_comparer
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import Comparer, Difference, is_undefined, open_comparer
 from schedsearch.measure.inputs import Array, Pattern, check_domains, check_pattern, check_scalars, second_domains
 from schedsearch.measure.prepared import PreparedPath
 from schedsearch.measure.reference import CheckedReference
@@ -36,8 +37,11 @@ _RUN = 64  # consecutive elements that are compared after a change of inputs
 _SPOT_ERROR = 1e-9  # difference of float64 sums in two orders, relative to their magnitude
 
 
-def verify_once(device: Device, workload: Workload, kernel: LoadedKernel) -> str | None:
+def verify_once(device: Device, workload: Workload, kernel: LoadedKernel, code: CodeCache | None = None) -> str | None:
     """What is wrong with a loaded kernel, or None. The kernel must be trusted not to crash the process.
+
+    Args:
+        code: contains the kernels that verify it, or receives them; see `ahead.verifying_recipes`.
 
     Raises:
         PlanError: its launch plan is not one for this workload.
@@ -45,7 +49,7 @@ def verify_once(device: Device, workload: Workload, kernel: LoadedKernel) -> str
         OperatorError: the operator's reference fails.
     """
     kernel.artifact.plan.check(workload)
-    code = CodeCache(device)
+    code = CodeCache() if code is None else code
     with contextlib.ExitStack() as stack:
         comparer = stack.enter_context(contextlib.closing(open_comparer(device, code)))
         verification = stack.enter_context(contextlib.closing(Verification(device, comparer, code, workload, seed=0)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
@@ -18,10 +18,15 @@ from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.explain import Explanation, explain_ladder
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.ladder import RUNGS, Found, Ladder, Way, check_rungs
+from schedsearch.runtime.ladder import RUNGS, Found, Ladder, check_rungs
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
+
+if TYPE_CHECKING:
+    from schedsearch.backend import BuildResult
+    from schedsearch.measure.ahead import Recipe
+    from schedsearch.measure.code_cache import CodeCache
 
 DEFAULT_DB = "records.db"
 
@@ -80,6 +85,7 @@ class KernelCache:
         self._file: tuple[int, int] | None = None  # device and inode of the last one's file
         self._seen: _Version | None = None
         self._device = LazyDevice(self.target)
+        self._code: CodeCache | None = None
         self._closed = False
         self._open_lookup()
 
@@ -104,44 +110,54 @@ class KernelCache:
             entry.version = self._seen
             return entry.kernel
 
-    def build_ahead(self, workloads: Iterable[Workload]) -> int:
-        """Compiles the kernels that `kernel` would have to build, and those that verify them, in parallel. It finds them in
-        the build cache then.
+    def build_ahead(self, workloads: Iterable[Workload], also: Iterable[Recipe[BuildResult]] = ()) -> int:
+        """Compiles the kernels that `kernel` would have to build, and those that verify them, in a process for each core.
+        `kernel` compiles nothing then, unless a kernel turns out to be wrong.
+
+        Args:
+            also: what is needed besides; `code` has it then.
 
         Returns:
-            How many workloads this was done for; 0 if the build cache is off. A kernel that does not build is left to
-            `kernel`.
+            How many workloads this was done for. A kernel that cannot be compiled ahead is left to `kernel`.
 
         Raises:
             UsageError: the cache was closed, or made in another process.
             DeviceError: no compiler process can start.
         """
+        from schedsearch.measure.ahead import compile_ahead, verifying_recipes
+
         with self._lock:
             self._refresh()
-            ways = [(workload, self._first_way(workload)) for workload in workloads if workload not in self._entries]
-        built = [(workload, way) for workload, way in ways if way is not None and way.builds]
-        if not built:
-            return 0
-        from schedsearch.backend.build_cache import BuildCache
-        from schedsearch.measure import Builder
-        from schedsearch.measure.ahead import reference_candidate
-        from schedsearch.measure.builder import Candidate
-        from schedsearch.template import load_template
+            ladders = {each: self._ladder(each) for each in workloads if each not in self._entries}
+        code, target, others = self.code, self.target, list(also)
+        ways = {each: ladder.viable() for each, ladder in ladders.items()}
+        done = set()
+        while ways or others:  # once, and again for those whose way the compiler refuses
+            kernels: dict[Workload, Recipe[BuildResult]] = {}
+            for workload in list(ways):
+                way = next(ways[workload], None)
+                if way is None or not way.verifies:
+                    del ways[workload]
+                    continue
+                others += verifying_recipes(workload, target)
+                if way.recipe is None:
+                    del ways[workload]
+                else:
+                    kernels[workload] = way.recipe()
+            built = compile_ahead([*kernels.values(), *others], code, target)
+            done |= {workload for workload, recipe in kernels.items() if recipe.name in built}
+            others = []
+            ways = {each: ways[each] for each, recipe in kernels.items() if code.refusal(recipe.name) is not None}
+        return len(done)
 
-        if BuildCache.open() is None:
-            return 0
-        with Builder(self.target, mode=self.mode) as builder:
-            for workload, way in built:
-                builder.submit(Candidate(workload, load_template(way.template), way.config))
-                if (reference := reference_candidate(workload)) is not None:
-                    builder.submit(reference)
-            builder.drain()
-        return len(built)
+    @property
+    def code(self) -> CodeCache:
+        """What was compiled ahead, and what verifies kernels."""
+        from schedsearch.measure.code_cache import CodeCache
 
-    def _first_way(self, workload: Workload) -> Way | None:
-        """The first way that can be taken, as far as this can be seen without device and compiler."""
-        ladder = self._ladder(workload)
-        return next((way for way in ladder.ways() if isinstance(way, Way) and ladder.obstacle(way) is None), None)
+        with self._lock:
+            self._code = CodeCache() if self._code is None else self._code
+            return self._code
 
     def explain(self, workload: Workload) -> Explanation:
         """What `kernel` would do for a new workload; builds and loads nothing. Raises the errors of `kernel`."""
@@ -216,7 +232,7 @@ class KernelCache:
 
     def _ladder(self, workload: Workload) -> Ladder:
         lookup = self._lookups[-1] if self._lookups else None
-        return Ladder(workload, self.target, lookup, self.db, self.mode, self.allowed)
+        return Ladder(workload, self.target, lookup, self.db, self.mode, self.allowed, lambda: self.code)
 
 
 class LazyDevice:

@@ -6,6 +6,7 @@ first checked, without a device and without compiling, and then loaded or built.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -33,6 +34,9 @@ from schedsearch.target import Target
 from schedsearch.workload import Workload, distance
 
 if TYPE_CHECKING:
+    from schedsearch.backend import BuildResult
+    from schedsearch.measure.ahead import Recipe
+    from schedsearch.measure.code_cache import CodeCache
     from schedsearch.space import ConfigSpace
     from schedsearch.template import Template
 
@@ -59,7 +63,8 @@ class Way:
             without a device and without compiling.
         load: returns the kernel and whether it is verified for this workload on this kind of device; raises the same errors.
         time_ns, record_id: of the record, if there is one for this workload and device.
-        builds: whether `load` compiles the configuration; otherwise there is stored code.
+        verifies: whether `load` compares the kernel with the reference.
+        recipe: what `load` compiles; None: there is stored code.
     """
 
     rung: str
@@ -70,7 +75,8 @@ class Way:
     load: Callable[[Device], tuple[LoadedKernel, bool]]
     time_ns: float | None = None
     record_id: int | None = None
-    builds: bool = False
+    verifies: bool = False
+    recipe: Callable[[], Recipe[BuildResult]] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,14 +104,23 @@ class Ladder:
         db: its path, for messages.
         mode: how the records were timed.
         allowed: the rungs that may serve.
+        code: gives what was compiled ahead, and keeps what is compiled now; default: a cache of its own.
     """
 
     def __init__(
-        self, workload: Workload, target: Target, lookup: Lookup | None, db: Path, mode: str, allowed: Collection[str]
+        self,
+        workload: Workload,
+        target: Target,
+        lookup: Lookup | None,
+        db: Path,
+        mode: str,
+        allowed: Collection[str],
+        code: Callable[[], CodeCache] | None = None,
     ) -> None:
         self.workload, self.target, self._lookup, self._db = workload, target, lookup, db
         self.mode, self._allowed = mode, allowed
         self._spaces: dict[str, ConfigSpace] = {}
+        self.code = code or functools.cache(_empty_cache)
 
     def climb(self, device: Callable[[], Device]) -> Found:
         """The first way that can be taken. `device` opens the device; it is called when a kernel is to be loaded.
@@ -147,6 +162,10 @@ class Ladder:
             return _text(error)
         return None
 
+    def viable(self) -> Iterator[Way]:
+        """The ways that can be taken, as far as this can be seen without device and compiler."""
+        return (way for way in self.ways() if isinstance(way, Way) and self.obstacle(way) is None)
+
     def ways(self) -> Iterator[Way | Miss]:
         """The ways in the order of preference, with a `Miss` for each rung that has none."""
         rungs = {
@@ -184,7 +203,7 @@ class Ladder:
             yield Way("exact", reason, *origin, stored.check, stored.load, time_ns, row.record_id)
         build = _Build(self, *origin, row.template_version)
         reason = f"{record}, built again from its configuration"
-        yield Way("exact", reason, *origin, build.check, build.load, time_ns, row.record_id, builds=True)
+        yield build.way("exact", reason, time_ns, row.record_id)
 
     def _imported(self, lookup: Lookup) -> Iterator[Way | Miss]:
         """What others measured on exactly this task: configurations that are built and verified here."""
@@ -195,7 +214,9 @@ class Ladder:
             reason = (
                 f"imported record {row.record_id} by {row.template} (from {row.source}), built now from its configuration"
             )
-            yield Way("exact", reason, row.template, config, build.check, build.load, None, row.record_id, builds=True)
+            yield Way(
+                "exact", reason, row.template, config, build.check, build.load, None, row.record_id, True, build.recipe
+            )
         if not rows:
             why = f"no record of this workload on {self.target.key} in mode {self.mode}"
             yield Miss("exact", "; ".join(filter(None, [why, lookup.damage.summary()])))
@@ -244,10 +265,11 @@ class Ladder:
             if _reuse(row.template, workload) != "never":
                 again = _Relaunch(self, row, config, other, lookup)
                 reason = f"machine code of {label} ({row.template}), launched for these sizes"
-                yield Way("nearest", reason, row.template, config, again.check, again.load)
+                verifies = _reuse(row.template, workload) != "trusted"
+                yield Way("nearest", reason, row.template, config, again.check, again.load, verifies=verifies)
             build = _Build(self, row.template, config, row.template_version)
             reason = f"configuration of {label} ({row.template}, distance {far:.2f}), built now"
-            yield Way("nearest", reason, row.template, config, build.check, build.load, builds=True)
+            yield build.way("nearest", reason)
         if not ranked:
             more = f" ({unreadable} cannot be read by this version)" if unreadable else ""
             why = f"no record of another {workload.op} on a {target.kind} device in mode {self.mode}{more}"
@@ -268,7 +290,7 @@ class Ladder:
             config = template.default(self.workload, self.target, self.space(template))
             build = _Build(self, template.name, config, template.version)
             reason = f"rule-based configuration of {template.name}, built now"
-            yield Way("default", reason, template.name, config, build.check, build.load, builds=True)
+            yield build.way("default", reason)
 
     def space(self, template: Template) -> ConfigSpace:
         """The template's configurations for the workload, made once."""
@@ -365,7 +387,7 @@ class _Relaunch:
         loaded = device.load(self._artifact())
         if _reuse(self.row.template, workload) == "trusted":
             return loaded, False
-        return _verified(device, workload, loaded), True
+        return _verified(device, self.ladder, loaded), True
 
 
 def _reuse(template: str, workload: Workload) -> str:
@@ -378,11 +400,17 @@ def _reuse(template: str, workload: Workload) -> str:
         return "never"
 
 
-def _verified(device: Device, workload: Workload, loaded: LoadedKernel) -> LoadedKernel:
+def _empty_cache() -> CodeCache:
+    from schedsearch.measure.code_cache import CodeCache
+
+    return CodeCache()
+
+
+def _verified(device: Device, ladder: Ladder, loaded: LoadedKernel) -> LoadedKernel:
     """Raises WrongResultError, after unloading it, if a kernel computes something else than the reference."""
     from schedsearch.measure.verify import verify_once
 
-    problem = verify_once(device, workload, loaded)
+    problem = verify_once(device, ladder.workload, loaded, ladder.code())
     if problem:
         loaded.close()
         raise WrongResultError(f"the kernel computes wrong values here: {problem}")
@@ -397,6 +425,10 @@ class _Build:
     template: str
     config: Config
     version: int
+
+    def way(self, rung: str, reason: str, time_ns: float | None = None, record_id: int | None = None) -> Way:
+        origin = self.template, self.config
+        return Way(rung, reason, *origin, self.check, self.load, time_ns, record_id, True, self.recipe)
 
     def check(self) -> None:
         """Raises Refusal, SchedsearchError or ImportError if the configuration cannot be built here."""
@@ -414,16 +446,20 @@ class _Build:
         if reasons := self.ladder.space(template).check(self.config):
             raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
 
-    def load(self, device: Device) -> tuple[LoadedKernel, bool]:
-        from schedsearch.backend import CompileError, RejectedError, compile_source
+    def recipe(self) -> Recipe[BuildResult]:
+        from schedsearch.measure.ahead import kernel_recipe
         from schedsearch.template import load_template
 
-        workload, target = self.ladder.workload, self.ladder.target
+        return kernel_recipe(load_template(self.template), self.ladder.workload, self.config)
+
+    def load(self, device: Device) -> tuple[LoadedKernel, bool]:
+        from schedsearch.backend import CompileError, RejectedError
+
         try:
-            built = compile_source(load_template(self.template).kernel(workload, target, self.config), target)
+            artifact = self.recipe().artifact(self.ladder.code(), self.ladder.target)
         except (CompileError, RejectedError) as error:
             raise Refusal(f"the configuration does not build here: {error}") from error
-        return _verified(device, workload, device.load(built.artifact)), True
+        return _verified(device, self.ladder, device.load(artifact)), True
 
 
 def _is_installed(module: str) -> bool:

@@ -189,6 +189,7 @@ def _rewritten(module: fx.GraphModule, chooser: Chooser, options: Options) -> tu
     if competes and (why := candidates.register()):
         notes.append(why)
         competes = False
+    chooser.expect(layers)
     choices = {id(layer): chooser.choose(layer, timed=not competes) for layer in layers}
     rows = [LayerReport.of(each, choices.get(id(each))) for each in found]
     chosen = [(each, call) for each in layers if (call := choices[id(each)].call) is not None]

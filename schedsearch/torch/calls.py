@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -55,6 +55,12 @@ class Kernels:
             if workload not in self._kernels:
                 self._kernels[workload] = self._cache.kernel(workload)
             return self._kernels[workload]
+
+    def build_ahead(self, workloads: Iterable[Workload]) -> None:
+        """Compiles what `kernel` would have to. Raises as `KernelCache.build_ahead`."""
+        with self._lock:
+            new = [each for each in workloads if each not in self._kernels]
+        self._cache.build_ahead(new)
 
     @classmethod
     @functools.cache

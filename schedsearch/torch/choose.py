@@ -63,6 +63,11 @@ class Chooser:
         self._known: dict[Any, Choice] = {}
         self._lock = threading.Lock()
 
+    def expect(self, layers: Iterable[Layer]) -> None:
+        """Compiles what `choose` needs for these layers, all at once: before the first is timed, and not beside it."""
+        with contextlib.suppress(SchedsearchError):  # `choose` meets it again, and says so
+            self.kernels.build_ahead({each.workload for each in layers})
+
     def choose(self, layer: Layer, *, timed: bool = True) -> Choice:
         """Whether a kernel takes the place of a layer. Nothing that is wrong with a kernel raises.
 

@@ -112,7 +112,9 @@ def optimize_(
         elif strange := strange_records((each.workload for each in layers), kernels):
             notes.append(strange)
         notes += _advice(model, layers)
-        rows = [row for path, plan, _ in places for row in _swap(model, path, plan, chooser, filter_fn)]
+        wanted = {path: _wanted(model.get_submodule(path), path, plan, filter_fn) for path, plan, _ in places}
+        chooser.expect(each for layers in wanted.values() for each in layers)
+        rows = [row for path, plan, _ in places for row in _swap(model, path, plan, chooser, wanted[path])]
         report = Report(tuple(rows), tuple(notes), parts=tuple(parts))
         if report.is_used:
             report = _compared(report, model, args, places, device, clock)
@@ -191,15 +193,20 @@ def _calls_of_children(model: nn.Module, args: tuple[Any, ...]) -> dict[str, tup
     return calls
 
 
-def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, filter_fn: Filter | None) -> list[LayerReport]:
+def _wanted(part: nn.Module, path: str, plan: Plan, filter_fn: Filter | None) -> list[patterns.Layer]:
+    """The layers of a part of the model that may be swapped."""
+    layers = [each for each in plan.found if isinstance(each, patterns.Layer)]
+    return [each for each in layers if filter_fn is None or filter_fn(_module(part, each.name), _joined(path, each))]
+
+
+def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, wanted: Sequence[patterns.Layer]) -> list[LayerReport]:
     """Measures the layers of a part of the model, and lets it run with those kernels that won."""
     part = model.get_submodule(path)
     rows: list[LayerReport] = []
     chosen: list[tuple[patterns.Layer, Call]] = []
     for each in plan.found:
         choice = None
-        wanted = filter_fn is None or filter_fn(_module(part, each.name), _joined(path, each))
-        if isinstance(each, patterns.Layer) and wanted:
+        if isinstance(each, patterns.Layer) and any(each is other for other in wanted):
             choice = chooser.choose(each)
             if choice.call is not None:
                 chosen.append((each, choice.call))

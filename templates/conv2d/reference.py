@@ -31,7 +31,7 @@ from schedsearch.templates.parts.reference import (
     sharer,
     stage_operands,
     stages_function,
-    writer,
+    truth_writer,
     zero_points_function,
 )
 from schedsearch.templates.parts.sum_reference import SumReference, is_float
@@ -57,8 +57,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     load, load_weight = access(target.kind).load(p.dtype), access(target.kind).load(p.weight_dtype)
     integers, rounded = not dtype(p.dtype).is_float, is_float(p.output)
     zero = 0 if integers else 0.0
-    write, items = writer(target, "float64" if rounded else "int64"), sharer(target)
-    write_magnitude = writer(target)
+    write, items = truth_writer(target, rounded), sharer(target)
     finish, zero_points = stages_function(p, target), zero_points_function(p)
     place = _place(p)
     x_arg, w_arg, y_arg = p.signature[0], p.signature[1], computed_output(p)
@@ -127,11 +126,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
                 # Sums of whole numbers are exact in float64, too.
                 value, bound = finish(types.float64(total), types.float64(bound), k, at, operands)
                 at = place(at, n, k, row, q)
-                if rounded:
-                    write(y, at, value)
-                    write_magnitude(magnitude, at, bound)
-                else:
-                    write(y, at, types.int64(value))
+                write(y, magnitude, at, value, bound)
 
     return of_two_factors(convolve, target, rounded)
 

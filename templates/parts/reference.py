@@ -63,6 +63,24 @@ def writer(target: Target, wide: Literal["float64", "int64"] = "float64") -> Cal
     return write
 
 
+def truth_writer(target: Target, rounded: bool) -> Callable[[Any, Any, Any, Any, Any], None]:
+    """A function `write(y, magnitude, index, value, bound)` for kernels that compute in float64: stores a truth.
+
+    `bound` goes to `magnitude` if the output may be rounded; otherwise the value is a whole number. These are two functions,
+    not two branches of one, as kernels that differ in captured numbers share a run of Numba only if each branch has types.
+    """
+    write = writer(target, "float64" if rounded else "int64")
+
+    def write_rounded(y: Any, magnitude: Any, index: Any, value: Any, bound: Any) -> None:
+        write(y, index, value)
+        write(magnitude, index, bound)
+
+    def write_exact(y: Any, magnitude: Any, index: Any, value: Any, bound: Any) -> None:
+        write(y, index, types.int64(value))
+
+    return write_rounded if rounded else write_exact
+
+
 def sharer(target: Target) -> Callable[[Any, Any], Any]:
     """A function `items(start, stop)` for kernels: the loop over the work items of the calling thread."""
     first, step = access(target.kind).first, access(target.kind).step

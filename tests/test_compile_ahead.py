@@ -1,0 +1,146 @@
+"""Whoever needs several kernels gets them compiled at once, in other processes; this one compiles nothing then."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import schedsearch
+from schedsearch.backend import CompileError, RejectedError, cpu, cuda
+from schedsearch.device import open_device
+from schedsearch.device.detect import detect
+from schedsearch.executable.kernels import find_kernels
+from schedsearch.measure.ahead import Recipe, compile_ahead, verifying_recipes
+from schedsearch.measure.code_cache import CodeCache
+from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
+from schedsearch.measure.truths import Truths
+from schedsearch.runtime.ladder import _Build
+from schedsearch.target import PRESETS, Target
+from schedsearch.template import load_reference
+from schedsearch.workload import Workload
+
+CPU, H200 = detect("cpu"), PRESETS["h200"]
+
+
+def transposition(channels: int) -> Workload:
+    return schedsearch.layout_transform(n=1, c=channels, h=2, w=2, layout="NCHW", to="NHWC", dtype="float32")
+
+
+@pytest.fixture
+def no_compiler_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling in this process fails; other processes are not affected."""
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("this process compiles")
+
+    monkeypatch.setattr(cpu, "compile_cpu", refuse)
+    monkeypatch.setattr(cuda, "compile_cuda", refuse)
+
+
+@pytest.mark.usefixtures("no_compiler_here")
+def test_what_was_built_ahead_is_loaded_and_verified_without_a_compiler(tmp_path: Path) -> None:
+    workloads = [*map(transposition, (2, 3))]
+    with schedsearch.KernelCache(tmp_path / "no.db", "cpu") as kernels:
+        assert kernels.build_ahead(workloads) == 2
+        assert all(kernels.kernel(each).verified for each in workloads)
+        x = np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2)
+        np.testing.assert_array_equal(kernels.kernel(workloads[0])(x), x.transpose(0, 2, 3, 1))
+
+
+@pytest.mark.usefixtures("no_compiler_here")
+def test_the_build_cache_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_BUILD_CACHE", "off")
+    with schedsearch.KernelCache(tmp_path / "no.db", "cpu") as kernels:
+        assert kernels.build_ahead([transposition(2)]) == 1
+        assert kernels.kernel(transposition(2)).verified
+
+
+@pytest.mark.usefixtures("no_compiler_here")
+def test_kernels_of_a_network_are_found_without_a_compiler(tmp_path: Path) -> None:
+    workloads = [*map(transposition, (2, 3, 4))]
+    found = find_kernels(workloads, tmp_path / "no.db", CPU)
+    assert list(found) == workloads and {each.origin.rung for each in found.values()} == {"default"}
+
+
+@pytest.mark.usefixtures("no_compiler_here")
+def test_kernels_for_a_gpu_and_those_that_verify_them_are_compiled_in_other_processes(tmp_path: Path) -> None:
+    workload = schedsearch.softmax(x=(4, 64))
+    cache = schedsearch.KernelCache(tmp_path / "no.db", H200)
+    assert cache.build_ahead([workload]) == 1
+    (way,) = (each for each in cache._ladder(workload).viable())
+    assert way.recipe is not None
+    recipes = [way.recipe(), *verifying_recipes(workload, H200)]
+    assert len(recipes) == 4  # the kernel, the reference, the comparisons of outputs and of the memory around them
+    for each in recipes:
+        assert each.artifact(cache.code, H200).plan.arch.startswith("sm_90")
+
+
+def test_a_refused_kernel_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")
+    cache = schedsearch.KernelCache(tmp_path / "no.db", H200)
+    first, second, *_ = (way.recipe() for way in cache._ladder(workload).viable() if way.recipe is not None)
+
+    def recipe(build: _Build, original: Any = _Build.recipe) -> Recipe[Any]:
+        found: Recipe[Any] = original(build)
+        return Recipe(found.name, _refused) if found.name == first.name else found
+
+    monkeypatch.setattr(_Build, "recipe", recipe)
+    assert cache.build_ahead([workload]) == 1
+    assert cache.code.refusal(first.name) == "not today" and second.name in cache.code
+
+
+def _refused(*args: Any) -> Any:
+    raise CompileError("not today")
+
+
+def test_other_failures_are_left_to_the_process_that_needs_the_kernel() -> None:
+    code = CodeCache()
+    recipes = [Recipe("refused", _refused), Recipe("broken", _broken)]
+    assert compile_ahead(recipes, code, CPU) == {}
+    with pytest.raises(RejectedError, match="not today"):
+        recipes[0].artifact(code, CPU)
+    with pytest.raises(ZeroDivisionError):
+        recipes[1].artifact(code, CPU)
+
+
+def _broken(target: Target) -> Any:
+    return 1 // 0
+
+
+def test_functions_without_a_name_are_sent_too() -> None:
+    reference = load_reference("layout_transform")
+    workload = transposition(2)
+
+    def make(target: Target) -> Any:
+        from schedsearch.backend import compile_source
+
+        return compile_source(reference.kernel(workload, target), target)
+
+    code = CodeCache()
+    built = compile_ahead([Recipe("local", make)], code, CPU)
+    assert list(built) == ["local"] and "local" in code
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        transposition(2),
+        Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float16"),
+        Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float16", slice_of=16),
+        schedsearch.dyn_strided_slice(x=(4, 6), dtype="float32"),
+    ],
+)
+def test_the_comparisons_are_those_that_verification_asks_for(workload: Workload) -> None:
+    names = {each.name for each in verifying_recipes(workload, H200)}
+    with contextlib.closing(open_device(CPU)) as device, contextlib.closing(_truths(device, workload)) as truths:
+        asked = {WORDS} | {Comparison.of(each.dtype, each.tolerance is not None, each.partial) for each in truths.values()}
+        asked |= {BETWEEN} if any(each.slice_of for each in workload.outputs) else set()
+    assert names - {f"reference {workload.id}"} == {each.name for each in asked}
+
+
+def _truths(device: Any, workload: Workload) -> Truths:
+    return Truths(device, workload, exact_sums=False)
