@@ -17,12 +17,12 @@ from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.nonzero import NONZERO
 from schedsearch.ops.topk import TOPK
 from schedsearch.template import load_template
-from schedsearch.templates.selection import block, cuda_kernels, keys
+from schedsearch.templates.selection import block, keys, nonzero_kernels, topk_kernels
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
 TEMPLATES = {op: (load_template(f"{op}_cuda"), load_template(f"{op}_cpu")) for op in ("topk", "nonzero")}
-MODULES = block, cuda_kernels, keys
+MODULES = block, keys, nonzero_kernels, topk_kernels
 
 
 class TestTopK(OpContract):
@@ -75,11 +75,38 @@ def example(workload: Workload, seed: int = 0, extent: float = 0.7) -> dict[str,
 @pytest.mark.parametrize("shape", TOPKS, ids=str)
 def test_emulated_topk_is_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     template, workload = TEMPLATES["topk"][0], topk(**shape)
-    splits = template.space(workload, H200).values["splits"][-1]
-    for each, count in ((workload, min(splits, 4)), (workload.replace(dynamic=True), 1)):
+    for each, loads in ((workload, 1), (workload.replace(dynamic=True), 2)):
         arrays = example(each)
-        config = Config(splits=count, threads=256)
+        config = Config(splits=1, threads=256, each=loads)
         assert_equal(each, emulated(monkeypatch, template, each, arrays, config, *MODULES), expected(each, arrays))
+
+
+SHARED_ROWS: list[tuple[dict[str, Any], int, float]] = [
+    (dict(x=(2, 700), k=9, largest=False), 2, 1),
+    (dict(x=(1100,), k=300, dtype="float16"), 4, 1),
+    (dict(x=(1, 1030), k=1030, dtype="int16"), 4, 1),  # all numbers, more than the blocks' parts have
+    (dict(x=(2, 520, 2), k=40, axis=1, dtype="bfloat16", dynamic=True), 2, 0.5),  # the second row is not in use
+    (dict(x=(1100,), k=30, dtype="uint8", dynamic=True), 4, 0.3),  # nor are the last parts
+    (dict(x=(1100,), k=600, dtype="int16", dynamic=True), 4, 0.4),  # fewer than k are
+    (dict(x=(600,), k=3, dynamic=True), 2, 0),
+]
+
+
+@pytest.mark.parametrize("shape, splits, extent", SHARED_ROWS, ids=str)
+def test_blocks_that_share_a_row(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], splits: int, extent: float) -> None:
+    """Equal numbers lie in the parts of all blocks."""
+    workload = topk(**shape)
+    arrays, config = example(workload, extent=extent), Config(splits=splits, threads=256, each=2)
+    found = emulated(monkeypatch, TEMPLATES["topk"][0], workload, arrays, config, *MODULES)
+    assert_equal(workload, found, expected(workload, arrays))
+
+
+def test_equal_numbers_of_a_shared_row_come_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload, config = topk(x=(1100,), k=700), Config(splits=4, threads=256, each=2)
+    x = np.zeros(1100, np.float32)
+    x[1099] = 1
+    found = emulated(monkeypatch, TEMPLATES["topk"][0], workload, {"x": x}, config, *MODULES)
+    assert found["indices"].tolist() == [1099, *range(699)]
 
 
 @pytest.mark.parametrize("shape", NONZEROS, ids=str)
@@ -142,8 +169,12 @@ class TestNonZeroCpu(TemplateContract):
 
 
 def test_few_long_rows_are_shared_by_blocks() -> None:
-    assert dict(default(TEMPLATES["topk"][0], topk(x=(1, 200000), k=1000), H200)) == {"splits": 16, "threads": 1024}
-    assert dict(default(TEMPLATES["topk"][0], topk(x=(500, 1000), k=10), H200)) == {"splits": 1, "threads": 256}
+    def config(**shape: Any) -> dict[str, Any]:
+        return dict(default(TEMPLATES["topk"][0], topk(**shape), H200))
+
+    assert config(x=(1, 200000), k=1000) == {"splits": 32, "threads": 1024, "each": 8}
+    assert config(x=(64, 50257), k=50) == {"splits": 4, "threads": 512, "each": 8}
+    assert config(x=(500, 1000), k=10) == {"splits": 1, "threads": 256, "each": 4}
 
 
 @pytest.mark.gpu

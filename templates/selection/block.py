@@ -12,13 +12,13 @@ from typing import Any
 
 from numba import cuda, types
 
-from schedsearch.templates.selection.keys import LAST
+from schedsearch.templates.selection.keys import LAST, pair
 
 WARP = 32
 EVERY_LANE = 0xFFFFFFFF
 RADIX_BITS = 8
 BINS = 1 << RADIX_BITS
-_SHARED_VOTES = 2  # rounds in which lanes with the same digit count together
+_BINS_OF_LANE = BINS // WARP
 
 
 def positions(threads: int) -> Callable[[Any, Any], Any]:
@@ -67,73 +67,144 @@ def block_sum(threads: int) -> Callable[[Any, Any], Any]:
     return total
 
 
-def kth_key(bits: int, threads: int, key_at: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """`find(data, first, stop, k, histogram, result)` for kernels: (the k-th smallest key of the items from first up to
-    stop, how many of its equals belong to the k smallest). All threads take part; k is at least 1 and at most
-    the number of items.
+def loader(threads: int, each: int, key_at: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any, Any], None]:
+    """`load(data, base, stop, keys)` for kernels: keys[e] is that of the item base + e * threads + thread, or of the item
+    before stop. No load depends on a condition, so that all are in flight together.
+
+    `key_at` is (data, item) -> key; keys and items are uint32.
+    """
+
+    def load(data: Any, base: Any, stop: Any, keys: Any) -> None:
+        last = types.uint32(stop - 1)
+        for e in range(each):
+            keys[e] = key_at(data, min(types.uint32(base + e * threads + cuda.threadIdx.x), last))
+
+    return load
+
+
+def digit_counter(threads: int, each: int, key_at: Callable[[Any, Any], Any]) -> Callable[..., None]:
+    """`count(data, first, stop, shift, prefix, histogram)` for kernels: how often each digit, the 8 bits of a key from bit
+    `shift` on, occurs in the items from first up to stop whose higher bits are those of `prefix`.
+
+    All threads take part, at least 256; `histogram` is a shared array of 256 int32. The hardware adds up the lanes of a warp
+    that count the same digit.
+    """
+    load, tile = loader(threads, each, key_at), threads * each
+
+    def count(data: Any, first: Any, stop: Any, shift: Any, prefix: Any, histogram: Any) -> None:
+        keys = cuda.local.array(each, types.uint32)
+        higher = types.uint32(types.int64(-1) << types.int64(shift + RADIX_BITS))
+        if cuda.threadIdx.x < BINS:
+            histogram[cuda.threadIdx.x] = 0
+        cuda.syncthreads()
+        base, end = types.uint32(first), types.uint32(stop)
+        while base < end:
+            load(data, base, end, keys)
+            for e in range(each):
+                if (types.uint32(base + e * threads + cuda.threadIdx.x) < end) & ((keys[e] & higher) == prefix):
+                    cuda.atomic.add(histogram, types.uint32(keys[e] >> types.uint32(shift)) & types.uint32(BINS - 1), 1)
+            base = types.uint32(base + tile)
+        cuda.syncthreads()
+
+    return count
+
+
+def find_digit(histogram: Any, wanted: Any, result: Any) -> None:
+    """For kernels: the digit of the number that is the `wanted`-th smallest, from 1, of those in a histogram.
+
+    All threads take part. `result`, three shared int32, receives the digit, how many numbers have smaller digits, and how
+    many have this one.
+    """
+    lane = types.int32(cuda.threadIdx.x)
+    if lane < WARP:
+        first, own = lane * _BINS_OF_LANE, types.int32(0)
+        for i in range(_BINS_OF_LANE):
+            own += types.int32(histogram[first + i])
+        before, distance = types.int32(own), types.int32(1)
+        while distance < WARP:
+            other = types.int32(cuda.shfl_up_sync(EVERY_LANE, before, distance))
+            before = types.int32(before + other) if lane >= distance else before
+            distance = types.int32(2 * distance)
+        before = types.int32(before - own)
+        for i in range(_BINS_OF_LANE):
+            count = types.int32(histogram[first + i])
+            if (before < wanted) & (before + count >= wanted):
+                result[0], result[1], result[2] = first + i, before, count
+            before = types.int32(before + count)
+    cuda.syncthreads()
+
+
+def kth_key(bits: int, threads: int, each: int, key_at: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """`find(data, first, stop, k, histogram, result)` for kernels: the k-th smallest key of the items from first up to stop,
+    how many of its equals belong to the k smallest, and how many equals there are. All threads take part; k is at
+    least 1 and at most the number of items.
 
     Args:
         bits: of a key, a multiple of 8.
         threads: of the block, at least 256.
+        each: items of a thread whose loads are in flight together.
         key_at: (data, item) -> key.
 
-    `histogram` is a shared array of 512 int32, `result` of 2.
+    `histogram` is a shared array of 256 int32, `result` of 3.
     """
-    passes, vote_rounds = bits // RADIX_BITS, _SHARED_VOTES
+    passes, count = bits // RADIX_BITS, digit_counter(threads, each, key_at)
 
     def find(data: Any, first: Any, stop: Any, k: Any, histogram: Any, result: Any) -> Any:
-        thread = types.int32(cuda.threadIdx.x)
-        lane = thread % WARP
-        prefix, wanted = types.int64(0), types.int32(k)
+        prefix, wanted = types.uint32(0), types.int32(k)
         for step in range(passes):
-            shift = types.int64(bits - RADIX_BITS * (step + 1))
-            if thread < BINS:
-                histogram[thread] = 0
-            cuda.syncthreads()
-            for base in range(first, stop, threads):
-                item = types.int64(base + thread)
-                digit, pending = types.int32(0), False
-                if item < stop:
-                    key = key_at(data, item)
-                    pending = (key >> (shift + RADIX_BITS)) == prefix
-                    digit = types.int32((key >> shift) & (BINS - 1))
-                for _ in range(vote_rounds):
-                    votes = types.int64(cuda.ballot_sync(EVERY_LANE, pending)) & EVERY_LANE
-                    if votes != 0:
-                        leader = types.int32(cuda.ffs(votes) - 1)
-                        common = types.int32(cuda.shfl_sync(EVERY_LANE, digit, leader))
-                        same = types.int64(cuda.ballot_sync(EVERY_LANE, pending & (digit == common))) & EVERY_LANE
-                        if lane == leader:
-                            cuda.atomic.add(histogram, common, types.int32(cuda.popc(same)))
-                        pending = pending & (digit != common)
-                if pending:
-                    cuda.atomic.add(histogram, digit, 1)
-            cuda.syncthreads()
-            source, step_size = types.int32(0), types.int32(1)
-            while step_size < BINS:  # inclusive sums
-                if thread < BINS:
-                    value = histogram[source + thread]
-                    if thread >= step_size:
-                        value += histogram[source + thread - step_size]
-                    histogram[BINS - source + thread] = value
-                cuda.syncthreads()
-                source, step_size = types.int32(BINS - source), types.int32(2 * step_size)
-            if thread < BINS:
-                before = types.int32(histogram[source + thread - 1]) if thread > 0 else types.int32(0)
-                if (before < wanted) & (histogram[source + thread] >= wanted):
-                    result[0], result[1] = thread, before
-            cuda.syncthreads()
-            prefix = types.int64((prefix << RADIX_BITS) | types.int64(result[0]))
+            shift = types.int32(bits - RADIX_BITS * (step + 1))
+            count(data, first, stop, shift, prefix, histogram)
+            find_digit(histogram, wanted, result)
+            prefix = types.uint32(prefix | (types.uint32(result[0]) << types.uint32(shift)))
             wanted = types.int32(wanted - result[1])
-            cuda.syncthreads()
-        return prefix, wanted
+        return prefix, wanted, types.int32(result[2])
 
     return find
 
 
+def collector(threads: int, each: int, key_at: Callable[[Any, Any], Any]) -> Callable[..., None]:
+    """`collect(data, first, stop, limit, found, equals, chosen, at, behind, taken, slot, partial)` for kernels: the best
+    items from first up to stop as pairs. All threads take part.
+
+    Keys below `limit`, an int64, go to chosen[at] and so on in any order; taken[slot] counts them, also those of other
+    blocks. Of the keys that equal it, `equals` belong to the best, in the order of their items, and `found` come before
+    `first`: they go to chosen[behind] and so on. `partial` is a shared array of `threads // 32` int32.
+    """
+    load, place, tile = loader(threads, each, key_at), positions(threads), threads * each
+
+    def collect(
+        data: Any, first: Any, stop: Any, limit: Any, found: Any, equals: Any, chosen: Any, at: Any, behind: Any,
+        taken: Any, slot: Any, partial: Any,
+    ) -> None:  # fmt: skip
+        keys = cuda.local.array(each, types.uint32)
+        base, end, seen = types.uint32(first), types.uint32(stop), types.int32(found)
+        while base < end:
+            load(data, base, end, keys)
+            for e in range(each):
+                item = types.uint32(base + e * threads + cuda.threadIdx.x)
+                if (item < end) & (types.int64(keys[e]) < limit):
+                    chosen[at + cuda.atomic.add(taken, slot, 1)] = pair(keys[e], item)
+            base = types.uint32(base + tile)
+        base = types.uint32(first)
+        while (base < end) & (seen < equals):
+            item, same = types.uint32(base + cuda.threadIdx.x), False
+            if item < end:
+                same = types.int64(key_at(data, item)) == limit
+            before, total = place(same, partial)
+            if same & (seen + before < equals):
+                chosen[behind + seen + before] = pair(limit, item)
+            seen = types.int32(seen + total)
+            base = types.uint32(base + threads)
+
+    return collect
+
+
 def sorter(threads: int) -> Callable[[Any, Any], Any]:
     """`sort(numbers, size)` for kernels: the shared int64 numbers[0] ... numbers[size - 1] in ascending order, by a bitonic
-    network. `size` is a power of two, equal in all threads, which all take part."""
+    network. `size` is a power of two, equal in all threads, which all take part.
+
+    Numbers that are up to a warp's width apart stay in 64 neighbours that one warp exchanges, so only it waits.
+    """
 
     def sort(numbers: Any, size: Any) -> None:
         thread = types.int32(cuda.threadIdx.x)
@@ -146,9 +217,13 @@ def sorter(threads: int) -> Callable[[Any, Any], Any]:
                     a, b = numbers[low], numbers[low + stride]
                     if (a > b) == ((low & run) == 0):
                         numbers[low], numbers[low + stride] = b, a
-                cuda.syncthreads()
+                if (stride > WARP) | ((stride == 1) & (run > WARP)):
+                    cuda.syncthreads()
+                else:
+                    cuda.syncwarp()
                 stride = types.int32(stride // 2)
             run = types.int32(2 * run)
+        cuda.syncthreads()
 
     return sort
 

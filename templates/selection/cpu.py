@@ -15,9 +15,9 @@ from schedsearch.ops.softmax import along
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.selection.cuda import arrays_of
-from schedsearch.templates.selection.cuda_kernels import extents_writer, used_lengths
 from schedsearch.templates.selection.keys import index_of, is_nonzero, key_of, pair, words_of
+from schedsearch.templates.selection.topk_cuda import arrays_of
+from schedsearch.templates.selection.topk_kernels import extents_writer, used_lengths
 from schedsearch.workload import Workload
 
 _PARTS = (1, 4, 16, 64)

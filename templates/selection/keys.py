@@ -26,30 +26,23 @@ def words_of(name: str, dtype: str, size: int) -> NumbaArray:
 
 
 def key_of(dtype: str, descending: bool) -> Callable[[Any], Any]:
-    """`key(word)` for kernels: an int64 of [0, 2^bits) for each number of up to 32 bits, in their order or its reverse.
+    """`key(word)` for kernels: a uint32 below 2^bits for each number of up to 32 bits, in their order or its reverse.
 
     Zeros of both signs have the same key. A NaN comes after infinity.
     """
-    kind, bits = dtype_of(dtype).kind, key_bits(dtype)
-    top, whole = 1 << (bits - 1), (1 << bits) - 1
+    kind, top, whole = dtype_of(dtype).kind, 1 << (key_bits(dtype) - 1), (1 << key_bits(dtype)) - 1
+    turned = whole if descending else 0
+    if_positive, if_negative = turned ^ top, turned ^ whole
+    flipped = if_positive if kind == "int" else turned
 
     def of_float(word: Any) -> Any:
-        bits_of = types.int64(word)
-        bits_of = types.int64(0) if bits_of == top else bits_of
-        return types.int64(whole - bits_of) if bits_of >= top else types.int64(bits_of + top)
+        bits = types.uint32(0) if word == top else types.uint32(word)
+        return types.uint32(bits ^ (if_negative if bits >= top else if_positive))
 
-    def of_signed(word: Any) -> Any:
-        return types.int64(types.int64(word) ^ top)
+    def of_integer(word: Any) -> Any:
+        return types.uint32(types.uint32(word) ^ flipped)
 
-    def of_unsigned(word: Any) -> Any:
-        return types.int64(word)
-
-    ascending = {"float": of_float, "int": of_signed, "uint": of_unsigned}[kind]
-
-    def reversed_key(word: Any) -> Any:
-        return types.int64(whole - ascending(word))
-
-    return reversed_key if descending else ascending
+    return of_float if kind == "float" else of_integer
 
 
 def pair(key: Any, index: Any) -> Any:
