@@ -108,29 +108,30 @@ def rounded(number: Fraction) -> float:
 
 
 def run_ptx(text: str, registers: dict[str, float], reciprocal_error: float) -> dict[str, float]:
-    """Executes the instructions that the stage has, on float32 numbers by the name of their register."""
+    """Executes the instructions that the stage has, on float32 numbers by the name of their register. Sums of 32-bit
+    integers take the bits of a float32 number."""
     operations: dict[str, Callable[..., float]] = {
         "rcp.approx.ftz.f32": lambda a: float(np.float32(1 / a) * np.float32(1 + reciprocal_error)),
         "neg.f32": lambda a: -a,
-        "abs.f32": abs,
-        "mov.b32": lambda a: a,
+        "min.f32": min,
+        "max.f32": max,
         "mul.rn.f32": lambda a, b: rounded(Fraction(a) * Fraction(b)),
+        "add.rn.f32": lambda a, b: rounded(Fraction(a) + Fraction(b)),
         "fma.rn.f32": lambda a, b, c: rounded(Fraction(a) * Fraction(b) + Fraction(c)),
-        "setp.lt.f32": lambda a, b: float(a < b),
-        "cvt.rni.s32.f32": lambda a: float(min(max(round(a), -(2**31)), 2**31 - 1)),
-        "add.sat.s32": lambda a, b: min(max(a + b, -(2.0**31)), 2.0**31 - 1),
+        "cvt.rni.s32.f32": round,
+        "sub.s32": lambda a, b: a - b,
+        "add.s32": lambda a, b: struct.unpack(">i", struct.pack(">f", a))[0] + b,
     }
-    for guard, name, operands in re.findall(r"(@q )?([a-z][\w.]+) ([^;]+);", text):
-        if guard and not registers["q"]:
-            continue
+    for name, operands in re.findall(r"([a-z][\w.]+) ([^;]+);", text):
         to, *sources = operands.split(", ")
-        registers[to] = operations[name](
-            *(
-                struct.unpack(">f", bytes.fromhex(each[2:]))[0] if each.startswith("0f") else registers[each]
-                for each in sources
-            )
-        )
+        registers[to] = operations[name](*(literal(each) if each.startswith("0") else registers[each] for each in sources))
+        assert name != "add.s32" or -(2**31) <= registers[to] < 2**31  # the instruction would wrap around
     return registers
+
+
+def literal(text: str) -> float:
+    """A number of PTX: 0f and the bits of a float32, or 0x and an integer."""
+    return struct.unpack(">f", bytes.fromhex(text[2:]))[0] if text.startswith("0f") else int(text, 16)
 
 
 @pytest.mark.parametrize("reciprocal_error", [-(2.0**-23), 0.0, 2.0**-23])
@@ -142,9 +143,13 @@ def test_the_instructions_for_a_gpu_divide_as_exactly_as_numpy(reciprocal_error:
     scales = np.exp(rng.normal(0, 6, 300)).astype(np.float32)
     near = (rng.integers(-200, 200, 300) + np.float32(0.5)) * scales
     values = np.concatenate([near, np.nextafter(near, np.float32(1e9)), scales * rng.normal(0, 90, 300), near * 1e9])
-    for value, scale in zip(values.astype(np.float32), np.tile(scales, 4)):
+    values = np.append(values, [3e38, -3e38, 3e38, 0.0, -0.0]).astype(np.float32)
+    scales = np.append(np.tile(scales, 4), [2**-100, 2**-100, 2**100, 2**-100, 2**100]).astype(np.float32)
+    for value, scale in zip(values, scales):
         found = run_ptx(text, {"value": float(value), "quantise_scale": float(scale), "y_zero_point": 3.0}, reciprocal_error)
-        assert np.clip(found["value"], -128, 127) == np.clip(np.rint(value / scale) + 3, -128, 127), (value, scale)
+        with np.errstate(over="ignore"):
+            expected = np.clip(np.rint(value / scale) + 3, -128, 127)
+        assert np.clip(found["value"], -128, 127) == expected, (value, scale)
 
 
 def test_quantise_belongs_behind_dequantise_of_an_integer_convolution() -> None:

@@ -100,26 +100,6 @@ def _gelu(value: Any, operands: Any) -> Any:
     return np.float32(_HALF * value) * (_ONE + np.float32(math.erf(value * _SQRT_HALF)))
 
 
-# value / scale, rounded to nearest: the reciprocal y with one Newton step, q = value * y, and two steps
-# q += y * (value - scale * q) (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
-# 1990). div.rn.f32 calls a function for scales outside of 2^-126 ... 2^126, and ptxas serialises wgmma in a kernel with a
-# call. Here scales must be within 2^-100 ... 2^100. Quotients beyond 2^20, which saturate, are left as they are.
-_QUOTIENT = (
-    "rcp.approx.ftz.f32 {temporary0}, {SCALE}; neg.f32 {temporary1}, {SCALE}; "
-    "fma.rn.f32 {temporary2}, {temporary1}, {temporary0}, 0f3F800000; "
-    "fma.rn.f32 {temporary0}, {temporary0}, {temporary2}, {temporary0}; "
-    "mul.rn.f32 {temporary2}, {value}, {temporary0}; abs.f32 {temporary3}, {temporary2}; "
-    "setp.lt.f32 q, {temporary3}, 0f49800000; "
-    "@q fma.rn.f32 {temporary3}, {temporary1}, {temporary2}, {value}; "
-    "@q fma.rn.f32 {temporary2}, {temporary3}, {temporary0}, {temporary2}; "
-    "@q fma.rn.f32 {temporary3}, {temporary1}, {temporary2}, {value}; "
-    "@q fma.rn.f32 {temporary2}, {temporary3}, {temporary0}, {temporary2}; mov.b32 {value}, {temporary2}; "
-)
-_QUANTISED = (
-    _QUOTIENT + "cvt.rni.s32.f32 {value}, {value}; cvt.rni.s32.f32 {temporary0}, {y_zero_point}; "
-    "add.sat.s32 {value}, {value}, {temporary0};"
-)
-
 # The product is rounded to a whole number, half to even, by adding 1.5 * 2^23: from 2^23 to 2^24, neighbours in float32 are
 # 1 apart. The bits of the sum, less those of 1.5 * 2^23, are then the whole number. cvt.rni.s32.f32 would have a quarter of
 # the rate, and add.sat.s32 would take five instructions. Beyond 2^22 any large number will do, as the result saturates to 8
@@ -132,6 +112,27 @@ _ROUNDED = (
 )
 _REQUANTISED = _SCALED + "max.f32 {value}, {value}, 0fCA800000; " + _ROUNDED
 
+
+# value / scale, rounded to nearest: the reciprocal y with one Newton step, q = value * y, and two steps
+# q += y * (value - scale * q) (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
+# 1990). div.rn.f32 calls a function for scales outside of 2^-126 ... 2^126, and ptxas serialises wgmma in a kernel with a
+# call. Here scales must be within 2^-100 ... 2^100. Quotients beyond 2^20 saturate, so the value is limited to the scale
+# times 2^20 before: then no step overflows, and the sum that rounds (see above) is between 2^23 and 2^24.
+def _quantised(scale: str, at_least: str = "") -> str:
+    """Divides by a scale, rounds, and adds the zero point; `at_least` may raise the lower limit, {temporary3}."""
+    return (
+        "mul.rn.f32 {temporary3}, {SCALE}, 0f49800000; min.f32 {value}, {value}, {temporary3}; "
+        f"neg.f32 {{temporary3}}, {{temporary3}}; {at_least}max.f32 {{value}}, {{value}}, {{temporary3}}; "
+        "rcp.approx.ftz.f32 {temporary0}, {SCALE}; neg.f32 {temporary1}, {SCALE}; "
+        "fma.rn.f32 {temporary2}, {temporary1}, {temporary0}, 0f3F800000; "
+        "fma.rn.f32 {temporary0}, {temporary0}, {temporary2}, {temporary0}; "
+        "mul.rn.f32 {temporary2}, {value}, {temporary0}; fma.rn.f32 {temporary3}, {temporary1}, {temporary2}, {value}; "
+        "fma.rn.f32 {temporary2}, {temporary3}, {temporary0}, {temporary2}; "
+        "fma.rn.f32 {temporary3}, {temporary1}, {temporary2}, {value}; "
+        "fma.rn.f32 {value}, {temporary3}, {temporary0}, {temporary2}; "
+    ).replace("{SCALE}", scale) + _ROUNDED
+
+
 # The middle less its zero point is limited before it is rounded, because its limits are whole numbers. It is then so small
 # that adding and subtracting 1.5 * 2^23 rounds it. Every `.rn` keeps ptxas from fusing a product with the sum behind it.
 _ADDED = (
@@ -140,7 +141,8 @@ _ADDED = (
     "add.rn.f32 {value}, {value}, 0f4B400000; sub.rn.f32 {value}, {value}, 0f4B400000; "
     "mul.rn.f32 {value}, {value}, {middle_scale}; cvt.rn.f32.s32 {temporary0}, {residual}; "
     "sub.rn.f32 {temporary0}, {temporary0}, {residual_zero_point}; mul.rn.f32 {temporary0}, {temporary0}, {residual_scale}; "
-    "add.rn.f32 {value}, {value}, {temporary0}; setp.ne.s32 q, {relu}, 0; @q max.f32 {value}, {value}, 0f00000000; "
+    "add.rn.f32 {value}, {value}, {temporary0}; "
+    + _quantised("{y_scale}", "setp.ne.s32 q, {relu}, 0; selp.f32 {temporary3}, 0f00000000, {temporary3}, q; ")
 )
 
 # 1 / (1 + exp(-x)) with the approximate exponential and reciprocal: relative errors of 2^-22 and 2^-23. The exponential of a
@@ -204,13 +206,13 @@ STAGE_CODES: dict[str, StageCode] = {
     "gelu": StageCode(_GELU, _gelu, temporaries=3),
     # The result is not saturated to 8 bits: the instruction that packs it does so.
     "requantise": StageCode("", None, integer=_REQUANTISED, temporaries=1, after_relu=_SCALED + _ROUNDED),
-    "requantise_add": StageCode("", None, integer=_ADDED + _QUANTISED.replace("{SCALE}", "{y_scale}"), temporaries=4),
+    "requantise_add": StageCode("", None, integer=_ADDED, temporaries=4),
     "dequantise": StageCode(
         "mul.rn.f32 {value}, {value}, {dequantise_scale};",
         None,
         integer="cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {dequantise_scale};",
     ),
-    "quantise": StageCode(_QUANTISED.replace("{SCALE}", "{quantise_scale}"), None, temporaries=4),
+    "quantise": StageCode(_quantised("{quantise_scale}"), None, temporaries=4),
 }
 
 
