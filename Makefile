@@ -3,6 +3,7 @@
 # PYTHON  the interpreter for the environment (3.11 to 3.13)
 # VENV    the folder of the environment
 # EXTRA   cu13, cu12 or nothing; the NVIDIA driver decides unless it is given
+# GPU_WORKERS  processes that run the tests on a GPU; 0: this one
 # TORCH   the PyTorch that test-integrations installs
 
 PYTHON ?= python3
@@ -12,6 +13,7 @@ EXTRA := $(shell $(PYTHON) scripts/detect_extra.py)
 endif
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
+GPU_WORKERS ?= 0
 INTEGRATIONS_VENV ?= .venv-integrations
 NEWEST_VENV ?= .venv-newest
 NEWEST_PYTHON ?= $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null)
@@ -72,8 +74,9 @@ test-integrations: ## install PyTorch, Kernel Tuner, ONNX Runtime and nbclient b
 	$(INTEGRATIONS_VENV)/bin/python -c "import kernel_tuner, torch"
 	OMP_NUM_THREADS=1 $(INTEGRATIONS_VENV)/bin/pytest -m "integrations and not gpu"
 
-test-gpu: $(DEV_STAMP) ## install, and run the tests that need a GPU
-	$(BIN)/pytest -m gpu
+# Tests that lock the GPU are one group, so that they do not wait for one another until they time out.
+test-gpu: $(DEV_STAMP) ## install, and run the tests that need a GPU; GPU_WORKERS=8 runs them side by side
+	$(BIN)/pytest -n $(GPU_WORKERS) --dist loadgroup -m gpu
 
 # N: tries of each fault. FILES and DATABASES: cases of the fuzzers. TIME: seconds after which nothing begins. FAULTS: a pattern.
 N ?= 100

@@ -390,5 +390,6 @@ def test_their_kernels_and_references_compile_for_cuda_without_a_gpu(op: str) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("device")
 def test_all_of_them_tune_on_a_gpu_and_deploy(tmp_path: Path) -> None:
     tune_and_use(detect("cuda"), tmp_path / "toys.db")

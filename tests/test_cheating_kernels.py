@@ -56,6 +56,7 @@ def test_the_cuda_cheats_compile(fault: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("device")
 @pytest.mark.parametrize("mode", [COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH])
 def test_no_cheating_kernel_is_ok_on_a_gpu(mode: str) -> None:
     target = detect("cuda")

@@ -359,6 +359,7 @@ class TestCommand:
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("device")
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="needs Nsight Compute (ncu on PATH), which is not installed here")
 def test_the_real_profiler_reads_a_tuned_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -374,10 +374,11 @@ assert y.max() == 8 * 9 + 1, y.max()
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("device")
 def test_deployment_on_the_gpu_imports_no_compiler_tuner_store_or_template(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     db = tmp_path / "records.db"
-    schedsearch.tune([GPU_WORKLOAD], db, target="cuda", trials=4)
+    schedsearch.tune([GPU_WORKLOAD], db, target="cuda", trials=2, workers=2)
     body = f"""
 import torch
 workload = schedsearch.Workload({GPU_WORKLOAD.op!r}, {dict(GPU_WORKLOAD.params)!r})

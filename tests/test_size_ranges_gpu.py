@@ -54,11 +54,12 @@ def test_one_machine_code_is_right_at_ends_and_tails(template: str) -> None:
         device.close()
 
 
+@pytest.mark.xdist_group("device")
 def test_a_tuned_range_computes_every_batch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     workload = Workload.conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, epilogue=("bias", "relu"))
     of_range, db = workload.with_dynamic("n", 1, 12), tmp_path / "records.db"
-    (found,) = schedsearch.tune([of_range], db, target="cuda", trials=4, tuner="random").ranges
+    (found,) = schedsearch.tune([of_range], db, target="cuda", trials=3, workers=2, tuner="random").ranges
     assert found.table is not None, found.problem
     generator = torch.Generator("cuda").manual_seed(0)
     weight = torch.randint(-3, 4, (64, 3, 3, 64), generator=generator, device="cuda").half()

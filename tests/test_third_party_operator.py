@@ -144,13 +144,14 @@ def test_the_kernels_for_a_gpu_compile_without_one(installed: Package) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("device")
 def test_the_page_tunes_on_a_gpu(installed: Package, tmp_path: Path) -> None:
     from schedsearch import tune
 
     importlib.invalidate_caches()
     target: Target = detect("cuda")
     workloads = [Workload("row_softmax", {"rows": rows, "columns": columns}) for rows, columns in ((4096, 1000), (3, 7))]
-    summary = tune(workloads, tmp_path / "row_softmax.db", target=target, trials=16)
+    summary = tune(workloads, tmp_path / "row_softmax.db", target=target, trials=4, workers=2)
     assert all(task.best_ns for task in summary.tasks)
     with Store.open(tmp_path / "row_softmax.db", readonly=True) as store:
         outcomes = {str(record.measurement.outcome) for w in workloads for record in store.history(workload=w)}
