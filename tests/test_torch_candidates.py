@@ -59,6 +59,11 @@ def test_inductor_chooses_between_a_kernel_and_its_own_code(
     assert close(fast(x), model(x))
 
 
+def test_an_older_pytorch_has_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.11.0"))
+    assert candidates.register.__wrapped__() == "candidates of max-autotune need PyTorch 2.12 or newer (this is 2.11.0)"
+
+
 def test_the_operators_keep_the_rules_of_pytorch(db: Path) -> None:  # noqa: F811
     import schedsearch.torch as sst
 

@@ -27,10 +27,10 @@ def operator_for(arrays: Sequence[Any]) -> Any:
 @functools.cache
 def register() -> str:
     """Lets Inductor choose between a kernel and its own code; returns why it cannot, empty if it can."""
-    try:
-        from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
-    except ImportError:
-        return f"candidates of max-autotune need PyTorch 2.10 or newer (this is {torch.__version__})"
+    if torch.__version__ < (2, 12):  # it takes operators of `torch.library.custom_op` only, or none
+        return f"candidates of max-autotune need PyTorch 2.12 or newer (this is {torch.__version__})"
+    from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+
     for count in range(1, _MOST + 1):
         operator = operator_for(range(count))
         captures = {"benchmark_with_cudagraphs": True} if torch.cuda.is_available() else {}

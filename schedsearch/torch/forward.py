@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -17,6 +19,8 @@ from schedsearch.torch.formats import allows_tf32
 
 _REPLICATE = "_replicate_for_data_parallel"  # DataParallel calls it on each module
 _Slot = tuple[dict[str, Any], str, Any]  # where a tensor or a module is held, and facts about it
+_names = (f"links {number}" for number in itertools.count())
+_links: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()  # by name
 
 
 class Plan:
@@ -118,10 +122,12 @@ class Links:
     """Where a module holds the modules and tensors that a plan depends on.
 
     Attributes:
+        name: of these links in this process; torch.compile reads it, see `_unchanged`.
         whole: whether the module has the structure that the plan was made for.
     """
 
     def __init__(self, module: nn.Module, plan: Plan) -> None:
+        self.name = _named(self)
         held = list(module.named_modules(remove_duplicate=False))
         self.whole = [(name, type(each)) for name, each in held] == plan.modules
         self._modules: list[_Slot] = []
@@ -271,6 +277,7 @@ class _LateLinks:
     """`Links` of a module whose copy is not complete yet."""
 
     def __init__(self, module: nn.Module, plan: Plan) -> None:
+        self.name = _named(self)
         self._module, self._plan = module, plan
         self._links: Links | None = None
 
@@ -287,14 +294,21 @@ class _LateLinks:
         return self._ready().tensors()
 
 
+def _named(links: Links | _LateLinks) -> str:
+    """A name under which `_links` holds these links as long as anybody else does."""
+    name = next(_names)
+    _links[name] = links
+    return name
+
+
 @torch.compiler.assume_constant_result
-def _checked_while_tracing(links: Links) -> bool:
-    return links.unchanged()
+def _checked_while_tracing(name: str) -> bool:
+    return bool(_links[name].unchanged())
 
 
 def _unchanged(links: Links) -> bool:
-    if torch.compiler.is_compiling():
-        return bool(_checked_while_tracing(links))
+    if torch.compiler.is_compiling():  # before PyTorch 2.13 the argument of a constant must be one: a text, not an object
+        return bool(_checked_while_tracing(links.name))
     return links.unchanged()
 
 

@@ -18,6 +18,9 @@ from schedsearch.torch.window import convolve, text
 _ACTIVATIONS = (*epilogues.ACTIVATIONS, "relu6", "leaky_relu", "clip")
 _Pair = int | Sequence[int]
 _Options = tuple[Any, ...]  # stride, padding, dilation, groups, precision, activation, residual_last, pixel_shuffle
+# Not `int | torch.SymInt`: torch.compile of PyTorch 2.9 cannot read such a type.
+_NUMBERS = int, torch.SymInt
+_LISTS = list, tuple
 _ops = torch.ops.schedsearch
 _eager_conv2d, _eager_depthwise_conv2d = (
     getattr(each, "_op", each) for each in (_ops.conv2d.default, _ops.depthwise_conv2d.default)
@@ -314,7 +317,7 @@ def _made_parameters(
 ) -> str:
     if precision not in ("fp32", "tf32"):
         raise ArgumentError(f"precision is {precision!r}; allowed: fp32, tf32 or None")
-    if not isinstance(groups, int | torch.SymInt):
+    if not isinstance(groups, _NUMBERS):
         raise ArgumentError(f"groups is {groups!r}; allowed: a whole number from 1 on")
     return text(*_window(weight, stride, padding, dilation), groups, _epilogue(operands, *stages), precision)
 
@@ -377,8 +380,8 @@ def _pair(name: str, value: _Pair) -> list[int]:
 
 def _numbers_of(name: str, value: Any) -> list[int]:
     """One number twice, or a sequence of numbers as a list."""
-    found = list(value) if isinstance(value, list | tuple) else [value, value]
-    if not all(isinstance(each, int | torch.SymInt) for each in found):
+    found = list(value) if isinstance(value, _LISTS) else [value, value]
+    if not all(isinstance(each, _NUMBERS) for each in found):
         raise ArgumentError(f"{name} is {value!r}; allowed: whole numbers, e.g. {name}=1 or {name}=(1, 1)")
     return found
 
