@@ -100,8 +100,18 @@ def test_every_format_computes_what_pytorch_computes(optimize: Any, dtype: Any, 
 def test_the_pixel_shuffle_belongs_to_its_convolution(optimize: Any) -> None:
     model, x = net(), image()
     kernels = {layer.name: layer.kernel for layer in optimize(model, x).swapped}
-    assert kernels["up.0"].endswith("+bias+depth_to_space") and "up.1" not in kernels
+    assert kernels["up.0"].endswith("NHWC->NCHW+bias+depth_to_space(block=2, mode=CRD)") and "up.1" not in kernels
     assert kernels["block.conv2"].endswith("NHWC+bias+scale_shift+residual+relu")
+
+
+def test_a_shuffle_between_convolutions_stays_in_channels_last(optimize: Any) -> None:
+    layers = nn.Conv2d(CHANNELS, 64, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(16, CHANNELS, 3, padding=1)
+    model, x = prepared(nn.Sequential(*layers)).to("cuda", torch.float16), image()
+    expected = model(x)
+    kernels = {layer.name: layer.kernel for layer in optimize(model, x).swapped}
+    assert set(kernels) == {"0", "2"} and not any("NCHW" in kernel for kernel in kernels.values())
+    got = model(x)
+    assert error(model, x, got) < 5e-3 and got.stride() == expected.stride()
 
 
 def test_a_captured_graph_sees_new_images_and_new_weights(optimize: Any) -> None:

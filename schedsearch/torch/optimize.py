@@ -222,24 +222,33 @@ def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, wanted: Seq
 def _compared(
     report: Report, model: nn.Module, args: tuple[Any, ...], places: Sequence[Place], device: torch.device, timer: Timer
 ) -> Report:
-    """Times the whole model with its kernels and without; kernels that do not make it faster are given up."""
+    """Runs the whole model with its kernels and without. Kernels are given up if it fails with them or is not faster."""
 
     def run() -> Any:
         return model(*args)
 
-    try:
-        with inference(device), evaluating(model):
+    with inference(device), evaluating(model):
+        try:
+            run()
+        except Exception as error:  # of many kinds, and whatever it is, PyTorch alone did not raise it on this example
+            reason = f"the model fails with kernels: {_first_line(error)}"
+            return _given_up(replace(report, notes=(*report.notes, reason)), model, places, reason)
+        try:
             ours_us = timer.ns([run]) / 1e3
             with without_plans(model):
                 torch_us = timer.ns([run]) / 1e3
-    except RuntimeError as error:  # a CUDA graph cannot capture every model
-        return replace(report, notes=(*report.notes, f"the whole model could not be timed: {_first_line(error)}"))
+        except RuntimeError as error:  # a CUDA graph cannot capture every model
+            return replace(report, notes=(*report.notes, f"the whole model could not be timed: {_first_line(error)}"))
     report = replace(report, ours_us=ours_us, torch_us=torch_us)
     if ours_us < torch_us:
         return report
+    return _given_up(report, model, places, "it is faster alone, but the model is not faster with all that are")
+
+
+def _given_up(report: Report, model: nn.Module, places: Sequence[Place], reason: str) -> Report:
+    """Lets the model run as it did before."""
     for path, plan, _ in places:
         OptimizedForward.drop(model.get_submodule(path), plan)
-    reason = "it is faster alone, but the model is not faster with all that are"
     layers = [replace(each, swapped=False, reason=reason) if each.swapped else each for each in report.layers]
     parts = [replace(each, served=False, reason=reason) if each.served else each for each in report.parts]
     return replace(report, layers=tuple(layers), parts=tuple(parts))

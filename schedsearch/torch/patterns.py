@@ -2,6 +2,9 @@
 
 It reads the graphs of torch.export and those that torch.compile gives to its backends; they differ only in how a call is
 written. A convolution takes the nodes behind it as long as only one node reads each result.
+
+What a layer returns lies in memory as PyTorch's result does, so that nothing behind it can tell, views least of all. Where
+nothing but convolutions could tell, pixel shuffles keep the format of their input: see `_keep_formats`.
 """
 
 from __future__ import annotations
@@ -50,11 +53,16 @@ _CALLS: dict[Any, _Call] = {
         (functional.leaky_relu, _aten.leaky_relu.default, _aten.leaky_relu_.default),
         ("leaky_relu", ("input", "slope", "inplace")),
     ),
+    **dict.fromkeys((functional.prelu, torch.prelu, _aten.prelu.default), ("prelu", ("input", "weight"))),
     **dict.fromkeys((operator.add, torch.add, _aten.add.Tensor, "add"), ("add", _ADD)),
     **dict.fromkeys((operator.iadd, _aten.add_.Tensor, "add_"), ("add_", _ADD)),
     **dict.fromkeys((torch.pixel_shuffle, _aten.pixel_shuffle.default), ("shuffle", ("input", "block"))),
     **dict.fromkeys((torch.pixel_unshuffle, _aten.pixel_unshuffle.default), ("unshuffle", ("input", "block"))),
 }
+
+
+_SHUFFLES = ("shuffle", "unshuffle")
+_ACTIVATIONS = ("relu", "relu6", "hardtanh", "clip", "leaky_relu", "prelu")  # their results lie in memory as their inputs
 
 
 @dataclass(frozen=True)
@@ -104,25 +112,67 @@ def find(graph: fx.Graph, *, tf32: bool = False) -> list[Layer | Refused]:
         graph: of torch.export or torch.compile, with the shape of every value.
         tf32: products of float32 may be computed in TF32.
     """
+    _keep_formats(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
     writers = [place for node, place in order.items() if writes(node)]
     taken: set[fx.Node] = set()
-    found: list[Layer | Refused] = []
-    for node in reversed(list(graph.nodes)):  # of two that are added, the later one takes the addition
+    found: dict[fx.Node, Layer | Refused] = {}
+    backwards = [(node, kind) for node in reversed(order) if (kind := called(node)) is not None]
+    # Convolutions come first, because they take the shuffles behind them; of two that are added, the later one takes the
+    # addition.
+    for wanted in (("conv",), _SHUFFLES):
+        for node, kind in backwards:
+            if kind[0] not in wanted or node in taken:
+                continue
+            chain = _Chain(node, kind[1], order, writers, taken, tf32)
+            try:
+                layer: Layer | Refused = chain.read() if kind[0] == "conv" else _shuffle(node, kind)
+            except _Refusal as error:
+                layer = Refused(name_of(node), str(error))
+            except UsageError as error:  # the workload does not exist
+                layer = Refused(name_of(node), str(error).splitlines()[0])
+            if isinstance(layer, Layer):
+                taken.update(layer.nodes)
+            found[node] = layer
+    return [found[node] for node in order if node in found]
+
+
+def _keep_formats(graph: fx.Graph) -> None:
+    """Lets pixel shuffles return images in the format of their input, where PyTorch's do not and nothing can tell.
+
+    PyTorch's shuffles return contiguous images on a GPU. Convolutions in channels_last copy these before they compute, so
+    that a kernel should write channels_last at once. If PyTorch computes the shuffle all the same, the convolution copies.
+    """
+    for node in graph.nodes:
         kind = called(node)
-        if kind is None or kind[0] not in ("conv", "shuffle", "unshuffle") or node in taken:
+        if kind is None or kind[0] not in _SHUFFLES:
             continue
-        chain = _Chain(node, kind[1], order, writers, taken, tf32)
-        try:
-            layer: Layer | Refused = chain.read() if kind[0] == "conv" else _shuffle(node, kind)
-        except _Refusal as error:
-            layer = Refused(name_of(node), str(error))
-        except UsageError as error:  # the workload does not exist
-            layer = Refused(name_of(node), str(error).splitlines()[0])
-        if isinstance(layer, Layer):
-            taken.update(layer.nodes)
-        found.append(layer)
-    return found[::-1]
+        if value_of(node) is None or _is_nhwc(value_of(node)) or not _is_nhwc(value_of(kind[1].get("input"))):
+            continue
+        for each in _read_by_convolutions(node):
+            key = "val" if "val" in each.meta else "example_value"
+            value = each.meta[key]
+            with value.fake_mode:
+                each.meta[key] = torch.empty_like(value, memory_format=torch.channels_last)
+
+
+def _read_by_convolutions(node: fx.Node) -> list[fx.Node]:
+    """The node and the activations behind it, if only convolutions that return channels_last read them; else nothing."""
+    reached = [node]
+    for each in reached:
+        for user in each.users:
+            kind, given = called(user) or ("", {})
+            if value_of(user) is None or given.get("input") is not each or list(given.values()).count(each) > 1:
+                return []
+            if kind in _ACTIVATIONS:
+                reached.append(user)
+            elif kind != "conv" or not _is_nhwc(value_of(user)):
+                return []
+    return reached
+
+
+def _is_nhwc(value: Any) -> bool:
+    return value is not None and value.dim() == 4 and bool(value.is_contiguous(memory_format=torch.channels_last))
 
 
 def called(node: fx.Node) -> tuple[str, Mapping[str, Any]] | None:
@@ -203,6 +253,9 @@ class _Chain:
             self.stages.append(stage)
             self.nodes.append(follower[0])
         params["epilogue"] = self.stages
+        params["layout"], output = _layouts(x, value_of(self.nodes[-1]))
+        if output != params["layout"]:
+            params["output_layout"] = output
         workload = _depthwise(params) if depthwise else Workload("conv2d", params)
         defaults = {scalar.name: scalar.default for scalar in workload.scalars}
         scalars = {name: number for name, number in self.scalars.items() if defaults[name] != number}
@@ -219,6 +272,8 @@ class _Chain:
         if kind is None or user in self.taken:
             return None
         if (made := value_of(user)) is None or made.dtype != value_of(self.node).dtype:
+            return None
+        if not (_is_nhwc(made) or made.is_contiguous()):  # no kernel returns that
             return None
         inside = {self.order[each] for each in (*self.nodes, user)}
         between = range(self.order[self.node], self.order[user])
@@ -284,10 +339,8 @@ def _conv_params(given: Mapping[str, Any], x: Any, weight: Any, y: Any, tf32: bo
         "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "groups": int(given.get("groups", 1)),
         "stride": pair(given.get("stride", 1)), "dilation": dilation,
         "padding": padding(given.get("padding", 0), (r, s), dilation),
-        "dtype": DTYPES[x.dtype], "layout": _layout(x),
+        "dtype": DTYPES[x.dtype],
     }  # fmt: skip
-    if (made := _layout(y)) != params["layout"]:
-        params["output_layout"] = made
     if tf32 and x.dtype == torch.float32:
         params["precision"] = "tf32"
     return params
@@ -307,10 +360,13 @@ def _shuffle(node: fx.Node, kind: tuple[str, Mapping[str, Any]]) -> Layer:
     _check_static(x, y)
     if x.dim() != 4 or x.dtype not in DTYPES:
         raise _Refusal(f"its input is {x.dtype} with {x.dim()} dimensions; allowed: 4, of floating point")
+    layout, output = _layouts(x, y)
+    if layout != output:
+        raise _Refusal(f"its input is in {layout} and its output in {output}; allowed: the same")
     n, c, h, w = map(int, x.shape)
     op = {"shuffle": "depth_to_space", "unshuffle": "space_to_depth"}[kind[0]]
     params = {"n": n, "c": c, "h": h, "w": w, "block": int(kind[1]["block"]), "mode": "CRD"}
-    workload = Workload(op, {**params, "layout": _layout(x), "dtype": DTYPES[x.dtype]})
+    workload = Workload(op, {**params, "layout": layout, "dtype": DTYPES[x.dtype]})
     return Layer(name_of(node), [node], workload, {"x": kind[1]["input"]})
 
 
@@ -341,13 +397,17 @@ def _check_static(*values: Any) -> None:
         raise _Refusal("its shape is dynamic; kernels are made for one shape")
 
 
-def _layout(value: Any) -> str:
-    """NHWC or NCHW as a tensor lies in memory; NHWC if it is both."""
-    if value.is_contiguous(memory_format=torch.channels_last):
-        return "NHWC"
-    if value.is_contiguous():
-        return "NCHW"
-    raise _Refusal(f"a tensor has strides {tuple(value.stride())}; allowed: those of channels_last or contiguous")
+def _layouts(x: Any, y: Any) -> tuple[str, str]:
+    """Layouts of an input and an output as they lie in memory; an image of one channel or one pixel has both."""
+    ours, theirs = _possible_layouts(x), _possible_layouts(y)
+    return next(((each, each) for each in ours if each in theirs), (ours[0], theirs[0]))
+
+
+def _possible_layouts(value: Any) -> list[str]:
+    found = ["NHWC"] * _is_nhwc(value) + ["NCHW"] * bool(value.is_contiguous())
+    if not found:
+        raise _Refusal(f"a tensor has strides {tuple(value.stride())}; allowed: those of channels_last or contiguous")
+    return found
 
 
 def pair(given: Any) -> list[int]:
@@ -372,4 +432,5 @@ def name_of(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     path = re.sub(r"^L\['\w+'\]", "", path)  # torch.compile begins with the name of a variable
+    path = re.sub(r"_modules\['([^']+)'\]", r"\1", path)  # that of PyTorch 2.9 names children so
     return path.removeprefix("._orig_mod").strip(".") or node.name
