@@ -177,6 +177,14 @@ def test_few_long_rows_are_shared_by_blocks() -> None:
     assert config(x=(500, 1000), k=10) == {"splits": 1, "threads": 256, "each": 4}
 
 
+def test_a_large_array_is_read_in_several_vectors_of_a_thread() -> None:
+    def config(*x: int) -> dict[str, Any]:
+        return dict(default(TEMPLATES["nonzero"][0], nonzero(x=x, dtype="uint8"), H200))
+
+    assert config(4096, 4096) == {"parts": 2048, "each": 4, "threads": 256}
+    assert config(1000, 1000) == {"parts": 256, "each": 1, "threads": 256}
+
+
 @pytest.mark.gpu
 def test_kernels_on_the_device(gpu: Any) -> None:
     large = [topk(x=(2, 50000), k=1000), topk(x=(3, 9000), k=8000, dtype="float16"), nonzero(x=(3000, 1001), dtype="uint8")]

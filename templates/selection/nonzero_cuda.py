@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 from schedsearch.config import Config
-from schedsearch.launch import Grid, NumbaArray
+from schedsearch.launch import Grid, NumbaArray, Pointer
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.selection import nonzero_kernels
+from schedsearch.templates.selection import nonzero_kernels as kernels
 from schedsearch.templates.selection.keys import words_of
 from schedsearch.workload import Workload
 
-THREADS = (256, 512, 1024)
+THREADS = (256, 512)
 EACH = (1, 2, 4, 8)
 PARTS = (256, 512, 1024, 2048)
 
@@ -22,7 +22,7 @@ class NonZeroCuda(Template):
     """Blocks count what they keep of their parts of x, and then write it behind what the blocks before them keep."""
 
     name = "nonzero_cuda"
-    version = 1
+    version = 2
     op = "nonzero"
     kind = "cuda"
 
@@ -30,31 +30,36 @@ class NonZeroCuda(Template):
         return None
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        size = math.prod(workload.x)
+        vectors = _vectors(workload)
         return ConfigSpace(
             (
-                Knob("parts", tuple(n for n in PARTS if n == PARTS[0] or n * 256 <= size), "blocks, at most"),
-                Knob("each", EACH, "elements of a thread that are numbered together"),
-                Knob("threads", THREADS[:2], "threads of a block"),
+                Knob("parts", tuple(n for n in PARTS if n == PARTS[0] or n * THREADS[0] <= 2 * vectors), "blocks, at most"),
+                Knob("each", EACH, "vectors of a thread whose loads are in flight and whose elements are numbered together"),
+                Knob("threads", THREADS, "threads of a block"),
             )
         )
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        return Config(parts=space.values["parts"][-1] if math.prod(workload.x) >= 1 << 22 else 256, each=4, threads=256)
+        """As many vectors a thread as leave four blocks for each multiprocessor."""
+        most = max(1, _vectors(workload) // (4 * target.sms * THREADS[0]))
+        return Config(parts=space.values["parts"][-1], each=max(n for n in EACH if n <= min(most, 4)), threads=THREADS[0])
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        size, threads, each = math.prod(workload.x), config["threads"], config["each"]
+        size, vectors, threads, each = math.prod(workload.x), _vectors(workload), config["threads"], config["each"]
         tile = threads * each
-        part = -(-size // (config["parts"] * tile)) * tile
-        blocks = -(-size // part)
+        part = -(-vectors // (config["parts"] * tile)) * tile
+        blocks = -(-vectors // part)
         x, counts = words_of("x", workload.dtype, size), NumbaArray("counts", "int32", (blocks,), (4,))
         y, y_extents = (NumbaArray(spec.name, "int64", (spec.size,), (8,)) for spec in workload.outputs)
-        count, place = (
-            nonzero_kernels.count_kernel(workload, part, threads),
-            nonzero_kernels.place_kernel(workload, part, each, threads),
-        )
+        count = kernels.count_kernel(workload, part, each, threads)
+        place = kernels.place_kernel(workload, part, each, threads)
+        listed = 2 * tile * kernels.per_vector(workload.dtype)
         steps = (
-            KernelStep(count, (x, counts), Grid(blocks), threads),
-            KernelStep(place, (x, counts, y, y_extents), Grid(blocks), threads),
+            KernelStep(count, (x, Pointer("x"), counts), Grid(blocks), threads),
+            KernelStep(place, (x, Pointer("x"), counts, y, y_extents), Grid(blocks), threads, dynamic_shared_bytes=listed),
         )
-        return KernelSource("cuda", "native", steps, {"counts": 4 * blocks})
+        return KernelSource("cuda", "native", steps, {"counts": 4 * blocks}, {"x": kernels.VECTOR})
+
+
+def _vectors(workload: Workload) -> int:
+    return -(-workload.signature[0].size // kernels.per_vector(workload.dtype))

@@ -1,49 +1,121 @@
-"""The kernels of nonzero on a GPU. Arrays are flat, and x holds the bits of its elements."""
+"""The kernels of nonzero on a GPU: they read x in vectors and keep a bit for each element that is not zero."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from numba import cuda, types
 
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts import moves
 from schedsearch.templates.selection.block import EVERY_LANE, WARP, block_sum
 from schedsearch.templates.selection.keys import is_nonzero
 from schedsearch.workload import Workload
 
+VECTOR = 16  # bytes of a load
 
-def count_kernel(p: Workload, part: int, threads: int) -> Callable[..., None]:
-    """The kernel (x, counts): a block counts the elements of its part that are not zero."""
-    size, holds, total = math.prod(p.x), is_nonzero(p.dtype), block_sum(threads)
 
-    def count(x, counts) -> None:  # type: ignore[no-untyped-def]
+def per_vector(dtype: str) -> int:
+    return VECTOR // dtype_of(dtype).nbytes
+
+
+def vector_bits(dtype: str) -> Callable[[Any, Any], Any]:
+    """`bits(words, at)` for kernels: bit i is set if element i of the vector in words[at] ... words[at + 3] is not zero."""
+    nbytes, count, words_each = dtype_of(dtype).nbytes, per_vector(dtype), max(dtype_of(dtype).nbytes // 4, 1)
+    in_word, last, holds = 4 // min(nbytes, 4), words_each - 1, is_nonzero(dtype)
+    whole = (1 << 8 * min(nbytes, 4)) - 1
+
+    def bits(words: Any, at: Any) -> Any:
+        found = types.uint32(0)
+        for i in range(count):
+            shift = 8 * nbytes * (i % in_word)
+            element = types.int64(types.uint32(words[at + i // in_word * words_each] >> types.uint32(shift)) & whole)
+            if last:  # of 64 bits
+                element |= types.int64(words[at + i * words_each + last]) << types.int64(32)
+            found |= types.uint32(holds(element)) << types.uint32(i)
+        return types.uint32(found)
+
+    return bits
+
+
+def bits_reader(p: Workload, threads: int, each: int) -> Callable[[Any, Any, Any, Any], None]:
+    """`read(x, address, base, found)` for kernels: found[e] are the bits of the vector base + e * threads + thread.
+
+    All loads are in flight together. `address` is that of x.
+    """
+    size, count, bits, holds = math.prod(p.x), per_vector(p.dtype), vector_bits(p.dtype), is_nonzero(p.dtype)
+    load, words_of_all, some = moves.load_global(VECTOR), each * VECTOR // 4, math.prod(p.x) % per_vector(p.dtype)
+
+    def read(x: Any, address: Any, base: Any, found: Any) -> None:
+        words = cuda.local.array(words_of_all, types.uint32)
+        for e in range(each):
+            at = types.int64(base + e * threads + cuda.threadIdx.x)
+            load(words, e * (VECTOR // 4), types.uint64(address + at * VECTOR), types.int32((at + 1) * count <= size))
+        for e in range(each):
+            found[e] = bits(words, e * (VECTOR // 4))
+            if some:  # the last vector is not whole
+                first = types.int64((base + e * threads + cuda.threadIdx.x) * count)
+                if (first < size) & (first + count > size):
+                    for i in range(some):
+                        found[e] = types.uint32(found[e] | (types.uint32(holds(x[first + i])) << types.uint32(i)))
+
+    return read
+
+
+def count_kernel(p: Workload, part: int, each: int, threads: int) -> Callable[..., None]:
+    """The kernel (x, address of x, counts): a block counts the elements of its part, `part` vectors, that are not zero."""
+    vectors = -(-math.prod(p.x) // per_vector(p.dtype))
+    read, total, tile = bits_reader(p, threads, each), block_sum(threads), threads * each
+
+    def count(x, address, counts) -> None:  # type: ignore[no-untyped-def]
         partial = cuda.shared.array(threads, types.int32)
-        thread, block = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
-        first = types.int64(block * part)
-        found = types.int32(0)
-        for item in range(first + thread, min(first + part, size), threads):
-            found += types.int32(holds(x[item]))
+        bits = cuda.local.array(each, types.uint32)
+        block, found = types.int64(cuda.blockIdx.x), types.int32(0)
+        for base in range(block * part, min((block + 1) * part, vectors), tile):
+            read(x, address, base, bits)
+            for e in range(each):
+                found += types.int32(cuda.popc(bits[e]))
         found = total(found, partial)
-        if thread == 0:
+        if cuda.threadIdx.x == 0:
             counts[block] = found
 
     return count
 
 
+def warp_places(counts: Any, before: Any, each: Any) -> None:
+    """For kernels: before[e] becomes the sum of the lanes' counts[e] up to and with the own one."""
+    lane = types.int32(cuda.threadIdx.x % WARP)
+    for e in range(each):
+        own, distance = types.int32(counts[e]), types.int32(1)
+        while distance < WARP:
+            other = types.int32(cuda.shfl_up_sync(EVERY_LANE, own, distance))
+            own = types.int32(own + other) if lane >= distance else own
+            distance = types.int32(2 * distance)
+        before[e] = own
+
+
 def place_kernel(p: Workload, part: int, each: int, threads: int) -> Callable[..., None]:
-    """The kernel (x, counts, y, y_extents): a block writes the places of the elements of its part that are not zero.
+    """The kernel (x, address of x, counts, y, y_extents): a block writes the places of the elements of its part that are not
+    zero.
 
-    A warp takes `each` times 32 neighbours, so that the block numbers them once for all of them.
+    It lists them in shared memory, `each` vectors of a thread at a time, so that neighbours in y are written together.
     """
-    shape, size, rank = p.x, math.prod(p.x), len(p.x)
+    shape, size, rank, count = p.x, math.prod(p.x), len(p.x), per_vector(p.dtype)
     strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(rank))
-    blocks, tile, warps = -(-size // part), threads * each, threads // WARP
-    holds, total = is_nonzero(p.dtype), block_sum(threads)
+    vectors = -(-size // count)
+    blocks, tile, warps = -(-vectors // part), threads * each, threads // WARP
+    groups = each * warps
+    read, total = bits_reader(p, threads, each), block_sum(threads)
 
-    def places(x, counts, y, y_extents) -> None:  # type: ignore[no-untyped-def]
+    def places(x, address, counts, y, y_extents) -> None:  # type: ignore[no-untyped-def]
+        listed = cuda.shared.array(0, types.uint16)
         partial = cuda.shared.array(threads, types.int32)
-        of_warps = cuda.shared.array(warps, types.int32)
-        votes = cuda.local.array(each, types.int64)
+        of_warps = cuda.shared.array(groups, types.int32)
+        bits = cuda.local.array(each, types.uint32)
+        own = cuda.local.array(each, types.int32)
+        upto = cuda.local.array(each, types.int32)
         thread, block = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
         warp, lane = thread // WARP, thread % WARP
         before = types.int32(0)
@@ -53,34 +125,33 @@ def place_kernel(p: Workload, part: int, each: int, threads: int) -> Callable[..
         if (block == blocks - 1) & (thread == 0):
             y_extents[0] = rank
             y_extents[1] = at + counts[block]
-        first = types.int64(block * part)
-        stop = types.int64(min(first + part, size))
-        for base in range(first, stop, tile):
-            own = types.int64(base + warp * (WARP * each) + lane)
-            found = types.int32(0)
+        for base in range(block * part, min((block + 1) * part, vectors), tile):
+            read(x, address, base, bits)
             for e in range(each):
-                item = types.int64(own + e * WARP)
-                flag = False
-                if item < stop:
-                    flag = holds(x[item])
-                votes[e] = types.int64(cuda.ballot_sync(EVERY_LANE, flag)) & EVERY_LANE
-                found += types.int32(cuda.popc(votes[e]))
-            if lane == 0:
-                of_warps[warp] = found
+                own[e] = types.int32(cuda.popc(bits[e]))
+            warp_places(own, upto, each)
+            if lane == WARP - 1:
+                for e in range(each):
+                    of_warps[e * warps + warp] = upto[e]
             cuda.syncthreads()
-            to, whole = types.int64(at), types.int32(0)
-            for other in range(warps):
-                to = types.int64(to + of_warps[other]) if other < warp else to
-                whole += types.int32(of_warps[other])
-            cuda.syncthreads()
+            kept = types.int32(0)
             for e in range(each):
-                if (votes[e] >> types.int64(lane)) & 1:
-                    ahead = types.int64(cuda.popc(votes[e] & ((types.int64(1) << types.int64(lane)) - 1)))
-                    rest = types.int64(own + e * WARP)
-                    for axis in range(rank):
-                        y[axis * size + to + ahead] = rest // strides[axis]
-                        rest = types.int64(rest % strides[axis])
-                to = types.int64(to + cuda.popc(votes[e]))
-            at = types.int64(at + whole)
+                to = types.int32(kept + upto[e] - own[e])
+                for other in range(warps):
+                    in_warp = types.int32(of_warps[e * warps + other])
+                    to = types.int32(to + in_warp) if other < warp else to
+                    kept = types.int32(kept + in_warp)
+                rest, first = types.uint32(bits[e]), types.int32((e * threads + thread) * count)
+                while rest != 0:
+                    listed[types.uint32(to)] = types.uint16(first + cuda.ffs(rest) - 1)
+                    rest = types.uint32(rest & (rest - 1))
+                    to = types.int32(to + 1)
+            cuda.syncthreads()
+            for i in range(thread, kept, threads):
+                place = types.uint32(base * count + listed[i])
+                for axis in range(rank):
+                    y[types.uint64(axis * size + at + i)] = place // strides[axis]
+                    place = types.uint32(place % strides[axis])
+            at = types.int64(at + kept)
 
     return places
