@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conv2d_support import run_on_cpu
 from numba import types
+from records_support import forked
 
 from schedsearch.backend import CompileError, compile_source, toolchain
 from schedsearch.backend.cpu_ops import as_array, tile_ops
@@ -324,6 +325,20 @@ def test_closing_ends_the_worker_threads():
     assert threading.active_count() == before + 3
     device.close()
     assert threading.active_count() == before
+
+
+def test_a_forked_process_has_memory_of_its_own(device):
+    """A program may load kernels and then fork: workspaces, prepared weights and arenas of networks lie in this memory."""
+    address, found = device.allocate(8), bytearray(8)
+    device.copy_in(address, memoryview(b"original"))
+
+    def overwrite() -> str:
+        device.fill(address, 0, 8)
+        return "overwritten"
+
+    assert forked(overwrite) == "overwritten"
+    device.copy_out(memoryview(found), address)
+    assert found == b"original"
 
 
 def test_memory_is_aligned_and_can_be_filled(device):

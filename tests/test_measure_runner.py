@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import faulty_templates as faulty
 import pytest
@@ -16,7 +18,7 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceBusyError, PreparationError, UsageError
 from schedsearch.measure import Built, Runner, restarts
 from schedsearch.measure.process import ChildProcess
-from schedsearch.measure.run_worker import Prepare, Ran
+from schedsearch.measure.run_worker import Prepare, Race, Ran, Run
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.template import Template
 from schedsearch.workload import Workload
@@ -229,6 +231,60 @@ def test_a_race_times_all_finalists_and_finds_faults_that_only_show_under_load(r
 def test_a_crash_in_a_race_costs_the_culprit_only(runner: Runner) -> None:
     results = runner.race(WORKLOAD, [build(faulty.NullWrite()), build(faulty.PointwiseCpu())])
     assert [result.outcome for result in results] == [Outcome.WORKER_LOST, Outcome.OK]
+
+
+def spoil_the_first_race(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, finds: Mapping[str, Any], *, judges: bool = True
+) -> list[int]:
+    """Replaces what the first race finds, and, unless `judges`, every later verdict of its process.
+
+    Returns:
+        How many racers each race has; filled while they run.
+    """
+    raced: list[int] = []
+    run, spoiled = runner._run, set[int | None]()
+
+    def spoiling(request: Run | Race, timeout_s: float) -> Ran:
+        pid = runner.pid
+        ran = run(request, timeout_s)
+        if pid in spoiled:
+            return replace(ran, outcome=Outcome.WRONG_ANSWER, times_ns=())
+        if isinstance(request, Race):
+            raced.append(len(request.artifacts))
+            if len(raced) == 1:
+                spoiled.update([] if judges else [pid])
+                return replace(ran, **finds)
+        return ran
+
+    monkeypatch.setattr(runner, "_run", spoiling)
+    return raced
+
+
+@pytest.mark.parametrize(
+    ("finds", "judges"),
+    [
+        ({"wrong": {1: "spoiled"}, "worn": "its child processes"}, True),
+        ({"wrong": {1: "spoiled"}}, False),
+        ({"wrong": {0: "spoiled", 1: "spoiled", 2: "spoiled"}}, False),
+        ({"outcome": Outcome.WORKER_LOST, "times_ns": ()}, True),
+    ],
+    ids=["a racer forked", "a racer spoiled the memory", "all are wrong", "a racer ended the process"],
+)
+def test_a_racer_that_another_one_may_have_spoiled_races_alone_in_a_fresh_process(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, finds: Mapping[str, Any], judges: bool
+) -> None:
+    raced = spoil_the_first_race(runner, monkeypatch, finds, judges=judges)
+    results = runner.race(WORKLOAD, [build(faulty.PointwiseCpu()) for _ in range(3)])
+    assert [result.outcome for result in results] == [Outcome.OK] * 3
+    assert raced == [3, 1, 1, 1]
+
+
+def test_a_racer_that_wrote_where_it_must_not_is_alone_to_blame(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    finds = {"wrong": {0: "perhaps overwritten", 1: "wrote outside y"}, "broken": True}
+    raced = spoil_the_first_race(runner, monkeypatch, finds)
+    results = runner.race(WORKLOAD, [build(faulty.PointwiseCpu()) for _ in range(3)])
+    assert [result.outcome for result in results] == [Outcome.OK, Outcome.WRONG_ANSWER, Outcome.OK]
+    assert raced == [3, 2]
 
 
 def test_a_second_runner_of_the_same_process_is_refused(runner: Runner) -> None:

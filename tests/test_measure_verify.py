@@ -14,6 +14,7 @@ import pytest
 from conv2d_numpy import FLOAT_STAGES
 from hypothesis import given
 from hypothesis import strategies as st
+from records_support import forked
 
 from schedsearch import measure
 from schedsearch.backend import compile_source
@@ -216,6 +217,22 @@ def test_inputs_that_a_kernel_overwrote_are_restored(device: Device) -> None:
     verdict = verification.check(kernel_of(device, WriteIntoX(), workload))
     assert not verdict.ok and verdict.stray and "argument 'x' at byte 12" in verdict.message
     assert verification.check(kernel_of(device, faulty.PointwiseCpu(), workload)).ok
+
+
+def test_a_copy_of_the_process_that_a_kernel_forked_cannot_change_what_is_verified(device: Device) -> None:
+    """The copy goes on with the same work, in memory of its own."""
+    workload = pointwise()
+    verification = Verification(device, CpuComparer(), CodeCache(), workload, seed=0)
+    kernel = kernel_of(device, faulty.PackedCpu(), workload)
+    bound = verification.bind(kernel)
+
+    def spoil() -> str:
+        device.fill(verification._memory, 0, verification._others - verification._memory)
+        return "spoiled"
+
+    assert forked(spoil) == "spoiled"
+    assert verification.check_again(kernel, bound).ok
+    assert verification.check(kernel).ok
 
 
 def test_measuring_knows_no_operator_and_no_argument_by_name() -> None:

@@ -64,9 +64,9 @@ class CpuDevice:
         return CpuKernel(self, self._pool, artifact)
 
     def allocate(self, nbytes: int) -> int:
-        """Page-aligned; the pages are zero and are mapped when first touched."""
+        """Page-aligned; the pages are zero and are mapped when first touched. A process that is forked gets a copy."""
         try:
-            memory = mmap.mmap(-1, max(nbytes, 1))
+            memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # the default is shared
         except (OSError, ValueError, OverflowError) as error:
             raise DeviceError(f"{nbytes} bytes of memory cannot be allocated: {error}") from error
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

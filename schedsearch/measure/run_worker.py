@@ -103,7 +103,7 @@ class Ran:
         facts: of the rotation.
         worn: what the candidate changed in this process, which must then be replaced; "" for nothing.
         wrong: of a race that is ok: number of an artifact -> what is wrong with it. It ends at the first that wrote where it
-            must not, and then says nothing about later ones.
+            must not (`broken`), and then says nothing about later ones.
         verify_s: wall seconds of verification.
     """
 

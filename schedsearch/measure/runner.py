@@ -11,8 +11,8 @@ import statistics
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,6 +33,14 @@ _START_S = 120.0
 _PREPARE_S = 600.0  # a naive float64 convolution on one core may take minutes
 _CLOCKS_AGE_S = 2.0
 _UNWITNESSED = 3  # of a template that is always wrong, further answers are believed
+
+
+@dataclass(frozen=True)
+class _Racer:
+    """A finalist that was right so far. `max_error` is that of its verification."""
+
+    built: Built
+    max_error: float | None
 
 
 class Runner:
@@ -124,7 +132,8 @@ class Runner:
 
     def race(self, workload: Workload, finalists: Sequence[Built]) -> list[Measurement]:
         """Verifies finalists again, with fresh inputs and between some hundred launches, times them in turns, and verifies
-        them once more, the winner between a thousand launches. If one fails then, the others race again without it.
+        them once more, the winner between a thousand launches. If one fails then, the others race again without it. If it
+        may be another one's fault, each races alone.
 
         Returns:
             One measurement each, in order. Times of one race are easier to compare than those of separate measurements,
@@ -134,36 +143,17 @@ class Runner:
             OperatorError, PreparationError, RuntimeError: as `measure` does.
         """
         results: dict[int, Measurement] = {}
-        errors: dict[int, float | None] = {}
+        racers: dict[int, _Racer] = {}
         seed = next(self._seeds)
         for number, built in enumerate(finalists):
             self._prepare(workload, seed)
             began = time.monotonic()
             ran = self._judged(Run(workload, built.artifact, stress=FINALIST), seed)
-            errors[number] = ran.max_error
-            if ran.outcome is not Outcome.OK:
+            if ran.outcome is Outcome.OK:
+                racers[number] = _Racer(built, ran.max_error)
+            else:
                 results[number] = self._measurement(ran, built, time.monotonic() - began)
-        while survivors := [number for number in range(len(finalists)) if number not in results]:
-            self._prepare(workload, seed)
-            began = time.monotonic()
-            artifacts = [finalists[number].artifact for number in survivors]
-            ran = self._run(Race(workload, artifacts), self._timeout_s * len(survivors))
-            run_s = (time.monotonic() - began) / len(survivors)
-            if ran.outcome is not Outcome.OK:  # the race failed as a whole: run each finalist alone to find the culprit
-                results |= {number: self.measure(workload, finalists[number]) for number in survivors}
-                break
-            wrong = {survivors[place]: Ran(Outcome.WRONG_ANSWER, message=text) for place, text in ran.wrong.items()}
-            if not wrong:
-                winner = min(survivors, key=lambda number: statistics.median(ran.times_ns[survivors.index(number)]))
-                self._prepare(workload, seed)
-                last = self._judged(Run(workload, finalists[winner].artifact, stress=WINNER), seed)
-                wrong = {} if last.outcome is Outcome.OK else {winner: last}
-            for place, number in enumerate(survivors):
-                if number in wrong:
-                    results[number] = self._measurement(wrong[number], finalists[number], run_s)
-                elif not wrong:
-                    own = replace(ran, times_ns=[ran.times_ns[place]], max_error=errors[number])
-                    results[number] = self._measurement(own, finalists[number], run_s)
+        results |= self._raced(workload, racers, seed)
         return [results[number] for number in range(len(finalists))]
 
     def clocks(self) -> dict[str, Any]:
@@ -250,8 +240,7 @@ class Runner:
             return ran
         witness = self._witness
         if witness is not None and witness.workload == request.workload and self._child is not None:
-            # Against a best time of 1 ns it is timed only once.
-            if self._run(replace(witness, best_ns=1.0, stress=None), self._timeout_s).outcome is Outcome.OK:
+            if self._confirmed_by(witness):
                 return ran
         elif self._unwitnessed >= _UNWITNESSED:
             return ran
@@ -259,6 +248,59 @@ class Runner:
         self._stop_child()
         self._prepare(request.workload, seed)
         return self._judged(request, seed)  # believed, as the first of its process
+
+    def _raced(self, workload: Workload, racers: Mapping[int, _Racer], seed: int) -> dict[int, Measurement]:
+        """Races until no racer fails; those that fail do not race again. By the numbers of the racers."""
+        results: dict[int, Measurement] = {}
+        while survivors := [number for number in racers if number not in results]:
+            self._prepare(workload, seed)
+            began = time.monotonic()
+            request = Race(workload, [racers[number].built.artifact for number in survivors])
+            ran = self._run(request, self._timeout_s * len(survivors))
+            run_s = (time.monotonic() - began) / len(survivors)
+            failures = self._failures(request, ran)
+            if failures is None:
+                for number in survivors:
+                    self._stop_child()
+                    results |= self._raced(workload, {number: racers[number]}, seed)
+                break
+            failed = {survivors[place]: failure for place, failure in failures.items()}
+            if not failed:
+                winner = min(survivors, key=lambda number: statistics.median(ran.times_ns[survivors.index(number)]))
+                self._prepare(workload, seed)
+                last = self._judged(Run(workload, racers[winner].built.artifact, stress=WINNER), seed)
+                failed = {} if last.outcome is Outcome.OK else {winner: last}
+            for place, number in enumerate(survivors):
+                racer = racers[number]
+                if number in failed:
+                    results[number] = self._measurement(failed[number], racer.built, run_s)
+                elif not failed:
+                    own = replace(ran, times_ns=[ran.times_ns[place]], max_error=racer.max_error)
+                    results[number] = self._measurement(own, racer.built, run_s)
+        return results
+
+    def _failures(self, request: Race, ran: Ran) -> dict[int, Ran] | None:
+        """The racers that failed, by their places; None if another racer may be to blame, so that each must race alone.
+
+        Racers share a process. One of them may have ended it, changed it, or written to memory that no guard protects.
+        """
+        alone = len(request.artifacts) == 1
+        if ran.outcome is not Outcome.OK:
+            return {0: ran} if alone else None
+        wrong = {place: Ran(Outcome.WRONG_ANSWER, message=text) for place, text in ran.wrong.items()}
+        if ran.broken:  # by the last one; what the others computed wrongly may be its fault
+            return {place: wrong[place] for place in wrong if place == max(wrong)}
+        if not wrong or (alone and self._runs_of_child <= 1):
+            return wrong
+        right = [place for place in range(len(request.artifacts)) if place not in wrong]
+        witness = Run(request.workload, request.artifacts[right[0]]) if right else self._witness
+        return wrong if witness is not None and not ran.worn and self._confirmed_by(witness) else None
+
+    def _confirmed_by(self, witness: Run) -> bool:
+        """Whether the child still finds a candidate right that was right before."""
+        # Against a best time of 1 ns it is timed only once.
+        again = self._run(replace(witness, best_ns=1.0, stress=None), self._timeout_s)
+        return again.outcome is Outcome.OK
 
     def _run(self, request: Run | Race, timeout_s: float) -> Ran:
         """One request after `_prepare`. Kills the child afterwards if it must not be used again."""
@@ -369,10 +411,14 @@ def _plain(reply: object, request: Run | Race) -> Ran:
     """The same reply with values of the types that it declares. Raises anything if it cannot be made so."""
     if not isinstance(reply, Ran):
         raise TypeError
-    series = len(request.artifacts) if isinstance(request, Race) else 0 if request.stress else 1
+    racers = len(request.artifacts) if isinstance(request, Race) else 0
+    series = racers if isinstance(request, Race) else 0 if request.stress else 1
     times_ns = [tuple(float(time_ns) for time_ns in times) for times in reply.times_ns]
     sound = all(times and all(0 < time_ns < math.inf for time_ns in times) for times in times_ns)
     if not sound or len(times_ns) != (series if reply.outcome is Outcome.OK else 0):
+        raise ValueError
+    wrong = {int(number): str(message) for number, message in dict(reply.wrong).items()}
+    if not set(wrong) <= set(range(racers)):
         raise ValueError
     return replace(
         reply,
@@ -381,6 +427,6 @@ def _plain(reply: object, request: Run | Race) -> Ran:
         max_error=None if reply.max_error is None else float(reply.max_error),
         message=str(reply.message),
         facts=json.loads(json.dumps(dict(reply.facts))),
-        wrong={int(number): str(message) for number, message in dict(reply.wrong).items()},
+        wrong=wrong,
         verify_s=float(reply.verify_s),
     )

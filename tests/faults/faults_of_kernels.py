@@ -109,7 +109,7 @@ def _(workload: Workload, rng: random.Random) -> Any:
     return calling(workload, "raise", signal.SIGSTOP, rng.randrange(1 << 30))
 
 
-@_fault("run-fork", "the kernel forks, and both processes go on", OK, LOST, RUN_TIMEOUT, WRONG, LAUNCH_ERROR)
+@_fault("run-fork", "the kernel forks, and both processes go on", OK, LOST, RUN_TIMEOUT)
 def _(workload: Workload, rng: random.Random) -> Any:
     from numba import types
 
