@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import subprocess
 import sys
 import threading
@@ -339,6 +340,47 @@ def test_a_forked_process_has_memory_of_its_own(device):
     assert forked(overwrite) == "overwritten"
     device.copy_out(memoryview(found), address)
     assert found == b"original"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_kernels_that_were_loaded_before_a_fork_compute_in_both_processes(device, threads):
+    """Also those that another thread launches at the moment of the fork: it waits for the end of a launch."""
+    kernel = device.load(compile_source(two_steps(threads), TARGET).artifact)
+    numbers = np.arange(N, dtype=np.float32)
+    x, y, other_y = (device.allocate(4 * N) for _ in range(3))
+    device.copy_in(x, numbers.data)
+    bound = kernel.bind({"x": x, "y": y, "between": device.allocate(4 * N)}, {"factor": 3.0})
+    busy = kernel.bind({"x": x, "y": other_y}, {"factor": 5.0})
+
+    def right(launches: int = 20) -> bool:
+        for _ in range(launches):
+            bound.launch()
+        return bool((_numbers_at(device, y) == 3 * numbers[::-1]).all())
+
+    def right_in_a_copy() -> str:
+        signal.alarm(30)  # for a launch that waits for workers that are not there
+        for _ in range(20):
+            device.fill(other_y, 0, 4 * N)
+            busy.launch()
+            if not (_numbers_at(device, other_y) == 5 * numbers[::-1]).all():
+                return "wrong"
+        return "right" if right() else "wrong"
+
+    stop = threading.Event()
+    launching = threading.Thread(target=lambda: [busy.launch() for _ in iter(stop.is_set, True)])
+    launching.start()
+    try:
+        assert [forked(right_in_a_copy) for _ in range(5)] == ["right"] * 5
+    finally:
+        stop.set()
+        launching.join()
+    assert right()
+
+
+def _numbers_at(device: CpuDevice, address: int) -> np.ndarray:
+    found = np.empty(N, np.float32)
+    device.copy_out(found.data, address)
+    return found
 
 
 def test_memory_is_aligned_and_can_be_filled(device):

@@ -240,7 +240,7 @@ class BoundCpuKernel:
         """
         with self._lock:
             self._dispatch(*self._fixed, self._arrivals)
-        self._arrivals += self._arrivals_per_launch
+            self._arrivals += self._arrivals_per_launch
         if self._words[_STATUS_WORD]:
             self._words[_STATUS_WORD] = 0
             raise DeviceError(f"a kernel of {[step.entry for step in self._chain.steps]} raised an exception")

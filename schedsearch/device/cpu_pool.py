@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 import threading
+import weakref
 from typing import Any
 
 from llvmlite import binding as llvm
@@ -168,12 +170,13 @@ out:
 
 
 class Pool:
-    """Worker threads that wait in native code. Not usable after a fork.
+    """Worker threads that wait in native code. A process that is forked gets workers of its own, in every pool.
 
     Attributes:
         dispatch: takes `mailboxes`, the number of threads, the function's address, and its block, counter and base. It runs
             the function on all threads, including the caller's, and returns when all are done.
         mailboxes: an address.
+        lock: to be held while a launch is dispatched and accounted for. A fork waits for it.
     """
 
     def __init__(self) -> None:
@@ -185,6 +188,7 @@ class Pool:
         base = ctypes.addressof(self._mailboxes)
         self.mailboxes = base + -base % _MAILBOX_BYTES
         self._workers: list[threading.Thread] = []
+        _pools.add(self)
 
     def grow(self, threads: int) -> None:
         """Makes sure that launches of this many threads, including the caller's, can be dispatched."""
@@ -205,6 +209,39 @@ class Pool:
             self._native.quit(self.mailboxes, len(workers) + 1)
         for worker in workers:
             worker.join()
+
+    def _renew(self) -> None:
+        """In a forked process, which has no thread but the one that forked."""
+        threads = len(self._workers) + 1
+        self._workers = []
+        self.grow(threads)
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_fork_lock = threading.Lock()
+_kept_for_fork: list[Pool] = []
+
+
+def _before_fork() -> None:
+    """Waits for launches of other threads, because a copy of a launch that has begun could not go on."""
+    _fork_lock.acquire()
+    _kept_for_fork.extend(_pools)
+    for pool in _kept_for_fork:
+        pool.lock.acquire()
+
+
+def _after_fork(in_child: bool) -> None:
+    for pool in _kept_for_fork:
+        if in_child:
+            pool._renew()
+        pool.lock.release()
+    _kept_for_fork.clear()
+    _fork_lock.release()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=lambda: _after_fork(False), after_in_child=lambda: _after_fork(True)
+)
 
 
 def _work(native: _Native, mailbox: int, keep_alive: object) -> None:
