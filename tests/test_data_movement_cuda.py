@@ -387,6 +387,33 @@ def test_defaults_spill_nothing_and_access_16_bytes(target: Target, name: str) -
     assert config["store_bytes"] < 16 or GLOBAL_STORES & wide
 
 
+def spilled(workload: Workload) -> int:
+    """Bytes of registers that the default spills; the backend refuses it if there are any."""
+    config = CUDA.default(workload, H200, CUDA.space(workload, H200))
+    return compile_source(CUDA.kernel(workload, H200, config), H200).resources.spill_bytes
+
+
+@pytest.mark.parametrize(("dtype", "stride"), [("float16", 2), ("int8", 4), ("int8", 16)])
+def test_defaults_of_slices_with_gaps_build(dtype: str, stride: int) -> None:
+    """Collecting elements with gaps took more registers than the blocks of a multiprocessor had."""
+    shape = (256, 1024, 512)
+    assert spilled(strided_slice(x=shape, begin=(0, 0, 0), end=shape, strides=(1, 1, stride), dtype=dtype)) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(100))
+def test_defaults_of_any_slice_build(number: int) -> None:
+    rng = np.random.default_rng([31, number])
+    shape = tuple(int(n) for n in rng.choice([3, 7, 16, 56, 100, 256, 512, 1000], rng.integers(1, 5)))
+    strides = [*(int(n) for n in rng.choice([1, 1, 1, 2, 3, -1], len(shape) - 1))]
+    strides.append(int(rng.choice([1, 2, 3, 4, 5, 6, 8, 12, 16, -1, -2, -4])))
+    ends = [(int(rng.integers(0, n // 4 + 1)), int(rng.integers(n - n // 4, n + 1))) for n in shape]
+    begin = [low if step > 0 else high - 1 for (low, high), step in zip(ends, strides)]
+    end = [high if step > 0 else (low - 1 if low else None) for (low, high), step in zip(ends, strides)]
+    dtype = str(rng.choice(["int8", "float16", "float32"]))
+    assert spilled(strided_slice(x=shape, begin=begin, end=end, strides=strides, dtype=dtype)) == 0
+
+
 # --- On a GPU -----------------------------------------------------------------------------------------------------------
 
 

@@ -267,7 +267,6 @@ class Mover:
             grid = Grid(copy_items(permutation, *shape), config["blocks_per_sm"])
             return KernelStep(function, (Pointer(x), Pointer(y)), grid, threads)
         staging = self._staging(self.tiles[config["tile"]], config["store_bytes"], config["across"])
-        square_words = config["across"] * config["store_bytes"] // 4 if config["across"] > 1 else 0
         buffers = config["buffers"]
         schedule = Schedule(threads, config["along"] == "y", config["loads"] == "async", buffers, streaming)
         function = staged_kernel(staging, schedule)
@@ -278,8 +277,14 @@ class Mover:
             grid,
             threads,
             dynamic_shared_bytes=buffers * staging.shared_bytes,
-            min_blocks_per_sm=max((_THREADS_PER_SM if square_words < MAX_SQUARE_WORDS else _FEWER_PER_SM) // threads, 1),
+            min_blocks_per_sm=max((_FEWER_PER_SM if self._needs_registers(config) else _THREADS_PER_SM) // threads, 1),
         )
+
+    def _needs_registers(self, config: Mapping[str, Any]) -> bool:
+        """Whether a thread may need more than 64 registers: for a large square, or for the places of elements with gaps."""
+        if config["across"] > 1:
+            return bool(config["across"] * config["store_bytes"] >= 4 * MAX_SQUARE_WORDS)
+        return abs(self.move.factors[self.move.along_x()[0]].x) > 1
 
     def alignments(self, config: Mapping[str, Any]) -> tuple[int, int]:
         """Bytes of which the addresses of x and y must be multiples."""
