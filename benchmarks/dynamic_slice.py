@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import schedsearch
-from schedsearch.backend import compile_source
+from schedsearch.backend import RejectedError, compile_source
 from schedsearch.config import Config
 from schedsearch.device import open_device
 from schedsearch.dynamic.graph import DynamicGraph
@@ -39,11 +39,17 @@ CASES = {  # begin, end, strides
     "every other row": ((0, 0, 0), (FAR, FAR, FAR), (1, 2, 1)),
     "every other element": ((0, 0, 0), (FAR, FAR, FAR), (1, 1, 2)),
 }
-CONFIGS = [
-    {"threads": 128, "unroll": 8, "blocks_per_sm": 4, "stores": "default"},
-    {"threads": 128, "unroll": 8, "blocks_per_sm": 4, "stores": "streaming"},
-    {"threads": 256, "unroll": 4, "blocks_per_sm": 2, "stores": "streaming"},
-    {"threads": 512, "unroll": 4, "blocks_per_sm": 1, "stores": "streaming"},
+CONFIGS: list[dict[str, Any]] = [  # what differs from the default
+    {},
+    {"blocks_per_sm": 4},
+    {"blocks_per_sm": 16},
+    {"blocks_per_sm": 32},
+    {"blocks_per_sm": 0},
+    {"stores": "streaming"},
+    {"threads": 512},
+    {"threads": 128, "blocks_per_sm": 16},
+    {"unroll": 2},
+    {"unroll": 8, "blocks_per_sm": 4},
 ]
 SYNCHRONISATIONS = ("Stream Sync", "Context Sync", "Event Sync")  # the profiler's names, for the driver's calls as well
 
@@ -93,9 +99,39 @@ def _profiled(run: Callable[[], Any]) -> dict[str, int]:
     }
 
 
-def dynamic_net(device: Any, config: Config) -> DynamicNet:
+def captured(enqueue: Callable[[Any], Any]) -> Callable[[], None]:
+    """Replays a graph of what a call with a stream enqueues."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        enqueue(torch.cuda.current_stream().cuda_stream)
+
+    def replay(_: Any = enqueue) -> None:  # keeps what is bound
+        graph.replay()
+
+    return replay
+
+
+def kernel_alone(net: DynamicNet, arrays: dict[str, Any]) -> Callable[[int], None]:
+    """Launches the slice without the kernel of sizes before it."""
+    (loaded,) = net.kernels.values()
+    arrays["y"] = torch.empty_like(arrays["x"])
+    arrays["y_extents"] = torch.empty(len(SHAPE), dtype=torch.int64, device="cuda")
+    workload = schedsearch.dyn_strided_slice(x=SHAPE)
+    scalars = {scalar.name: scalar.default for scalar in workload.scalars}
+    bound = loaded.bind({name: array.data_ptr() for name, array in arrays.items()}, scalars)
+
+    def launch(stream: int, _: Any = arrays) -> None:  # keeps the arrays
+        bound.launch(stream)
+
+    return launch
+
+
+def dynamic_net(device: Any, changes: Mapping[str, Any]) -> DynamicNet:
+    """The slice as a graph, with the default configuration but for `changes`."""
     workload = schedsearch.dyn_strided_slice(x=SHAPE)
     template = load_template("dyn_strided_slice_cuda")
+    default = template.default(workload, device.target, template.space(workload, device.target))
+    config = Config({**default, **changes})
 
     def code(each: schedsearch.Workload) -> Artifact:
         return compile_source(template.kernel(each, device.target, config), device.target).artifact
@@ -123,9 +159,7 @@ def measure(nets: dict[str, DynamicNet], case: str, x: Any, counted: bool) -> It
     index = tuple(slice(b, min(e, n), s) for b, e, s, n in zip(*numbers, SHAPE))
     wanted = x[index].contiguous()
     static = schedsearch.strided_slice(x=SHAPE, begin=numbers[0], end=numbers[1], strides=numbers[2])
-    kernel = schedsearch.compile(static, target="cuda", allow=("default",))
     out = torch.empty_like(wanted)
-    static_step = kernel.bind(x, out=out)
 
     def eager_by_items() -> Any:
         parts = [[int(each[axis].item()) for axis in range(3)] for each in (begin, end, strides)]
@@ -137,16 +171,21 @@ def measure(nets: dict[str, DynamicNet], case: str, x: Any, counted: bool) -> It
 
     runs: dict[str, Callable[[], Any]] = {
         "copy of as many bytes": lambda: out.view(-1).copy_(x.view(-1)[: out.numel()]),
-        "static kernel": static_step,
         "PyTorch, three tolist()": eager_by_lists,
         "PyTorch, nine item()": eager_by_items,
     }
+    try:
+        runs["static kernel"] = schedsearch.compile(static, target="cuda", allow=("default",)).bind(x, out=out)
+        runs["static kernel in a graph"] = captured(runs["static kernel"])
+    except schedsearch.SchedsearchError as error:  # the dynamic kernels are timed anyway
+        print(f"{case}, static kernel: {error}", flush=True)
     for name, net in nets.items():
         bound = net.bind(x, begin, end, strides)
         bound.step()
         assert torch.equal(bound.sliced()[0], wanted), (case, name)
         assert torch.equal(net(x, begin, end, strides), wanted), (case, name)
         runs[f"bounded {name}"] = bound.step
+        runs[f"kernel alone {name}"] = captured(kernel_alone(net, {"x": x, "begin": begin, "end": end, "strides": strides}))
         runs[f"exact {name}"] = lambda net=net: net(x, begin, end, strides)
     for name, run in runs.items():
         row = {"case": case, "run": name, "time_us": time_us(run), "bytes": 2 * out.numel() * 2}
@@ -159,12 +198,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     numbers = range(1, len(CONFIGS) + 1)
-    parser.add_argument("--configs", type=int, choices=numbers, default=1, help="how many of the kernel are tried")
+    parser.add_argument("--configs", type=int, choices=numbers, default=1, help="how many are tried; 1: the default")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     args = parser.parse_args()
     device = open_device(schedsearch.detect("cuda"))
     x = torch.randn(SHAPE, device="cuda", dtype=torch.float32).half()
-    nets = {" ".join(map(str, each.values())): dynamic_net(device, Config(each)) for each in CONFIGS[: args.configs]}
+    nets = {}
+    for changes in CONFIGS[: args.configs]:
+        name = " ".join(f"{knob}={value}" for knob, value in changes.items()) or "default"
+        try:
+            nets[name] = dynamic_net(device, changes)
+        except RejectedError as error:  # the other configurations go on
+            print(f"{name}: {error}", flush=True)
     rows: list[dict[str, Any]] = []
     for number, case in enumerate(args.cases):
         try:

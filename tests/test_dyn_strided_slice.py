@@ -29,7 +29,7 @@ from schedsearch.ops.dyn_strided_slice import DYN_STRIDED_SLICE
 from schedsearch.target import PRESETS
 from schedsearch.template import Template, load_template
 from schedsearch.templates.dyn_strided_slice import kernel
-from schedsearch.testing.emulator import Memory
+from schedsearch.testing.emulator import TYPES, Memory
 from schedsearch.testing.moves_emulator import MovesEmulator
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
@@ -296,6 +296,38 @@ def test_neighbours_move_as_vectors() -> None:
         H200,
     )
     assert text.count("ld.global.nc.v4.b32") >= 4 and text.count("st.global.v4.b32") >= 4
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(1, 2**31 - 1) | st.integers(1, 20))
+def test_division_by_multiplication_is_exact(number: int, extent: int) -> None:
+    factor = (2**63 - 1) // extent + 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "types", TYPES)
+        assert kernel._quotient(number, extent, factor) == number // extent
+
+
+def test_more_than_2_to_31_elements_are_divided_in_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slice is small, but the bound does not rule out large ones."""
+    monkeypatch.setattr(kernel, "EXACT_BELOW", 1)
+    each = Slice((5, 4, 70), [1, 0, 3], [FAR, FAR, 67], [1, 2, 1])
+    x = any_bits(each.shape)
+    y, extents = emulate(monkeypatch, each.workload(), {"x": x, **each.operands()}, small_blocks(2))
+    check(y, extents, each.expected(x), each)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        dyn_strided_slice(x=(256, 1024, 512)),
+        dyn_strided_slice(x=(2, 3, 4, 5, 6, 7, 8, 9), dtype="int8", dynamic=True),
+        dyn_strided_slice(x=(4096, 1024, 512), dtype="int64", dynamic=True),
+    ],
+    ids=["256 MB", "eight dimensions", "more than 2**31 bytes"],
+)
+def test_the_default_spills_nothing(workload: Workload) -> None:
+    config = CUDA.default(workload, H200, CUDA.space(workload, H200))
+    resources = compile_source(CUDA.kernel(workload, H200, config), H200).resources
+    assert resources.spill_bytes == resources.local_bytes == 0
 
 
 # ---- on devices

@@ -66,6 +66,13 @@ class Block:
         self.shared = np.full(shared_bytes, 0xFF, np.uint8)  # NaN, so that memory that was not written shows
         self.cluster: Cluster
         self._meetings: dict[Any, Meeting] = {}
+        self._array: list[Any] | None = None
+
+    def array(self, count: int) -> list[Any]:
+        """The block's only declared array, without values at first."""
+        if self._array is None:
+            self._array = [None] * count
+        return self._array
 
     def meet(
         self, name: Any, parties: int, position: int = 0, value: Any = None, make: Callable[[list[Any]], Any] = list
@@ -141,6 +148,7 @@ class Emulator:
 
         class Cuda:
             local = SimpleNamespace(array=lambda count, _type: [0] * count)
+            shared = SimpleNamespace(array=lambda count, _type: emulator.block.array(count))
 
             @property
             def threadIdx(self) -> Any:

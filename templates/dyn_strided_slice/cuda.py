@@ -10,17 +10,19 @@ from schedsearch.ops.dtypes import dtype
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.dyn_strided_slice.kernel import VECTOR_BYTES, slice_kernel
+from schedsearch.templates.dyn_strided_slice.kernel import VECTOR_BYTES, exact_by_factor, slice_kernel
 from schedsearch.workload import Workload
 
 LEAST_CAPABILITY = (5, 0)
 THREADS = (128, 256, 512)
 ARRAYS = ("x", "x_extents", "begin", "end", "strides", "y", "y_extents")
 OPTIONAL = ("x_extents", "strides")
+_DEFAULT_THREADS, _DEFAULT_BLOCKS = 256, 8
+_THREADS_PER_SM, _FEWER_PER_SM = 1024, 512  # that registers must suffice for
 
 
 class DynStridedSliceCuda(Template):
-    """Blocks that loop over the tiles of the slice that they find: vectors where positions allow it, elements elsewhere."""
+    """Threads share the units of the slice that they find: vectors where positions allow it, elements elsewhere."""
 
     name = "dyn_strided_slice_cuda"
     op = "dyn_strided_slice"
@@ -40,21 +42,33 @@ class DynStridedSliceCuda(Template):
                 Knob("unroll", (1, 2, 4, 8), "vectors that a thread loads before it stores any"),
                 Knob(
                     "blocks_per_sm",
-                    (0, 2, 4, 8, 16),
-                    "blocks that loop over the tiles; 0: one for each tile of the bound",
+                    (0, 2, 4, 8, 16, 32),
+                    "blocks that share the units; 0: as many as the bound has tiles",
                 ),
             )
         )
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        return Config(threads=128, unroll=8, blocks_per_sm=4, stores="default")
+        """Blocks that run at once, and as many that follow, so that a multiprocessor that is slower than others does less.
+        Small slices take smaller tiles, so that every multiprocessor has some.
+        """
+        vectors = -(-math.prod(workload.bound) * dtype(workload.dtype).nbytes // VECTOR_BYTES)
+        unroll = next((n for n in (4, 2) if vectors >= n * _DEFAULT_THREADS * target.sms), 1)
+        return Config(threads=_DEFAULT_THREADS, unroll=unroll, blocks_per_sm=_DEFAULT_BLOCKS, stores="default")
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         threads, unroll = config["threads"], config["unroll"]
         nbytes = math.prod(workload.bound) * dtype(workload.dtype).nbytes
         tiles = min(max(-(-nbytes // (VECTOR_BYTES * threads * unroll)), 1), 2**31 - 1)
         function = slice_kernel(workload, threads, unroll, config["stores"] == "streaming")
-        step = KernelStep(function, parameters(workload), Grid(tiles, config["blocks_per_sm"]), threads)
+        small = unroll <= 4 and exact_by_factor(workload)
+        step = KernelStep(
+            function,
+            parameters(workload),
+            Grid(tiles, config["blocks_per_sm"]),
+            threads,
+            min_blocks_per_sm=max((_THREADS_PER_SM if small else _FEWER_PER_SM) // threads, 1),
+        )
         itemsize = dtype(workload.dtype).nbytes
         return KernelSource("cuda", "native", (step,), alignments={"x": itemsize, "y": itemsize})
 

@@ -1,18 +1,19 @@
 """The kernel of dyn_strided_slice for NVIDIA GPUs.
 
-Every thread computes the same description of the slice in a few hundred instructions: positions, steps and extents of all
-dimensions, merged where dimensions follow one another in x and in y. What remains are *runs* of neighbours (the innermost
-merged dimension) and *rows*, which number the runs. Blocks then loop over tiles of the runs:
+A block first describes the slice in shared memory. A thread for each dimension finds positions, step and extent. Then
+dimensions are merged that follow one another in x and in y. What remains are *runs* of neighbours (the innermost merged
+dimension), and dimensions that number the runs. Runs consist of *units*: vectors as wide as positions allow, and a rest of
+single elements. The threads of all blocks share the units of all runs, numbered through, so that no thread is idle because
+runs are short.
 
-    long runs    a tile is a piece of one run; a thread has several vectors of it
-    short runs   a tile has several runs; as few neighbouring threads as suffice share one, and take it from several
-
-Runs of neighbours in both x and y that all begin at a multiple of 16 bytes move as vectors of 16 bytes and a rest of single
-elements. The kernel decides this by the numbers that it finds, so that one kernel serves every slice.
+The digits of a unit's number are its place along each dimension. Their extents are known at run time only, and a division by
+such a number takes many instructions. So a block divides once for each dimension, 2**63 by its extent, and multiplies from
+then on: number // extent = number * ceil(2**63 / extent) >> 63, which is exact below 2**31.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,170 +25,249 @@ from schedsearch.templates.parts import moves
 from schedsearch.workload import Workload
 
 VECTOR_BYTES = 16
-# A description: 3 numbers for each merged dimension from the innermost on, and 2 for all.
-_EXTENT, _X, _Y, _PER_DIMENSION = 0, 1, 2, 3
+EXACT_BELOW = 2**31  # units; more are divided by 64-bit divisions
+_LONG_RUN = 16  # vectors; shorter runs that are no multiple of a vector take a narrower one
+
+# The description, in words of int64.
+_DIMS, _KIND_COUNT = 0, 1  # merged dimensions, none if the slice is impossible; kinds of units
+_KINDS = 2  # vectors and single elements, four words each:
+_UNITS, _WIDTH, _X, _Y = 0, 1, 2, 3  # of all runs, in bytes, and the addresses of the first one
+_ENTRIES = 10  # the run in vectors, outer merged dimensions, the run's rest, and then the dimensions of x, four words each:
+_EXTENT, _FACTOR, _X_STEP, _Y_STEP = 0, 1, 2, 3  # the factor is for division, or a dimension's first element
+
+
+def exact_by_factor(p: Workload) -> bool:
+    """Whether all numbers of units are small enough for division by multiplication."""
+    return math.prod(p.bound) < EXACT_BELOW
 
 
 def slice_kernel(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
     """The kernel (x, x_extents, begin, end, strides, y, y_extents, *strides of x and y in elements).
 
     Args:
-        threads: of a block, a power of two.
-        unroll: vectors that a thread loads before it stores any.
+        threads: of a block, more than x has dimensions.
+        unroll: units that a thread loads before it stores any.
         streaming: lines of y are the first to leave the caches.
     """
-    rank, nbytes = len(p.x), dtype(p.dtype).nbytes
-    describe = _describe(p)
-    copy_vectors = _copy(VECTOR_BYTES, threads, unroll, streaming)
-    copy_elements = _copy(nbytes, threads, unroll, streaming)
-    write_extents = _write_extents(rank)
-    words = _PER_DIMENSION * rank
+    rank = len(p.x)
+    words = _ENTRIES + 4 * (2 * rank + 1)
+    describe_axis, merge, finish = _describe_axis(p), _merge(p), _finish(rank)
+    copy = _copy(p, threads, unroll, streaming)
 
     def dyn_strided_slice(
         x: Any, x_extents: Any, begin: Any, end: Any, strides: Any, y: Any, y_extents: Any, *steps: Any
     ) -> None:
-        slice_ = cuda.local.array(words, types.int64)
-        extents = cuda.local.array(rank, types.int64)
-        dims, start = describe(slice_, extents, x_extents, begin, end, strides, steps)
-        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
-            write_extents(y_extents, extents)
-        rows = types.int64(1)
-        aligned = types.int64(x) + start * nbytes | types.int64(y)
-        for d in range(1, dims):
-            rows *= slice_[3 * d + _EXTENT]
-            aligned |= slice_[3 * d + _X] * nbytes | slice_[3 * d + _Y] * nbytes
-        run, x_step, y_step = slice_[_EXTENT], slice_[_X], slice_[_Y]
-        x_at, y_at = types.int64(x) + start * nbytes, types.int64(y)
-        done = types.int64(0)
-        if x_step == 1 and y_step == 1 and aligned % VECTOR_BYTES == 0:
-            vectors = run * nbytes // VECTOR_BYTES
-            done = vectors * VECTOR_BYTES // nbytes
-            copy_vectors(slice_, dims, rows, vectors, x_at, y_at, VECTOR_BYTES, VECTOR_BYTES, nbytes)
-        if done < run:
-            x_at, y_at = x_at + done * x_step * nbytes, y_at + done * y_step * nbytes
-            copy_elements(slice_, dims, rows, run - done, x_at, y_at, x_step * nbytes, y_step * nbytes, nbytes)
+        shared, thread = cuda.shared.array(words, types.int64), types.int64(cuda.threadIdx.x)
+        if thread < rank:
+            describe_axis(shared, thread, x_extents, begin, end, strides, steps)
+        cuda.syncthreads()
+        if thread == 0:
+            merge(shared, x, y)
+        cuda.syncthreads()
+        if thread <= rank:
+            finish(shared, thread, y_extents)
+        cuda.syncthreads()
+        for kind in range(shared[_KIND_COUNT]):
+            copy(shared, kind)
 
     return dyn_strided_slice
 
 
-def _describe(p: Workload) -> Callable[..., Any]:
-    """`describe(slice_, extents, x_extents, begin, end, strides, steps) -> (merged dimensions, first element of x)`."""
+# ---- the description
+
+
+def _describe_axis(p: Workload) -> Callable[..., None]:
+    """`describe_axis(shared, axis, x_extents, begin, end, strides, steps)`: the extent is -1 if it is impossible."""
     shape, bound, entry_of, rank = p.x, p.bound, sliced_by(p.params), len(p.x)
     dynamic, strided, by_size = p.dynamic, p.strided, p.mode == "size"
     read_extent, read_position = _read_integer("int64"), _read_integer(p.index_dtype)
+    axes = _ENTRIES + 4 * (rank + 1)
 
-    def describe(slice_: Any, extents: Any, x_extents: Any, begin: Any, end: Any, strides: Any, steps: Any) -> Any:
-        start, possible, empty = types.int64(0), True, False
-        dims = 0
-        for back in range(rank):
-            axis = rank - 1 - back
-            extent = types.int64(shape[axis])
-            if dynamic:
-                extent = min(extent, max(read_extent(x_extents, axis), types.int64(0)))
-            entry = entry_of[axis]
-            first, step, count = types.int64(0), types.int64(1), extent
-            if entry >= 0:
-                if strided:
-                    step = read_position(strides, entry)
-                first, last = read_position(begin, entry), read_position(end, entry)
-                if by_size:
-                    possible = possible and last >= -1
-                    count = count_of_size(extent, first, last)
-                elif step == 0:
-                    possible = False
+    def describe_axis(shared: Any, axis: Any, x_extents: Any, begin: Any, end: Any, strides: Any, steps: Any) -> None:
+        extent, most, entry = types.int64(0), types.int64(0), types.int64(0)
+        x_step, y_step = types.int64(0), types.int64(0)
+        for d in range(rank):
+            if d == axis:
+                extent, most, entry = types.int64(shape[d]), types.int64(bound[d]), types.int64(entry_of[d])
+                x_step, y_step = types.int64(steps[d]), types.int64(steps[rank + d])
+        if dynamic:
+            extent = min(extent, max(read_extent(x_extents, axis), types.int64(0)))
+        first, step, count, possible = types.int64(0), types.int64(1), extent, True
+        if entry >= 0:
+            first, last = read_position(begin, entry), read_position(end, entry)
+            if strided:
+                step = read_position(strides, entry)
+            if by_size:
+                possible = last >= -1
+                count = count_of_size(extent, first, last)
+            elif step == 0:
+                possible = False
+            else:
+                count = count_to(extent, first, last, step)
+            first = first_position(extent, first, step)
+        possible = possible and count <= most
+        at = axes + 4 * axis
+        shared[at + _EXTENT], shared[at + _FACTOR] = count if possible else types.int64(-1), first * x_step
+        shared[at + _X_STEP], shared[at + _Y_STEP] = step * x_step, y_step
+
+    return describe_axis
+
+
+def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
+    """`merge(shared, x, y)`: the merged dimensions, and the units of runs."""
+    rank, nbytes = len(p.x), dtype(p.dtype).nbytes
+    axes, last = _ENTRIES + 4 * (rank + 1), _ENTRIES + 4 * rank
+
+    def merge(shared: Any, x: Any, y: Any) -> None:
+        start, possible, empty, dims = types.int64(0), True, False, types.int64(0)
+        rows, places = types.int64(1), types.int64(0)  # runs, and all bits of the distances between them
+        extent, x_step, y_step = types.int64(1), types.int64(1), types.int64(1)  # the dimension that may still grow
+        run, x_run, y_run = types.int64(1), types.int64(1), types.int64(1)
+        for back in range(rank + 1):
+            count, first, x_next, y_next = types.int64(0), types.int64(0), types.int64(0), types.int64(0)
+            if back < rank:
+                at = axes + 4 * (rank - 1 - back)
+                count, first, x_next, y_next = shared[at], shared[at + _FACTOR], shared[at + _X_STEP], shared[at + _Y_STEP]
+                possible, empty, start = possible and count >= 0, empty or count == 0, start + first
+            if back < rank and (count == 1 or extent == 1):
+                if count != 1:
+                    extent, x_step, y_step = count, x_next, y_next
+            elif back < rank and x_next == extent * x_step and y_next == extent * y_step:
+                extent *= count
+            else:
+                if dims == 0:
+                    run, x_run, y_run = extent, x_step, y_step
                 else:
-                    count = count_to(extent, first, last, step)
-                first = first_position(extent, first, step)
-            possible = possible and count <= bound[axis]
-            empty = empty or count == 0
-            extents[axis] = count
-            start += first * steps[axis]
-            x_step, y_step = step * steps[axis], steps[rank + axis]
-            at = 3 * (dims - 1)
-            if (
-                dims > 0
-                and count > 1
-                and (x_step == slice_[at + _EXTENT] * slice_[at + _X] and y_step == slice_[at + _EXTENT] * slice_[at + _Y])
-            ):
-                slice_[at + _EXTENT] *= count
-            elif count > 1:
-                slice_[at + 3 + _EXTENT], slice_[at + 3 + _X], slice_[at + 3 + _Y] = count, x_step, y_step
+                    at = _ENTRIES + 4 * dims
+                    shared[at], shared[at + _X_STEP], shared[at + _Y_STEP] = extent, x_step * nbytes, y_step * nbytes
+                    rows, places = rows * extent, places | x_step * nbytes | y_step * nbytes
                 dims += 1
-        if dims == 0:
-            slice_[_EXTENT], slice_[_X], slice_[_Y] = 1, 1, 1
-            dims = 1
+                extent, x_step, y_step = count, x_next, y_next
         if empty or not possible:
-            dims, start, slice_[_EXTENT] = 1, types.int64(0), 0
-        if not possible:
-            for axis in range(rank):
-                extents[axis] = 0
-        return dims, start
+            start, run = types.int64(0), types.int64(0)
+        x_at, y_at, run_bytes = types.int64(x) + start * nbytes, types.int64(y), run * nbytes
+        places |= x_at | y_at
+        width, vectors = types.int64(nbytes), types.int64(0)
+        if x_run == 1 and y_run == 1:
+            for wider in (2, 4, 8, 16):
+                fits = run_bytes % wider == 0 or run_bytes >= _LONG_RUN * wider
+                if wider > nbytes and fits and places % wider == 0:
+                    width, vectors = types.int64(wider), run_bytes // wider
+        done = vectors * width
+        rest = run - done // nbytes
+        shared[_DIMS] = dims if possible else types.int64(0)
+        shared[_KIND_COUNT] = types.int64(1) if rest == 0 else types.int64(2)
+        shared[_KINDS + _UNITS], shared[_KINDS + _WIDTH] = vectors * rows, width
+        shared[_KINDS + _X], shared[_KINDS + _Y] = x_at, y_at
+        shared[_KINDS + 4 + _UNITS], shared[_KINDS + 4 + _WIDTH] = rest * rows, types.int64(nbytes)
+        shared[_KINDS + 4 + _X], shared[_KINDS + 4 + _Y] = x_at + done, y_at + done
+        shared[_ENTRIES], shared[_ENTRIES + _X_STEP], shared[_ENTRIES + _Y_STEP] = vectors, width, width
+        shared[last], shared[last + _X_STEP], shared[last + _Y_STEP] = rest, x_run * nbytes, y_run * nbytes
 
-    return describe
+    return merge
 
 
-def _copy(width: int, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
-    """`copy(slice_, dims, rows, units, x, y, x_step, y_step, nbytes)` for a block: `units` of `width` bytes of every row.
+def _finish(rank: int) -> Callable[[Any, Any, Any], None]:
+    """`finish(shared, number, y_extents)`: the factor of an entry, and an extent of y."""
+    write_integer, axes = _write_integer(), _ENTRIES + 4 * (rank + 1)
 
-    x and y are addresses of the first unit of the first row; steps from a unit to the next are in bytes.
-    """
-    load, store, words = moves.load_global(width), moves.store_global(width, streaming), moves.words_of(width)
-    held = unroll * words
+    def finish(shared: Any, number: Any, y_extents: Any) -> None:
+        dims = shared[_DIMS]
+        if number < dims or number == rank:
+            divisor = types.uint64(max(shared[_ENTRIES + 4 * number], types.int64(1)))
+            shared[_ENTRIES + 4 * number + _FACTOR] = types.int64(types.uint64(2**63 - 1) // divisor) + 1
+        if number < rank and cuda.blockIdx.x == 0:
+            write_integer(y_extents, number, shared[axes + 4 * number] if dims > 0 else types.int64(0))
 
-    def copy(slice_: Any, dims: Any, rows: Any, units: Any, x: Any, y: Any, x_step: Any, y_step: Any, nbytes: Any) -> None:
-        values = cuda.local.array(held, types.uint32)
-        across = threads  # that share a run
-        while across > 1 and across >> 1 >= units:
-            across >>= 1
-        abreast = threads // across
-        place, column = cuda.threadIdx.x // across, cuda.threadIdx.x % across
-        if across == threads:  # pieces of long runs
-            span = threads * unroll
-            pieces = max((units + span - 1) // span, types.int64(1))
-            # The row and the piece of a tile advance by those of the grid: a division for each tile would cost more than it.
-            row, piece = types.int64(cuda.blockIdx.x) // pieces, types.int64(cuda.blockIdx.x) % pieces
-            rows_on, pieces_on = types.int64(cuda.gridDim.x) // pieces, types.int64(cuda.gridDim.x) % pieces
-            while row < rows:
-                at = piece * span + column
-                x_row, y_row = _row_offsets(slice_, dims, row, nbytes)
-                x_row, y_row = x + x_row, y + y_row
+    return finish
+
+
+# ---- copying
+
+
+def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[Any, Any], None]:
+    """`copy(shared, kind)`: this block's share of the units of a kind."""
+    rank, nbytes, span = len(p.x), dtype(p.dtype).nbytes, threads * unroll
+    short = max(math.prod(p.x), math.prod(p.bound)) * nbytes < 2**31
+    offset = types.int32 if short else types.int64  # within x and within y, in bytes
+    number, divide = (types.uint32, _quotient) if exact_by_factor(p) else (types.uint64, _slow_quotient)
+    move = _move(nbytes, offset, number, threads, unroll, streaming)
+    for width in (2, 4, 8, 16):
+        if width > nbytes:
+            move = _choose(width, _move(width, offset, number, threads, unroll, streaming), move)
+
+    def copy(shared: Any, kind: Any) -> None:
+        rest = cuda.local.array(unroll, number)
+        x_at = cuda.local.array(unroll, offset)
+        y_at = cuda.local.array(unroll, offset)
+        kind_at, entry = _KINDS + 4 * kind, _ENTRIES + 4 * rank * kind
+        units, width = number(shared[kind_at + _UNITS]), shared[kind_at + _WIDTH]
+        x, y, dims = shared[kind_at + _X], shared[kind_at + _Y], shared[_DIMS]
+        first = number(number(cuda.blockIdx.x) * number(span) + number(cuda.threadIdx.x))
+        while first < units:
+            for i in range(unroll):
+                rest[i], x_at[i], y_at[i] = number(first + number(i * threads)), offset(0), offset(0)
+            at = types.int64(entry)
+            for d in range(1, dims):
+                extent, factor = shared[at], shared[at + _FACTOR]
+                x_step, y_step = shared[at + _X_STEP], shared[at + _Y_STEP]
                 for i in range(unroll):
-                    unit = at + i * threads
-                    load(values, i * words, types.uint64(x_row + unit * x_step), types.int32(unit < units))
-                for i in range(unroll):
-                    unit = at + i * threads
-                    if unit < units:
-                        store(values, i * words, types.uint64(y_row + unit * y_step))
-                row, piece = row + rows_on, piece + pieces_on
-                if piece >= pieces:
-                    row, piece = row + 1, piece - pieces
-        else:  # several runs
-            places = cuda.local.array(unroll, types.int64)
-            span = abreast * unroll
-            tiles = (rows + span - 1) // span if column < units else types.int64(0)
-            for tile in range(cuda.blockIdx.x, tiles, cuda.gridDim.x):
-                first = tile * span + place
-                for i in range(unroll):
-                    row = first + i * abreast
-                    x_row, y_row = _row_offsets(slice_, dims, row, nbytes)
-                    places[i] = y + y_row + column * y_step if row < rows else types.int64(0)
-                    load(values, i * words, types.uint64(x + x_row + column * x_step), types.int32(row < rows))
-                for i in range(unroll):
-                    if places[i]:
-                        store(values, i * words, types.uint64(places[i]))
+                    quotient = number(divide(rest[i], extent, factor))
+                    digit = offset(number(rest[i] - number(quotient * number(extent))))
+                    x_at[i] = offset(x_at[i] + offset(digit * offset(x_step)))
+                    y_at[i] = offset(y_at[i] + offset(digit * offset(y_step)))
+                    rest[i] = quotient
+                at = types.int64(_ENTRIES + 4 * d)
+            x_step, y_step = shared[at + _X_STEP], shared[at + _Y_STEP]
+            for i in range(unroll):
+                x_at[i] = offset(x_at[i] + offset(offset(rest[i]) * offset(x_step)))
+                y_at[i] = offset(y_at[i] + offset(offset(rest[i]) * offset(y_step)))
+            move(width, x, y, x_at, y_at, first, units)
+            first = number(first + number(number(cuda.gridDim.x) * number(span)))
 
     return copy
 
 
-def _row_offsets(slice_: Any, dims: Any, row: Any, nbytes: Any) -> Any:
-    """Bytes from the first run to that of a row, in x and in y."""
-    x_at, y_at, rest = types.int64(0), types.int64(0), types.uint32(row)
-    for d in range(1, dims):
-        extent = types.uint32(slice_[3 * d + _EXTENT])
-        quotient = types.uint32(rest // extent)
-        digit = types.int64(types.uint32(rest - types.uint32(quotient * extent)))
-        x_at, y_at, rest = x_at + digit * slice_[3 * d + _X], y_at + digit * slice_[3 * d + _Y], quotient
-    return x_at * nbytes, y_at * nbytes
+def _move(width: int, offset: Any, number: Any, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
+    """`move(_, x, y, x_at, y_at, first, units)`: a thread's units of `width` bytes, as far as there are so many."""
+    load, store, words = moves.load_global(width), moves.store_global(width, streaming), moves.words_of(width)
+    held = unroll * words
+
+    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any) -> None:
+        values = cuda.local.array(held, types.uint32)
+        for i in range(unroll):
+            exists = types.int32(number(first + number(i * threads)) < units)
+            load(values, i * words, types.uint64(x + types.int64(x_at[i])), exists)
+        for i in range(unroll):
+            if number(first + number(i * threads)) < units:
+                store(values, i * words, types.uint64(y + types.int64(y_at[i])))
+
+    return move
+
+
+def _choose(width: int, move: Callable[..., None], otherwise: Callable[..., None]) -> Callable[..., None]:
+    def chosen(found: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any) -> None:
+        if found == width:
+            move(found, x, y, x_at, y_at, first, units)
+        else:
+            otherwise(found, x, y, x_at, y_at, first, units)
+
+    return chosen
+
+
+def _quotient(value: Any, extent: Any, factor: Any) -> Any:
+    """value // extent; factor = ceil(2**63 / extent)."""
+    low, high = types.uint64(types.uint32(factor)), types.uint64(types.uint64(factor) >> types.uint64(32))
+    wide = types.uint64(value)
+    below = types.uint64(types.uint64(wide * low) >> types.uint64(32))
+    return types.uint32(types.uint64(types.uint64(wide * high) + below) >> types.uint64(31))
+
+
+def _slow_quotient(value: Any, extent: Any, factor: Any) -> Any:
+    return types.uint64(value // types.uint64(max(extent, types.int64(1))))
+
+
+# ---- integers in global memory
 
 
 def _read_integer(name: str) -> Callable[[Any, Any], Any]:
@@ -208,14 +288,14 @@ def _read_integer(name: str) -> Callable[[Any, Any], Any]:
     return read_wide if nbytes == 8 else read_narrow
 
 
-def _write_extents(rank: int) -> Callable[[Any, Any], None]:
+def _write_integer() -> Callable[[Any, Any, Any], None]:
+    """`write(address, index, value)`: an element of an int64 array."""
     store = moves.store_global(8)
 
-    def write(address: Any, extents: Any) -> None:
+    def write(address: Any, index: Any, value: Any) -> None:
         words = cuda.local.array(2, types.uint32)
-        for axis in range(rank):
-            words[0] = types.uint32(types.uint64(extents[axis]))
-            words[1] = types.uint32(types.uint64(extents[axis]) >> types.uint64(32))
-            store(words, 0, types.uint64(types.int64(address) + 8 * axis))
+        words[0] = types.uint32(types.uint64(value))
+        words[1] = types.uint32(types.uint64(value) >> types.uint64(32))
+        store(words, 0, types.uint64(types.int64(address) + 8 * index))
 
     return write
