@@ -185,6 +185,10 @@ def measure(nets: dict[str, DynamicNet], case: str, x: Any, counted: bool) -> It
         assert torch.equal(bound.sliced()[0], wanted), (case, name)
         assert torch.equal(net(x, begin, end, strides), wanted), (case, name)
         runs[f"bounded {name}"] = bound.step
+        beside = net.bind(x, begin, end, strides, overlapped=True)
+        beside.step()
+        assert torch.equal(beside.sliced()[0], wanted), (case, name)
+        runs[f"bounded, sizes beside, {name}"] = beside.step
         runs[f"kernel alone {name}"] = captured(kernel_alone(net, {"x": x, "begin": begin, "end": end, "strides": strides}))
         runs[f"exact {name}"] = lambda net=net: net(x, begin, end, strides)
     for name, run in runs.items():

@@ -16,7 +16,7 @@ from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import DynamicGraph, Size
-from schedsearch.dynamic.net import DynamicNet
+from schedsearch.dynamic.net import DynamicNet, independent_calls
 from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.launch import Artifact
 from schedsearch.ops.dependence import SizeError
@@ -236,15 +236,29 @@ def test_what_a_graph_cannot_run_is_refused_when_it_is_built(sliced: DynamicNet)
         sliced(np.zeros((3, 25), np.float32), *inputs(1, (0, 0), (1, 1), (1, 1))[1:])
 
 
+def test_calls_that_read_no_computed_size_run_beside_the_kernel_of_sizes() -> None:
+    """A slice of x has extents that the caller sent; a slice of that slice needs those that the kernel computes."""
+    program = chain().program()
+    assert [independent_calls(program, segment) for segment in program.segments] == [3, 1]
+    graph = DynamicGraph()
+    x = graph.input("x", (9, 24), "float32")
+    begin, end = graph.input("begin", (2,), "int64"), graph.input("end", (2,), "int64")
+    first = graph.call(dyn_strided_slice(x=(9, 24), strided=False, dtype="float32"), x, begin, end)
+    graph.output(graph.call(dyn_strided_slice(x=(9, 24), strided=False, dynamic=True, dtype="float32"), first, begin, end))
+    program = graph.program()
+    assert [(len(segment.calls), independent_calls(program, segment)) for segment in program.segments] == [(2, 1)]
+
+
 @pytest.mark.gpu
-def test_a_gpu_runs_exact_and_bounded() -> None:
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_gpu_runs_exact_and_bounded(overlapped: bool) -> None:
     torch = pytest.importorskip("torch")
     opened = open_device(detect("cuda"))
     rng = np.random.default_rng(0)
     with net_of(one_slice(), opened) as net:
         x = torch.rand(7, 24, device="cuda")
         begin, end, strides = (torch.ones(2, dtype=torch.int64, device="cuda") for _ in range(3))
-        bound = net.bind(x, begin, end, strides)
+        bound = net.bind(x, begin, end, strides, overlapped=overlapped)
         for _ in range(20):
             for array, numbers in ((begin, rng.integers(-9, 9, 2)), (end, rng.integers(-9, 30, 2))):
                 array.copy_(torch.from_numpy(numbers))

@@ -194,6 +194,11 @@ class CudaDevice:
         with self.current():
             cuda_driver.call("cuStreamDestroy", stream)
 
+    def create_branch(self) -> Branch:
+        """See `Branch`; the caller closes it."""
+        with self.current():
+            return Branch()
+
     def capture(self, stream: int, enqueue: Callable[[int], None]) -> Graph:
         """A graph of all launches of `enqueue(stream)`. An exception of `enqueue` ends the capture and is raised again."""
         with self.current():
@@ -254,6 +259,32 @@ class Graph:
     def close(self) -> None:
         cuda_driver.call("cuGraphExecDestroy", self._executable)
         cuda_driver.call("cuGraphDestroy", self._graph)
+
+
+class Branch:
+    """A second stream, beside any other one. Its methods need the device's context to be current."""
+
+    def __init__(self) -> None:
+        driver = cuda_driver.bindings()
+        self._stream = int(cuda_driver.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        untimed = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self._begun, self._done = (cuda_driver.call("cuEventCreate", untimed) for _ in range(2))
+
+    def enqueue(self, stream: int, beside: Callable[[int], None], meanwhile: Callable[[int], None]) -> None:
+        """Enqueues `beside` on the branch and `meanwhile` on `stream`. Both wait for what `stream` has, and what it gets
+        later waits for both. A capture of `stream` captures the branch, too.
+        """
+        cuda_driver.call("cuEventRecord", self._begun, stream)
+        cuda_driver.call("cuStreamWaitEvent", self._stream, self._begun, 0)
+        beside(self._stream)
+        cuda_driver.call("cuEventRecord", self._done, self._stream)
+        meanwhile(stream)
+        cuda_driver.call("cuStreamWaitEvent", stream, self._done, 0)
+
+    def close(self) -> None:
+        for event in (self._begun, self._done):
+            cuda_driver.call("cuEventDestroy", event)
+        cuda_driver.call("cuStreamDestroy", self._stream)
 
 
 class Event:

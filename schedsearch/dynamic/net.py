@@ -8,7 +8,7 @@ from the device's memory, and the whole run is a chain of launches, on a GPU one
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -138,17 +138,19 @@ class DynamicNet:
         found = [run.sliced(name) for name in self.program.outputs]
         return found[0] if len(found) == 1 else tuple(found)
 
-    def bind(self, *given: Any) -> BoundNet:
+    def bind(self, *given: Any, overlapped: bool = False) -> BoundNet:
         """Prepares bounded runs on these arrays: on a GPU it captures one graph.
 
         Args:
             given: the inputs in order, as in a call. Later runs take other values from the same arrays.
+            overlapped: sizes of a segment are computed while those of its first calls run that do not need them. This has no
+                effect on a CPU.
 
         Raises:
             ArgumentError: an input has a wrong shape, dtype or device.
         """
         self.device.synchronize()  # what is done here does not wait for the caller's streams
-        return BoundNet(self, _Run(self, given, 0, Pool(self.device)))
+        return BoundNet(self, _Run(self, given, 0, Pool(self.device)), overlapped)
 
     # ---- parts of runs
 
@@ -181,8 +183,10 @@ class DynamicNet:
         buffers = {each.buffer: run.places.get(each.buffer, run.block) for each in _values(segment)}
         return self._size_kernels[number, bounded].bind({SIZES: run.block, **buffers}, {})
 
-    def bind_call(self, call: Call, run: _Run) -> BoundKernel:
-        return self.kernels[call.workload].bind(run.buffers(call), run.strides(call), self._prepared[call.name])
+    def bind_call(self, call: Call, run: _Run, instead: Mapping[str, int] | None = None) -> BoundKernel:
+        """`instead`: addresses of buffers that are not where the run has them."""
+        buffers = {**run.buffers(call), **(instead or {})}
+        return self.kernels[call.workload].bind(buffers, run.strides(call), self._prepared[call.name])
 
     def _prepare(self, call: Call) -> Workspaces | None:
         """What a call's kernel repacks of constants, once for all runs; None if it repacks anything else, or nothing."""
@@ -268,14 +272,34 @@ class DynamicNet:
         self.close()
 
 
+def independent_calls(program: Program, segment: Segment) -> int:
+    """How many calls at a segment's beginning read nothing that its kernel of sizes writes."""
+    written = {word for step in segment.steps for word in range(step.to.first, step.to.first + step.to.count)}
+    for number, call in enumerate(segment.calls):
+        read = {argument.name for argument in call.workload.signature}
+        for mine, name in (*call.inputs.items(), *call.outputs.items()):
+            value = program.values.get(name)
+            if value is None or value.words is None or value.words.first not in written:
+                continue
+            if value.counted or value.numbers or f"{mine}{EXTENTS}" in read:
+                return number
+    return len(segment.calls)
+
+
+def _launch_all(kernels: Sequence[BoundKernel], stream: int) -> None:
+    for kernel in kernels:
+        kernel.launch(stream)
+
+
 class BoundNet:
     """A bounded run on fixed arrays: it copies nothing to the host, waits for nothing and allocates nothing.
 
     `step()` runs it, `results` are its outputs, `check()` reports mistakes, and `sliced()` gives what counts of the outputs.
     """
 
-    def __init__(self, net: DynamicNet, run: _Run) -> None:
+    def __init__(self, net: DynamicNet, run: _Run, overlapped: bool = False) -> None:
         self._net, self._run = net, run
+        on_cuda = net.device.target.kind == "cuda"
         program = net.program
         net.send(run)
         block = run.new("sizes", (program.words,), "int64")
@@ -284,16 +308,21 @@ class BoundNet:
         for value in program.values.values():
             if value.name not in run.places and not value.numbers:
                 run.place_at_bound(value)
-        self._launches: list[BoundKernel] = []
+        # for each segment the kernel of sizes, the calls that run beside it, and the others
+        self._stages: list[tuple[BoundKernel | None, list[BoundKernel], list[BoundKernel]]] = []
         for number, segment in enumerate(program.segments):
             sizes = net.bind_sizes(number, run, True)
-            self._launches += [] if sizes is None else [sizes]
-            self._launches += [net.bind_call(call, run) for call in segment.calls]
+            free = independent_calls(program, segment) if overlapped and on_cuda and sizes is not None else 0
+            beside = [net.bind_call(call, run, self._unread_extents(call)) for call in segment.calls[:free]]
+            self._stages.append((sizes, beside, [net.bind_call(call, run) for call in segment.calls[free:]]))
         self.results = tuple(run.result(name, block) for name in program.outputs)
         net.device.synchronize()
         self._graph: Any = None
-        if net.device.target.kind == "cuda":
+        self._branch: Any = None
+        if on_cuda:
             cuda: CudaDevice = net.device  # type: ignore[assignment]
+            if any(beside for _, beside, _ in self._stages):
+                self._branch = cuda.create_branch()
             stream = cuda.create_stream()
             try:
                 self._graph = cuda.capture(stream, self.enqueue)
@@ -303,8 +332,17 @@ class BoundNet:
     def enqueue(self, stream: int) -> None:
         """Enqueues one kernel after the other, for a caller who captures a graph of more."""
         self._run.copy_staged(stream)
-        for launch in self._launches:
-            launch.launch(stream)
+        for sizes, beside, others in self._stages:
+            if sizes is not None and beside:
+                self._branch.enqueue(stream, sizes.launch, functools.partial(_launch_all, beside))
+            elif sizes is not None:
+                sizes.launch(stream)
+            _launch_all(others, stream)
+
+    def _unread_extents(self, call: Call) -> dict[str, int]:
+        """Other places for the extents that a call writes, where the kernel of sizes writes them, too."""
+        names = {output.extents: output for output in call.workload.outputs if output.extents}
+        return {name: self._run.pool.take(_WORD * len(output.shape)) for name, output in names.items()}
 
     def step(self, stream: Any = None) -> tuple[Result, ...]:
         """Enqueues a run; on a CPU it returns when the results are complete."""
@@ -348,7 +386,9 @@ class BoundNet:
             cuda.synchronize()
             with cuda.current():
                 self._graph.close()
-            self._graph = None
+                if self._branch is not None:
+                    self._branch.close()
+            self._graph = self._branch = None
         self._run.pool.close()
 
 
