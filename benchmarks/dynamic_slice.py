@@ -36,6 +36,7 @@ CASES = {  # begin, end, strides
     "everything": ((0, 0, 0), (FAR, FAR, FAR), (1, 1, 1)),
     "rows": ((8, 0, 0), (248, FAR, FAR), (1, 1, 1)),
     "middle": ((8, 8, 16), (248, 1016, 496), (1, 1, 1)),
+    "columns": ((0, 0, 3), (FAR, FAR, 500), (1, 1, 1)),
     "every other row": ((0, 0, 0), (FAR, FAR, FAR), (1, 2, 1)),
     "every other element": ((0, 0, 0), (FAR, FAR, FAR), (1, 1, 2)),
 }

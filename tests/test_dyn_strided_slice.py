@@ -298,6 +298,18 @@ def test_neighbours_move_as_vectors() -> None:
     assert text.count("ld.global.nc.v4.b32") >= 4 and text.count("st.global.v4.b32") >= 4
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64"])
+def test_runs_that_begin_anywhere_in_x_are_stored_as_vectors(dtype: str) -> None:
+    """Rows of x and y are multiples of 16 bytes apart. Each vector comes from two; nothing outside of x is read."""
+    columns = 480 // np.dtype(dtype).itemsize
+    for first in range(1, min(columns // 16, 17)):
+        each = Slice((3, columns), [0, first], [FAR, columns - first % 3], [2, 1])
+        x, config = any_bits(each.shape, dtype), small_blocks(first % 2 + 1)
+        with pytest.MonkeyPatch.context() as patch:
+            y, extents = emulate(patch, each.workload(dtype=dtype), {"x": x, **each.operands()}, config)
+        check(y, extents, each.expected(x), each)
+
+
 @given(st.integers(0, 2**31 - 1), st.integers(1, 2**31 - 1) | st.integers(1, 20))
 def test_division_by_multiplication_is_exact(number: int, extent: int) -> None:
     factor = (2**63 - 1) // extent + 1

@@ -26,6 +26,10 @@ from schedsearch.workload import Workload
 
 VECTOR_BYTES = 16
 EXACT_BELOW = 2**31  # units; more are divided by 64-bit divisions
+_SHIFTED = (
+    32  # instead of a width: vectors of 16 bytes that begin elsewhere in x, at the same distance from a multiple of 16
+)
+_SHIFTED_AT_ONCE = 2  # such vectors that a thread loads before it stores any
 _LONG_RUN = 16  # vectors; shorter runs that are no multiple of a vector take a narrower one
 
 # The description, in words of int64.
@@ -38,7 +42,7 @@ _EXTENT, _FACTOR, _X_STEP, _Y_STEP = 0, 1, 2, 3  # the factor is for division, o
 
 def exact_by_factor(p: Workload) -> bool:
     """Whether all numbers of units are small enough for division by multiplication."""
-    return math.prod(p.bound) < EXACT_BELOW
+    return bool(math.prod(p.bound) < EXACT_BELOW)
 
 
 def slice_kernel(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
@@ -120,7 +124,7 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
 
     def merge(shared: Any, x: Any, y: Any) -> None:
         start, possible, empty, dims = types.int64(0), True, False, types.int64(0)
-        rows, places = types.int64(1), types.int64(0)  # runs, and all bits of the distances between them
+        rows, places = types.int64(1), types.int64(y)  # runs, and all bits of where they begin but for the first one in x
         extent, x_step, y_step = types.int64(1), types.int64(1), types.int64(1)  # the dimension that may still grow
         run, x_run, y_run = types.int64(1), types.int64(1), types.int64(1)
         for back in range(rank + 1):
@@ -146,14 +150,18 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
         if empty or not possible:
             start, run = types.int64(0), types.int64(0)
         x_at, y_at, run_bytes = types.int64(x) + start * nbytes, types.int64(y), run * nbytes
-        places |= x_at | y_at
         width, vectors = types.int64(nbytes), types.int64(0)
+        shift = x_at % VECTOR_BYTES
         if x_run == 1 and y_run == 1:
-            for wider in (2, 4, 8, 16):
-                fits = run_bytes % wider == 0 or run_bytes >= _LONG_RUN * wider
-                if wider > nbytes and fits and places % wider == 0:
-                    width, vectors = types.int64(wider), run_bytes // wider
-        done = vectors * width
+            if run_bytes >= _LONG_RUN * VECTOR_BYTES and shift != 0 and (places | types.int64(x)) % VECTOR_BYTES == 0:
+                width, vectors = types.int64(_SHIFTED), (run_bytes + shift) // VECTOR_BYTES - 1
+            else:
+                for wider in (2, 4, 8, 16):
+                    fits = run_bytes % wider == 0 or run_bytes >= _LONG_RUN * wider
+                    if wider > nbytes and fits and (places | x_at) % wider == 0:
+                        width, vectors = types.int64(wider), run_bytes // wider
+        step = types.int64(VECTOR_BYTES) if width == _SHIFTED else width
+        done = vectors * step
         rest = run - done // nbytes
         shared[_DIMS] = dims if possible else types.int64(0)
         shared[_KIND_COUNT] = types.int64(1) if rest == 0 else types.int64(2)
@@ -161,7 +169,7 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
         shared[_KINDS + _X], shared[_KINDS + _Y] = x_at, y_at
         shared[_KINDS + 4 + _UNITS], shared[_KINDS + 4 + _WIDTH] = rest * rows, types.int64(nbytes)
         shared[_KINDS + 4 + _X], shared[_KINDS + 4 + _Y] = x_at + done, y_at + done
-        shared[_ENTRIES], shared[_ENTRIES + _X_STEP], shared[_ENTRIES + _Y_STEP] = vectors, width, width
+        shared[_ENTRIES], shared[_ENTRIES + _X_STEP], shared[_ENTRIES + _Y_STEP] = vectors, step, step
         shared[last], shared[last + _X_STEP], shared[last + _Y_STEP] = rest, x_run * nbytes, y_run * nbytes
 
     return merge
@@ -173,7 +181,7 @@ def _finish(rank: int) -> Callable[[Any, Any, Any], None]:
 
     def finish(shared: Any, number: Any, y_extents: Any) -> None:
         dims = shared[_DIMS]
-        if number < dims or number == rank:
+        if dims > 1 and (number < dims - 1 or number == rank):  # the last digit is what is left
             divisor = types.uint64(max(shared[_ENTRIES + 4 * number], types.int64(1)))
             shared[_ENTRIES + 4 * number + _FACTOR] = types.int64(types.uint64(2**63 - 1) // divisor) + 1
         if number < rank and cuda.blockIdx.x == 0:
@@ -195,6 +203,7 @@ def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[
     for width in (2, 4, 8, 16):
         if width > nbytes:
             move = _choose(width, _move(width, offset, number, threads, unroll, streaming), move)
+    move = _choose(_SHIFTED, _move_shifted(number, threads, unroll, streaming), move)
 
     def copy(shared: Any, kind: Any) -> None:
         rest = cuda.local.array(unroll, number)
@@ -243,6 +252,43 @@ def _move(width: int, offset: Any, number: Any, threads: int, unroll: int, strea
                 store(values, i * words, types.uint64(y + types.int64(y_at[i])))
 
     return move
+
+
+def _move_shifted(number: Any, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
+    """As `_move` for vectors of 16 bytes, each from two at multiples of 16 bytes of x."""
+    load, store, words = moves.load_global(VECTOR_BYTES), moves.store_global(VECTOR_BYTES, streaming), VECTOR_BYTES // 4
+    at_once = min(unroll, _SHIFTED_AT_ONCE)
+    held = at_once * 2 * words
+
+    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any) -> None:
+        pairs = cuda.local.array(held, types.uint32)
+        vector = cuda.local.array(words, types.uint32)
+        shift = types.uint32(types.uint64(x) % types.uint64(VECTOR_BYTES))
+        bits = types.uint64(types.uint32(types.uint32(shift % types.uint32(4)) * types.uint32(8)))
+        by_one, by_two = types.uint32(shift & types.uint32(4)) != 0, types.uint32(shift & types.uint32(8)) != 0
+        for begin in range(0, unroll, at_once):
+            for i in range(at_once):
+                exists = types.int32(number(first + number((begin + i) * threads)) < units)
+                source = types.uint64(x - types.int64(shift) + types.int64(x_at[begin + i]))
+                load(pairs, 2 * i * words, source, exists)
+                load(pairs, (2 * i + 1) * words, types.uint64(source + types.uint64(VECTOR_BYTES)), exists)
+            for i in range(at_once):
+                if number(first + number((begin + i) * threads)) < units:
+                    for word in range(words):
+                        low = _word(pairs, 2 * i * words + word, by_one, by_two)
+                        high = _word(pairs, 2 * i * words + word + 1, by_one, by_two)
+                        both = types.uint64(types.uint64(low) | types.uint64(types.uint64(high) << types.uint64(32)))
+                        vector[word] = types.uint32(types.uint64(both >> bits))
+                    store(vector, 0, types.uint64(y + types.int64(y_at[begin + i])))
+
+    return move
+
+
+def _word(words: Any, at: Any, by_one: Any, by_two: Any) -> Any:
+    """words[at + by_one + 2 * by_two] by selections: registers have no run-time index."""
+    near = words[at + 1] if by_one else words[at]
+    far = words[at + 3] if by_one else words[at + 2]
+    return far if by_two else near
 
 
 def _choose(width: int, move: Callable[..., None], otherwise: Callable[..., None]) -> Callable[..., None]:
