@@ -3,9 +3,10 @@
     python benchmarks/c_call.py --out c_call.json
 
 Needs a CUDA device, gcc and make. Kernels are rule-based defaults of small workloads, so the device keeps up with the host.
-Times are microseconds per call of a loop that only enqueues (median of rounds); the loop of C calls is in C. The sizes are
-of the default kernels of all convolutions of ResNet-50 at batch 32; `--sizes` computes them alone, without a device, and
-`--times` leaves them out.
+Times are microseconds per call of a loop that only enqueues (median of rounds). The loop of C calls is in C, and so is that
+of `cuLaunchKernelEx` alone with the same arguments, which is the driver's share of a call. The sizes are of the default
+kernels of all convolutions of ResNet-50 at batch 32; `--sizes` computes them alone, without a device, and `--times` leaves
+them out.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import common
 import schedsearch
 from schedsearch.backend import compile_source
 from schedsearch.c_export import export_c
+from schedsearch.device import cuda_driver
 from schedsearch.device.detect import detect
 from schedsearch.launch import Artifact
 from schedsearch.measurement import Measurement, Outcome, Record
@@ -50,6 +52,18 @@ double loop(const schedsearch_kernel *kernel, CUstream stream, const void *const
     clock_gettime(CLOCK_MONOTONIC, &from);
     for (int i = 0; i < calls; i++)
         if (schedsearch_run(kernel, stream, pointers, scalars, workspace) != SCHEDSEARCH_OK)
+            return -1.0;
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    return ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) / calls / 1e3;
+}
+typedef int (*launch_type)(const void *, void *, void **, void **);
+double launches(launch_type, const void *, void *, void **, int);
+double launches(launch_type launch, const void *config, void *function, void **parameters, int calls)
+{
+    struct timespec from, to;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    for (int i = 0; i < calls; i++)
+        if (launch(config, function, parameters, 0))
             return -1.0;
     clock_gettime(CLOCK_MONOTONIC, &to);
     return ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) / calls / 1e3;
@@ -94,7 +108,8 @@ def make(folder: Path, libcuda: str) -> Path:
 
 
 def host_times(folder: Path) -> Iterator[dict[str, Any]]:
-    """Microseconds of a call in C and of Python's bound call of each kernel, and of encoding a tensor map."""
+    """Microseconds of the driver's launch, of a call in C and of Python's bound call of each kernel, and of encoding a
+    tensor map."""
     target = detect("cuda")
     kernels = {
         name: schedsearch.compile(workload, folder / "none.db", target=target, allow="default")
@@ -108,7 +123,7 @@ def host_times(folder: Path) -> Iterator[dict[str, Any]]:
 
     torch.zeros(1, device="cuda")
     library = ctypes.CDLL(str(make(folder / "kernels", _libcuda())))
-    library.loop.restype = library.encodings.restype = ctypes.c_double
+    library.loop.restype = library.launches.restype = library.encodings.restype = ctypes.c_double
     library.schedsearch_find.restype = ctypes.c_void_p
     yield {"encode_us": float(library.encodings(10_000))}
     for name, kernel in kernels.items():
@@ -123,8 +138,13 @@ def host_times(folder: Path) -> Iterator[dict[str, Any]]:
         bound = kernel.bind_addresses({key: array.data_ptr() for key, array in arrays.items()}, {})
         given = (found, ctypes.c_void_p(stream), pointers, None, ctypes.c_void_p(workspace.data_ptr()), CALLS)
         library.loop(*given)
-        in_c, in_python = [], []
+        bound.launch(stream)
+        ((config, function, parameters),) = bound.launches
+        alone = (cuda_driver.libcuda().cuLaunchKernelEx, ctypes.byref(config), function, parameters, CALLS)
+        by_driver, in_c, in_python = [], [], []
         for _ in range(ROUNDS):
+            torch.cuda.synchronize()
+            by_driver.append(library.launches(*alone))
             torch.cuda.synchronize()
             in_c.append(library.loop(*given))
             torch.cuda.synchronize()
@@ -133,8 +153,9 @@ def host_times(folder: Path) -> Iterator[dict[str, Any]]:
                 bound.launch(stream)
             in_python.append((time.perf_counter() - started) / CALLS * 1e6)
         torch.cuda.synchronize()
-        assert min(in_c) > 0, name
-        yield {"kernel": name, "c_us": statistics.median(in_c), "python_us": statistics.median(in_python)}
+        assert min(*by_driver, *in_c) > 0, name
+        times = {"driver_us": by_driver, "c_us": in_c, "python_us": in_python}
+        yield {"kernel": name, **{key: statistics.median(found) for key, found in times.items()}}
 
 
 def _libcuda() -> str:
@@ -211,8 +232,8 @@ def main() -> None:
                     data |= row
                 print(row, flush=True)
                 common.write(options.out, data)
-            lines = [(row["kernel"], f"{row['c_us']:.2f}", f"{row['python_us']:.2f}") for row in rows]
-            print(common.table(("kernel", "C us", "Python us"), lines))
+            lines = [(row["kernel"], *(f"{row[key]:.2f}" for key in ("driver_us", "c_us", "python_us"))) for row in rows]
+            print(common.table(("kernel", "driver us", "C us", "Python us"), lines))
 
 
 if __name__ == "__main__":
