@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,20 @@ import numpy as np
 import pytest
 
 import schedsearch
-from schedsearch.backend import CompileError, RejectedError, cpu, cuda
+from schedsearch.backend import CompileError, RejectedError, cpu, cuda, sharing
+from schedsearch.backend.build_cache import BuildCache
+from schedsearch.backend.kept import compile_kept
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.executable.kernels import find_kernels
+from schedsearch.launch import Grid, NumbaArray
 from schedsearch.measure.ahead import Recipe, compile_ahead, verifying_recipes
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
 from schedsearch.measure.truths import Truths
 from schedsearch.runtime.ladder import _Build
 from schedsearch.target import PRESETS, Target
-from schedsearch.template import load_reference
+from schedsearch.template import KernelSource, KernelStep, load_reference
 from schedsearch.workload import Workload
 
 CPU, H200 = detect("cpu"), PRESETS["h200"]
@@ -144,3 +148,61 @@ def test_the_comparisons_are_those_that_verification_asks_for(workload: Workload
 
 def _truths(device: Any, workload: Workload) -> Truths:
     return Truths(device, workload, exact_sums=False)
+
+
+# ---- the build cache
+
+
+@pytest.fixture
+def build_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildCache:
+    """An empty one for this process; compiler processes have that of the tests."""
+    folder = tmp_path / "builds"
+    folder.mkdir(mode=0o700)
+    cache = BuildCache(folder)
+    monkeypatch.setattr(sharing, "user_cache", lambda: cache)
+    return cache
+
+
+def copying(count: int, blocks: int = 1) -> KernelSource:
+    def copy(x: Any, y: Any) -> None:
+        for at in range(count):
+            y[at] = x[at]
+
+    params = NumbaArray("x", "float32", (count,), (4,)), NumbaArray("y", "float32", (count,), (4,))
+    return KernelSource("cuda", "native", (KernelStep(copy, params, Grid(blocks), 32),))
+
+
+@pytest.mark.usefixtures("build_cache")
+def test_finished_machine_code_is_kept_for_the_same_kernel_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def counted(source: KernelSource, target: Target, original: Any = cuda.compile_cuda) -> Any:
+        compiled.append(source)
+        return original(source, target)
+
+    monkeypatch.setattr(cuda, "compile_cuda", counted)
+    first = compile_kept(copying(8), H200)
+    again = compile_kept(copying(8), H200)
+    assert len(compiled) == 1
+    assert (again.artifact, again.resources, again.canonical_hash) == (first.artifact, first.resources, first.canonical_hash)
+    for other in (copying(9), copying(8, blocks=2), replace(copying(8), may_spill=True)):
+        compile_kept(other, H200)
+    compile_kept(copying(8), replace(H200, registers_per_sm=1 << 17))
+    assert len(compiled) == 5
+    assert compile_kept(copying(8, blocks=2), H200).artifact.plan.steps[0].grid == Grid(2)
+
+
+@pytest.mark.usefixtures("build_cache")
+def test_what_is_kept_needs_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe("copy", _copy)
+    with pytest.raises(sharing.NotKeptError), sharing.only_kept():
+        recipe.make(H200)
+    made = recipe.make(H200)
+    monkeypatch.setattr("schedsearch.measure.ahead.Builder", None)
+    code = CodeCache()
+    assert compile_ahead([recipe], code, H200)["copy"].artifact == made.artifact
+    assert recipe.artifact(code, H200) == made.artifact
+
+
+def _copy(target: Target) -> Any:
+    return compile_kept(copying(8), target)

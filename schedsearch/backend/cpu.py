@@ -24,7 +24,7 @@ from llvmlite import binding as llvm
 from schedsearch.backend.base import BuildResult, CompileError, message_once
 from schedsearch.backend.inlining import inlining
 from schedsearch.backend.kernel_identity import UnidentifiedError, digest
-from schedsearch.backend.sharing import Key, piece
+from schedsearch.backend.sharing import Key, check_may_build, piece
 from schedsearch.backend.signatures import signature
 from schedsearch.launch import Artifact, LaunchPlan, Step, TensorMap
 from schedsearch.measurement import Resources
@@ -88,6 +88,7 @@ def compile_cpu(source: KernelSource) -> BuildResult:
 
 def _object_code(step: KernelStep, entry: str) -> bytes:
     """ELF object with the one global function `entry`."""
+    check_may_build()
     module = llvm.parse_assembly(_optimised_ir(step.function, _signature(step), entry))
     _check_externals(module, entry)
     return bytes(_target_machine().emit_object(module))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError, message_once
 from schedsearch.backend.elf import static_shared_bytes
+from schedsearch.backend.sharing import check_may_build
 from schedsearch.backend.signatures import signature
 from schedsearch.errors import UsageError
 from schedsearch.identity import sha256_hex
@@ -52,26 +53,32 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
         RejectedError: the kernel compiled, but spills, exceeds a limit of the target, or has serialised wgmma instructions.
     """
     started = time.perf_counter()
+    check_may_build()
     require_compiler()
     _check_limits(source, target)
     arch = _architecture(source.arch, target)
-    entries = [f"kernel_{number}" for number in range(len(source.steps))]
-    made = [_ptx(step, entry, arch) for step, entry in zip(source.steps, entries)]
+    plan = launch_plan(source, target)
+    made = [_ptx(step, placed.entry, arch) for step, placed in zip(source.steps, plan.steps)]
     texts = [ptx.text for ptx in made]
-    steps = tuple(
-        Step(
-            entry, step.launch_params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.constant,
-            step.block_shape, step.restores,
-        )
-        for step, entry in zip(source.steps, entries)
-    )  # fmt: skip
-    plan = LaunchPlan("cuda", arch, steps, dict(source.workspaces), dict(source.alignments))
     code, log = _link(texts, arch)
     resources = _resources(log, source, code)
     _check_quality(log, resources, source, target.registers_per_sm)
     canonical_hash = sha256_hex("\n".join([plan.to_json(), *texts]))
     shared = all(ptx.shared for ptx in made)
     return BuildResult(Artifact(code, plan), resources, canonical_hash, time.perf_counter() - started, shared)
+
+
+def launch_plan(source: KernelSource, target: Target) -> LaunchPlan:
+    """How the compiled kernel is launched. Raises CompileError if the target cannot run its code."""
+    steps = tuple(
+        Step(
+            f"kernel_{number}", step.launch_params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster,
+            step.constant, step.block_shape, step.restores,
+        )
+        for number, step in enumerate(source.steps)
+    )  # fmt: skip
+    arch = _architecture(source.arch, target)
+    return LaunchPlan("cuda", arch, steps, dict(source.workspaces), dict(source.alignments))
 
 
 def ptx_of(source: KernelSource, target: Target) -> list[str]:

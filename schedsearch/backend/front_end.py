@@ -37,6 +37,7 @@ from numba.extending import typeof_impl
 
 from schedsearch.backend.inlining import inlining
 from schedsearch.backend.kernel_identity import UnidentifiedError, digest, surroundings
+from schedsearch.backend.live_map import quick_liveness
 from schedsearch.backend.ops import Operands, operands_and_text, stand_in
 from schedsearch.backend.sharing import Key, piece
 from schedsearch.identity import sha256_hex
@@ -309,7 +310,7 @@ def _lower(
         flags.fastmath = True
     flags.compute_capability = cc
     context = cuda_target.target_context
-    with global_compiler_lock, numba_target_override(), _device_functions_for(cc):
+    with global_compiler_lock, numba_target_override(), _device_functions_for(cc), quick_liveness("numba.cuda.core"):
         result = compiler.compile_extra(
             cuda_target.typing_context, context, function, signature, None, flags, {},
             pipeline_class=_Compiler, call_conv=CUDACallConv(context), abi_info={},

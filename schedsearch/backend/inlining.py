@@ -74,7 +74,7 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
             inliner(state).run()
             _take_run_time_numbers(state.func_ir, ir, ir_utils)
             postproc.PostProcessor(state.func_ir).run()
-            ir_utils.fixup_var_define_in_scope(state.func_ir.blocks)
+            _define_in_scopes(state.func_ir.blocks)
             return True
 
     @machinery.register_pass(mutates_CFG=True, analysis_only=False)
@@ -174,6 +174,20 @@ def _inliner(closures: Any, ir: Any, ir_utils: Any) -> Any:
             return True
 
     return Inliner
+
+
+def _define_in_scopes(blocks: dict[int, Any]) -> None:
+    """Defines all variables in every scope, as Numba's `fixup_var_define_in_scope`, which does so for each block: blocks
+    share few scopes, and a kernel of a hundred inlined functions has hundreds of blocks and ten thousand variables."""
+    used: dict[str, Any] = {}
+    for block in blocks.values():
+        for each in block.body:
+            for var in each.list_vars():
+                used.setdefault(var.name, var)
+    for scope in {id(block.scope): block.scope for block in blocks.values()}.values():
+        for name, var in used.items():
+            if name not in scope.localvars:
+                scope.localvars.define(name, var)
 
 
 def _take_run_time_numbers(func_ir: Any, ir: Any, ir_utils: Any) -> None:

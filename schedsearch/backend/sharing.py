@@ -8,6 +8,7 @@ stays in the run's folder.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
 import functools
 from collections.abc import Callable, Iterator
@@ -17,6 +18,11 @@ from pathlib import Path
 from schedsearch.backend.build_cache import BuildCache
 
 _run_folder: Path | None = None
+_builds = contextvars.ContextVar("builds", default=True)  # of this thread
+
+
+class NotKeptError(BaseException):
+    """A piece would have to be made, within `only_kept`. No handler of a compiler's exceptions must take it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,22 @@ def share_through(folder: Path) -> None:
     _run_folder = folder
 
 
+@contextlib.contextmanager
+def only_kept() -> Iterator[None]:
+    """Within it this thread uses what is kept and makes nothing: what is missing raises NotKeptError."""
+    token = _builds.set(False)
+    try:
+        yield
+    finally:
+        _builds.reset(token)
+
+
+def check_may_build() -> None:
+    """For everything that compiles. Raises NotKeptError within `only_kept`."""
+    if not _builds.get():
+        raise NotKeptError
+
+
 def piece(key: Key, make: Callable[[], bytes]) -> bytes:
     """The piece called `key`: found from another process, or made now and kept for others.
 
@@ -40,14 +62,17 @@ def piece(key: Key, make: Callable[[], bytes]) -> bytes:
 
     Raises:
         Exception: any exception of `make`; nothing is then kept.
+        NotKeptError: within `only_kept`, if there is no such piece.
     """
     store = user_cache() if key.lasting else None
     if store is None and _run_folder is not None:
         store = BuildCache(_run_folder)
     if store is None:
+        check_may_build()
         return make()
     found = store.load(key.digest)
     if found is None:
+        check_may_build()
         with _lock(key.digest):
             found = store.load(key.digest)
             if found is None:

@@ -99,11 +99,11 @@ def build_dynamic(
             raise ModelError(f"{error}{no_table}") from error
     program = graph.program()
     calls = [call for segment in program.segments for call in segment.calls]
-    found, (sizes,) = machine_code([program], db, target, mode=mode, strict=strict)
+    found, (of_sizes,) = machine_code([program], db, target, mode=mode, strict=strict)
     segments, kinds = counted(len(program.segments), "segment"), counted(len(found), "different kernel")
     say(f"{counted(len(calls), 'call')} in {segments}, {kinds}")
     kernels = {workload: Kernel(each.artifact, each.origin) for workload, each in found.items()}
-    parts = DynamicParts.of(graph, target, kernels.__getitem__, sizes=sizes, way=way or "exact", model=path.name)
+    parts = DynamicParts.of(graph, target, kernels.__getitem__, sizes=of_sizes, way=way or "exact", model=path.name)
     if out is not None:
         parts.save(out)
     return DynamicExecutable(parts, open_device(target))

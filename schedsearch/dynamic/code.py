@@ -64,7 +64,7 @@ def _recipes(program: Program) -> dict[tuple[int, bool], Recipe[BuildResult]]:
 
 
 def _sizes(steps: Sequence[SizeStep], words: int, status: int | None, target: Target) -> BuildResult:
-    from schedsearch.backend import compile_source
+    from schedsearch.backend.kept import compile_kept
     from schedsearch.templates.parts.sizes import sizes_source
 
-    return compile_source(sizes_source(steps, words, target, status), target)
+    return compile_kept(sizes_source(steps, words, target, status), target)

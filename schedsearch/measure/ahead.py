@@ -7,15 +7,17 @@ itself then: it may drive a device, and it would compile one piece after the oth
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from schedsearch.backend import BuildResult, compile_source
+from schedsearch.backend import BuildResult
+from schedsearch.backend.kept import compile_kept
+from schedsearch.backend.sharing import NotKeptError, only_kept
 from schedsearch.config import Config
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
-from schedsearch.measure.builder import Builder, Built, available_cores
+from schedsearch.measure.builder import Builder, Built, available_cores, built_by
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
 from schedsearch.measure.range_build import RangeResult
@@ -78,8 +80,8 @@ def compile_ahead(recipes: Iterable[Recipe[Any]], code: CodeCache, target: Targe
     """Compiles what `code` lacks, in one process for each core.
 
     Returns:
-        Name -> what was compiled now. `code` knows it, and what the compiler refused; anything else that went wrong is left
-        to `Recipe.artifact`.
+        Name -> what was compiled now, or came from the build cache. `code` knows it, and what the compiler refused; anything
+        else that went wrong is left to `Recipe.artifact`.
 
     Raises:
         UsageError: `make` of a recipe cannot be sent to another process.
@@ -87,8 +89,28 @@ def compile_ahead(recipes: Iterable[Recipe[Any]], code: CodeCache, target: Targe
     """
     missing = {each.name: each for each in recipes if each.name not in code}
     built: dict[str, Built] = {}
-    if not missing:
-        return built
+    for each in missing.values():
+        if (kept := _kept(each, target)) is None:
+            break  # then the others are looked for where they can be compiled as well
+        built[each.name] = kept
+    missing = {name: each for name, each in missing.items() if name not in built}
+    if missing:
+        built |= _compiled(missing, code, target)
+    code.learn({name: each.artifact for name, each in built.items()})
+    return built
+
+
+def _kept(recipe: Recipe[Any], target: Target) -> Built | None:
+    """From the build cache, if nothing has to be compiled."""
+    try:
+        with only_kept():
+            return built_by(recipe.make(target), 0.0)
+    except (Exception, NotKeptError):  # a compiler process meets it again
+        return None
+
+
+def _compiled(missing: Mapping[str, Recipe[Any]], code: CodeCache, target: Target) -> dict[str, Built]:
+    built = {}
     # Nothing is timed meanwhile, and this process only waits: it needs no core for itself. A process that has a long piece
     # must not keep a second one waiting.
     workers = min(available_cores(), len(missing))
@@ -101,7 +123,6 @@ def compile_ahead(recipes: Iterable[Recipe[Any]], code: CodeCache, target: Targe
                     code.refuse(name, made.message)
             else:
                 built[name] = made
-    code.learn({name: each.artifact for name, each in built.items()})
     return built
 
 
@@ -118,7 +139,7 @@ def _spread(recipes: list[Recipe[Any]]) -> list[Recipe[Any]]:
 
 
 def _kernel(template: Template, workload: Workload, config: Config, target: Target) -> BuildResult:
-    return compile_source(template.kernel(workload, target, config), target)
+    return compile_kept(template.kernel(workload, target, config), target)
 
 
 def _reference(workload: Workload, target: Target) -> BuildResult:

@@ -425,10 +425,10 @@ def _checked(message: BuildFinished, mode: str, task: Task) -> Built | Measureme
                 raise ValueError(f"a range was asked for, got {type(message.result).__name__}")
             return _checked_range(message.result, task, build_s)
         if isinstance(task, CallTask) and isinstance(message.result, RangeResult):
-            return _built_range(message.result, build_s)
+            return built_by(message.result, build_s)
         if not isinstance(message.result, BuildResult):
             raise ValueError(f"machine code was asked for, got {type(message.result).__name__}")
-        return _checked_result(message.result, build_s)
+        return built_by(message.result, build_s)
     except Exception as error:  # any part of the message may have any type
         text = f"the result of the build is not usable: {type(error).__name__}: {error}"
         return Measurement(Outcome.COMPILE_ERROR, mode, message=text)
@@ -444,7 +444,8 @@ def _checked_result(result: BuildResult, build_s: float) -> Built:
 
 
 def _checked_range(found: RangeResult, task: RangeTask, build_s: float) -> BuiltRange:
-    built = _built_range(found, build_s)
+    built = built_by(found, build_s)
+    assert isinstance(built, BuiltRange)
     plan = built.plan
     if task.config not in (None, built.config):
         raise ValueError("it is of another configuration")
@@ -455,7 +456,10 @@ def _checked_range(found: RangeResult, task: RangeTask, build_s: float) -> Built
     return dataclasses.replace(built, artifact=Artifact(built.artifact.code, plan.at(task.origin)))
 
 
-def _built_range(found: RangeResult, build_s: float) -> BuiltRange:
+def built_by(found: BuildResult | RangeResult, build_s: float) -> Built:
+    """What a build gave, after checks of its types; a `BuiltRange` for a range. Raises ValueError."""
+    if isinstance(found, BuildResult):
+        return _checked_result(found, build_s)
     built = _checked_result(found.result, build_s)
     config, plan = Config(found.config), SizedPlan.from_json(found.plan)
     return BuiltRange(built.artifact, built.resources, built.canonical_hash, build_s, built.shared, config=config, plan=plan)

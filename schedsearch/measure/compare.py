@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from schedsearch.backend import BuildResult, compile_source
+from schedsearch.backend import BuildResult
+from schedsearch.backend.kept import compile_kept
 from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.device.memory import bytes_at
 from schedsearch.launch import Artifact, Grid, Int64, Param, Pointer, Scalar
@@ -249,7 +250,7 @@ class Comparison:
             source = _between_source()
         else:
             source = (_exact_source if self.kind == "exactly" else _output_source)(self.dtype, self.partial)
-        return compile_source(source, target)
+        return compile_kept(source, target)
 
 
 WORDS, BETWEEN = Comparison("words"), Comparison("between")

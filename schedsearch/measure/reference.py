@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from schedsearch.backend import BuildResult, compile_source
+from schedsearch.backend import BuildResult
+from schedsearch.backend.kept import compile_kept
 from schedsearch.errors import OperatorError, SchedsearchError
 from schedsearch.launch import Pointer, Scalar
 from schedsearch.measure.inputs import Array
@@ -51,7 +52,7 @@ class CheckedReference:
             raise self.failure(f"kernel() returned code for {source.kind}; allowed here: {target.kind}")
         self._check_parameters(source)
         try:
-            return compile_source(source, target)
+            return compile_kept(source, target)
         except Exception as error:  # any exception of a compiler
             raise self.failure(f"its kernel does not compile: {error}") from error
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from schedsearch.backend import compile_source
+from schedsearch.backend.kept import compile_kept
 from schedsearch.device import Device
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import Tolerance, Truth
@@ -118,7 +118,7 @@ class Truths(Mapping[str, Truth]):
             return decode(raw.view(dtype(spec.dtype).storage), spec.dtype).reshape(spec.shape)
 
         def run(source: KernelSource) -> dict[str, Array]:
-            artifact = code.get(reference_name(workload), lambda: compile_source(source, device.target).artifact)
+            artifact = code.get(reference_name(workload), lambda: compile_kept(source, device.target).artifact)
             addresses = {spec.name: inputs[spec.name] for spec in workload.signature}
             kernel = device.load(artifact)
             try:  # an output takes at most the eight bytes an element that its truth has

@@ -1,0 +1,47 @@
+"""Finished machine code in the build cache: of kernels that other processes and later runs will ask for again.
+
+A search does not keep its candidates: there are thousands, and next to none is built twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+from schedsearch.backend import BuildResult, compile_source
+from schedsearch.launch import Artifact
+from schedsearch.measurement import Resources
+from schedsearch.target import Target
+from schedsearch.template import KernelSource
+
+
+def compile_kept(source: KernelSource, target: Target) -> BuildResult:
+    """As `compile_source`, from the build cache if it has the code; otherwise it has it now. Raises as `compile_source`.
+
+    Code for CPUs is kept in any case. A kernel that captures a value without a name is compiled anew.
+    """
+    if source.kind != "cuda":
+        return compile_source(source, target)
+    from schedsearch.backend.cuda import launch_plan, require_compiler, toolchain_cuda
+    from schedsearch.backend.kernel_identity import UnidentifiedError, digest
+    from schedsearch.backend.sharing import Key, piece
+
+    started = time.perf_counter()
+    require_compiler()
+    plan = launch_plan(source, target)
+    limits = target.shared_bytes_per_block, target.registers_per_sm, source.may_spill
+    try:
+        key = digest("machine code", plan.to_json(), source.steps, limits, toolchain_cuda())
+    except UnidentifiedError:
+        return compile_source(source, target)
+    kept = piece(Key(key, lasting=True), lambda: _packed(compile_source(source, target)))
+    text, _, code = kept.partition(b"\n")
+    resources, canonical_hash, shared = json.loads(text)
+    took_s = time.perf_counter() - started
+    return BuildResult(Artifact(code, plan), Resources(**resources), canonical_hash, took_s, shared)
+
+
+def _packed(made: BuildResult) -> bytes:
+    text = json.dumps([dataclasses.asdict(made.resources), made.canonical_hash, made.shared])
+    return text.encode() + b"\n" + made.artifact.code
