@@ -310,6 +310,17 @@ def test_runs_that_begin_anywhere_in_x_are_stored_as_vectors(dtype: str) -> None
         check(y, extents, each.expected(x), each)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64"])
+@pytest.mark.parametrize("step", [2, -1, -3])
+def test_elements_that_are_apart_in_x_are_stored_as_vectors(dtype: str, step: int) -> None:
+    columns = 960 // np.dtype(dtype).itemsize
+    each = Slice((3, columns), [0, columns - 2 if step < 0 else 1], [FAR, -FAR if step < 0 else FAR], [1, step])
+    x, config = any_bits(each.shape, dtype), small_blocks(2)
+    with pytest.MonkeyPatch.context() as patch:
+        y, extents = emulate(patch, each.workload(dtype=dtype), {"x": x, **each.operands()}, config)
+    check(y, extents, each.expected(x), each)
+
+
 @given(st.integers(0, 2**31 - 1), st.integers(1, 2**31 - 1) | st.integers(1, 20))
 def test_division_by_multiplication_is_exact(number: int, extent: int) -> None:
     factor = (2**63 - 1) // extent + 1

@@ -26,9 +26,9 @@ from schedsearch.workload import Workload
 
 VECTOR_BYTES = 16
 EXACT_BELOW = 2**31  # units; more are divided by 64-bit divisions
-_SHIFTED = (
-    32  # instead of a width: vectors of 16 bytes that begin elsewhere in x, at the same distance from a multiple of 16
-)
+# Instead of a width, vectors of 16 bytes of y that x has otherwise:
+_SHIFTED = 32  # at the same distance from multiples of 16
+_GATHERED = 64  # element by element
 _SHIFTED_AT_ONCE = 2  # such vectors that a thread loads before it stores any
 _LONG_RUN = 16  # vectors; shorter runs that are no multiple of a vector take a narrower one
 
@@ -124,7 +124,8 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
 
     def merge(shared: Any, x: Any, y: Any) -> None:
         start, possible, empty, dims = types.int64(0), True, False, types.int64(0)
-        rows, places = types.int64(1), types.int64(y)  # runs, and all bits of where they begin but for the first one in x
+        rows = types.int64(1)  # runs; and all bits of where they begin, but for the first one in x
+        x_places, y_places = types.int64(0), types.int64(y)
         extent, x_step, y_step = types.int64(1), types.int64(1), types.int64(1)  # the dimension that may still grow
         run, x_run, y_run = types.int64(1), types.int64(1), types.int64(1)
         for back in range(rank + 1):
@@ -144,23 +145,27 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
                 else:
                     at = _ENTRIES + 4 * dims
                     shared[at], shared[at + _X_STEP], shared[at + _Y_STEP] = extent, x_step * nbytes, y_step * nbytes
-                    rows, places = rows * extent, places | x_step * nbytes | y_step * nbytes
+                    rows, x_places, y_places = rows * extent, x_places | x_step * nbytes, y_places | y_step * nbytes
                 dims += 1
                 extent, x_step, y_step = count, x_next, y_next
         if empty or not possible:
             start, run = types.int64(0), types.int64(0)
         x_at, y_at, run_bytes = types.int64(x) + start * nbytes, types.int64(y), run * nbytes
         width, vectors = types.int64(nbytes), types.int64(0)
-        shift = x_at % VECTOR_BYTES
+        shift, places = x_at % VECTOR_BYTES, x_places | y_places
+        is_long = run_bytes >= _LONG_RUN * VECTOR_BYTES
         if x_run == 1 and y_run == 1:
-            if run_bytes >= _LONG_RUN * VECTOR_BYTES and shift != 0 and (places | types.int64(x)) % VECTOR_BYTES == 0:
+            if is_long and shift != 0 and (places | types.int64(x)) % VECTOR_BYTES == 0:
                 width, vectors = types.int64(_SHIFTED), (run_bytes + shift) // VECTOR_BYTES - 1
             else:
                 for wider in (2, 4, 8, 16):
                     fits = run_bytes % wider == 0 or run_bytes >= _LONG_RUN * wider
                     if wider > nbytes and fits and (places | x_at) % wider == 0:
                         width, vectors = types.int64(wider), run_bytes // wider
-        step = types.int64(VECTOR_BYTES) if width == _SHIFTED else width
+        fits = run_bytes % VECTOR_BYTES == 0 or is_long
+        if y_run == 1 and (x_run != 1 or width < 8) and fits and y_places % VECTOR_BYTES == 0:
+            width, vectors = types.int64(_GATHERED), run_bytes // VECTOR_BYTES
+        step = min(width, types.int64(VECTOR_BYTES))
         done = vectors * step
         rest = run - done // nbytes
         shared[_DIMS] = dims if possible else types.int64(0)
@@ -168,8 +173,8 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
         shared[_KINDS + _UNITS], shared[_KINDS + _WIDTH] = vectors * rows, width
         shared[_KINDS + _X], shared[_KINDS + _Y] = x_at, y_at
         shared[_KINDS + 4 + _UNITS], shared[_KINDS + 4 + _WIDTH] = rest * rows, types.int64(nbytes)
-        shared[_KINDS + 4 + _X], shared[_KINDS + 4 + _Y] = x_at + done, y_at + done
-        shared[_ENTRIES], shared[_ENTRIES + _X_STEP], shared[_ENTRIES + _Y_STEP] = vectors, step, step
+        shared[_KINDS + 4 + _X], shared[_KINDS + 4 + _Y] = x_at + done * x_run, y_at + done
+        shared[_ENTRIES], shared[_ENTRIES + _X_STEP], shared[_ENTRIES + _Y_STEP] = vectors, step * x_run, step
         shared[last], shared[last + _X_STEP], shared[last + _Y_STEP] = rest, x_run * nbytes, y_run * nbytes
 
     return merge
@@ -204,6 +209,7 @@ def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[
         if width > nbytes:
             move = _choose(width, _move(width, offset, number, threads, unroll, streaming), move)
     move = _choose(_SHIFTED, _move_shifted(number, threads, unroll, streaming), move)
+    move = _choose(_GATHERED, _move_gathered(nbytes, number, threads, unroll, streaming), move)
 
     def copy(shared: Any, kind: Any) -> None:
         rest = cuda.local.array(unroll, number)
@@ -231,18 +237,18 @@ def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[
             for i in range(unroll):
                 x_at[i] = offset(x_at[i] + offset(offset(rest[i]) * offset(x_step)))
                 y_at[i] = offset(y_at[i] + offset(offset(rest[i]) * offset(y_step)))
-            move(width, x, y, x_at, y_at, first, units)
+            move(width, x, y, x_at, y_at, first, units, shared[_ENTRIES + 4 * rank + _X_STEP])
             first = number(first + number(number(cuda.gridDim.x) * number(span)))
 
     return copy
 
 
 def _move(width: int, offset: Any, number: Any, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
-    """`move(_, x, y, x_at, y_at, first, units)`: a thread's units of `width` bytes, as far as there are so many."""
+    """`move(_, x, y, x_at, y_at, first, units, _)`: a thread's units of `width` bytes, as far as there are so many."""
     load, store, words = moves.load_global(width), moves.store_global(width, streaming), moves.words_of(width)
     held = unroll * words
 
-    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any) -> None:
+    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any, __: Any) -> None:
         values = cuda.local.array(held, types.uint32)
         for i in range(unroll):
             exists = types.int32(number(first + number(i * threads)) < units)
@@ -260,7 +266,7 @@ def _move_shifted(number: Any, threads: int, unroll: int, streaming: bool) -> Ca
     at_once = min(unroll, _SHIFTED_AT_ONCE)
     held = at_once * 2 * words
 
-    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any) -> None:
+    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any, __: Any) -> None:
         pairs = cuda.local.array(held, types.uint32)
         vector = cuda.local.array(words, types.uint32)
         shift = types.uint32(types.uint64(x) % types.uint64(VECTOR_BYTES))
@@ -291,12 +297,38 @@ def _word(words: Any, at: Any, by_one: Any, by_two: Any) -> Any:
     return far if by_two else near
 
 
+def _move_gathered(nbytes: int, number: Any, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
+    """As `_move` for vectors of 16 bytes, from elements that are `x_step` bytes apart in x."""
+    load, store = moves.load_global(nbytes), moves.store_global(VECTOR_BYTES, streaming)
+    count, words = VECTOR_BYTES // nbytes, moves.words_of(nbytes)
+    held, in_word, bits = count * words, max(4 // nbytes, 1), 8 * nbytes
+
+    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any, x_step: Any) -> None:
+        parts = cuda.local.array(held, types.uint32)
+        vector = cuda.local.array(4, types.uint32)
+        for i in range(unroll):
+            if number(first + number(i * threads)) < units:
+                source = types.int64(x + types.int64(x_at[i]))
+                for element in range(count):
+                    load(parts, element * words, types.uint64(source + element * x_step), types.int32(1))
+                for word in range(4):
+                    packed = types.uint32(0)
+                    for place in range(in_word):
+                        packed = types.uint32(
+                            packed | types.uint32(parts[word * in_word + place] << types.uint32(bits * place))
+                        )
+                    vector[word] = packed
+                store(vector, 0, types.uint64(y + types.int64(y_at[i])))
+
+    return move
+
+
 def _choose(width: int, move: Callable[..., None], otherwise: Callable[..., None]) -> Callable[..., None]:
-    def chosen(found: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any) -> None:
+    def chosen(found: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any, x_step: Any) -> None:
         if found == width:
-            move(found, x, y, x_at, y_at, first, units)
+            move(found, x, y, x_at, y_at, first, units, x_step)
         else:
-            otherwise(found, x, y, x_at, y_at, first, units)
+            otherwise(found, x, y, x_at, y_at, first, units, x_step)
 
     return chosen
 
