@@ -74,9 +74,11 @@ test-integrations: ## install PyTorch, Kernel Tuner, ONNX Runtime and nbclient b
 	$(INTEGRATIONS_VENV)/bin/python -c "import kernel_tuner, torch"
 	OMP_NUM_THREADS=1 $(INTEGRATIONS_VENV)/bin/pytest -m "integrations and not gpu"
 
-# Tests that lock the GPU are one group, so that they do not wait for one another until they time out.
-test-gpu: $(DEV_STAMP) ## install, and run the tests that need a GPU; GPU_WORKERS=8 runs them side by side
-	$(BIN)/pytest -n $(GPU_WORKERS) --dist loadgroup -m gpu
+# Tests that lock the GPU are one group, so that they do not wait for one another until they time out. Kernels take seconds to
+# compile: a share of the random cases runs, and some of the templates that could compute a recorded case. SHARE=1: all.
+SHARE ?= 0.1
+test-gpu: $(DEV_STAMP) ## install, and run the tests that need a GPU; GPU_WORKERS=7 runs them side by side, SHARE=1 every case
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(GPU_WORKERS) --dist loadgroup -m gpu --gpu-share $(SHARE)
 
 # N: tries of each fault. FILES and DATABASES: cases of the fuzzers. TIME: seconds after which nothing begins. FAULTS: a pattern.
 N ?= 100

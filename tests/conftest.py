@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +79,58 @@ LONG = {
 }  # fmt: skip
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """The workers use all cores: threads of BLAS that wait for one only burn its time."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--gpu-share",
+        type=float,
+        default=0.1,
+        metavar="S",
+        help="the share of the many cases on a GPU that runs, 0 to 1 (default 0.1); compiling all takes hours of a core",
+    )
+
+
+@pytest.fixture(scope="session")
+def some_of(request: pytest.FixtureRequest) -> Callable[[Sequence[Any], int], list[Any]]:
+    """`some_of(choices, number)`: the share --gpu-share of them, one at least. Each number begins at another choice."""
+    share = request.config.getoption("--gpu-share")
+
+    def some_of(choices: Sequence[Any], number: int) -> list[Any]:
+        count = min(len(choices), max(1, math.floor(share * len(choices))))
+        return [choices[(number + i) % len(choices)] for i in range(count)]
+
+    return some_of
+
+
+def _leave_out_many(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the cases of each test that is marked `many`, keeps the share --gpu-share, the same ones in each run.
+
+    With `many(each="stages")` it is a share of the cases with each value of the parameter `stages`, one at least. All stay
+    if the command line names a case.
+    """
+    share, cases = config.getoption("--gpu-share"), dict[str, list[pytest.Item]]()
+    if share >= 1 or any("[" in argument for argument in config.args):
+        return
+    for item in items:
+        if (mark := item.get_closest_marker("many")) is not None:
+            of = str(item.callspec.params[mark.kwargs["each"]]) if mark.kwargs else ""  # type: ignore[attr-defined]
+            cases.setdefault(f"{item.nodeid.split('[')[0]} {of}", []).append(item)
+    out = set()
+    for name, found in cases.items():
+        out |= set(random.Random(name).sample(found, len(found) - max(1, round(share * len(found)))))
+    if out:
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_many(config, items)
     for item in items:
         if {"torch", "kernel_tuner_package"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("integrations")

@@ -22,7 +22,7 @@ from schedsearch.device.detect import detect
 from schedsearch.records.store import Store
 from schedsearch.workload import Workload
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("c_export")]  # one worker of --dist loadgroup builds the libraries
 ROOT = Path(__file__).resolve().parents[1]
 NO_CONTEXT = -5
 CASES = {

@@ -54,7 +54,7 @@ def test_verification_accepts_the_kernels(case: str) -> None:
     if reason := template.validate(workload, target):
         pytest.skip(reason)
     with contextlib.closing(open_device(target)) as device:
-        for config in configurations(template, workload, target, 8):
+        for config in configurations(template, workload, target, 1):
             kernel = device.load(compile_source(template.kernel(workload, target, config), target).artifact)
             assert verify_once(device, workload, kernel) is None, config
             kernel.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import FLOAT_STAGES, check_schedules, convolve, exactly, integers, to_bits
+from conv2d_numpy import FLOAT_STAGES, KINDS, check_sampled, check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
 
 import schedsearch.templates.conv2d.halo as module
@@ -453,11 +454,13 @@ def test_a_residual_of_16_bits_is_loaded_like_y_is_stored() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.many
 @pytest.mark.parametrize("number", range(GPU_SHAPES))
-def test_random_schedules_of_random_shapes_are_exact(hopper: Target, number: int) -> None:
+def test_random_schedules_of_random_shapes_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
     rng = np.random.default_rng([31, number])
     workload = random_workload(rng)
-    check_schedules(exactly(TEMPLATE, workload, hopper, seed=number), TEMPLATE, workload, hopper, rng)
+    check = exactly(TEMPLATE, workload, hopper, seed=number)
+    check_schedules(check, TEMPLATE, workload, hopper, rng, some_of(KINDS, number))
 
 
 GROUPED = {
@@ -480,12 +483,14 @@ GROUPED = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("size", [(2, 9, 13), (24, 29, 28)], ids=["few tiles", "many tiles"])
-@pytest.mark.parametrize("shape", GROUPED.values(), ids=GROUPED)
-def test_groups_and_strides_are_exact(hopper: Target, shape: dict[str, Any], size: tuple[int, int, int]) -> None:
-    n, h, w = size
-    workload = Workload.conv2d(**{**dict(n=n, h=h, w=w, r=3, s=3, padding=1), **shape})
-    check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, np.random.default_rng(33))
+@pytest.mark.parametrize("shape", GROUPED)
+def test_groups_and_strides_are_exact(hopper: Target, some_of: Callable[..., Any], shape: str) -> None:
+    """Of few tiles and of many."""
+    number = list(GROUPED).index(shape)
+    for n, h, w in some_of([(2, 9, 13), (24, 29, 28)], number // 2):
+        workload = Workload.conv2d(**{**dict(n=n, h=h, w=w, r=3, s=3, padding=1), **GROUPED[shape]})
+        check, kinds = exactly(TEMPLATE, workload, hopper), some_of(KINDS, number)
+        check_schedules(check, TEMPLATE, workload, hopper, np.random.default_rng(33), kinds)
 
 
 @pytest.mark.gpu
@@ -493,5 +498,4 @@ def test_groups_and_strides_are_exact(hopper: Target, shape: dict[str, Any], siz
 def test_many_tiles_a_block_are_exact(hopper: Target, schedule: str) -> None:
     workload = Workload.conv2d(n=8, h=150, w=150, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
     space = TEMPLATE.space(workload, hopper).restrict({"schedule": [schedule]})
-    for config in space.sample(4, np.random.default_rng(0)):
-        exactly(TEMPLATE, workload, hopper)(config)
+    check_sampled(exactly(TEMPLATE, workload, hopper), space, np.random.default_rng(0))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import convolve, expected, integers, run_on_gpu, to_bits
+from conv2d_numpy import KINDS, check_schedules, convolve, expected, integers, run_on_gpu, to_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mma_emulated import emulate
@@ -225,8 +226,9 @@ def test_pieces_follow_divisibility() -> None:
 
 # --- On the device ---------------------------------------------------------------------------------------------------
 @pytest.mark.gpu
+@pytest.mark.many
 @pytest.mark.parametrize("seed", range(40))
-def test_random_shapes_and_configurations_are_exact(seed: int) -> None:
+def test_random_shapes_and_configurations_are_exact(some_of: Callable[..., Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
 
     def pick(*values: Any) -> Any:
@@ -246,12 +248,11 @@ def test_random_shapes_and_configurations_are_exact(seed: int) -> None:
     )  # fmt: skip
     arrays = integers(workload, rng)
     truth = expected(workload, arrays)
-    for config in [
-        TEMPLATE.default(workload, target, TEMPLATE.space(workload, target)),
-        *TEMPLATE.space(workload, target).sample(2, rng),
-    ]:
-        y = run_on_gpu(TEMPLATE, workload, target, config, arrays)
-        truth.check(y, f"{workload.label} {config}")
+
+    def check(config: Config) -> None:
+        truth.check(run_on_gpu(TEMPLATE, workload, target, config, arrays), f"{workload.label} {config}")
+
+    check_schedules(check, TEMPLATE, workload, target, rng, some_of(KINDS, seed))
 
 
 @pytest.mark.gpu

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import check_schedules
+from conv2d_numpy import KINDS, check_schedules
 from test_conv2d_integers import drawn, sums
 from test_conv2d_wgmma_emulated import SMALL, Requantise
 
@@ -294,7 +295,7 @@ class TestContract(TemplateContract):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*EMULATED, *FORMS])
-def test_a_gpu_computes_exact_sums(name: str) -> None:
+def test_a_gpu_computes_exact_sums(some_of: Callable[..., Any], name: str) -> None:
     from conv2d_support import run_on_cpu as run  # it takes any device
 
     import schedsearch
@@ -315,5 +316,6 @@ def test_a_gpu_computes_exact_sums(name: str) -> None:
         y = run(device, source, arrays, {"y": (w.output.shape, np.dtype(w.output.dtype))}, scalars)["y"]
         np.testing.assert_array_equal(y, Layout.parse(w.layout).pack(expected.astype(y.dtype), "NHWC"), err_msg=str(config))
 
-    check_schedules(check, TEMPLATE, w, target, rng, space.restrict({"x": [x], "batch": [batch]}) if x else space)
+    kinds = some_of(KINDS, [*EMULATED, *FORMS].index(name))
+    check_schedules(check, TEMPLATE, w, target, rng, kinds, space.restrict({"x": [x], "batch": [batch]}) if x else space)
     device.close()

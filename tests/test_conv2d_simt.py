@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import integer_model
 import numpy as np
 import pytest
-from conv2d_numpy import check_schedules, numpy_conv2d
+from conv2d_numpy import KINDS, check_schedules, numpy_conv2d
 from conv2d_support import run_on_cpu
 
 import schedsearch.templates.conv2d.simt as module
@@ -275,8 +276,9 @@ def test_refusals_say_why(changes: dict[str, Any], target: Target, word: str) ->
 
 # --- On the device ----------------------------------------------------------------------------------------------------
 @pytest.mark.gpu
+@pytest.mark.many
 @pytest.mark.parametrize("seed", range(40))
-def test_random_convolutions_are_exact_on_the_device(seed: int) -> None:
+def test_random_convolutions_are_exact_on_the_device(some_of: Callable[..., Any], seed: int) -> None:
     from schedsearch.device import open_device
 
     target = detect("cuda")
@@ -295,7 +297,7 @@ def test_random_convolutions_are_exact_on_the_device(seed: int) -> None:
         np.testing.assert_array_equal(y, truth, err_msg=f"{workload.label} {config}")
 
     try:
-        check_schedules(check, TEMPLATE, workload, target, np.random.default_rng(seed))
+        check_schedules(check, TEMPLATE, workload, target, np.random.default_rng(seed), some_of(KINDS, seed))
         if not TEMPLATE.space(workload, target).check(small):
             check(small)
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import FLOAT_STAGES, check_schedules, convolve, exactly, integers, to_bits
+from conv2d_numpy import FLOAT_STAGES, KINDS, check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
 
 import schedsearch.templates.conv2d.stem as module
@@ -337,26 +337,27 @@ def test_an_operand_is_one_load_from_shared_memory(workload: Workload, loads: in
 
 
 @pytest.mark.gpu
+@pytest.mark.many
 @pytest.mark.parametrize("number", range(GPU_SHAPES))
-def test_random_schedules_of_random_shapes_are_exact(hopper: Target, number: int) -> None:
+def test_random_schedules_of_random_shapes_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
     rng = np.random.default_rng([51, number])
     workload = random_workload(rng)
-    check_schedules(exactly(TEMPLATE, workload, hopper, seed=number), TEMPLATE, workload, hopper, rng)
+    check = exactly(TEMPLATE, workload, hopper, seed=number)
+    check_schedules(check, TEMPLATE, workload, hopper, rng, some_of(KINDS, number))
+
+
+FIRST_LAYERS = [
+    RGB_7X7.replace(epilogue=["bias", "relu"]),
+    RGB_7X7.replace(n=32),
+    RGB_3X3.replace(epilogue=["bias", "residual"]),
+    RGB_3X3.replace(n=8, stride=2, k=32, out_dtype="float32"),
+    RGB_3X3.replace(c=1, k=16),
+    RGB_3X3.replace(c=4, k=96, dtype="bfloat16", out_dtype="bfloat16"),
+]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "workload",
-    [
-        RGB_7X7.replace(epilogue=["bias", "relu"]),
-        RGB_7X7.replace(n=32),
-        RGB_3X3.replace(epilogue=["bias", "residual"]),
-        RGB_3X3.replace(n=8, stride=2, k=32, out_dtype="float32"),
-        RGB_3X3.replace(c=1, k=16),
-        RGB_3X3.replace(c=4, k=96, dtype="bfloat16", out_dtype="bfloat16"),
-    ],
-    ids=lambda workload: workload.label,
-)
-def test_first_layers_of_networks_are_exact(hopper: Target, workload: Workload) -> None:
-    rng = np.random.default_rng(0)
-    check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, rng)
+@pytest.mark.parametrize("number", range(len(FIRST_LAYERS)), ids=lambda number: FIRST_LAYERS[number].label)
+def test_first_layers_of_networks_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
+    workload, rng = FIRST_LAYERS[number], np.random.default_rng(0)
+    check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, rng, some_of(KINDS, number))

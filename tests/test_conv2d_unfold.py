@@ -4,11 +4,12 @@ convolution gives the same result, every schedule compiles well, and results on 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import FLOAT_STAGES, check_schedules, convolve, exactly, integers
+from conv2d_numpy import FLOAT_STAGES, KINDS, check_schedules, convolve, exactly, integers
 from conv2d_support import covering
 
 import schedsearch.templates.conv2d.unfold as module
@@ -352,27 +353,28 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.many
 @pytest.mark.parametrize("number", range(GPU_SHAPES))
-def test_random_schedules_of_random_shapes_are_exact(hopper: Target, number: int) -> None:
+def test_random_schedules_of_random_shapes_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
     rng = np.random.default_rng([44, number])
     workload = random_workload(rng)
-    check_schedules(exactly(TEMPLATE, workload, hopper, seed=number), TEMPLATE, workload, hopper, rng)
+    check = exactly(TEMPLATE, workload, hopper, seed=number)
+    check_schedules(check, TEMPLATE, workload, hopper, rng, some_of(KINDS, number))
+
+
+FIRST_LAYERS = [
+    RGB_7X7.replace(epilogue=["bias", "relu"]),
+    RGB_7X7.replace(n=32),
+    RGB_3X3.replace(epilogue=["bias", "residual"]),
+    RGB_3X3_STRIDED,
+    RGB_3X3.replace(c=1, k=16),
+    RGB_3X3.replace(c=5, out_dtype="float32"),
+    RGB_3X3.replace(c=6, dilation=2, padding=2, dtype="bfloat16", out_dtype="bfloat16"),
+]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "workload",
-    [
-        RGB_7X7.replace(epilogue=["bias", "relu"]),
-        RGB_7X7.replace(n=32),
-        RGB_3X3.replace(epilogue=["bias", "residual"]),
-        RGB_3X3_STRIDED,
-        RGB_3X3.replace(c=1, k=16),
-        RGB_3X3.replace(c=5, out_dtype="float32"),
-        RGB_3X3.replace(c=6, dilation=2, padding=2, dtype="bfloat16", out_dtype="bfloat16"),
-    ],
-    ids=lambda workload: workload.label,
-)
-def test_first_layers_of_networks_are_exact(hopper: Target, workload: Workload) -> None:
-    rng = np.random.default_rng(0)
-    check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, rng)
+@pytest.mark.parametrize("number", range(len(FIRST_LAYERS)), ids=lambda number: FIRST_LAYERS[number].label)
+def test_first_layers_of_networks_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
+    workload, rng = FIRST_LAYERS[number], np.random.default_rng(0)
+    check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, rng, some_of(KINDS, number))

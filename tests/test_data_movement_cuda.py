@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv2d_numpy import KINDS, check_schedules
 from conv2d_support import run_on_cpu as run  # it takes any device
 from test_conv2d_wgmma import instructions
 
@@ -418,14 +419,15 @@ def test_defaults_of_any_slice_build(number: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.many
 @pytest.mark.parametrize("number", range(40))
-def test_a_gpu_moves_every_element(number: int) -> None:
+def test_a_gpu_moves_every_element(some_of: Callable[..., Any], number: int) -> None:
     rng = np.random.default_rng([23, number])
     target = schedsearch.detect("cuda")
     moved = random_movement(rng, longest=(0, 100_000, 400, 60, 30, 12))
     arrays = {name: np.ascontiguousarray(x) for name, x in moved.arrays.items()}
     with contextlib.closing(open_device(target)) as gpu:
-        for default in (True, False):
+        for default in some_of((True, False), number):
             source, configs = random_source(moved, target, rng, default)
             try:
                 found = run(gpu, source, arrays, {"y": (moved.y.shape, moved.y.dtype)})["y"]
@@ -437,20 +439,17 @@ def test_a_gpu_moves_every_element(number: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*WIDE, *(name for name in OPERATORS if name != "nothing")])
-def test_a_gpu_runs_the_operators(name: str) -> None:
-    workload = {**WIDE, **OPERATORS}[name]
+def test_a_gpu_runs_the_operators(some_of: Callable[..., Any], name: str) -> None:
+    workload, number = {**WIDE, **OPERATORS}[name], [*WIDE, *OPERATORS].index(name)
     target = schedsearch.detect("cuda")
     arrays, y = of_operator(workload, np.random.default_rng(2))
-    space = CUDA.space(workload, target)
-    default = CUDA.default(workload, target, space)
     with contextlib.closing(open_device(target)) as gpu:
-        for config in [default, *space.sample(3, np.random.default_rng(3))]:
-            try:
-                found = run(gpu, CUDA.kernel(workload, target, config), arrays, {"y": (y.shape, y.dtype)})["y"]
-            except RejectedError:
-                assert config != default, f"{workload.label} {dict(config)}"
-            else:
-                np.testing.assert_array_equal(found, y, err_msg=f"{workload.label} {dict(config)}")
+
+        def check(config: Config) -> None:
+            found = run(gpu, CUDA.kernel(workload, target, config), arrays, {"y": (y.shape, y.dtype)})["y"]
+            np.testing.assert_array_equal(found, y, err_msg=f"{workload.label} {dict(config)}")
+
+        check_schedules(check, CUDA, workload, target, np.random.default_rng(3), some_of(KINDS, number))
 
 
 # --- The benchmark ------------------------------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import check_schedules
+from conv2d_numpy import KINDS, check_schedules
 from depthwise_cuda_support import H200, KERNEL_MODULES, assert_compiles, emulate, run_on_device
 from depthwise_support import case_workloads, random_workload
 
@@ -278,18 +278,23 @@ def device() -> Iterator[Any]:
 
 
 @pytest.mark.gpu
+@pytest.mark.many(each="direction")
 @pytest.mark.parametrize("direction", TEMPLATES)
 @pytest.mark.parametrize("seed", range(8))
-def test_random_workloads_on_the_device(device: Any, direction: str, seed: int) -> None:
+def test_random_workloads_on_the_device(some_of: Callable[..., Any], device: Any, direction: str, seed: int) -> None:
     rng, template = np.random.default_rng(100 + seed), TEMPLATES[direction]
     workload = random_workload(rng, direction=direction, dtype=DTYPES[seed % 3])
     workload = workload.replace(h=workload.h + 9 * (seed % 4), w=workload.w + 11 * (seed % 3))
-    check_schedules(lambda config: run_on_device(device, template, workload, config), template, workload, device.target, rng)
+    check_schedules(
+        lambda config: run_on_device(device, template, workload, config),
+        template, workload, device.target, rng, some_of(KINDS, seed),
+    )  # fmt: skip
 
 
 @pytest.mark.gpu
-def test_the_operator_cases_on_the_device(device: Any, shared: Any) -> None:
-    for workload in (each for each in case_workloads(shared) if each.direction in TEMPLATES):
+@pytest.mark.parametrize("part", range(8))
+def test_the_operator_cases_on_the_device(device: Any, shared: Any, part: int) -> None:
+    for workload in [each for each in case_workloads(shared) if each.direction in TEMPLATES][part::8]:
         small = workload.replace(n=1, c=min(workload.c, 40))  # the same windows, in less time
         template = TEMPLATES[workload.direction]
         config = template.default(workload, device.target, template.space(workload, device.target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -152,9 +153,12 @@ def test_both_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPa
     emulate(monkeypatch, BOTH, workload, space.sample(1, np.random.default_rng(0))[0])
 
 
+DEVICE_SHAPES = [*SHAPES, "7x7", "14x14", "both", "dw"]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [*SHAPES, "7x7", "14x14", "both", "dw"])
-def test_results_on_a_device(shape: str) -> None:
+@pytest.mark.parametrize("number", range(len(DEVICE_SHAPES)), ids=DEVICE_SHAPES.__getitem__)
+def test_results_on_a_device(some_of: Callable[..., Any], number: int) -> None:
     from schedsearch.device import open_device
 
     both = layer(96, 14, n=3, direction="grad_both")
@@ -164,12 +168,14 @@ def test_results_on_a_device(shape: str) -> None:
         "both": both,
         "14x14": layer(40, 14, kernel=5, n=5, direction="grad_input", dtype="float32"),
     }
+    shape = DEVICE_SHAPES[number]
     workload = larger[shape] if shape in larger else depthwise_conv2d(**SHAPES[shape], layout="NCHW")
     device = open_device(detect("cuda"))
     try:
         template = {"grad_both": BOTH, "grad_weight": FILTERS}.get(workload.direction, PLANES)
         space = template.space(workload, device.target)
-        for config in (template.default(workload, device.target, space), *space.sample(1, np.random.default_rng(0))):
+        configs = [template.default(workload, device.target, space), *space.sample(1, np.random.default_rng(0))]
+        for config in some_of(configs, number):
             run_on_device(device, template, workload, config)
     finally:
         device.close()

@@ -223,6 +223,7 @@ def test_all_stages_assemble(dtype: str, out_dtype: str, target: str, arch: str)
 
 # --- On the device, inside a convolution -----------------------------------------------------------------------------
 @pytest.mark.gpu
+@pytest.mark.many(each="stages")
 @pytest.mark.parametrize("k", [8, 6, 5], ids="k{}".format)
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
 @pytest.mark.parametrize("stages", [(stage,) for stage in ALL_STAGES] + [ALL_STAGES, ALL_STAGES[::-1]], ids="+".join)

@@ -5,11 +5,12 @@ The expected values are those of `schedsearch.pack`, which test_packing.py compa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from conv2d_numpy import check_schedules
+from conv2d_numpy import KINDS, check_schedules
 from conv2d_support import run_on_cpu as run  # it takes any device
 from test_conv2d_wgmma import instructions
 
@@ -270,8 +271,9 @@ def test_defaults_spill_nothing_and_use_wide_accesses(target: Target, name: str)
 
 
 @pytest.mark.gpu
+@pytest.mark.many
 @pytest.mark.parametrize("number", range(30))
-def test_a_gpu_moves_every_element(number: int) -> None:
+def test_a_gpu_moves_every_element(some_of: Callable[..., Any], number: int) -> None:
     rng = np.random.default_rng([17, number])
     workload, target = random_workload(rng, most=300), schedsearch.detect("cuda")
     x, y = arrays(workload, rng)
@@ -281,5 +283,5 @@ def test_a_gpu_moves_every_element(number: int) -> None:
         found = run(gpu, CUDA.kernel(workload, target, config), {"x": x}, {"y": (y.shape, y.dtype)})["y"]
         np.testing.assert_array_equal(found, y, err_msg=f"{workload.label} {dict(config)}")
 
-    check_schedules(check, CUDA, workload, target, rng)
+    check_schedules(check, CUDA, workload, target, rng, some_of(KINDS, number))
     gpu.close()
