@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -17,6 +18,7 @@ import pytest
 from schedsearch.device import open_device
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
+from schedsearch.errors import DeviceError
 from schedsearch.target import Target
 
 # Compilers make many objects that live until the kernel is done: looking for cycles as often as by default takes a twentieth
@@ -169,6 +171,21 @@ def gpu() -> Iterator[Any]:
     opened = open_device(detect("cuda"))
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def _gpu_context() -> Iterator[None]:
+    opened = open_device(detect("cuda"))
+    yield
+    with contextlib.suppress(DeviceError):  # a test may have broken the context
+        opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _same_gpu_context(request: pytest.FixtureRequest) -> None:
+    """Keeps the GPU's context for the next test of the module: making it anew takes as long as compiling a small kernel."""
+    if request.node.get_closest_marker("gpu"):
+        request.getfixturevalue("_gpu_context")
 
 
 @pytest.fixture(scope="session")
