@@ -252,9 +252,12 @@ class Graph:
         with destroyed_on_error(graph):
             self._executable = cuda_driver.call("cuGraphInstantiate", graph, 0)
         self.handle = ctypes.c_void_p(int(self._executable))
+        self._launch = cuda_driver.libcuda().cuGraphLaunch
 
     def launch(self, stream: int) -> None:
-        self._device.enqueue("cuGraphLaunch", stream, self.handle)
+        in_our_context = stream > _PER_THREAD_STREAM or self._device.is_current
+        if not in_our_context or self._launch(self.handle, ctypes.c_void_p(stream)):
+            self._device.enqueue("cuGraphLaunch", stream, self.handle)  # in our context, or to say why it fails
 
     def close(self) -> None:
         cuda_driver.call("cuGraphExecDestroy", self._executable)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
-from schedsearch.runtime.streams import raw_stream
+from schedsearch.runtime.streams import current_stream, raw_stream
 from schedsearch.runtime.torch_call import TorchCall
 
 if TYPE_CHECKING:
@@ -188,10 +187,12 @@ class Net:
         """
         with self._lock:
             if self._torch_call is not None and out is None and not named:
-                with contextlib.suppress(ArgumentError):  # an address lacks an alignment: the long path copies the array
+                try:
                     result = self._torch_call(args, stream)
-                    if result is not None:
-                        return result
+                except ArgumentError:  # an address lacks an alignment: the long path copies the array
+                    result = None
+                if result is not None:
+                    return result
             self._open_weights()
             given = self._split(args, named)
             views = self._checked_inputs(given)
@@ -433,15 +434,17 @@ class Bound:
 
     def __init__(self, net: Net, calls: Calls, outputs: tuple[Any, ...], inputs: tuple[Any, ...], library: str) -> None:
         self._net, self._calls, self._library = net, calls, library
+        self._current_stream = current_stream(library, net.device)
         self.outputs = outputs
+        self._result = outputs[0] if len(outputs) == 1 else outputs
         self._inputs = inputs  # keeps the memory alive
 
     def __call__(self, stream: Any = None) -> Any:
         """Runs the network on a stream (default: the library's current one) and returns its outputs."""
-        handle = stream if type(stream) is int else raw_stream(stream, self._library, self._net.device)
+        handle = self._current_stream() if stream is None else raw_stream(stream, self._library, self._net.device)
         with self._net._lock:
             self._calls.launch(handle)
-        return self.outputs[0] if len(self.outputs) == 1 else self.outputs
+        return self._result
 
     def close(self) -> None:
         """Frees the graph. The net must still be open."""

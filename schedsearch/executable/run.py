@@ -336,6 +336,7 @@ class Calls:
         self._gpu = _cuda(weights.device) if weights.device.target.kind == "cuda" else None
         self._graph: Segments | None = None  # made by the first launch that is not captured
         self._changed: set[int] = set()  # calls whose arguments the graph does not know yet
+        self._ready: Callable[[int], None] | None = None  # all of a launch, when the graph knows the arguments
 
     def move(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Takes other memory for inputs and outputs.
@@ -361,6 +362,7 @@ class Calls:
         for use in uses:
             self.bound[use.call].set_pointer(use.name, address + use.offset)
         self._changed.update(use.call for use in uses)
+        self._ready = None
         if self._copies:
             self._set_copies()
 
@@ -370,6 +372,9 @@ class Calls:
 
     def launch(self, stream: int = 0) -> None:
         """Runs everything: on a GPU it enqueues the graph, on a CPU it returns when the outputs are complete."""
+        if self._ready is not None and stream in (0, 1):  # the default stream, which nothing can capture
+            self._ready(stream)
+            return
         captured = self._gpu is not None and self._gpu.is_capturing(stream)
         if captured and self.weights.models:
             raise UsageError(
@@ -380,7 +385,9 @@ class Calls:
             for each in self.bound:
                 each.launch(stream)
         else:
-            self._current_graph(self._gpu).launch(stream)
+            graph = self._current_graph(self._gpu)
+            graph.launch(stream)
+            self._ready = None if self._copies else graph.launch
         for to, source, nbytes in self._copies:
             self.weights.device.copy(to, source, nbytes, stream)
 
@@ -395,6 +402,7 @@ class Calls:
         return self._graph
 
     def close(self) -> None:
+        self._ready = None
         if self._graph is not None:
             self._graph.close()
             self._graph = None
