@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
     "README.md", "docs/reliability.md", "docs/performance.md", "docs/kernels/conv2d.md", "docs/kernels/conv2d_halo.md",
-    "docs/networks.md",
+    "docs/kernels/dyn_strided_slice.md", "docs/kernels/selection.md", "docs/networks.md",
 )  # fmt: skip
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CUDNN = {"cuDNN NCHW": ("cudnn_nchw",), "cuDNN NHWC": ("cudnn_nhwc",)}  # heading -> times of which the shortest is shown
@@ -347,6 +347,39 @@ def layout_plan(data: dict[str, Any]) -> str:
     return markdown(header, rows)
 
 
+def c_call(data: dict[str, Any]) -> str:
+    rows = [(row["kernel"], *(f"{row[key]:.2f}" for key in ("driver_us", "c_us", "python_us"))) for row in data["rows"]]
+    return markdown(("host time of a launch, us", "the driver alone", "in C", "bound, in Python"), rows)
+
+
+def dynamic_ops(data: dict[str, Any]) -> str:
+    """Operators whose sizes depend on numbers, by default configurations, beside PyTorch."""
+    rows = [
+        (row["label"], f"{row['us']:.1f}", f"{row['torch_us']:.1f}", f"{row['torch_us'] / row['us']:.2f}")
+        for row in data["rows"]
+    ]
+    return markdown(("what, us", "ours", "PyTorch", "ratio"), rows)
+
+
+def dynamic_slice(data: dict[str, Any]) -> str:
+    """A row for each slice of an array on the device."""
+    shown = {
+        "copy": "copy of as many bytes", "static": "static kernel", "bounded": "bounded default", "exact": "exact default",
+        "PyTorch": "PyTorch, three tolist()",
+    }  # fmt: skip
+    times: dict[str, dict[str, float]] = {}
+    for row in data["rows"]:
+        times.setdefault(row["case"], {})[row["run"]] = row["time_us"]
+    rows = [
+        (
+            case, *(f"{found[run]:.1f}" for run in shown.values()),
+            f"{found[shown['bounded']] / found[shown['static']]:.2f}",
+        )
+        for case, found in times.items()
+    ]  # fmt: skip
+    return markdown(("slice, us", *shown, "bounded over static"), rows)
+
+
 def networks_graphs(data: dict[str, Any]) -> str:
     """Whole networks in one CUDA graph beside PyTorch; times are those of launches that follow one another."""
     rows: list[Sequence[object]] = []
@@ -467,6 +500,10 @@ TABLES = {
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "torch_dispatch": Table("torch_dispatch_cpu", "torch_dispatch.py --without-gpu", torch_dispatch),
+    "torch_dispatch_gpu": Table("torch_dispatch_h200", "torch_dispatch.py", torch_dispatch),
+    "c_call": Table("c_call_h200", "c_call.py --times", c_call),
+    "dynamic_ops": Table("dynamic_ops_h200", "dynamic_ops.py", dynamic_ops),
+    "dynamic_slice": Table("dynamic_slice_h200", "dynamic_slice.py", dynamic_slice),
     "own_kernels": Table("own_kernels_h200", "own_kernels.py", own_kernels),
     "depthwise_sample": Table("depthwise_sample_h200", "depthwise.py", depthwise_sample),
     "bandwidth_ops": Table("bandwidth_ops_h200", "bandwidth_ops.py", bandwidth_ops),

@@ -29,7 +29,7 @@ class VectorEmulator(MovesEmulator):
                 block.static_array = np.full(count, np.nan, np.float32)
             return block.static_array
 
-        self.cuda.shared = SimpleNamespace(array=shared_array)  # type: ignore[attr-defined]
+        self.cuda.shared = SimpleNamespace(array=shared_array)
 
     def stand_in(self, monkeypatch: Any, *modules: Any) -> None:
         super().stand_in(monkeypatch, *modules)
