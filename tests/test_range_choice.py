@@ -131,6 +131,24 @@ def test_too_few_trials_leave_no_table_and_lose_no_record() -> None:
     assert choice.trials == len(world.records) == 4
 
 
+class TwoKinds(World):
+    """One configuration is the fastest for few images, another one, of constant time, for many."""
+
+    def measured(self, workload: Workload, *rest: Any) -> dict[Config, Record]:
+        found = list(super().measured(workload, *rest).values())
+        first = found[:1] if workload.n < 8 else found[1:2]
+        return {record.config: record for record in first}
+
+    def measure(self, workload: Workload, built: BuiltRange, best_ns: float | None) -> Measurement:
+        return Measurement(Outcome.OK, times_ns=(float(workload.n) if built.config == CONFIGS[0] else 8.0,))
+
+
+@pytest.mark.parametrize("trials", [12, 24, 64])
+def test_few_trials_suffice_to_take_the_fastest_at_both_ends(trials: int) -> None:
+    table = TwoKinds().choice(RangeBudget(trials, 2 * trials // len(PLANS))).table()
+    assert [table.kernel_for(size).config for size in (1, 16)] == CONFIGS[:2]
+
+
 @pytest.mark.parametrize("outcome", [Outcome.WORKER_LOST, Outcome.COMPILE_ERROR, Outcome.COMPILE_TIMEOUT])
 def test_a_build_that_fails_costs_one_trial_and_a_record(outcome: Outcome) -> None:
     def serves(candidate: RangeCandidate) -> Any:

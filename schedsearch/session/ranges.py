@@ -1,10 +1,10 @@
 """The kernels of a range of sizes: chosen from what a search of some of its sizes found.
 
 A search tunes the sizes of `WorkloadRange.samples` as tasks that learn from each other. Then builders compile the fastest
-configurations of each again, to machine code that takes the size at run time, and these are measured at the searched sizes
-and between them. The kernel of a size is the one with the least time there, interpolated between the measured sizes. At last
-each kernel is verified and timed at both ends of every stretch of sizes that it serves, just before its end, and in its
-middle.
+configurations of each again, to machine code that takes the size at run time. These are measured at their own sizes first,
+then at the searched sizes around and between them, as long as they are near the best time there. The kernel of a size is the
+one with the least time there, interpolated between the measured sizes. At last each kernel is verified and timed at both
+ends of every stretch of sizes that it serves, just before its end, and in its middle.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from schedsearch.template import Template
 from schedsearch.workload_range import WorkloadRange, between
 
 _BEST_OF_EACH = 4  # configurations of a sampled size that are tried on others
-_HOPELESS = 1.5  # times the best: then sizes farther away are not tried
+_HOPELESS = 1.3  # times the best: then sizes farther away are not tried
 _STICKY = 1.02  # times the best: then the neighbour's kernel serves, so that there are fewer stretches
 _ROUNDS = 4  # after which measurements change the choice only if a kernel fails
 
@@ -86,15 +86,22 @@ class _Candidate:
         return bool(self.times_ns) and not self.wrong and size in self.built.plan.sizes and size not in self.failed
 
     def expected_ns(self, size: int) -> float:
-        """The time at a size: measured, or on the line between measured neighbours, or proportional beyond the largest."""
-        known = sorted(self.times_ns)
-        below = [each for each in known if each <= size]
-        above = [each for each in known if each >= size]
-        if below and above:
-            one, other = below[-1], above[0]
-            share = (size - one) / (other - one) if other > one else 0.0
-            return self.times_ns[one] + share * (self.times_ns[other] - self.times_ns[one])
-        return self.times_ns[above[0]] if above else self.times_ns[below[-1]] * size / below[-1]
+        return _on_line(self.times_ns, size)
+
+
+def _on_line(times_ns: Mapping[int, float], size: int) -> float:
+    """The time at a size: measured, or on the line between measured neighbours, or proportional beyond the largest. Infinite
+    if nothing was measured."""
+    known = sorted(times_ns)
+    below = [each for each in known if each <= size]
+    above = [each for each in known if each >= size]
+    if below and above:
+        one, other = below[-1], above[0]
+        share = (size - one) / (other - one) if other > one else 0.0
+        return times_ns[one] + share * (times_ns[other] - times_ns[one])
+    if above:
+        return times_ns[above[0]]
+    return times_ns[below[-1]] * size / below[-1] if below else math.inf
 
 
 class RangeChoice:
@@ -147,9 +154,12 @@ class RangeChoice:
         samples = self._range.samples()
         sizes = sorted({*samples, *between(samples)})
         for row in self._ranked():
+            made = []
             for candidate in self._built(row):
                 if not (self._compared and self._covered()):
-                    self._try(candidate, sizes)
+                    self._measure(candidate, candidate.origin)
+                    made.append(candidate)
+            self._try_elsewhere(made, sizes)
             if self._compared and self._covered():
                 break
         self._cover()
@@ -275,19 +285,27 @@ class RangeChoice:
 
     # Measuring
 
-    def _try(self, candidate: _Candidate, sizes: Sequence[int]) -> None:
-        """Measures a candidate at its origin and, as long as it is not hopeless, farther and farther away."""
-        up = [size for size in sizes if size >= candidate.origin]
-        down = [size for size in reversed(sizes) if size < candidate.origin]
-        for way in (up, down):
-            for size in way:
-                enough = self._compared and size != candidate.origin
-                if enough or candidate.wrong or size not in candidate.built.plan.sizes:
-                    break
-                self._measure(candidate, size)
-                time_ns = candidate.times_ns.get(size)
-                if time_ns is None or time_ns > _HOPELESS * self._best_ns(size):
-                    break
+    def _try_elsewhere(self, candidates: Sequence[_Candidate], sizes: Sequence[int]) -> None:
+        """Measures candidates farther and farther away from their origins, each in one direction until it is hopeless. They
+        take turns, so that a small budget is not spent on one of them."""
+        ways = [
+            (candidate, iter(way))
+            for candidate in candidates
+            for way in (
+                [size for size in sizes if size > candidate.origin],
+                [size for size in reversed(sizes) if size < candidate.origin],
+            )
+        ]
+        while ways and not self._compared:
+            ways = [(candidate, way) for candidate, way in ways if self._goes_on(candidate, next(way, None))]
+
+    def _goes_on(self, candidate: _Candidate, size: int | None) -> bool:
+        """Measures a candidate at a size, and whether it may be the fastest farther away."""
+        if size is None or self._compared or candidate.wrong or size not in candidate.built.plan.sizes:
+            return False
+        self._measure(candidate, size)
+        time_ns = candidate.times_ns.get(size)
+        return time_ns is not None and time_ns <= _HOPELESS * self._best_ns(size)
 
     def _measure(self, candidate: _Candidate, size: int) -> None:
         if size in candidate.times_ns or size in candidate.failed or candidate.wrong:
@@ -346,7 +364,9 @@ class RangeChoice:
         self._store.append(record)
 
     def _best_ns(self, size: int) -> float:
-        return min(each.times_ns[size] for each in self._candidates if size in each.times_ns)
+        """The least time at a measured size: of any candidate, or of machine code for this size alone in the search."""
+        measured = [each.times_ns[size] for each in self._candidates if size in each.times_ns]
+        return min([*measured, _on_line(self._specialised_ns(), size)])
 
     # Choosing
 
