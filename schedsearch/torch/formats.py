@@ -74,14 +74,13 @@ def _convolutions_take_tf32() -> bool:
 @contextlib.contextmanager
 def without_tf32() -> Iterator[None]:
     """PyTorch's convolutions compute float32 in float32."""
-    conv = getattr(torch.backends.cudnn, "conv", None)  # before PyTorch 2.9 there is one flag only
-    held, name, off = (torch.backends.cudnn, "allow_tf32", False) if conv is None else (conv, "fp32_precision", "ieee")
-    before = getattr(held, name)
-    setattr(held, name, off)
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    conv.fp32_precision = "ieee"
     try:
         yield
     finally:
-        setattr(held, name, before)
+        conv.fp32_precision = before
 
 
 def convolved(size: Any, kernel: Any, before: int, after: int, stride: int, dilation: int) -> Any:
