@@ -18,6 +18,7 @@ from schedsearch.ops.nonzero import NONZERO
 from schedsearch.ops.topk import TOPK
 from schedsearch.template import load_template
 from schedsearch.templates.selection import block, keys, nonzero_kernels, topk_kernels
+from schedsearch.testing.emulator import TYPES
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
@@ -140,11 +141,30 @@ def test_verification_accepts_cpu_kernels(device: CpuDevice) -> None:
         assert verdict(device, TEMPLATES[workload.op][1], workload) is None, workload.label
 
 
-def test_a_nan_is_larger_than_infinity(device: CpuDevice) -> None:
-    x = np.array([1, np.inf, np.nan, -np.inf], np.float32)
-    for largest, indices in ((True, [2, 1]), (False, [3, 0])):
-        found = on_device(device, TEMPLATES["topk"][1], topk(x=(4,), k=2, largest=largest), {"x": x})
-        assert found["indices"].tolist() == indices
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_nan_of_either_sign_is_larger_than_infinity(device: CpuDevice, dtype: str) -> None:
+    """x86 gives NaNs with a sign. All NaNs are equal, so the one with the lower index comes first."""
+    x = np.array([1, np.inf, np.nan, -np.inf, np.nan, -np.nan, 2], np.float32)
+    x.view(np.uint32)[[2, 4, 5]] = 0xFFC00000, 0x7FFF0000, 0x7FC00000
+    x = x.astype(dtype)
+    assert np.signbit(x[2]) and np.isnan(x[[2, 4, 5]]).all()
+    for largest, indices in ((True, [2, 4, 5, 1, 6, 0, 3]), (False, [3, 0, 6, 1, 2, 4, 5])):
+        workload = topk(x=(7,), k=7, largest=largest, dtype=dtype)
+        found = [on_device(device, TEMPLATES["topk"][1], workload, {"x": x})]
+        with pytest.MonkeyPatch.context() as patch:
+            found.append(emulated(patch, TEMPLATES["topk"][0], workload, {"x": x}, None, *MODULES))
+        assert [each["indices"].tolist() for each in found] == [indices] * 2
+
+
+def test_keys_have_the_order_of_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 is the upper half of float32."""
+    monkeypatch.setattr(keys, "types", TYPES)
+    words = [0xFF80, 0xFF7F, 0x8001, 0x8000, 0x0001, 0x7F7F, 0x7F80, 0x7FC0]
+    for descending in (False, True):
+        key = keys.key_of("bfloat16", descending)
+        found = [int(key(word)) for word in words]
+        assert sorted(set(found), reverse=descending) == found
+        assert key(0) == key(0x8000) and key(0xFFC0) == key(0xFF81) == key(0x7FFF) == key(0x7FC0)
 
 
 class TestTopKCuda(TemplateContract):

@@ -11,6 +11,7 @@ from schedsearch.launch import NumbaArray
 from schedsearch.ops.dtypes import dtype as dtype_of
 
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
+_FRACTION = {"float16": 10, "bfloat16": 7, "float32": 23}  # bits
 INDEX_BITS = 31
 LAST = (1 << 63) - 1  # comes after every pair of a key and an index
 
@@ -28,16 +29,18 @@ def words_of(name: str, dtype: str, size: int) -> NumbaArray:
 def key_of(dtype: str, descending: bool) -> Callable[[Any], Any]:
     """`key(word)` for kernels: a uint32 below 2^bits for each number of up to 32 bits, in their order or its reverse.
 
-    Zeros of both signs have the same key. A NaN comes after infinity.
+    Zeros of both signs have the same key. All NaNs have one, too, whatever their sign: they come after infinity.
     """
     kind, top, whole = dtype_of(dtype).kind, 1 << (key_bits(dtype) - 1), (1 << key_bits(dtype)) - 1
     turned = whole if descending else 0
     if_positive, if_negative = turned ^ top, turned ^ whole
     flipped = if_positive if kind == "int" else turned
+    magnitude, infinity, of_nan = top - 1, top - (1 << _FRACTION.get(dtype, 0)), whole ^ turned
 
     def of_float(word: Any) -> Any:
         bits = types.uint32(0) if word == top else types.uint32(word)
-        return types.uint32(bits ^ (if_negative if bits >= top else if_positive))
+        number = types.uint32(bits ^ (if_negative if bits >= top else if_positive))
+        return types.uint32(of_nan) if types.uint32(bits & types.uint32(magnitude)) > infinity else number
 
     def of_integer(word: Any) -> Any:
         return types.uint32(types.uint32(word) ^ flipped)
