@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedsearch import Workload, dyn_strided_slice, elementwise, strided_slice
+from schedsearch import Workload, dyn_strided_slice, elementwise, nonzero, strided_slice
 from schedsearch.backend import compile_source
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import DynamicGraph, Size
-from schedsearch.dynamic.net import DynamicNet, independent_calls
+from schedsearch.dynamic.net import DynamicNet, extents_written_twice, independent_calls
 from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.launch import Artifact
 from schedsearch.ops.dependence import SizeError
@@ -247,6 +247,39 @@ def test_calls_that_read_no_computed_size_run_beside_the_kernel_of_sizes() -> No
     graph.output(graph.call(dyn_strided_slice(x=(9, 24), strided=False, dynamic=True, dtype="float32"), first, begin, end))
     program = graph.program()
     assert [(len(segment.calls), independent_calls(program, segment)) for segment in program.segments] == [(2, 1)]
+
+
+def counts_and_slices() -> DynamicGraph:
+    """Extents of one call that only its kernel knows, and of another that the kernel of sizes computes beside both."""
+    graph = DynamicGraph()
+    x = graph.input("x", (9, 24), "float32")
+    begin, end = graph.input("begin", (2,), "int64"), graph.input("end", (2,), "int64")
+    places = graph.call(nonzero(x=(9, 24)), x)
+    graph.output(places, graph.call(dyn_strided_slice(x=(9, 24), strided=False, dtype="float32"), x, begin, end))
+    return graph
+
+
+def test_extents_that_only_a_call_counts_stay_where_others_read_them() -> None:
+    program = counts_and_slices().program()
+    (segment,) = program.segments
+    assert independent_calls(program, segment) == 2
+    assert [extents_written_twice(call) for call in segment.calls] == [{}, {"y_extents": 2}]
+
+
+@pytest.mark.gpu
+def test_a_gpu_counts_beside_the_kernel_of_sizes() -> None:
+    torch = pytest.importorskip("torch")
+    opened = open_device(detect("cuda"))
+    with net_of(counts_and_slices(), opened) as net:
+        x = torch.zeros(9, 24, device="cuda")
+        begin, end = (torch.tensor(each, device="cuda") for each in ((1, 2), (5, 9)))
+        bound = net.bind(x, begin, end, overlapped=True)
+        for count in (3, 24):
+            x[4, :count] = 1
+            bound.step()
+            places, sliced_ = bound.sliced()
+            assert torch.equal(places, x.nonzero().T) and torch.equal(sliced_, x[1:5, 2:9])
+        bound.close()
 
 
 @pytest.mark.gpu

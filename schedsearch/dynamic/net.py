@@ -286,6 +286,13 @@ def independent_calls(program: Program, segment: Segment) -> int:
     return len(segment.calls)
 
 
+def extents_written_twice(call: Call) -> dict[str, int]:
+    """Extents that a call writes and the kernel of sizes, too, with their dimensions. What a call counts only it writes."""
+    counted = {name for name, function in call.shape_functions.items() if function.counted}
+    outputs = (each for each in call.workload.outputs if each.extents and each.name not in counted)
+    return {output.extents: len(output.shape) for output in outputs}
+
+
 def _launch_all(kernels: Sequence[BoundKernel], stream: int) -> None:
     for kernel in kernels:
         kernel.launch(stream)
@@ -340,9 +347,8 @@ class BoundNet:
             _launch_all(others, stream)
 
     def _unread_extents(self, call: Call) -> dict[str, int]:
-        """Other places for the extents that a call writes, where the kernel of sizes writes them, too."""
-        names = {output.extents: output for output in call.workload.outputs if output.extents}
-        return {name: self._run.pool.take(_WORD * len(output.shape)) for name, output in names.items()}
+        """Other places for the extents that a call beside the kernel of sizes writes as well as that."""
+        return {name: self._run.pool.take(_WORD * rank) for name, rank in extents_written_twice(call).items()}
 
     def step(self, stream: Any = None) -> tuple[Result, ...]:
         """Enqueues a run; on a CPU it returns when the results are complete."""
