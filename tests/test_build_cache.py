@@ -93,6 +93,26 @@ def test_the_least_recently_used_piece_is_dropped_first(cache: BuildCache) -> No
     assert [small.load(key) is not None for key in keys] == [True, False, False, True]
 
 
+def test_processes_that_write_one_piece_each_keep_the_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_BUILD_CACHE", str(tmp_path / "builds"))
+    for number in range(5):
+        cache = BuildCache.open()
+        assert cache is not None
+        cache._limit_bytes = 2500
+        cache.store(f"{number:064x}", os.urandom(1000))
+    assert cache.size()[0] == 2
+
+
+def test_pieces_of_a_folder_that_can_only_be_read_are_used(cache: BuildCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.store(KEY, b"piece")
+
+    def refuse(*args: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.load(KEY) == b"piece"
+
+
 def test_the_folder_is_made_for_this_user_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCHEDSEARCH_BUILD_CACHE", str(tmp_path / "new" / "builds"))
     cache = BuildCache.open()

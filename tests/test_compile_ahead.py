@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +16,14 @@ import numpy as np
 import pytest
 
 import schedsearch
-from schedsearch.backend import CompileError, RejectedError, cpu, cuda, sharing
+from schedsearch.backend import CompileError, RejectedError, compile_source, cpu, cuda, kept, sharing
 from schedsearch.backend.build_cache import BuildCache
 from schedsearch.backend.kept import compile_kept
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.launch import Grid, NumbaArray
+from schedsearch.measure import ahead
 from schedsearch.measure.ahead import Recipe, compile_ahead, verifying_recipes
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
@@ -115,6 +121,44 @@ def _broken(target: Target) -> Any:
     return 1 // 0
 
 
+def test_what_ends_or_stops_a_compiler_is_not_compiled_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may also be lost for want of memory: then its piece is compiled alone."""
+    monkeypatch.setattr(ahead, "available_cores", lambda: 3)
+    monkeypatch.setattr(ahead, "_TIMEOUT_S", 5.0)
+    lost = functools.partial(_lost, tmp_path / "lost once")
+    recipes = [Recipe("crashes", _crashes), Recipe("hangs", _hangs), Recipe("lost", lost)]
+    code = CodeCache()
+    assert list(compile_ahead(recipes, code, CPU)) == ["lost"]
+    with pytest.raises(RejectedError, match="process was lost"):
+        recipes[0].artifact(code, CPU)
+    with pytest.raises(RejectedError, match="not compiled within 5 s"):
+        recipes[1].artifact(code, CPU)
+
+
+def _crashes(target: Target) -> Any:
+    sharing.check_may_build()  # as all that compiles
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hangs(target: Target) -> Any:
+    sharing.check_may_build()
+    time.sleep(600)
+
+
+def _lost(marker: Path, target: Target) -> Any:
+    sharing.check_may_build()
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return compile_source(load_reference("layout_transform").kernel(transposition(2), target), target)
+
+
+def test_what_cannot_be_sent_is_left_to_the_process_that_needs_it() -> None:
+    lock, code = threading.Lock(), CodeCache()
+    assert compile_ahead([Recipe("here only", lambda _: lock)], code, CPU) == {}
+    assert "here only" not in code
+
+
 def test_functions_without_a_name_are_sent_too() -> None:
     reference = load_reference("layout_transform")
     workload = transposition(2)
@@ -190,6 +234,30 @@ def test_finished_machine_code_is_kept_for_the_same_kernel_only(monkeypatch: pyt
     compile_kept(copying(8), replace(H200, registers_per_sm=1 << 17))
     assert len(compiled) == 5
     assert compile_kept(copying(8, blocks=2), H200).artifact.plan.steps[0].grid == Grid(2)
+
+
+@pytest.mark.usefixtures("build_cache")
+def test_another_toolkit_in_the_same_place_compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With wheels their versions say which; a toolkit of the system has none."""
+    kept.unversioned_libraries.cache_clear()
+    assert kept.unversioned_libraries() == []
+    versions = cuda.toolchain_cuda()
+    unknown = {name: found for name, found in versions.items() if not name.startswith("nvidia")}
+    monkeypatch.setattr(cuda, "toolchain_cuda", lambda: unknown)
+    kept.unversioned_libraries.cache_clear()
+    try:
+        libraries = kept.unversioned_libraries()
+    finally:
+        kept.unversioned_libraries.cache_clear()
+    assert [Path(path).stat().st_size for path, _, _ in libraries] == [size for _, size, _ in libraries]
+    assert len(libraries) == 3
+    monkeypatch.setattr(kept, "unversioned_libraries", lambda: libraries)
+    compile_kept(copying(8), H200)
+    with sharing.only_kept():
+        compile_kept(copying(8), H200)
+    monkeypatch.setattr(kept, "unversioned_libraries", lambda: [(path, size, 1) for path, size, _ in libraries])
+    with pytest.raises(sharing.NotKeptError), sharing.only_kept():
+        compile_kept(copying(8), H200)
 
 
 @pytest.mark.usefixtures("build_cache")

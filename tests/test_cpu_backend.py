@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -375,6 +375,60 @@ def test_kernels_that_were_loaded_before_a_fork_compute_in_both_processes(device
         stop.set()
         launching.join()
     assert right()
+
+
+def reversed_in_a_copy(device: CpuDevice, threads: int = 2) -> Callable[[], str]:
+    """Something for a forked process to do with kernels that were loaded before."""
+    kernel = device.load(compile_source(two_steps(threads), TARGET).artifact)
+    numbers = np.arange(N, dtype=np.float32)
+    x, y = device.allocate(4 * N), device.allocate(4 * N)
+    device.copy_in(x, numbers.data)
+    bound = kernel.bind({"x": x, "y": y}, {"factor": 3.0})
+
+    def compute() -> str:
+        signal.setitimer(signal.ITIMER_REAL, 30)
+        bound.launch()
+        return "right" if (_numbers_at(device, y) == 3 * numbers[::-1]).all() else "wrong"
+
+    return compute
+
+
+def test_the_handler_of_a_signal_may_fork_while_its_thread_begins_a_launch(device):
+    compute = reversed_in_a_copy(device)
+    with device._pool.lock:  # as a launch does
+        assert forked(compute) == "right"
+    assert compute() == "right"
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def test_a_fork_does_not_end_a_launch_for_which_it_stopped_waiting(device, monkeypatch):
+    """A kernel that never returns, and Ctrl-C: the launch goes on in the original, and the copy knows nothing of it."""
+    compute = reversed_in_a_copy(device)
+    begun, end, printed = threading.Event(), threading.Event(), []
+
+    def launch() -> None:
+        with device._pool.lock:
+            begun.set()
+            end.wait()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type))
+    launching = threading.Thread(target=launch)
+    launching.start()
+    begun.wait()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        assert forked(compute) == "right"
+        assert not device._pool.lock.acquire(timeout=0.01)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        end.set()
+        launching.join()
+    assert printed == [KeyboardInterrupt]
+    assert forked(compute) == "right"
 
 
 def _numbers_at(device: CpuDevice, address: int) -> np.ndarray:

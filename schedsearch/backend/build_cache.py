@@ -88,16 +88,19 @@ class BuildCache:
                 return None
         except OSError:
             return None
-        return cls(state.folder)
+        cache = cls(state.folder)
+        cache._written = _TRIM_EVERY - 1  # many processes write only a few pieces: each trims at the first
+        return cache
 
     def load(self, key: str) -> bytes | None:
         """The piece, or None when it is absent or damaged."""
         path = self._path(key)
         try:
             content = path.read_bytes()
-            os.utime(path)  # the oldest go first
         except OSError:
             return None
+        with contextlib.suppress(OSError):  # of a folder that can only be read
+            os.utime(path)  # the oldest go first
         start = len(_MAGIC) + hashlib.sha256().digest_size
         checksum, body = content[len(_MAGIC) : start], content[start:]
         if not content.startswith(_MAGIC) or hashlib.sha256(key.encode() + body).digest() != checksum:

@@ -6,8 +6,10 @@ A search does not keep its candidates: there are thousands, and next to none is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
+from pathlib import Path
 
 from schedsearch.backend import BuildResult, compile_source
 from schedsearch.launch import Artifact
@@ -32,7 +34,7 @@ def compile_kept(source: KernelSource, target: Target) -> BuildResult:
     plan = launch_plan(source, target)
     limits = target.shared_bytes_per_block, target.registers_per_sm, source.may_spill
     try:
-        key = digest("machine code", plan.to_json(), source.steps, limits, toolchain_cuda())
+        key = digest("machine code", plan.to_json(), source.steps, limits, toolchain_cuda(), unversioned_libraries())
     except UnidentifiedError:
         return compile_source(source, target)
     kept = piece(Key(key, lasting=True), lambda: _packed(compile_source(source, target)))
@@ -40,6 +42,27 @@ def compile_kept(source: KernelSource, target: Target) -> BuildResult:
     resources, canonical_hash, shared = json.loads(text)
     took_s = time.perf_counter() - started
     return BuildResult(Artifact(code, plan), Resources(**resources), canonical_hash, took_s, shared)
+
+
+@functools.cache
+def unversioned_libraries() -> list[tuple[str, int, int]]:
+    """Path, bytes and time of change of NVVM, its library and the linker, unless packages of Python say their versions: they
+    may be those of a CUDA toolkit, which is replaced in place. Raises UnidentifiedError if they are not found."""
+    from schedsearch.backend.cuda import toolchain_cuda
+    from schedsearch.backend.kernel_identity import UnidentifiedError
+
+    versions = toolchain_cuda()
+    if "nvidia-nvvm" in versions and any(name.startswith("nvidia-nvjitlink") for name in versions):
+        return []
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+    from numba.cuda.cudadrv.libs import get_cudalib, get_libdevice
+
+    try:
+        paths = get_cudalib("nvvm"), get_libdevice(), load_nvidia_dynamic_lib("nvJitLink").abs_path
+        found = [(str(path), Path(path).stat()) for path in paths]
+    except Exception as error:  # of a search for files, by other packages
+        raise UnidentifiedError(f"the compiler's libraries: {error}") from error
+    return [(path, about.st_size, about.st_mtime_ns) for path, about in found]
 
 
 def _packed(made: BuildResult) -> bytes:

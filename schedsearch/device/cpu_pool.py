@@ -182,13 +182,15 @@ class Pool:
     def __init__(self) -> None:
         native = _native()
         self.dispatch = native.dispatch
-        self.lock = threading.Lock()  # the mailboxes hold one launch at a time
+        # The mailboxes hold one launch at a time. A signal's handler may fork when this thread has the lock.
+        self.lock = threading.RLock()
         self._native = native
         self._mailboxes = ctypes.create_string_buffer(_MAILBOX_BYTES * (MAX_THREADS + 1))
         base = ctypes.addressof(self._mailboxes)
         self.mailboxes = base + -base % _MAILBOX_BYTES
         self._workers: list[threading.Thread] = []
-        _pools.add(self)
+        with _pools_lock:
+            _pools.add(self)
 
     def grow(self, threads: int) -> None:
         """Makes sure that launches of this many threads, including the caller's, can be dispatched."""
@@ -218,30 +220,43 @@ class Pool:
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_fork_lock = threading.Lock()
-_kept_for_fork: list[Pool] = []
+_pools_lock = threading.RLock()  # of the set, for a moment only
+_held: dict[int, list[list[Pool]]] = {}  # thread -> the pools that it locked for each fork that it has begun
 
 
 def _before_fork() -> None:
-    """Waits for launches of other threads, because a copy of a launch that has begun could not go on."""
-    _fork_lock.acquire()
-    _kept_for_fork.extend(_pools)
-    for pool in _kept_for_fork:
+    """Waits for launches of other threads, because a copy of a launch that has begun could not go on. An exception, e.g. of
+    Ctrl-C, ends the wait but not the fork: Python prints it."""
+    held: list[Pool] = []
+    _held.setdefault(threading.get_ident(), []).append(held)
+    with _pools_lock:
+        pools = sorted(_pools, key=id)  # one order, so that two threads that fork do not wait for each other
+    for pool in pools:
         pool.lock.acquire()
+        held.append(pool)
 
 
-def _after_fork(in_child: bool) -> None:
-    for pool in _kept_for_fork:
-        if in_child:
-            pool._renew()
+def _after_fork_in_parent() -> list[Pool]:
+    held = _held[threading.get_ident()].pop()
+    for pool in held:
         pool.lock.release()
-    _kept_for_fork.clear()
-    _fork_lock.release()
+    return held
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=lambda: _after_fork(False), after_in_child=lambda: _after_fork(True)
-)
+def _after_fork_in_child() -> None:
+    """No other thread is there any more, whatever it held."""
+    global _pools_lock
+    _pools_lock = threading.RLock()
+    held = _after_fork_in_parent()
+    for thread in set(_held) - {threading.get_ident()}:
+        del _held[thread]
+    for pool in list(_pools):
+        if pool not in held:  # the wait for it was interrupted
+            pool.lock._at_fork_reinit()  # type: ignore[attr-defined]
+        pool._renew()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def _work(native: _Native, mailbox: int, keep_alive: object) -> None:

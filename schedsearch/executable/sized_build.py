@@ -264,6 +264,8 @@ class SizedBuild:
         try:
             if problem := verify_once(self._device, workload, kernel, self._code):
                 raise WrongResultError(f"the kernel computes wrong values for {workload.label}: {problem}")
+        except RejectedError as error:  # of what verifies it, which another process could not compile
+            raise UnsupportedError(f"the kernel cannot be verified here: {error}") from error
         finally:
             kernel.close()
 

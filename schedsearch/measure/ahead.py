@@ -6,6 +6,7 @@ itself then: it may drive a device, and it would compile one piece after the oth
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from schedsearch.backend import BuildResult
 from schedsearch.backend.kept import compile_kept
 from schedsearch.backend.sharing import NotKeptError, only_kept
 from schedsearch.config import Config
+from schedsearch.errors import UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.measure.builder import Builder, Built, available_cores, built_by
@@ -29,6 +31,7 @@ from schedsearch.workload import Workload
 
 # Nothing waits for one piece alone, and no search goes on without it: as long as a compiler may take that is no bug.
 _TIMEOUT_S = 600.0
+_REFUSED = Outcome.REJECTED, Outcome.COMPILE_TIMEOUT, Outcome.WORKER_LOST
 
 
 Made = TypeVar("Made", BuildResult, RangeResult)
@@ -80,11 +83,11 @@ def compile_ahead(recipes: Iterable[Recipe[Any]], code: CodeCache, target: Targe
     """Compiles what `code` lacks, in one process for each core.
 
     Returns:
-        Name -> what was compiled now, or came from the build cache. `code` knows it, and what the compiler refused; anything
-        else that went wrong is left to `Recipe.artifact`.
+        Name -> what was compiled now, or came from the build cache. `code` knows it, and what the compiler refused, crashed
+        with or did not finish: that could end this process. Anything else that went wrong is left to `Recipe.artifact`, as
+        what cannot be sent to another process.
 
     Raises:
-        UsageError: `make` of a recipe cannot be sent to another process.
         DeviceError: no compiler process can start.
     """
     missing = {each.name: each for each in recipes if each.name not in code}
@@ -95,7 +98,8 @@ def compile_ahead(recipes: Iterable[Recipe[Any]], code: CodeCache, target: Targe
         built[each.name] = kept
     missing = {name: each for name, each in missing.items() if name not in built}
     if missing:
-        built |= _compiled(missing, code, target)
+        # Nothing is timed meanwhile, and this process only waits: it needs no core for itself.
+        built |= _compiled(missing, code, target, min(available_cores(), len(missing)))
     code.learn({name: each.artifact for name, each in built.items()})
     return built
 
@@ -109,20 +113,24 @@ def _kept(recipe: Recipe[Any], target: Target) -> Built | None:
         return None
 
 
-def _compiled(missing: Mapping[str, Recipe[Any]], code: CodeCache, target: Target) -> dict[str, Built]:
-    built = {}
-    # Nothing is timed meanwhile, and this process only waits: it needs no core for itself. A process that has a long piece
-    # must not keep a second one waiting.
-    workers = min(available_cores(), len(missing))
+def _compiled(missing: Mapping[str, Recipe[Any]], code: CodeCache, target: Target, workers: int) -> dict[str, Built]:
+    built, lost = {}, {}
+    # A process that has a long piece must not keep a second one waiting.
     with Builder(target, workers, timeout_s=_TIMEOUT_S, tasks_per_worker=1) as builder:
-        names = {builder.submit_call(each.make): each.name for each in _spread(list(missing.values()))}
+        names = {}
+        for each in _spread(list(missing.values())):
+            with contextlib.suppress(UsageError):
+                names[builder.submit_call(each.make)] = each.name
         for token, made in builder.drain():
             name = names[token]
-            if isinstance(made, Measurement):
-                if made.outcome is Outcome.REJECTED:
-                    code.refuse(name, made.message)
-            else:
+            if not isinstance(made, Measurement):
                 built[name] = made
+            elif made.outcome is Outcome.WORKER_LOST and workers > 1:
+                lost[name] = missing[name]
+            elif made.outcome in _REFUSED:
+                code.refuse(name, made.message)
+    if lost:  # perhaps for want of memory: now one after the other
+        built |= _compiled(lost, code, target, workers=1)
     return built
 
 

@@ -408,9 +408,14 @@ def _empty_cache() -> CodeCache:
 
 def _verified(device: Device, ladder: Ladder, loaded: LoadedKernel) -> LoadedKernel:
     """Raises WrongResultError, after unloading it, if a kernel computes something else than the reference."""
+    from schedsearch.backend import RejectedError
     from schedsearch.measure.verify import verify_once
 
-    problem = verify_once(device, ladder.workload, loaded, ladder.code())
+    try:
+        problem = verify_once(device, ladder.workload, loaded, ladder.code())
+    except RejectedError as error:  # of what verifies it, which another process could not compile
+        loaded.close()
+        raise Refusal(f"the kernel cannot be verified here: {error}") from error
     if problem:
         loaded.close()
         raise WrongResultError(f"the kernel computes wrong values here: {problem}")
