@@ -45,10 +45,10 @@ def candidates() -> list[dict[str, Any]]:
     target, rng = PRESETS["h200"], np.random.default_rng(0)
     rows = []
     for template in load_templates().values():
-        if template.kind != target.kind:
+        if template.kind != target.kind or "conv2d" not in template.ops:
             continue
         taken = [layer for layer in LAYERS if not template.validate(Workload("conv2d", layer), target)]
-        for number in range(CANDIDATES if taken else 0):  # templates of other operators take none
+        for number in range(CANDIDATES if taken else 0):
             layer = taken[number % len(taken)]
             workload = Workload("conv2d", layer)
             if number < len(taken):
