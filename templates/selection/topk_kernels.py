@@ -38,7 +38,7 @@ def used_lengths(p: Workload) -> Callable[[Any, Any], Any]:
         return types.int64(length)
 
     def shorter(row: Any, extents: Any) -> Any:
-        return types.int64(min(types.int64(extents[0]), length))
+        return types.int64(max(min(types.int64(extents[0]), length), 0))
 
     def fewer(row: Any, extents: Any) -> Any:
         return types.int64(length) if row < types.int64(extents[0]) * of_first else types.int64(0)
