@@ -128,7 +128,7 @@ def kernel_alone(net: DynamicNet, arrays: dict[str, Any]) -> Callable[[int], Non
 
 
 def dynamic_net(device: Any, changes: Mapping[str, Any]) -> DynamicNet:
-    """The slice as a graph, with the default configuration but for `changes`."""
+    """The slice as a graph, in the default configuration with `changes`."""
     workload = schedsearch.dyn_strided_slice(x=SHAPE)
     template = load_template("dyn_strided_slice_cuda")
     default = template.default(workload, device.target, template.space(workload, device.target))

@@ -62,7 +62,7 @@ def piece(key: Key, make: Callable[[], bytes]) -> bytes:
 
     Raises:
         Exception: any exception of `make`; nothing is then kept.
-        NotKeptError: within `only_kept`, if there is no such piece.
+        NotKeptError: there is no such piece, and `only_kept` forbids making it.
     """
     store = user_cache() if key.lasting else None
     if store is None and _run_folder is not None:

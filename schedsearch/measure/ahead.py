@@ -29,7 +29,7 @@ from schedsearch.target import Target
 from schedsearch.template import Template, load_reference
 from schedsearch.workload import Workload
 
-# Nothing waits for one piece alone, and no search goes on without it: as long as a compiler may take that is no bug.
+# Far longer than any compiler takes, and than a search waits, which has other candidates. Then the piece is refused.
 _TIMEOUT_S = 600.0
 _REFUSED = Outcome.REJECTED, Outcome.COMPILE_TIMEOUT, Outcome.WORKER_LOST
 

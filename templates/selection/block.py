@@ -167,8 +167,8 @@ def collector(threads: int, each: int, key_at: Callable[[Any, Any], Any]) -> Cal
     items from first up to stop as pairs. All threads take part.
 
     Keys below `limit`, an int64, go to chosen[at] and so on in any order; taken[slot] counts them, also those of other
-    blocks. Of the keys that equal it, `equals` belong to the best, in the order of their items, and `found` come before
-    `first`: they go to chosen[behind] and so on. `partial` is a shared array of `threads // 32` int32.
+    blocks. Of the keys equal to it, the first `equals` in the order of their items belong to the best, and `found` lie
+    before `first`: they go to chosen[behind] and so on. `partial` is a shared array of `threads // 32` int32.
     """
     load, place, tile = loader(threads, each, key_at), positions(threads), threads * each
 
