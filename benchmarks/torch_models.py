@@ -1,19 +1,22 @@
 """Models as people have them in PyTorch: ours beside torch.compile, inference in fp16.
 
     python benchmarks/torch_models.py --limit 900 --db models.db --out benchmarks/results/torch_models_h200.json
-    python benchmarks/torch_models.py --cases mobilenet_v2:1 --limit 95 --tune 25 --stages network --out first.json
+    python benchmarks/torch_models.py --cases mobilenet_v2:1 --limit 95 --tune 25 --stages eager,network --out first.json
 
 A case NAME:BATCH runs in a process of its own with its share of the time that is left. The model has random weights, is in
 channels_last with cudnn.benchmark, and every time is that of a CUDA graph's replay among replays that follow one another.
-Stages, in the order given:
+Stages, which run in this order:
 
-network     torch.compile(model, backend="schedsearch"): the whole network, tuned for --tune seconds, beside Inductor's graph
-layers      optimize_(model, tune=True), then torch.compile(model)
 eager       PyTorch without torch.compile
+compile     torch.compile(model)
+network     torch.compile(model, backend="schedsearch"): the whole network, tuned for --tune seconds, beside Inductor's graph
+recorded    the same without tuning, by what is recorded then, if the stage before was ended or failed
+layers      optimize_(model, tune=True), then torch.compile(model)
 autotune    torch.compile(model, mode="max-autotune-no-cudagraphs"), in a CUDA graph as all others
 
-Errors are the largest difference from the model in fp32 without TF32, over the largest magnitude. The file is written
-after every stage, so that a case that runs out of time keeps what it had.
+Errors are the largest difference from the model in fp32 without TF32, over the largest magnitude. Each stage has a share of
+its case's time, of which tuning may take two fifths. What it finds is printed and written at once. Standard error tells
+what is being done.
 
     python benchmarks/torch_models.py --device cpu --smoke --cases unet:1 edsr:2 --tune 5 --trials 1 --limit 300
 
@@ -29,6 +32,7 @@ from collections.abc import Callable
 from typing import Any
 
 import common
+import stages
 import torch
 import torch_common
 from torch import nn
@@ -45,7 +49,9 @@ CASES = tuple(
         "mobilenet_v2", "efficientnet_b0", "resnet50", "unet", "edsr", "convnext_tiny", "vgg16", "inception_v3"
     )
 )  # fmt: skip
-STAGES = ("network", "layers", "eager", "autotune")
+# With their shares of a case's time.
+STAGES = {"eager": 1.0, "compile": 3.0, "network": 6.0, "recorded": 3.0, "layers": 6.0, "autotune": 4.0}
+TUNED = 0.4  # of a stage's share that tuning may take
 SIZES = {"inception_v3": 299, "edsr": 256, "unet": 256}  # of images; 224 of others
 
 
@@ -122,28 +128,33 @@ class Case:
 
     def __init__(self, case: str, options: argparse.Namespace) -> None:
         name, batch = case.split(":")
-        self.options, self.found = options, {"case": case, "model": name, "batch": int(batch)}
+        self.options, self.device = options, options.device
         Store.open(options.db).close()  # makes it
-        self.device = options.device
         size = SIZES.get(name, 224)
         if options.smoke:
             size = 96 if name == "inception_v3" else 32
-        torch.backends.cudnn.benchmark = True
-        exact = make(name, smoke=options.smoke).to(self.device)
+        with torch.device(self.device):
+            exact = make(name, smoke=options.smoke)
         x = torch.randn((int(batch), 3, size, size), generator=torch.Generator().manual_seed(0)).to(self.device)
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self.truth = exact(x)
+        torch.backends.cudnn.benchmark = True  # not before: it would search for the layers in fp32, too
         dtype = torch.float32 if self.device == "cpu" else torch.float16
         self.model = exact.to(dtype).to(memory_format=torch.channels_last)
         self.x = x.to(dtype).contiguous(memory_format=torch.channels_last)
 
-    def run(self) -> None:
-        stages = {name: getattr(self, name) for name in self.options.stages.split(",")}
-        torch_common.run_stages(self.found, stages)
+    def stages(self) -> dict[str, stages.Stage]:
+        return {name: torch.no_grad()(getattr(self, name)) for name in STAGES}
 
-    def network(self) -> dict[str, Any]:
+    def network(self, turn: stages.Turn) -> dict[str, Any]:
+        return self._network(turn, min(self.options.tune, TUNED * turn.share_s))
+
+    def recorded(self, turn: stages.Turn) -> dict[str, Any]:
+        return {} if "network_us" in turn.found else self._network(turn, 0.0)
+
+    def _network(self, turn: stages.Turn, tune_s: float) -> dict[str, Any]:
         reports: list[sst.Report] = []
-        given = {"db": self.options.db, "tune": self.options.tune > 0, "tune_s": self.options.tune or 1.0, "layers": False}
+        given = {"db": self.options.db, "tune": tune_s > 0, "tune_s": tune_s or 1.0, "layers": False}
         fast = torch.compile(self.model, backend=backend, options={**given, "report": reports.append})
         fast(self.x)
         network = reports[-1].network
@@ -151,39 +162,45 @@ class Case:
             print(reports[-1], flush=True)
         if network is None or network.ours_us is None:
             return {"network_reason": str(reports[-1])[-400:]}
-        found = {"network_served": network.served, "network_us": network.ours_us, "compile_us": network.torch_us}
+        found = {"network_served": network.served, "network_us": network.ours_us}
+        found |= {} if "compile_us" in turn.found else {"compile_us": network.torch_us}
         found |= {"parts": len(network.parts), "parts_served": sum(part.served for part in network.parts)}
+        turn.tell(found)
         if network.served:
             call = (lambda: fast(self.x)) if not network.parts else captured(lambda: fast(self.x), self.device)
             found |= {"network_us": self._hot_us(call), "network_host_us": host_us(lambda: fast(self.x), self.device)}
         error = float((fast(self.x).float() - self.truth).abs().max() / self.truth.abs().max())
-        return {**found, "network_error": error, "compile_error": network.torch_error}
+        return {**found, "network_error": error, "inductor_error": network.torch_error}
 
-    def layers(self) -> dict[str, Any]:
+    def layers(self, turn: stages.Turn) -> dict[str, Any]:
         model = copy.deepcopy(self.model)
-        tunes = self.options.trials > 0
-        report = sst.optimize_(model, self.x, db=self.options.db, tune=tunes, trials=self.options.trials or 1)
+        tunes = {"tune": self.options.trials > 0, "trials": self.options.trials or 1, "tune_s": TUNED * turn.share_s}
+        report = sst.optimize_(model, self.x, db=self.options.db, **tunes)
         found: dict[str, Any] = {"swapped": len(report.swapped), "of_layers": len(report.layers)}
         found |= {"optimize_s": report.seconds, "saved_us": report.saved_us}
         found["layer_errors"] = {row.name: row.error for row in report.layers if row.error is not None}
         if self.options.verbose:
             print(report, flush=True)
-        sst.revert_(model)
-        again = sst.optimize_(model, self.x, db=self.options.db)
-        found |= {"optimize_again_s": again.seconds}
+        turn.tell(found)
         found |= self._timed("layers", torch.compile(model, fullgraph=True))
-        if "compile_us" not in self.found:
-            found |= self._timed("compile", torch.compile(self.model))
+        turn.tell(found)
+        sst.revert_(model)
+        found["optimize_again_s"] = sst.optimize_(model, self.x, db=self.options.db).seconds
         return found
 
-    def eager(self) -> dict[str, Any]:
+    def eager(self, turn: stages.Turn) -> dict[str, Any]:
         return self._timed("eager", self.model)
 
-    def autotune(self) -> dict[str, Any]:
+    def compile(self, turn: stages.Turn) -> dict[str, Any]:
+        return self._timed("compile", torch.compile(self.model))
+
+    def autotune(self, turn: stages.Turn) -> dict[str, Any]:
         return self._timed("autotune", torch.compile(self.model, mode="max-autotune-no-cudagraphs"))
 
     def _timed(self, name: str, call: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
-        error = float((call(self.x).float() - self.truth).abs().max() / self.truth.abs().max())
+        y = call(self.x)
+        stages.progress("compiled and run once; now it is timed")
+        error = float((y.float() - self.truth).abs().max() / self.truth.abs().max())
         return {f"{name}_us": self._hot_us(captured(lambda: call(self.x), self.device)), f"{name}_error": error}
 
     def _hot_us(self, call: Callable[[], Any]) -> float:
@@ -192,6 +209,11 @@ class Case:
 
 
 # ---- all cases
+
+
+def describe(case: str) -> dict[str, Any]:
+    name, _, batch = case.partition(":")
+    return {"model": name, "batch": int(batch)}
 
 
 def show(row: dict[str, Any]) -> None:
@@ -215,15 +237,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = torch_common.options(__doc__, CASES, STAGES, 900.0)
-    parser.add_argument("--tune", type=float, default=30.0, help="seconds for a network; 0: none")
+    parser = torch_common.options(__doc__, CASES, list(STAGES), 900.0)
+    parser.add_argument("--tune", type=float, default=30.0, help="seconds for a network, at most 0.4 of its stage; 0: none")
     parser.add_argument("--trials", type=int, default=16, help="for each layer; 0: none are tuned")
     options = parser.parse_args()
-    if options.case:
-        with torch.no_grad():
-            Case(options.case, options).run()
-        return
-    torch_common.run_cases(__file__, options, show, summary)
+    facts = {"torch": torch.__version__}
+    stages.run_cases(options, lambda *case: Case(*case).stages(), STAGES, describe, show, summary, facts)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,21 @@
 A case is MODEL:BATCH:PRECISION and runs in a process of its own with its share of the time that is left. A step is forward
 pass, cross entropy, backward pass and SGD with momentum, in channels_last with cudnn.benchmark. amp is autocast to float16
 with a fixed scale of the loss (bfloat16 on a CPU), fp32 has no TF32. Every time is given twice: of plain steps, and of
-replays of a CUDA graph that holds the whole step. Stages, in the order given:
+replays of a CUDA graph that holds the whole step. Stages, which run in this order:
 
 eager       PyTorch
 compile     torch.compile(model)
-autotune    torch.compile(model, mode="max-autotune-no-cudagraphs")
 ours        torch.compile(model, backend="schedsearch"), depthwise convolutions tuned for --tune seconds before
+recorded    the same without tuning, by what is recorded then, if the stage before was ended or failed
+autotune    torch.compile(model, mode="max-autotune-no-cudagraphs")
 loss        the loss over --steps steps on the same synthetic data from the same weights: PyTorch, compiled PyTorch, ours
 
 The share of depthwise is the sum over the layers of their forward and backward pass, each measured alone, over the captured
 step: before with PyTorch's layers and its best step, after with those of ours that serve. The loss of compiled PyTorch
 shows how far two correct runs part by rounding alone.
+
+Each stage has a share of its case's time, of which tuning may take two fifths. What it finds is printed and written at once.
+Standard error tells what is being done.
 
 Needs PyTorch, and a CUDA device but for the second command, which shows that everything works.
 """
@@ -30,6 +34,7 @@ from collections.abc import Callable
 from typing import Any
 
 import common
+import stages
 import torch
 import torch_common
 from torch import nn
@@ -42,7 +47,10 @@ from schedsearch.torch.backend import schedsearch as backend
 
 MODELS = ("mobilenet_v1", "mobilenet_v2", "dilated")
 CASES = tuple(f"{name}:{batch}:{kind}" for name in MODELS for batch in (32, 128) for kind in ("fp32", "amp"))
-STAGES = ("eager", "compile", "autotune", "ours", "loss")
+# With their shares of a case's time.
+STAGES = {"eager": 1.0, "compile": 2.0, "ours": 6.0, "recorded": 3.0, "autotune": 4.0, "loss": 3.0}
+TUNED = 0.4  # of a stage's share that tuning may take
+BATCHES = 8  # that steps take in turns
 LOSS_SCALE = 128.0
 LAST = 20  # steps of a run whose mean loss is compared
 
@@ -141,13 +149,19 @@ def make(name: str, classes: int, smoke: bool) -> nn.Module:
 
 
 class Step:
-    """A training step of a model on fixed memory, which a CUDA graph can capture."""
+    """A training step of a model on fixed memory, which a CUDA graph can capture.
+
+    Args:
+        model: a copy of its own.
+        call: the model, perhaps compiled.
+        lr: the step along the gradients.
+    """
 
     def __init__(self, model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor], case: Case, lr: float) -> None:
-        self._call, self._case, self._lr = call, case, lr
+        self._model, self._call, self._case, self.lr = model, call, case, lr
         self._weights = list(model.parameters())
         self._momenta = [torch.zeros_like(each) for each in self._weights]
-        self.x, self.labels = case.batch(0)
+        self.x, self.labels = (each.clone() for each in case.batch(0))
         self.loss = torch.zeros((), device=case.device)
 
     def __call__(self) -> torch.Tensor:
@@ -159,9 +173,15 @@ class Step:
         with torch.no_grad():
             torch._foreach_mul_(self._momenta, 0.9)
             torch._foreach_add_(self._momenta, gradients, alpha=1.0 / scale)
-            torch._foreach_add_(self._weights, self._momenta, alpha=-self._lr)
+            torch._foreach_add_(self._weights, self._momenta, alpha=-self.lr)
             self.loss.copy_(loss.detach())
         return self.loss
+
+    def reset(self, state: dict[str, Any], lr: float) -> None:
+        """Begins anew with these weights."""
+        self._model.load_state_dict(state)
+        torch._foreach_zero_(self._momenta)
+        self.lr = lr
 
     def load(self, number: int) -> None:
         x, labels = self._case.batch(number)
@@ -176,94 +196,121 @@ class Case:
         name, batch, precision = case.split(":")
         self.options, self.device, self.amp = options, options.device, precision == "amp"
         self.autocast = torch.bfloat16 if options.device == "cpu" else torch.float16
-        self.found: dict[str, Any] = {"case": case, "model": name, "batch": int(batch), "precision": precision}
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         Store.open(options.db).close()  # makes it
         self.classes, self.size = (10, 32) if options.smoke else (1000 if name != "dilated" else 21, 224)
-        model = make(name, self.classes, options.smoke).train().to(self.device)
+        with torch.device(self.device):
+            model = make(name, self.classes, options.smoke).train()
         self.model = model.to(memory_format=torch.channels_last)
         self.reports: list[sst.Report] = []
+        self._count, self._batches = int(batch), dict[int, tuple[torch.Tensor, torch.Tensor]]()
+        self._steps: dict[str, Step] = {}
+        self.tune_s = 0.0
 
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Images whose mean colour depends on the label, so that there is something to learn."""
-        generator = torch.Generator().manual_seed(number % 8)
-        labels = torch.randint(self.classes, (self.found["batch"],), generator=generator)
-        x = torch.randn((len(labels), 3, self.size, self.size), generator=generator)
-        x += torch.stack([torch.sin(labels.float() * k) for k in (1, 2, 3)], 1)[:, :, None, None]
-        return x.to(self.device).contiguous(memory_format=torch.channels_last), labels.to(self.device)
+        number %= BATCHES
+        if number not in self._batches:
+            generator = torch.Generator().manual_seed(number)
+            labels = torch.randint(self.classes, (self._count,), generator=generator)
+            x = torch.randn((len(labels), 3, self.size, self.size), generator=generator)
+            x += torch.stack([torch.sin(labels.float() * k) for k in (1, 2, 3)], 1)[:, :, None, None]
+            x = x.to(self.device).contiguous(memory_format=torch.channels_last)
+            self._batches[number] = x, labels.to(self.device)
+        return self._batches[number]
 
-    def run(self) -> None:
-        stages = {name: getattr(self, name) for name in self.options.stages.split(",")}
-        torch_common.run_stages(self.found, stages)
+    def stages(self) -> dict[str, stages.Stage]:
+        return {name: getattr(self, name) for name in STAGES}
 
-    def eager(self) -> dict[str, Any]:
-        return self._times("eager", lambda model: model)
+    def eager(self, turn: stages.Turn) -> dict[str, Any]:
+        return self._times("eager", turn)
 
-    def compile(self) -> dict[str, Any]:
-        return self._times("compile", torch.compile)
+    def compile(self, turn: stages.Turn) -> dict[str, Any]:
+        return self._times("compile", turn)
 
-    def autotune(self) -> dict[str, Any]:
-        return self._times("autotune", lambda model: torch.compile(model, mode="max-autotune-no-cudagraphs"))
+    def autotune(self, turn: stages.Turn) -> dict[str, Any]:
+        return self._times("autotune", turn)
 
-    def ours(self) -> dict[str, Any]:
-        found = self._times("ours", self._by_us)
+    def recorded(self, turn: stages.Turn) -> dict[str, Any]:
+        return {} if "ours_captured_us" in turn.found else self._ours(turn, 0.0)
+
+    def ours(self, turn: stages.Turn) -> dict[str, Any]:
+        return self._ours(turn, min(self.options.tune, TUNED * turn.share_s))
+
+    def _ours(self, turn: stages.Turn, tune_s: float) -> dict[str, Any]:
+        self.tune_s = tune_s
+        found = self._times("ours", turn)
         report = self.reports[0]
         if self.options.verbose:
             print(report, flush=True)
         found |= {"notes": list(report.notes), "swapped": len(report.swapped), "of_layers": len(report.layers)}
         before = sum(layer.torch_us or 0.0 for layer in report.layers)
         found |= {"depthwise_torch_us": before, "depthwise_ours_us": before - report.saved_us}
-        theirs = [
-            self.found[key]
-            for key in ("eager_captured_us", "compile_captured_us", "autotune_captured_us")
-            if key in self.found
-        ]
-        if theirs and report.layers:
-            found["depthwise_share_before"] = before / min(theirs)
+        captured_us = [turn.found[key] for name in ("eager", "compile") if (key := f"{name}_captured_us") in turn.found]
+        if captured_us and report.layers:
+            found["depthwise_share_before"] = before / min(captured_us)
             found["depthwise_share_after"] = (before - report.saved_us) / found["ours_captured_us"]
         return found
 
-    def _by_us(self, model: nn.Module) -> Any:
-        tunes = {"tune": self.options.tune > 0, "tune_s": self.options.tune or 1.0, "trials": self.options.trials}
+    def _compiled(self, name: str, model: nn.Module) -> Any:
+        if name == "eager":
+            return model
+        if name == "compile":
+            return torch.compile(model)
+        if name == "autotune":
+            return torch.compile(model, mode="max-autotune-no-cudagraphs")
+        tunes = {"tune": self.tune_s > 0, "tune_s": self.tune_s or 1.0, "trials": self.options.trials}
         return torch.compile(model, backend=backend, options={"db": self.options.db, "report": self.reports.append, **tunes})
 
-    def loss(self) -> dict[str, Any]:
-        kinds: dict[str, Callable[[Any], Any]] = {
-            "eager": lambda model: model,
-            "compile": torch.compile,
-            "ours": self._by_us,
-        }
-        curves = {name: self._curve(kind) for name, kind in kinds.items()}
-        ends = {name: statistics.fmean(curve[-LAST:]) for name, curve in curves.items()}
-        found: dict[str, Any] = {"loss_first": curves["eager"][0], "losses": curves, "loss_steps": len(curves["eager"])}
-        for name in ("compile", "ours"):
-            apart = [abs(one - other) for one, other in zip(curves[name], curves["eager"])]
-            found[f"loss_apart_{name}"] = {"largest": max(apart), "mean_at_end": abs(ends[name] - ends["eager"])}
-        return found | {"loss_end": ends}
+    def _step(self, name: str) -> Step:
+        """The step of a way to compile the model, which has run once."""
+        if name not in self._steps:
+            model = copy.deepcopy(self.model)
+            step = Step(model, self._compiled(name, model), self, lr=1e-4)
+            step()
+            stages.progress(f"{name}: compiled and run once")
+            self._steps[name] = step
+        return self._steps[name]
 
-    def _curve(self, kind: Callable[[Any], Any]) -> list[float]:
-        torch._dynamo.reset()
-        model = copy.deepcopy(self.model)
-        step = Step(model, kind(model), self, lr=0.02)
+    def loss(self, turn: stages.Turn) -> dict[str, Any]:
+        self.tune_s = 0.0  # a new process has its records
+        found: dict[str, Any] = {"loss_steps": self.options.steps}
+        curves: dict[str, list[float]] = {}
+        for name in ("eager", "ours", "compile"):
+            curves[name] = self._curve(name)
+            ends = {each: statistics.fmean(curve[-LAST:]) for each, curve in curves.items()}
+            found |= {"loss_first": curves["eager"][0], "losses": curves, "loss_end": ends}
+            if name != "eager":
+                apart = [abs(one - other) for one, other in zip(curves[name], curves["eager"])]
+                found[f"loss_apart_{name}"] = {"largest": max(apart), "mean_at_end": abs(ends[name] - ends["eager"])}
+            turn.tell({key: value for key, value in found.items() if key != "losses"})
+        return found
+
+    def _curve(self, name: str) -> list[float]:
+        step = self._step(name)
+        step.reset(self.model.state_dict(), lr=0.02)
         losses = []
         for number in range(self.options.steps):
             step.load(number)
-            losses.append(float(step()))
-        return losses
+            losses.append(step().clone())
+        return [float(each) for each in torch.stack(losses)]
 
-    def _times(self, name: str, kind: Callable[[Any], Any]) -> dict[str, Any]:
-        torch._dynamo.reset()
-        model = copy.deepcopy(self.model)
-        step = Step(model, kind(model), self, lr=1e-4)
-        runs = {"groups": 2, "calls": 2} if self.options.smoke else {"groups": 7, "calls": 5}
-        step()
+    def _times(self, name: str, turn: stages.Turn) -> dict[str, Any]:
+        step = self._step(name)
+        runs = {"groups": 2, "calls": 2} if self.options.smoke else {"groups": 5, "calls": 3}
         found = {f"{name}_us": hot_us(step, self.device, **runs)}
+        turn.tell(found)
         found[f"{name}_captured_us"] = hot_us(captured(step, self.device), self.device, **runs)
         return found
 
 
 # ---- all cases
+
+
+def describe(case: str) -> dict[str, Any]:
+    name, batch, precision = case.split(":")
+    return {"model": name, "batch": int(batch), "precision": precision}
 
 
 def show(row: dict[str, Any]) -> None:
@@ -290,16 +337,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = torch_common.options(__doc__, CASES, STAGES, 1500.0)
+    parser = torch_common.options(__doc__, CASES, list(STAGES), 1500.0)
     parser.set_defaults(db="training.db")
-    parser.add_argument("--tune", type=float, default=60.0, help="seconds for the layers of a model; 0: none are tuned")
+    parser.add_argument("--tune", type=float, default=60.0, help="seconds for a model, at most 0.4 of its stage; 0: none")
     parser.add_argument("--trials", type=int, default=24, help="for each layer and direction")
     parser.add_argument("--steps", type=int, default=200, help="of the stage loss")
     options = parser.parse_args()
-    if options.case:
-        Case(options.case, options).run()
-        return
-    torch_common.run_cases(__file__, options, show, summary)
+    facts = {"torch": torch.__version__}
+    stages.run_cases(options, lambda *case: Case(*case).stages(), STAGES, describe, show, summary, facts)
 
 
 if __name__ == "__main__":
