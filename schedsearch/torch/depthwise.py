@@ -5,6 +5,7 @@ With groups = channels, output channel c * m + j belongs to input channel c, for
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from schedsearch.torch import epilogues, store
 from schedsearch.torch.convolution import Conv2d, Convolution
 from schedsearch.torch.dispatch import Operation, declared
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
+from schedsearch.torch.library import eager
 from schedsearch.torch.window import Window, check_convolution, parameters, text
 from schedsearch.workload import Workload
 
@@ -200,10 +202,20 @@ class GradBoth(_Gradient):
 
     def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
         x, weight, dy = given["x"], given["weight"], given["dy"]
-        of_window = text(self.window.stride, self.window.padding, self.window.dilation)
-        ops = torch.ops.schedsearch
-        dx = ops.depthwise_conv2d_grad_input(dy, weight, self.image, of_window, self.layout == "NHWC")
-        return dx, ops.depthwise_conv2d_grad_weight(x, dy, self.kernel[2:], of_window)
+        of_window = _text(self.window)
+        dx = _eager_dx(dy, weight, self.image, of_window, self.layout == "NHWC")
+        return dx, _eager_dw(x, dy, self.kernel[2:], of_window)
+
+
+@functools.cache
+def _text(window: Window) -> str:
+    return text(window.stride, window.padding, window.dilation)
+
+
+_eager_forward, _eager_dx, _eager_dw, _eager_both = map(
+    eager,
+    ("depthwise_conv2d", "depthwise_conv2d_grad_input", "depthwise_conv2d_grad_weight", "depthwise_conv2d_grad_both"),
+)
 
 
 class Depthwise(torch.autograd.Function):
@@ -213,18 +225,33 @@ class Depthwise(torch.autograd.Function):
     def forward(ctx: Any, x: Any, weight: Any, parameters: str) -> Any:
         ctx.save_for_backward(x, weight)
         ctx.parameters = parameters
-        return torch.ops.schedsearch.depthwise_conv2d(x, weight, None, None, None, parameters)
+        if torch.compiler.is_dynamo_compiling():
+            return torch.ops.schedsearch.depthwise_conv2d(x, weight, None, None, None, parameters)
+        return _eager_forward(x, weight, None, None, None, parameters)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        to_x, to_weight = ctx.needs_input_grad[:2]
-        ops, dx, dw = torch.ops.schedsearch, None, None
-        if to_x and to_weight:
-            dx, dw = ops.depthwise_conv2d_grad_both(x, weight, dy, ctx.parameters)
-        elif to_x:
-            dx = ops.depthwise_conv2d_grad_input(dy, weight, x.shape, ctx.parameters, layout_of(x) == "NHWC")
-        elif to_weight:
-            dw = ops.depthwise_conv2d_grad_weight(x, dy, weight.shape[2:], ctx.parameters)
-        return dx, dw, None
+        # The check for a second derivative costs as much as a launch, and only create_graph=True needs it.
+        return _checked_gradients(ctx, dy) if torch.is_grad_enabled() else _gradients(ctx, dy)
+
+
+def _gradients(ctx: Any, dy: Any) -> tuple[Any, Any, None]:
+    x, weight = ctx.saved_tensors
+    to_x, to_weight, _ = ctx.needs_input_grad
+    dx = dw = None
+    if torch.compiler.is_dynamo_compiling():
+        ops = torch.ops.schedsearch
+        of_dx, of_dw = ops.depthwise_conv2d_grad_input, ops.depthwise_conv2d_grad_weight
+        of_both = ops.depthwise_conv2d_grad_both
+    else:
+        of_dx, of_dw, of_both = _eager_dx, _eager_dw, _eager_both
+    if to_x and to_weight:
+        dx, dw = of_both(x, weight, dy, ctx.parameters)
+    elif to_x:
+        dx = of_dx(dy, weight, x.shape, ctx.parameters, layout_of(x) == "NHWC")
+    elif to_weight:
+        dw = of_dw(x, dy, weight.shape[2:], ctx.parameters)
+    return dx, dw, None
+
+
+_checked_gradients = once_differentiable(_gradients)

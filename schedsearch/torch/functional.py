@@ -12,6 +12,7 @@ from schedsearch.ops.layout import Layout
 from schedsearch.torch import epilogues, quantized  # noqa: F401, which declares its operator
 from schedsearch.torch.depthwise import Depthwise
 from schedsearch.torch.formats import allows_tf32
+from schedsearch.torch.library import eager
 from schedsearch.torch.moves import Shuffled
 from schedsearch.torch.window import convolve, text
 
@@ -22,9 +23,7 @@ _Options = tuple[Any, ...]  # stride, padding, dilation, groups, precision, acti
 _NUMBERS = int, torch.SymInt
 _LISTS = list, tuple
 _ops = torch.ops.schedsearch
-_eager_conv2d, _eager_depthwise_conv2d = (
-    getattr(each, "_op", each) for each in (_ops.conv2d.default, _ops.depthwise_conv2d.default)
-)
+_eager_conv2d, _eager_depthwise_conv2d = eager("conv2d"), eager("depthwise_conv2d")
 _texts: dict[Any, str] = {}
 _EIGHT_BITS = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 _NUMBERED = frozenset({"relu6", "clip", "leaky_relu"})  # activations with call-time numbers
@@ -271,13 +270,13 @@ def _convolution(
         x.requires_grad or weight.requires_grad or (True in operands and _wants_gradients(bias, scale, residual))
     ):
         sums = _sums(depthwise, x, weight, options)
-        return epilogues.computed(sums, _epilogue(operands, *options[5:]), bias, scale, residual, *(numbers or (0.0, 0.0)))
-    parameters = _parameters(weight, operands, options)
+        epilogue = _epilogue(operands, *options[5:])
+        return epilogues.computed(sums, epilogue, bias, scale, residual, *(numbers or (0.0, 0.0))) if epilogue else sums
     if torch.compiler.is_dynamo_compiling():
         operator = _ops.depthwise_conv2d.default if depthwise else _ops.conv2d.default
-    else:
-        operator = _eager_depthwise_conv2d if depthwise else _eager_conv2d
-    return operator(x, weight, bias, scale, residual, parameters, *numbers)
+        return operator(x, weight, bias, scale, residual, _made_parameters(weight, operands, *options), *numbers)
+    operator = _eager_depthwise_conv2d if depthwise else _eager_conv2d
+    return operator(x, weight, bias, scale, residual, _kept_parameters(weight, operands, options), *numbers)
 
 
 def _sums(depthwise: bool, x: torch.Tensor, weight: torch.Tensor, options: _Options) -> Any:
@@ -289,13 +288,17 @@ def _sums(depthwise: bool, x: torch.Tensor, weight: torch.Tensor, options: _Opti
 
 
 def _parameters(weight: torch.Tensor, operands: tuple[bool, ...], options: _Options) -> str:
-    """The operator's text (`window.text`), from a dictionary where the arguments were seen before.
+    """The operator's text (`window.text`); torch.compile cannot trace the dictionary of those that were seen before.
 
     Args:
         operands: whether there is a bias, a scale, a residual.
     """
     if torch.compiler.is_dynamo_compiling():
         return _made_parameters(weight, operands, *options)
+    return _kept_parameters(weight, operands, options)
+
+
+def _kept_parameters(weight: torch.Tensor, operands: tuple[bool, ...], options: _Options) -> str:
     key = (operands, options, weight.shape if options[1] == "same" else None)
     try:
         return _texts[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from schedsearch.torch.store import capturing
 
 _ALIGNMENT = 256  # bytes, more than a kernel needs; a captured call cannot copy inputs to where they have it
 _captured_nets: list[Any] = []  # CUDA graphs use their memory, and nothing says when these end
+_address, _version = torch.Tensor.data_ptr, operator.attrgetter("_version")
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -110,9 +112,9 @@ def form_of(each: torch.Tensor) -> Form:
     return tuple(each.shape), each.stride(), each.dtype
 
 
-def versions(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+def versions(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
     """Changes whenever a tensor is replaced, moved or written to. Raises RuntimeError for tensors of inference mode."""
-    return [(each.data_ptr(), each._version) for each in tensors]
+    return list(map(_address, tensors)), list(map(_version, tensors))  # calls with weights wait for it: no loop in Python
 
 
 def frozen(module: fx.GraphModule, held: dict[int, torch.Tensor]) -> fx.GraphModule:

@@ -46,3 +46,10 @@ def register(
     if refuses_gradients:
         _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"schedsearch::{name}", fake, lib=_library)
+
+
+def eager(name: str) -> Callable[..., Any]:
+    """A registered operator without the Python function that PyTorch wraps it in; torch.compile cannot trace it."""
+    operator = getattr(torch.ops.schedsearch, name).default
+    found: Callable[..., Any] = getattr(operator, "_op", operator)
+    return found

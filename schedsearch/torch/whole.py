@@ -63,7 +63,7 @@ class Network:
         self._device = contest.kernels.device
         self._serving: Compiled | None = None
         self._closes: list[Callable[[], None]] = []
-        self._seen: list[tuple[int, int]] = []
+        self._seen: tuple[list[int], list[int]] = [], []
         self._like: list[Form] = []
         self._lock = threading.Lock()
 
