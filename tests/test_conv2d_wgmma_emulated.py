@@ -124,6 +124,9 @@ class BiasInMemory:
     def __init__(self, memory: Memory, columns: int) -> None:
         self.memory, self.columns = memory, columns
 
+    def words_ahead(self, octets: int, interleaved: bool) -> int:
+        return 0
+
     def fragments(self, octets: int, row_elements: int, interleaved: bool, blocks: Any = None, order: Any = None) -> Any:
         assert not interleaved and blocks is None and row_elements == 8 * self.columns
         order = order or epilogue_fragments.ChannelOrder(8 * octets, 1, 0)
@@ -267,6 +270,9 @@ class Requantise:
 
     def index(self, name: str) -> int:
         return [getattr(param, "name", getattr(param, "buffer", "")) for param in self.params].index(name)
+
+    def words_ahead(self, octets: int, interleaved: bool) -> int:
+        return 0
 
     def fragments(self, octets: int, row_elements: int, interleaved: bool, blocks: Any = None) -> Any:
         def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, *_: Any) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import struct
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import integer_model
@@ -13,6 +17,7 @@ from schedsearch import WorkloadError
 from schedsearch.ops.conv2d import conv2d
 from schedsearch.templates.parts import epilogue, epilogue_fragments
 from schedsearch.templates.parts.epilogue_fragments import TileRows
+from schedsearch.templates.parts.stages import STAGE_CODES
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.workload import Workload
@@ -24,7 +29,10 @@ FORMATS = [("int8", "int8", "int8", False), ("uint8", "uint8", "int8", True), ("
 
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[PtxEmulator]:
-    cached = (epilogue._operation, epilogue_fragments.fragments_operation, epilogue_fragments.transposed_operation)
+    cached = (
+        epilogue._operation, epilogue_fragments.fragments_operation, epilogue_fragments.load_ahead_operation,
+        epilogue_fragments.transposed_operation,
+    )  # fmt: skip
     emulator = PtxEmulator(Memory())
     emulator.stand_in(monkeypatch, epilogue, epilogue_fragments)
     for function in cached:
@@ -77,9 +85,11 @@ def test_one_value_and_pairs(emulator: PtxEmulator, formats: tuple[str, str, str
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("formats", FORMATS, ids=str)
 def test_fragments_of_columns(emulator: PtxEmulator, formats: tuple[str, str, str, bool], interleaved: bool) -> None:
-    """The second row of a fragment is 8 below the first."""
+    """The second row of a fragment is 8 below the first. Residuals of interleaved columns are loaded ahead."""
     layer, octets = Layer(emulator, *formats), CHANNELS // 8
     fuse = layer.epilogue.fragments(octets, 8 * CHANNELS, interleaved)
+    ahead = [[0] * count] if (count := layer.epilogue.words_ahead(octets, interleaved)) else []
+    assert bool(ahead) == interleaved
     for row, lane in ((0, 0), (5, 1), (11, 3)):
         first = lane * (4 if interleaved else 2)
         # Of 16 interleaved columns, value e of octet o is number 2 e + o of four neighbours.
@@ -96,9 +106,95 @@ def test_fragments_of_columns(emulator: PtxEmulator, formats: tuple[str, str, st
             for half in (0, 1)
             for e in (0, 1)
         ]
-        fuse(values, CHANNELS, 1, 1, first, row * CHANNELS + first, *layer.operands)
+        place = (CHANNELS, 1, 1, first, row * CHANNELS + first)
+        if ahead:
+            layer.epilogue.load_ahead(octets, 8 * CHANNELS)(*ahead, *place, *layer.operands)
+        fuse(values, *ahead, *place, *layer.operands)
         found = np.array(values).reshape(octets, 2, 2).transpose(1, 0, 2).reshape(2, -1)
         layer.check(found, [row, row + 8], places)
+
+
+def test_nothing_outside_of_the_columns_and_rows_is_loaded_ahead(emulator: PtxEmulator) -> None:
+    layer, octets = Layer(emulator, *FORMATS[0]), CHANNELS // 8
+    ahead = [-1] * layer.epilogue.words_ahead(octets, True)
+    layer.epilogue.load_ahead(octets, 8 * CHANNELS)(ahead, 16, 1, 0, 0, 0, *layer.operands)
+    first = int.from_bytes(layer.arrays["residual"].reshape(-1)[:4].tobytes(), "little")
+    assert ahead == [first, 0, 0, 0]
+
+
+def near_halves(most: int) -> Iterator[tuple[int, int, int]]:
+    """(value, scale, power): value / scale / 2^power lies next to where its float32 turns into n + 1/2, or stops to be it.
+
+    Such a limit is an odd number M of 25 bits, times a power of two. With value * 2^k = M * scale - s, the quotient is off
+    by s units of a product of 49 bits. All values and scales of 24 bits with |s| <= `most` are found by inverting M.
+    """
+    for n, side in itertools.product(range(512), (-1, 1)):
+        exponent = (n + Fraction(1, 2)).numerator.bit_length() - 2  # of n + 1/2
+        limit = (2 * n + 1) * 2 ** (23 - exponent) + side
+        if side < 0 and n == 0:
+            limit = 2 * limit + 1  # below a power of two neighbours are closer
+        for k, s in itertools.product((23, 24, 25), (s for s in range(-most, most + 1) if s)):
+            for scale in range(s * pow(limit, -1, 2**k) % 2**k, 2**24, 2**k):
+                value, rest = divmod(limit * scale - s, 2**k)
+                if scale >= 2**23 and 2**23 <= value < 2**24 and rest == 0:
+                    yield value, scale, round(math.log2(value / scale / (n + 0.5)))
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_quotients_next_to_halves_are_rounded_to_the_right_side(relu: bool) -> None:
+    """The text of a stage divides by a reciprocal; here every operation is done exactly and rounded once."""
+    code, tried = STAGE_CODES["requantise_add"], 0
+    text = code.with_relu if relu else code.integer
+    begin = text.index("mul.rn.f32 {temporary1}, {y_scale}" if relu else "mul.rn.f32 {temporary3}, {y_scale}")
+    for value, scale, power in [*near_halves(3), *all_bits_set()]:
+        registers = {"value": Fraction(value), "y_scale": Fraction(scale) * Fraction(2) ** power}
+        quotient = rounded(registers["value"] / registers["y_scale"])
+        for statement in text[begin:].split("; ")[:-1]:
+            run_exactly(statement, registers)
+        assert registers["value"] - 3 * 2**22 == round(quotient), (value, scale, power)
+        tried += 1
+    assert tried > 5000
+
+
+def all_bits_set() -> Iterator[tuple[int, int, int]]:
+    for n in range(512):
+        for least in (math.floor((n + 0.5) * (2**24 - 1)), 2**23 + n):
+            bits = max(least.bit_length() - 24, 0)
+            yield from (
+                (value, 2**24 - 1, -bits) for value in range((least >> bits) - 2, (least >> bits) + 3) if value < 2**24
+            )
+
+
+def rounded(number: Fraction) -> Fraction:
+    """To float32, half to even, without limits of the exponent."""
+    if not number:
+        return number
+    exponent = math.frexp(float(number))[1] - 24
+    unit = Fraction(2) ** exponent
+    return round(number / unit) * unit
+
+
+def run_exactly(statement: str, registers: dict[str, Fraction]) -> None:
+    """One instruction of the division; what makes a whole number of its result is left out."""
+    name, _, rest = statement.strip().removeprefix("@q ").partition(" ")
+    to, *operands = [each.strip(" {}") for each in rest.split(",")]
+    kind, *suffixes = name.split(".")
+    if kind == "and":
+        registers["q"] = Fraction(rounded(registers["temporary1"]).numerator.bit_count() == 24)
+    if "@q" in statement and registers["q"]:
+        registers[to] += Fraction(2) ** (math.frexp(float(registers[to]))[1] - 24)
+    if "s32" in suffixes or (suffixes[-1] == "b32" and kind == "and"):
+        return
+    numbers = [
+        Fraction(struct.unpack(">f", bytes.fromhex(each[2:]))[0]) if each.startswith("0f") else registers[each]
+        for each in operands
+    ]
+    formulas = {
+        "mul": lambda a, b: a * b, "add": lambda a, b: a + b, "fma": lambda a, b, c: a * b + c, "neg": lambda a: -a,
+        "min": min, "max": max, "mov": lambda a: a, "rcp": lambda a: rounded(1 / a) * (1 + Fraction(1, 2**23)),
+    }  # fmt: skip
+    result = rounded(formulas[kind](*numbers))  # type: ignore[operator]
+    registers[to] = min(max(result, Fraction(0)), Fraction(1)) if "sat" in suffixes else result
 
 
 @pytest.mark.parametrize("second", [8, 1])

@@ -240,7 +240,9 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
     floats = [f"float(F({n}))" for n in names[1:]]
     if last == "f32" and kind in ("fma", "add", "mul", "sub"):
         formula = {"fma": "{0} * {1} + {2}", "add": "{0} + {1}", "mul": "{0} * {1}", "sub": "{0} - {1}"}[kind]
-        return f"{names[0]} = f32({formula.format(*floats)})" if len(floats) > 1 else ""
+        result = f"f32({formula.format(*floats)})"
+        result = f"minimum(maximum({result}, f32(0)), f32(1))" if "sat" in suffixes else result
+        return f"{names[0]} = {result}" if len(floats) > 1 else ""
     if last == "f32" and kind in ("max", "min"):
         return f"{names[0]} = {kind}imum(F({names[1]}), F({names[2]}))"
     if last == "f32" and kind in ("rcp", "neg", "abs"):

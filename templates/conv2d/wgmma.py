@@ -65,6 +65,7 @@ from schedsearch.templates.parts.hopper import (
     WARPGROUP,
 )
 from schedsearch.templates.parts.sharing import ClusterTiles
+from schedsearch.templates.parts.stages import reads_bytes
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.zero_points import ZeroPoint, no_correction
 from schedsearch.workload import Workload
@@ -74,7 +75,8 @@ OVERHEAD_REGISTERS = (32, 48)
 
 # Captured values that Numba must know; see `KernelStep.shaped_by`.
 SHAPED_BY = frozenset({
-    "accumulators", "by_tma", "in_turn", "initialise.split_k", "load_tiles.multicasts", "own_sums", "split_k",
+    "accumulators", "array_ahead", "by_tma", "finish.words_ahead", "in_turn", "initialise.split_k", "load_tiles.multicasts",
+    "own_sums", "split_k", "words_ahead",
 })  # fmt: skip
 
 SHORT_STEPS, SHORT_RING = 2, 4  # k steps of a short reduction, and the stages that it needs
@@ -83,6 +85,7 @@ GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 STAGES = tuple(range(2, 13))
 BLOCKS_PER_SM = (1, 2, 3)
+WIDEST_WITH_WORDS = 224  # that leaves registers for what is loaded ahead of an operand like y
 SPLIT_KS = (1, 2, 4, 8)
 CLUSTER_SIDES = (1, 2, 4)
 MAX_CLUSTER = 8  # blocks that every device takes
@@ -115,6 +118,7 @@ class Conv2dWgmma(Template):
         group_columns = w.k // w.groups
         columns = max(SWIZZLE_ROWS, store_columns(w))
         smallest_covering_k = min((bn for bn in BNS if bn >= group_columns), default=max(BNS))
+        widest = min(smallest_covering_k, WIDEST_WITH_WORDS if reads_bytes(w) else max(BNS))
         most_row_tiles = gemm.row_tiles(GROUP_ROWS)
         fewest_tiles = gemm.row_tiles(GROUP_ROWS * max(GROUPS)) * math.ceil(w.k / smallest_covering_k)
         bks = useful_bks(gemm.channels if gemm.x.plain else gemm.x.size, w.dtype)
@@ -134,7 +138,7 @@ class Conv2dWgmma(Template):
                 ("together", "in_turn"),
                 "groups share a tile, or each half takes the block's next tile: one half stores while the other multiplies",
             ),
-            Knob("bn", tuple(bn for bn in BNS if bn <= smallest_covering_k), "columns (output channels) of a tile"),
+            Knob("bn", tuple(bn for bn in BNS if bn <= widest), "columns (output channels) of a tile"),
             Knob("bk", bks, "input channels of a k step; more is faster, less wastes less of the last step"),
             Knob("stages", STAGES, "k steps that are loaded ahead or being multiplied"),
             Knob("split_k", tuple(split_ks), "blocks of a cluster that share a tile's k steps"),
@@ -284,8 +288,9 @@ def build_kernel(
     thread_of_warpgroup, initialise = store.thread_of_warpgroup, _initialise(plan, tiles)
     take, advance_taken = pipeline.consumer(stages, phases="some" if in_turn else "all")
     multiply_step, wait_previous, wait_all = _multiply_step(wgmma, plan), wgmma.wait(1, bn), wgmma.wait(0, bn)
-    begin_store, finish = _finish(workload, gemm, plan, epilogue, zero)
+    begin_store, words_ahead, load_ahead, finish = _finish(workload, gemm, plan, epilogue, zero)
     own_octets, own_sums, add_up = plan.own_octets, 4 * plan.own_octets, _add_up(wgmma, plan)
+    array_ahead = max(words_ahead, 1)  # an array has a constant size, not 0
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()
@@ -304,6 +309,7 @@ def build_kernel(
 
         stage = types.uint32(0)
         acc = cuda.local.array(accumulators, sum_type)
+        ahead = cuda.local.array(array_ahead, types.int32)
         if thread >= consumers:
             # ---- load
             if thread == consumers:
@@ -325,6 +331,11 @@ def build_kernel(
                 tile = types.int32(tile + turn * next_tile)
             while tile < clusters:
                 row, column = origin(tile, cluster_row, cluster_column)
+                if words_ahead and split_k == 1:
+                    load_ahead(
+                        ahead, types.int32(row + tile_group * GROUP_ROWS), column, types.int32(columns - column), lane,
+                        warp_row, operands,
+                    )  # fmt: skip
                 # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
                 for step in range(first_step, stop_step):
                     parity = take(full, stage, parity)
@@ -340,7 +351,7 @@ def build_kernel(
                 # ---- store
                 if split_k == 1:
                     finish(
-                        acc, types.int32(row + tile_group * GROUP_ROWS), column, types.int32(columns - column), y,
+                        acc, ahead, types.int32(row + tile_group * GROUP_ROWS), column, types.int32(columns - column), y,
                         store_place, lane, warp_row, operands,
                     )  # fmt: skip
                 if in_turn:
@@ -356,10 +367,11 @@ def build_kernel(
                 sums = cuda.local.array(own_sums, sum_type)
                 add_up(acc, sums, shared, sums_full, thread, in_cluster, part)
                 row, column = origin(first_tile, cluster_row, cluster_column)
-                own_columns = types.int32(min(columns, column + bn) - (column + octet * 8))
-                finish(
-                    sums, row + group * GROUP_ROWS, column + octet * 8, own_columns, y, store_place, lane, warp_row, operands
-                )
+                row, column = row + group * GROUP_ROWS, column + octet * 8
+                own_columns = types.int32(min(columns, column - octet * 8 + bn) - column)
+                if words_ahead:
+                    load_ahead(ahead, row, column, own_columns, lane, warp_row, operands)
+                finish(sums, ahead, row, column, own_columns, y, store_place, lane, warp_row, operands)
         if by_tma and leader:
             ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
@@ -405,18 +417,21 @@ def _multiply_step(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
 
 def _finish(
     workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
-) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """`begin` of the store, and `finish(values, row, column, inside_columns, y, store_place, lane, warp_row, operands)`.
+) -> tuple[Callable[..., Any], int, Callable[..., None], Callable[..., None]]:
+    """The functions of the end of a tile: (begin_store, words_ahead, load_ahead, finish).
 
-    `finish` applies the epilogue to a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on,
-    and stores it.
+    `finish(values, ahead, row, column, inside_columns, y, store_place, lane, warp_row, operands)` applies the epilogue to a
+    warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on, and stores it. If there are
+    `words_ahead`, `load_ahead(ahead, row, column, inside_columns, lane, warp_row, operands)` must have loaded them.
     """
     output, own_octets, accumulator = output_of(gemm, plan.bm), plan.own_octets, Wgmma(workload.dtype).accumulator
     rows, fused, interleaved = output.rows, not epilogue.identity, store.interleaved(workload.out_dtype)
     first_pair = output.fragment(4 if interleaved else 2)
     correct = zero.correction(epilogue, own_octets, interleaved) if zero else no_correction
     channel_of = gemm.order.channel() if gemm.order else _same
-    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *_layout_of(gemm, output))
+    layout, words_ahead = _layout_of(gemm, output), epilogue.words_ahead(own_octets, interleaved)
+    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *layout)
+    load: Any = epilogue.load_ahead(own_octets, 8 * output.block, *layout) if words_ahead else None
     staging_offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
     if stores_by_tma(workload):
         staging = store.Staging(workload.out_dtype, own_octets, plan.segment, staging_offset, accumulator)
@@ -425,20 +440,30 @@ def _finish(
         in_memory = output.with_pitch(workload.slice_of) if output.plain else output
         begin_store, store_part = store.direct(in_memory, own_octets, accumulator)
 
+    def load_ahead(
+        ahead: Any, row: Any, column: Any, inside_columns: Any, lane: Any, warp_row: Any, operands: Any
+    ) -> None:  # fmt: skip
+        first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
+        load(ahead, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset, *operands)
+
     def finish(
-        values: Any, row: Any, column: Any, inside_columns: Any, y: Any, store_place: Any, lane: Any, warp_row: Any,
-        operands: Any,
+        values: Any, ahead: Any, row: Any, column: Any, inside_columns: Any, y: Any, store_place: Any, lane: Any,
+        warp_row: Any, operands: Any,
     ) -> None:  # fmt: skip
         first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
         correct(values, inside_columns, first_row, first_column, operands)
-        if fused:
+        if words_ahead:
+            fuse(
+                values, ahead, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset, *operands
+            )
+        elif fused:
             fuse(
                 values, inside_columns, first_row < rows, first_row + 8 < rows, channel_of(first_column), first_offset,
                 *operands,
             )  # fmt: skip
         store_part(values, y, store_place, row, column, inside_columns)
 
-    return begin_store, finish
+    return begin_store, words_ahead, load_ahead, finish
 
 
 def _add_up(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:

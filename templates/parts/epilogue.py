@@ -24,7 +24,9 @@ from schedsearch.templates.parts.epilogue_fragments import (
     Like,
     TileRows,
     fragments_operation,
+    load_ahead_operation,
     transposed_operation,
+    words_ahead,
 )
 from schedsearch.templates.parts.epilogue_text import EpiloguePlan, first_address, load_elements, naming_all, registers_of
 from schedsearch.templates.parts.stages import EpilogueOperand, epilogue_operands
@@ -100,10 +102,24 @@ class Epilogue:
 
         `order` says which channels the columns are, if they are not neighbours. The columns of the fragment then fill whole
         blocks of the order, or lie within one, and no operand is like y.
+
+        If `words_ahead(octets, interleaved)` is not 0, the operation's second argument is an array of so many i32, which
+        `load_ahead` filled.
         """
-        block, block_elements = blocks or (8 * octets, 0)
-        like = Like(elements_8_rows, block, block_elements, order or ChannelOrder(8 * octets, 1, 0))
-        return fragments_operation(octets, like, self._plan, interleaved)
+        like = _like(octets, elements_8_rows, blocks, order)
+        return fragments_operation(octets, like, self._plan, interleaved, self.words_ahead(octets, interleaved))
+
+    def words_ahead(self, octets: int, interleaved: bool) -> int:
+        """How many words of operands like y a thread loads before `fragments`: those with 8 bits, if it is interleaved."""
+        return words_ahead(octets, self._plan) if interleaved else 0
+
+    def load_ahead(self, octets: int, elements_8_rows: int, blocks: tuple[int, int] | None = None) -> Callable[..., Any]:
+        """A device operation that loads what `fragments` needs of 8-bit operands like y: long before, it hides the latency.
+
+        It takes (words[words_ahead], columns, row_inside, row_8_inside, k, offset, *operands), of which all but the first
+        are those of `fragments`.
+        """
+        return load_ahead_operation(octets, _like(octets, elements_8_rows, blocks, None), self._plan)
 
     def transposed(self, octets: int, tile: TileRows) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile whose rows are channels: `octets` times 8 positions.
@@ -130,6 +146,13 @@ class Epilogue:
             strides: elements from a row and from a column to the next.
         """
         return PatchStages(self._plan, channels, strides)
+
+
+def _like(
+    octets: int, elements_8_rows: int, blocks: tuple[int, int] | None, order: ChannelOrder | None
+) -> Like:  # fmt: skip
+    block, block_elements = blocks or (8 * octets, 0)
+    return Like(elements_8_rows, block, block_elements, order or ChannelOrder(8 * octets, 1, 0))
 
 
 class PatchStages:

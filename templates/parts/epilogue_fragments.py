@@ -7,7 +7,7 @@ fragment's operands. Loads of several octets are in flight at once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts.epilogue_text import (
     WIDEN,
     EpiloguePlan,
+    bytes_of,
     first_address,
-    load_bytes,
     load_elements,
     naming_all,
     registers_of,
@@ -98,11 +98,41 @@ _BRANCH_OCTETS = 4  # octets between two branches, whose loads are in flight at 
 
 
 @functools.cache
-def fragments_operation(octets: int, like: Like, plan: EpiloguePlan, interleaved: bool) -> Callable[..., Any]:
-    ins = {"columns": "i32", "row_inside": "i32", "row_8_inside": "i32", "k": "i32", "offset": "i64", **dict(plan.ins)}
+def fragments_operation(octets: int, like: Like, plan: EpiloguePlan, interleaved: bool, ahead: int) -> Callable[..., Any]:
     lines = (_interleaved_lines if interleaved else _fragments_lines)(octets, like, plan)
-    kind = "i32" if plan.integer else "f32"
-    return device_op("epilogue_fragments", naming_all(lines, ("acc", *ins)), inout={"acc": (kind, 4 * octets)}, ins=ins)
+    inout = {"acc": ("i32" if plan.integer else "f32", 4 * octets)}
+    inout |= {"ahead": ("i32", ahead)} if ahead else {}
+    ins = _FRAGMENT_INS | dict(plan.ins)
+    return device_op("epilogue_fragments", naming_all(lines, (*inout, *ins)), inout=inout, ins=ins)
+
+
+_FRAGMENT_INS = {"columns": "i32", "row_inside": "i32", "row_8_inside": "i32", "k": "i32", "offset": "i64"}
+
+
+def words_ahead(octets: int, plan: EpiloguePlan) -> int:
+    """How many words `load_ahead_operation` loads: one for each 16 columns of a row."""
+    return octets * sum(operand.dtype in BYTES for operand in plan.like_y)
+
+
+@functools.cache
+def load_ahead_operation(octets: int, like: Like, plan: EpiloguePlan) -> Callable[..., Any]:
+    """Loads the 8-bit operands like y of a fragment whose columns are interleaved, for `fragments_operation`."""
+    lines = [
+        "{ .reg .pred column, row, row8, inside, inside8;",
+        *(f".reg .b64 at_{operand.name}, at8_{operand.name};" for operand in plan.like_y),
+        "setp.ne.s32 row, $row_inside, 0; setp.ne.s32 row8, $row_8_inside, 0;",
+        *_first_addresses(like.elements_8_rows, plan.like_y),
+    ]
+    words = [(8 * octet, operand) for operand in plan.like_y for octet in range(0, octets, 2)]
+    for number, (column, operand) in enumerate(words):
+        at = _place(operand, column, like)
+        lines.append(f"setp.gt.s32 column, $columns, {column};")
+        for half, (inside, row) in enumerate((("inside", "row"), ("inside8", "row8"))):
+            word = f"$ahead[{2 * number + half}]"
+            load = f"@{inside} ld.global.nc.b32 {word}, [at{'8' * half}_{at}];"
+            lines.append(f"and.pred {inside}, column, {row}; mov.b32 {word}, 0; {load}")
+    inout, ins = {"ahead": ("i32", words_ahead(octets, plan))}, _FRAGMENT_INS | dict(plan.ins)
+    return device_op("load_ahead", naming_all([*lines, "}"], (*inout, *ins)), inout=inout, ins=ins)
 
 
 def _fragments_start(elements_8_rows: int, plan: EpiloguePlan, values: int) -> list[str]:
@@ -113,10 +143,16 @@ def _fragments_start(elements_8_rows: int, plan: EpiloguePlan, values: int) -> l
         plan.registers(values),
         "setp.ne.s32 row, $row_inside, 0; setp.ne.s32 row8, $row_8_inside, 0; mov.b16 zero, 0;",
     ]
-    lines += [first_address(f"at_{operand.name}", operand) for operand in plan.arrays]
-    for operand in plan.like_y:
-        row_8_bytes = elements_8_rows * dtype_of(operand.dtype).nbytes
-        lines.append(f"add.s64 at8_{operand.name}, at_{operand.name}, {row_8_bytes};")
+    return lines + _first_addresses(elements_8_rows, plan.arrays)
+
+
+def _first_addresses(elements_8_rows: int, operands: Sequence[EpilogueOperand]) -> list[str]:
+    """The operands' first addresses, of those like y in both rows."""
+    lines = [first_address(f"at_{operand.name}", operand) for operand in operands]
+    for operand in operands:
+        if operand.axes == "y":
+            row_8_bytes = elements_8_rows * dtype_of(operand.dtype).nbytes
+            lines.append(f"add.s64 at8_{operand.name}, at_{operand.name}, {row_8_bytes};")
     return lines
 
 
@@ -153,8 +189,14 @@ def _fragments_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]:
 
 
 def _interleaved_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]:
-    """Of each 16 columns a thread holds four neighbours: value e of octet o is number 2 e + o, in both rows."""
-    lines = _fragments_start(like.elements_8_rows, plan, 8)
+    """Of each 16 columns a thread holds four neighbours: value e of octet o is number 2 e + o, in both rows.
+
+    Operands of 8 bits are there already, as words of `$ahead`.
+    """
+    lines, ahead = (
+        _fragments_start(like.elements_8_rows, plan, 8),
+        [operand for operand in plan.like_y if operand.dtype in BYTES],
+    )
     for pair in range(octets // 2):
         column = 16 * pair
         lines += _inside(column, plan)
@@ -162,9 +204,15 @@ def _interleaved_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]
             letters, temporaries = registers_of(stage)
             for letter, operand in zip(letters, stage.arrays):
                 at = _place(operand, column, like)
-                lines += _load_four(letter, 0, "inside" if operand.axes == "y" else "column", f"at_{at}", operand.dtype)
-                if operand.axes == "y":
-                    lines += _load_four(letter, 4, "inside8", f"at8_{at}", operand.dtype)
+                if operand in ahead:
+                    word = ahead.index(operand) * octets + 2 * pair
+                    for half in range(2):
+                        registers = [f"{letter}{4 * half + i}" for i in range(4)]
+                        lines += bytes_of(registers, f"$ahead[{word + half}]", operand.dtype)
+                elif operand.axes == "y":
+                    lines += _load_four(letter, 0, "inside", f"at_{at}") + _load_four(letter, 4, "inside8", f"at8_{at}")
+                else:
+                    lines += _load_four(letter, 0, "column", f"at_{at}")
             for octet, i in ((octet, i) for octet in range(2) for i in range(4)):
                 number, lower = 2 * (i % 2) + octet, 4 * (i // 2)
                 places = [number + lower if operand.axes == "y" else number for operand in stage.arrays]
@@ -188,11 +236,9 @@ def _load_channels(letter: str, address: str, dtype: str, step: int) -> list[str
     return load_elements([f"{letter}0"], "column", address, dtype) + load_elements([f"{letter}1"], "column", further, dtype)
 
 
-def _load_four(letter: str, first: int, inside: str, address: str, dtype: str) -> list[str]:
-    """Loads four neighbours of 32 bits or 8; zeros where the predicate is false."""
+def _load_four(letter: str, first: int, inside: str, address: str) -> list[str]:
+    """Loads four neighbours of 32 bits; zeros where the predicate is false."""
     registers = [f"{letter}{first + i}" for i in range(4)]
-    if dtype in BYTES:
-        return load_bytes(registers, inside, address, dtype)
     zeros = [f"mov.b32 {register}, 0;" for register in registers]
     return [*zeros, f"@{inside} ld.global.nc.v4.b32 {{{', '.join(registers)}}}, [{address}];"]
 

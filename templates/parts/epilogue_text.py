@@ -78,7 +78,8 @@ class EpiloguePlan:
             named |= {"int": dtype_of(number).ptx} if of_integer else {}
             arrays = tuple(by_name[operand.name] for operand in stage.kind.operands)
             if of_integer:
-                text = (code.after_relu if before == "relu" else "") or code.integer
+                text = (code.with_relu if stage.params.get("relu") else "") or (code.after_relu if before == "relu" else "")
+                text = text or code.integer
             else:
                 text = (code.older if older else "") or code.ptx
             before = stage.name
@@ -137,7 +138,7 @@ def first_address(register: str, operand: EpilogueOperand) -> str:
 def load_elements(registers: Sequence[str], inside: str, address: str, dtype: str) -> list[str]:
     """Loads one element, or two neighbours; zeros where the predicate `inside` is false.
 
-    16-bit floats become float32, 8-bit integers become int32, elements of 32 bits stay as they are.
+    16-bit floats become float32, 8-bit integers the numbers of `load_bytes`, elements of 32 bits stay as they are.
 
     The non-coherent path lets loads move up past the stores of y. It is correct even if the residual is y itself, because
     only the thread that writes an element reads it, and it reads before it writes.
@@ -157,11 +158,17 @@ def load_elements(registers: Sequence[str], inside: str, address: str, dtype: st
 
 
 def load_bytes(registers: Sequence[str], inside: str, address: str, dtype: str) -> list[str]:
-    """Loads 1, 2 or 4 neighbouring 8-bit integers as int32; zeros where the predicate is false."""
-    kind, count = "su"[dtype == "uint8"], len(registers)
-    if count == 1:
-        return [f"mov.b32 {registers[0]}, 0; @{inside} ld.global.nc.{kind}8 {registers[0]}, [{address}];"]
-    load = f"mov.b32 word, 0; @{inside} ld.global.nc.b32 word, [{address}];"
-    if count == 2:
-        load = f"mov.b16 low, zero; @{inside} ld.global.nc.b16 low, [{address}]; cvt.u32.u16 word, low;"
-    return [load, *(f"bfe.{kind}32 {register}, word, {8 * place}, 8;" for place, register in enumerate(registers))]
+    """Loads 1, 2 or 4 neighbouring 8-bit integers; any numbers where the predicate is false.
+
+    The registers get float32 numbers: 2^23 more than a uint8, 2^23 + 128 more than an int8 (`stages.format_limits` has these
+    bases). Their bits are 0x4B000000 and the byte, whose sign is flipped: one instruction makes them of a word.
+    """
+    count = len(registers)
+    kind, word = {1: "u8", 2: "u16", 4: "b32"}[count], "word"
+    return [f"mov.b32 {word}, 0; @{inside} ld.global.nc.{kind} {word}, [{address}];", *bytes_of(registers, word, dtype)]
+
+
+def bytes_of(registers: Sequence[str], word: str, dtype: str) -> list[str]:
+    """The numbers of `load_bytes` from the word that it loads; changes `word` if they are signed."""
+    flipped = [f"xor.b32 {word}, {word}, 0x80808080;"] if dtype == "int8" else []
+    return flipped + [f"prmt.b32 {register}, {word}, 0x4B000000, {0x7440 + n};" for n, register in enumerate(registers)]

@@ -40,7 +40,8 @@ class StageCode:
         ptx: instructions that change the float32 register `{value}`. They name operands and scalars of the stage as
             `{name}` (float32 registers, read only), its numeric parameters as `{name}` (literals), the limits of a format
             that a parameter names as `{name_lowest}` and `{name_largest}` (literals), and may use the predicate register
-            `q`. A brace of PTX is doubled.
+            `q`. Elements of 8 bits are float32 numbers, `{name_base}` (a literal) more than what they stand for: see
+            `epilogue_text.load_bytes`. A brace of PTX is doubled.
         function: `function(value, operands) -> value`, the same in Python. `operands` is the tuple of the stage's operands,
             scalars and numeric parameters, in the order in which its kind declares them. They are float32; whole-number
             parameters are int.
@@ -48,6 +49,7 @@ class StageCode:
         integer: the instructions for a value that is a 32-bit integer; "" if the stage cannot take one. `{int}` is its type,
             s32 or u32. Registers may hold either kind of number.
         after_relu: `integer` for a value that is not negative, if that takes fewer instructions; else "".
+        with_relu: `integer` for a stage whose parameter `relu` is true; "" if it has no such parameter.
         older: `ptx` without instructions of compute capability 8.0; "" if it has none.
     """
 
@@ -57,6 +59,7 @@ class StageCode:
     integer: str = ""
     older: str = ""
     after_relu: str = ""
+    with_relu: str = ""
 
 
 def _add(value: Any, operands: Any) -> Any:
@@ -106,32 +109,50 @@ def _gelu(value: Any, operands: Any) -> Any:
 # bits: larger sums have larger bits. Negative sums would have smaller ones, hence the maximum, which relu makes needless.
 # Source: Hecker, "Let's get to the (floating) point", Game Developer Magazine, 1996.
 _SCALED = "cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {requantise_scale}; "
-_ROUNDED = (
-    "add.rn.f32 {value}, {value}, 0f4B400000; cvt.rni.s32.f32 {temporary0}, {y_zero_point}; "
-    "sub.s32 {temporary0}, {temporary0}, 0x4B400000; add.s32 {value}, {value}, {temporary0};"
+_WHOLE = (
+    "cvt.rni.s32.f32 {temporary0}, {y_zero_point}; sub.s32 {temporary0}, {temporary0}, 0x4B400000; "
+    "add.s32 {value}, {value}, {temporary0};"
 )
+_ROUNDED = "add.rn.f32 {value}, {value}, 0f4B400000; " + _WHOLE
 _REQUANTISED = _SCALED + "max.f32 {value}, {value}, 0fCA800000; " + _ROUNDED
 
 
-# value / scale, rounded to nearest: the reciprocal y with one Newton step, q = value * y, and two steps
-# q += y * (value - scale * q) (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
-# 1990). div.rn.f32 calls a function for scales outside of 2^-126 ... 2^126, and ptxas serialises wgmma in a kernel with a
-# call. Here scales must be within 2^-100 ... 2^100. Quotients beyond 2^20 saturate, so the value is limited to the scale
-# times 2^20 before: then no step overflows, and the sum that rounds (see above) is between 2^23 and 2^24.
-def _quantised(scale: str, at_least: str = "") -> str:
-    """Divides by a scale, rounds, and adds the zero point; `at_least` may raise the lower limit, {temporary3}."""
-    return (
-        "mul.rn.f32 {temporary3}, {SCALE}, 0f49800000; min.f32 {value}, {value}, {temporary3}; "
-        f"neg.f32 {{temporary3}}, {{temporary3}}; {at_least}max.f32 {{value}}, {{value}}, {{temporary3}}; "
-        "rcp.approx.ftz.f32 {temporary0}, {SCALE}; neg.f32 {temporary1}, {SCALE}; "
+# Makes temporary1, a scale, -scale, and temporary0 1 / scale, rounded to nearest: two Newton steps, and one bit for scales
+# for which they round the wrong way, whose significands have all bits set. All values share these instructions. One step
+# more then makes value / scale of it, rounded to nearest: tests/test_requantise_add.py looks for all quotients that could
+# come out on the wrong side of a half, and computes them exactly. Scales must be within 2^-100 ... 2^100. div.rn.f32 would
+# call a function for scales outside of 2^-126 ... 2^126, and ptxas serialises wgmma in a kernel with a call.
+# Source: Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990.
+_RECIPROCAL = (
+    "rcp.approx.ftz.f32 {temporary0}, {temporary1}; neg.f32 {temporary1}, {temporary1}; "
+    + 2
+    * (
         "fma.rn.f32 {temporary2}, {temporary1}, {temporary0}, 0f3F800000; "
         "fma.rn.f32 {temporary0}, {temporary0}, {temporary2}, {temporary0}; "
-        "mul.rn.f32 {temporary2}, {value}, {temporary0}; fma.rn.f32 {temporary3}, {temporary1}, {temporary2}, {value}; "
-        "fma.rn.f32 {temporary2}, {temporary3}, {temporary0}, {temporary2}; "
-        "fma.rn.f32 {temporary3}, {temporary1}, {temporary2}, {value}; "
-        "fma.rn.f32 {value}, {temporary3}, {temporary0}, {temporary2}; "
-    ).replace("{SCALE}", scale) + _ROUNDED
+    )
+    + "and.b32 {temporary2}, {temporary1}, 0x007FFFFF; setp.eq.s32 q, {temporary2}, 0x007FFFFF; "
+    "@q add.s32 {temporary0}, {temporary0}, 1; "
+)
 
+# Quotients beyond 2^20 saturate, so the value is limited to the scale times 2^20 before: then no step overflows, and the sum
+# that rounds (see above) is between 2^23 and 2^24.
+_QUANTISED = (
+    "mul.rn.f32 {temporary3}, {quantise_scale}, 0f49800000; min.f32 {value}, {value}, {temporary3}; "
+    "neg.f32 {temporary3}, {temporary3}; max.f32 {value}, {value}, {temporary3}; mov.b32 {temporary1}, {quantise_scale}; "
+    + _RECIPROCAL
+    + "mul.rn.f32 {temporary2}, {value}, {temporary0}; fma.rn.f32 {temporary1}, {temporary1}, {temporary2}, {value}; "
+    "fma.rn.f32 {value}, {temporary1}, {temporary0}, {temporary2}; " + _ROUNDED
+)
+
+# The same for values whose negative ones become 0. All quotients are divided by 512: `.sat` then limits them to 0 ... 512 at
+# no cost, beyond which 8 bits saturate with every zero point.
+_QUANTISED_FROM_ZERO = (
+    "mul.rn.f32 {temporary1}, {quantise_scale}, 0f44000000; "
+    + _RECIPROCAL
+    + "mul.rn.sat.f32 {temporary2}, {value}, {temporary0}; fma.rn.f32 {temporary1}, {temporary1}, {temporary2}, {value}; "
+    "fma.rn.sat.f32 {value}, {temporary1}, {temporary0}, {temporary2}; "
+    "fma.rn.f32 {value}, {value}, 0f44000000, 0f4B400000; " + _WHOLE
+)
 
 # The middle less its zero point is limited before it is rounded, because its limits are whole numbers. It is then so small
 # that adding and subtracting 1.5 * 2^23 rounds it. Every `.rn` keeps ptxas from fusing a product with the sum behind it.
@@ -139,10 +160,9 @@ _ADDED = (
     _SCALED + "sub.rn.f32 {temporary0}, {middle_lowest}, {middle_zero_point}; max.f32 {value}, {value}, {temporary0}; "
     "sub.rn.f32 {temporary0}, {middle_largest}, {middle_zero_point}; min.f32 {value}, {value}, {temporary0}; "
     "add.rn.f32 {value}, {value}, 0f4B400000; sub.rn.f32 {value}, {value}, 0f4B400000; "
-    "mul.rn.f32 {value}, {value}, {middle_scale}; cvt.rn.f32.s32 {temporary0}, {residual}; "
-    "sub.rn.f32 {temporary0}, {temporary0}, {residual_zero_point}; mul.rn.f32 {temporary0}, {temporary0}, {residual_scale}; "
+    "mul.rn.f32 {value}, {value}, {middle_scale}; add.rn.f32 {temporary0}, {residual_zero_point}, {residual_base}; "
+    "sub.rn.f32 {temporary0}, {residual}, {temporary0}; mul.rn.f32 {temporary0}, {temporary0}, {residual_scale}; "
     "add.rn.f32 {value}, {value}, {temporary0}; "
-    + _quantised("{y_scale}", "setp.ne.s32 q, {relu}, 0; selp.f32 {temporary3}, 0f00000000, {temporary3}, q; ")
 )
 
 # 1 / (1 + exp(-x)) with the approximate exponential and reciprocal: relative errors of 2^-22 and 2^-23. The exponential of a
@@ -206,13 +226,19 @@ STAGE_CODES: dict[str, StageCode] = {
     "gelu": StageCode(_GELU, _gelu, temporaries=3),
     # The result is not saturated to 8 bits: the instruction that packs it does so.
     "requantise": StageCode("", None, integer=_REQUANTISED, temporaries=1, after_relu=_SCALED + _ROUNDED),
-    "requantise_add": StageCode("", None, integer=_ADDED, temporaries=4),
+    "requantise_add": StageCode(
+        "",
+        None,
+        integer=_ADDED + _QUANTISED.replace("{quantise_scale}", "{y_scale}"),
+        temporaries=4,
+        with_relu=_ADDED + _QUANTISED_FROM_ZERO.replace("{quantise_scale}", "{y_scale}"),
+    ),
     "dequantise": StageCode(
         "mul.rn.f32 {value}, {value}, {dequantise_scale};",
         None,
         integer="cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {dequantise_scale};",
     ),
-    "quantise": StageCode(_quantised("{quantise_scale}"), None, temporaries=4),
+    "quantise": StageCode(_QUANTISED, None, temporaries=4),
 }
 
 
@@ -260,6 +286,11 @@ def epilogue_operands(workload: Workload) -> tuple[EpilogueOperand, ...]:
     return (*fixed, *found.values())
 
 
+def reads_bytes(workload: Workload) -> bool:
+    """Whether the epilogue reads an array like the output with 8 bits."""
+    return any(operand.axes == "y" and operand.dtype in BYTES for operand in epilogue_operands(workload))
+
+
 def numeric_parameters(stage: Stage) -> dict[str, int | float]:
     """Parameters that the arithmetic of a stage may use, in the order in which its kind declares them."""
     values = {name: stage.params[name] for name in stage.kind.parameters}
@@ -267,10 +298,14 @@ def numeric_parameters(stage: Stage) -> dict[str, int | float]:
 
 
 def format_limits(stage: Stage) -> dict[str, float]:
-    """The least and the largest number of each integer format that a parameter names: {"to_lowest": -128.0, ...}."""
+    """The least and the largest number of each integer format that a parameter names, and the base of its elements.
+
+    {"to_lowest": -128.0, "to_largest": 127.0, "to_base": 2.0**23 + 128, ...}; see `epilogue_text.load_bytes`.
+    """
     formats = {name: dtype_of(value) for name, value in stage.params.items() if value in BYTES}
     limits = {f"{name}_lowest": row.lowest for name, row in formats.items()}
-    return limits | {f"{name}_largest": row.largest for name, row in formats.items()}
+    limits |= {f"{name}_largest": row.largest for name, row in formats.items()}
+    return limits | {f"{name}_base": 2.0**23 - row.lowest for name, row in formats.items()}
 
 
 def epilogue_problem(
