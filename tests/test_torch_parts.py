@@ -240,3 +240,71 @@ def test_the_backend_has_networks_for_parts_until_weights_change(compiled: Any, 
     ran.clear()
     assert close(fast(x), model(x)) and not ran
     assert reports[-1].network.reason.startswith("weights have changed")
+
+
+class Times:
+    """A timer that has these times, in turns."""
+
+    def __init__(self, *times_ns: float) -> None:
+        self._times = iter(times_ns)
+
+    def ns(self, runs: Any) -> float:
+        for run in runs:
+            run()
+        return next(self._times)
+
+
+@pytest.fixture
+def compilations(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:  # noqa: F811
+    """The number of nodes of each graph that Inductor compiles."""
+    found: list[int] = []
+    compile_ = inductor.compiled
+
+    def keep(graph: Any, inputs: Any, mode: str) -> Any:
+        found.append(len(graph.graph.nodes))
+        return compile_(graph, inputs, mode)
+
+    monkeypatch.setattr(inductor, "compiled", keep)
+    return found
+
+
+def test_parts_that_win_together_are_not_compiled(compiled: Any, compilations: list[int]) -> None:  # noqa: F811
+    model, x = prepared(Between()), image()
+    fast, reports = compiled(model, layers=False, timer=Times(1.0, 2.0))
+    assert close(fast(x), model(x))
+    network = reports[-1].network
+    assert network.served and (network.ours_us, network.torch_us) == (1e-3, 2e-3)
+    assert len(compilations) == 2  # the graph, and what is left beside the parts
+
+
+def test_parts_that_lose_together_are_tried_one_by_one(
+    compiled: Any,  # noqa: F811
+    compilations: list[int],
+    ran: list[str],
+) -> None:
+    model, x = prepared(Between()), image()
+    times = Times(3.0, 2.0, 1.0, 2.0, 3.0, 2.0, 1.0, 2.0)  # ours, PyTorch's: of both, the first, the second, the first alone
+    fast, reports = compiled(model, layers=False, timer=times)
+    assert close(fast(x), model(x))
+    network = reports[-1].network
+    assert network.served
+    assert [(part.served, part.ours_us) for part in network.parts] == [(True, 1e-3), (False, 3e-3)]
+    assert network.parts[1].reason == "PyTorch is as fast or faster"
+    assert len(compilations) == 5  # the graph, the rest, two parts, the rest with one part
+    ran.clear()
+    assert close(fast(2 * x), model(2 * x)) and ran == ["network"]
+
+
+def test_a_graph_that_is_slower_with_networks_for_its_parts_is_inductors(
+    compiled: Any,  # noqa: F811
+    ran: list[str],
+) -> None:
+    model, x = prepared(Between()), image()
+    times = Times(3.0, 2.0, 1.0, 2.0, 1.0, 2.0)  # both win alone
+    fast, reports = compiled(model, layers=False, timer=times)
+    assert close(fast(x), model(x))
+    network = reports[-1].network
+    assert not network.served and network.reason == "it is not faster with networks for its parts"
+    assert {(part.served, part.reason) for part in network.parts} == {(False, "the whole graph is not faster with it")}
+    ran.clear()
+    assert close(fast(2 * x), model(2 * x)) and not ran

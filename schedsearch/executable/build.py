@@ -266,6 +266,7 @@ def _tune(
     network: Network, db: str | os.PathLike[str], target: Target, time_s: float, mode: str, say: Callable[[str], None]
 ) -> None:
     """Measures workloads that could change the plan and have no record, each weighted by how often it runs."""
+    from schedsearch.session.told import Told
     from schedsearch.session.tune import tune
 
     with costs_of(network, db, target, mode) as costs:
@@ -275,4 +276,4 @@ def _tune(
         return
     chosen = tasks[: max(1, int(time_s * TASKS_A_SECOND))]
     say(f"tuning {len(chosen)} of {counted(len(tasks), 'kernel')} without a record for {time_s:.0f} s")
-    tune(chosen, Path(db), target=target, time_s=time_s, mode=mode)
+    tune(chosen, Path(db), target=target, time_s=time_s, mode=mode, observers=[Told(say, len(chosen))])

@@ -113,6 +113,7 @@ def schedsearch(
     chooser = Chooser(kernels, timer)
     rows, notes = _rewritten(module, chooser, chosen) if chosen.layers else ([], [])
     tuned_s = time.perf_counter() - started
+    _log.info("Inductor compiles a graph of %d nodes", len(module.graph.nodes))
     compiled = inductor.compiled(module, inputs, chosen.mode)
     if whole is None:
         _tell(chosen, Report(tuple(rows), tuple(notes), time.perf_counter() - started))
@@ -170,6 +171,7 @@ def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options) ->
             if options.tune:
                 notes.append(tune_missing(workloads(module.graph), kernels, options.trials, options.tune_s))
             use(options.db, allow=options.allow)
+            _log.info("depthwise layers are timed")
             rows = swap_depthwise(module.graph, options.timer or timer_of(device), kernels.target.l2_bytes)
             module.recompile()
     except (Refusal, SchedsearchError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -20,6 +21,7 @@ from schedsearch.torch.parts import MOST_PARTS, Left, Part, find
 from schedsearch.torch.report import NetworkReport, PartReport
 from schedsearch.torch.timing import Timer
 
+_log = logging.getLogger("schedsearch.torch")
 Run = Callable[[], Any]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 MARGIN = 0.98
@@ -44,12 +46,19 @@ class Contest:
     def held(
         self, module: fx.GraphModule, given: Sequence[torch.Tensor], theirs: Run, tune_s: float | None
     ) -> tuple[HeldNetwork | None, NetworkReport]:
-        """A network of a graph, if it wins, and what was measured.
+        """A network of a graph, if it wins, and what was measured; see `built`."""
+        net, report = self.built(module, given, theirs, tune_s)
+        return (None, report) if net is None else self.judged(net, given, theirs, report)
+
+    def built(
+        self, module: fx.GraphModule, given: Sequence[torch.Tensor], theirs: Run, tune_s: float | None
+    ) -> tuple[HeldNetwork | None, NetworkReport]:
+        """A network of a graph, if it is right, or why there is none. It was not timed.
 
         Args:
             module: the graph; only what a call gives is an input.
             given: real inputs.
-            theirs: computes the same in PyTorch, compiled.
+            theirs: computes the same in PyTorch.
             tune_s: seconds to tune kernels that have no record; None: none are tuned.
         """
         started = time.perf_counter()
@@ -57,19 +66,34 @@ class Contest:
         try:
             with torch.no_grad():
                 expected = list(theirs())
-                net = made = HeldNetwork(module, given, expected, self.kernels, tune_s)
-                errors = _errors(made, module, given, expected)
-                times = self.times(lambda: made(given), theirs)
-            wins = times[0] <= MARGIN * times[1]
-            report = NetworkReport(wins, "" if wins else "PyTorch is as fast or faster", *times, *errors)
-        except (SchedsearchError, Refusal) as error:
-            report = NetworkReport(False, str(error).splitlines()[0])
+                net = HeldNetwork(module, given, expected, self.kernels, tune_s)
+                own_error, torch_error = _errors(net, module, given, expected)
+            report = NetworkReport(False, error=own_error, torch_error=torch_error)
         except Exception as error:  # torch's exporters raise errors of many kinds
-            report = NetworkReport(False, f"{type(error).__name__}: {error}"[:300])
-        if net is not None and not report.served:
-            net.close()
-            net = None
+            ours = isinstance(error, SchedsearchError | Refusal)
+            reason = str(error).splitlines()[0] if ours else f"{type(error).__name__}: {error}"[:300]
+            report = NetworkReport(False, reason)
+            if net is not None:
+                net.close()
+                net = None
         return net, replace(report, seconds=time.perf_counter() - started)
+
+    def judged(
+        self, net: HeldNetwork, given: Sequence[torch.Tensor], theirs: Run, report: NetworkReport
+    ) -> tuple[HeldNetwork | None, NetworkReport]:
+        """The network if it is faster than PyTorch's compiled graph; else it is closed."""
+        started = time.perf_counter()
+        try:
+            with torch.no_grad():
+                times = self.times(lambda: net(given), theirs)
+            wins = times[0] <= MARGIN * times[1]
+            report = replace(report, served=wins, ours_us=times[0], torch_us=times[1])
+            report = report if wins else replace(report, reason="PyTorch is as fast or faster")
+        except Exception as error:  # of many kinds: a capture may fail
+            report = replace(report, reason=f"{type(error).__name__}: {error}"[:300])
+        if not report.served:
+            net.close()
+        return net if report.served else None, replace(report, seconds=report.seconds + time.perf_counter() - started)
 
     def times(self, ours: Run, theirs: Run) -> tuple[float, float]:
         """Microseconds of both, each in its fastest form: both as CUDA graphs."""
@@ -82,18 +106,90 @@ class Contest:
 
 
 @dataclass
-class PartsFound:
-    """What became of the parts of a graph.
+class BuiltPart:
+    """A part of a graph, and what became of it.
 
     Attributes:
-        won: parts for which a network won.
-        rows: of the report, one for each part.
+        given: real inputs of it.
+        net: its network; None if there is none, or none any more.
+    """
+
+    part: Part
+    given: list[torch.Tensor]
+    net: HeldNetwork | None
+    report: NetworkReport
+
+    @property
+    def row(self) -> PartReport:
+        return PartReport.of(self.part.name, len(self.part.nodes), self.report)
+
+    def judge(self, contest: Contest, compile_: Compiler) -> None:
+        """Keeps the network only if it is faster than the same part in PyTorch."""
+        if self.net is not None:
+            with torch.no_grad():
+                theirs = compile_(self.part.module, self.given)
+            self.net, self.report = contest.judged(self.net, self.given, lambda: theirs(*self.given), self.report)
+
+
+@dataclass
+class PartsFound:
+    """The parts of a graph.
+
+    Attributes:
+        parts: the largest first.
         left: what the importer does not take.
     """
 
-    won: list[tuple[Part, HeldNetwork]]
-    rows: list[PartReport]
+    parts: list[BuiltPart]
     left: list[Left]
+
+    @property
+    def nets(self) -> list[tuple[Part, HeldNetwork]]:
+        """The parts that have networks."""
+        return [(each.part, each.net) for each in self.parts if each.net is not None]
+
+    @property
+    def rows(self) -> list[PartReport]:
+        """Of the report."""
+        return [each.row for each in self.parts]
+
+
+def parts_built(
+    contest: Contest,
+    module: fx.GraphModule,
+    held: Mapping[fx.Node, torch.Tensor],
+    inputs: Sequence[Any],
+    tune_s: float | None,
+    keep: Callable[[fx.Node], bool] = lambda node: False,
+) -> PartsFound:
+    """Builds a network for each part of a graph; nothing is timed.
+
+    Args:
+        module: without writes.
+        held: inputs of the graph that are parameters and buffers.
+        inputs: all inputs of the graph: real tensors.
+        tune_s: seconds for all parts; the larger ones get more of them.
+        keep: whether a node is left to PyTorch.
+    """
+    found, left = find(module, held, keep)
+    wanted = {each for part in found[:MOST_PARTS] for each in part.inputs}
+    values = _Values(module, wanted).of(inputs)
+    ends = None if tune_s is None else time.monotonic() + tune_s
+    result = PartsFound([], left)
+    for place, part in enumerate(found):
+        if place >= MOST_PARTS:
+            report = NetworkReport(False, f"only the {MOST_PARTS} largest are tried")
+            result.parts.append(BuiltPart(part, [], None, report))
+            continue
+        given = [values[each] for each in part.inputs]
+        share_s = None
+        if ends is not None:
+            waiting = sum(len(each.nodes) for each in found[place:MOST_PARTS])
+            share_s = max(1.0, (ends - time.monotonic()) * len(part.nodes) / waiting)
+        _log.info("part %d of %d: %s", place + 1, min(len(found), MOST_PARTS), part.name)
+        net, report = contest.built(part.module, given, lambda: part.module(*given), share_s)  # noqa: B023
+        result.parts.append(BuiltPart(part, given, net, report))
+    return result
 
 
 def parts_that_win(
@@ -105,37 +201,11 @@ def parts_that_win(
     tune_s: float | None,
     keep: Callable[[fx.Node], bool] = lambda node: False,
 ) -> PartsFound:
-    """Builds a network for each part of a graph, and measures it beside the same part in PyTorch.
-
-    Args:
-        module: without writes.
-        held: inputs of the graph that are parameters and buffers.
-        inputs: all inputs of the graph: real tensors.
-        compile_: PyTorch's compiler.
-        tune_s: seconds for all parts; the larger ones get more of them.
-        keep: whether a node is left to PyTorch.
-    """
-    found, left = find(module, held, keep)
-    wanted = {each for part in found[:MOST_PARTS] for each in part.inputs}
-    values = _Values(module, wanted).of(inputs)
-    ends = None if tune_s is None else time.monotonic() + tune_s
-    result = PartsFound([], [], left)
-    for place, part in enumerate(found):
-        if place >= MOST_PARTS:
-            result.rows.append(PartReport(part.name, len(part.nodes), reason=f"only the {MOST_PARTS} largest are tried"))
-            continue
-        given = [values[each] for each in part.inputs]
-        share_s = None
-        if ends is not None:
-            waiting = sum(len(each.nodes) for each in found[place:MOST_PARTS])
-            share_s = max(1.0, (ends - time.monotonic()) * len(part.nodes) / waiting)
-        with torch.no_grad():
-            theirs = compile_(part.module, given)
-            net, report = contest.held(part.module, given, lambda: theirs(*given), share_s)  # noqa: B023
-        result.rows.append(PartReport.of(part.name, len(part.nodes), report))
-        if net is not None:
-            result.won.append((part, net))
-    return result
+    """As `parts_built`; networks are kept that are faster than the same part as `compile_`, PyTorch's compiler, makes it."""
+    found = parts_built(contest, module, held, inputs, tune_s, keep)
+    for each in found.parts:
+        each.judge(contest, compile_)
+    return found
 
 
 class _Values(fx.Interpreter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import threading
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from schedsearch.errors import NoValidConfigError, PreparationError, WrongResult
 from schedsearch.torch.calls import Kernels
 from schedsearch.torch.store import capturing
 
+_log = logging.getLogger("schedsearch.torch")
 _ALIGNMENT = 256  # bytes, more than a kernel needs; a captured call cannot copy inputs to where they have it
 _captured_nets: list[Any] = []  # CUDA graphs use their memory, and nothing says when these end
 _address, _version = torch.Tensor.data_ptr, operator.attrgetter("_version")
@@ -64,7 +66,9 @@ class HeldNetwork:
     def _built(self, module: fx.GraphModule, given: Sequence[torch.Tensor], kernels: Kernels, tune_s: float | None) -> Any:
         from schedsearch.executable.build import build
 
-        options: dict[str, Any] = {"io_layout": "NHWC" if self._nhwc else "NCHW", "target": kernels.target}
+        _log.info("a network is traced")
+        options: dict[str, Any] = {"say": lambda text: _log.info("%s", text)}
+        options |= {"io_layout": "NHWC" if self._nhwc else "NCHW", "target": kernels.target}
         options["db"] = kernels.db
         try:
             return build(module, tuple(given), tune_s=tune_s, **options)

@@ -51,7 +51,7 @@ def networks_in(
     with without_plans(module):
         found = parts_that_win(contest, graph_module, held, inputs, inductor.compiled_or_eager, tune_s, keep)
     calls = []
-    for part, net in found.won:
+    for part, net in found.nets:
         calls.append((part, network_op.NetworkCall(part, net, [held[node] for node in part.held])))
     if calls:
         network_op.replace(graph_module, calls, checked=True)

@@ -62,9 +62,13 @@ class NetworkCall:
         like = given[0]
         return [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in self._net.forms]
 
+    def forget(self) -> None:
+        """The operator does not find it any more; the network remains."""
+        _networks.pop(self.key, None)
+
     def close(self) -> None:
         self._net.close()
-        _networks.pop(self.key, None)
+        self.forget()
 
 
 def replace(module: fx.GraphModule, calls: Sequence[tuple[Part, NetworkCall]], *, checked: bool) -> None:

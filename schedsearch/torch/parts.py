@@ -70,6 +70,13 @@ class Part:
         first, last = name_of(self.nodes[0]), name_of(self.nodes[-1])
         return first if first == last else f"{first} to {last}"
 
+    def moved(self, places: Mapping[fx.Node, fx.Node]) -> Part:
+        """The same part of a copy of the graph; `places`: node -> node of the copy."""
+        nodes, inputs, held, outputs = (
+            [places[node] for node in each] for each in (self.nodes, self.inputs, self.held, self.outputs)
+        )
+        return Part(nodes, inputs, held, outputs, self.module)
+
 
 def find(
     module: fx.GraphModule, held: Mapping[fx.Node, torch.Tensor], keep: Callable[[fx.Node], bool] = lambda node: False

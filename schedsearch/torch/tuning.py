@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable
 
 import torch
@@ -16,6 +17,7 @@ from schedsearch.template import TemplateSet, load_templates
 from schedsearch.torch.calls import Kernels
 from schedsearch.workload import Workload
 
+_log = logging.getLogger("schedsearch.torch")
 TUNE_S = 150.0  # with the final race and the measuring under three minutes
 
 
@@ -53,6 +55,7 @@ def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trial
     Raises:
         DatabaseError, DeviceError, Interrupted: as `schedsearch.tune`.
     """
+    from schedsearch.session.told import Told
     from schedsearch.session.tune import tune
 
     tasks = missing(wanted, kernels)
@@ -60,8 +63,10 @@ def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trial
         return "every layer has a record; nothing was tuned"
     if kernels.device.type == "cuda":
         torch.cuda.synchronize()
+    _log.info("tuning %d layers for at most %.0f s", len(tasks), time_s)
+    told = Told(lambda text: _log.info("%s", text), len(tasks))
     try:
-        tune(tasks, kernels.db, target=kernels.target, trials=trials, time_s=max(1.0, time_s))
+        tune(tasks, kernels.db, target=kernels.target, trials=trials, time_s=max(1.0, time_s), observers=[told])
     except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
         return f"tuned {len(tasks)} layers; {error}"
     return f"tuned {len(tasks)} layers"

@@ -12,9 +12,10 @@ import torch
 from torch import fx, nn
 
 from schedsearch.torch import network_op
-from schedsearch.torch.contest import MARGIN, Compiler, Contest, parts_that_win
+from schedsearch.torch.contest import MARGIN, Compiler, Contest, parts_built
 from schedsearch.torch.functional_graph import without_writes
-from schedsearch.torch.held import Form, Refusal, form_of, frozen, is_held, versions
+from schedsearch.torch.held import Form, HeldNetwork, Refusal, copied, form_of, frozen, is_held, versions
+from schedsearch.torch.parts import Part
 from schedsearch.torch.report import NetworkReport
 from schedsearch.torch.store import capturing
 
@@ -132,7 +133,11 @@ class Network:
     def _in_parts(
         self, module: fx.GraphModule, args: Sequence[Any], report: NetworkReport, tune_s: float | None
     ) -> NetworkReport:
-        """The graph with networks for those parts for which they win."""
+        """The graph with networks for parts of it.
+
+        All parts that have a network are tried together first, because that compiles next to nothing: what is left is small.
+        Only if they lose, each is measured beside Inductor's code of the same part, which compiles the graph again.
+        """
         try:
             without_writes(module.graph)
         except Refusal as error:
@@ -140,21 +145,45 @@ class Network:
         module.recompile()
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         held = {inputs[place]: args[place] for place in self._held}
-        found = parts_that_win(self._contest, module, held, args, self._compile_part, tune_s)
-        report = replace(report, parts=tuple(found.rows), left=tuple(map(str, found.left)))
-        if not found.won:
-            return report
-        calls = [(part, network_op.NetworkCall(part, net, [])) for part, net in found.won]
-        self._closes += [call.close for _, call in calls]
-        network_op.replace(module, calls, checked=False)
-        rest = self._compile_rest(module, args)
-        ours, theirs = self._contest.times(lambda: rest(*args), lambda: self._compiled(*args))
-        report = replace(report, ours_us=ours, torch_us=theirs)
-        if ours > MARGIN * theirs:
+        found = parts_built(self._contest, module, held, args, tune_s)
+        report = replace(report, left=tuple(map(str, found.left)))
+        tried = found.nets
+        while tried:
+            rest, ours, theirs = self._together(module, args, tried)
+            report = replace(report, ours_us=ours, torch_us=theirs)
+            if ours <= MARGIN * theirs:
+                self._serving = rest
+                for each in found.parts:
+                    each.report = replace(each.report, served=each.net is not None)
+                self._closes += [net.close for _, net in tried]
+                return replace(report, served=True, reason="", parts=tuple(found.rows))
             self._close()
-            return replace(report, reason="its parts are faster, but not together with the rest")
-        self._serving = rest
-        return replace(report, served=True, reason="")
+            if len(tried) == 1:
+                break
+            for each in found.parts:
+                each.judge(self._contest, self._compile_part)
+            tried, before = found.nets, tried
+            if len(tried) == len(before):
+                break
+        for each in found.parts:
+            if each.net is not None:
+                each.net.close()
+                each.report = replace(each.report, served=False, reason="the whole graph is not faster with it")
+        if tried:
+            report = replace(report, reason="it is not faster with networks for its parts")
+        return replace(report, parts=tuple(found.rows))
+
+    def _together(
+        self, module: fx.GraphModule, args: Sequence[Any], nets: Sequence[tuple[Part, HeldNetwork]]
+    ) -> tuple[Compiled, float, float]:
+        """The graph with these networks in the place of parts, and the times of it and of Inductor's graph."""
+        graph, places = copied(module.graph)
+        made = fx.GraphModule(module, graph)
+        calls = [(part.moved(places), network_op.NetworkCall(part, net, [])) for part, net in nets]
+        self._closes += [call.forget for _, call in calls]
+        network_op.replace(made, calls, checked=False)
+        rest = self._compile_rest(made, args)
+        return rest, *self._contest.times(lambda: rest(*args), lambda: self._compiled(*args))
 
 
 def _check_effects(call: Compiled, args: Sequence[Any]) -> None:
