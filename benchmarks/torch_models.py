@@ -120,6 +120,20 @@ def make(name: str, *, smoke: bool = False) -> nn.Module:
     return getattr(torchvision.models, name)(weights=None, **options).eval()
 
 
+def normalise(model: nn.Module, x: torch.Tensor) -> None:
+    """Gives every batch norm the mean and variance that it meets for x, as training would.
+
+    With those of random weights, means of 0 and variances of 1, results of deep networks vanish in fp16.
+    """
+    norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    for each in norms:
+        each.momentum = 1.0
+        each.train()
+    model(x)
+    for each in norms:
+        each.eval()
+
+
 # ---- one case, in a process of its own
 
 
@@ -137,6 +151,7 @@ class Case:
             exact = make(name, smoke=options.smoke)
         x = torch.randn((int(batch), 3, size, size), generator=torch.Generator().manual_seed(0)).to(self.device)
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        normalise(exact, x)
         self.truth = exact(x)
         torch.backends.cudnn.benchmark = True  # not before: it would search for the layers in fp32, too
         dtype = torch.float32 if self.device == "cpu" else torch.float16
