@@ -165,7 +165,7 @@ def rows_of(pairs: Sequence[tuple[schedsearch.Workload, str, schedsearch.Workloa
     """A row for each layer and x, from the trials in the database so far."""
     rows = []
     for layer, x, workload in pairs:
-        row: dict[str, Any] = {"layer": layer.label, "x": x, "workload": workload.label}
+        row: dict[str, Any] = {"layer": layer.label.removesuffix(" f16 NHWC"), "x": x, "workload": workload.label}
         try:
             row |= fastest(workload, db)
         except SchedsearchError as error:

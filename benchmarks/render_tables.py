@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import common
+import conv2d_blocks
 import conv2d_ideas
 import conv2d_predictions
 
@@ -380,6 +381,21 @@ def dynamic_slice(data: dict[str, Any]) -> str:
     return markdown(("slice, us", *shown, "bounded over static"), rows)
 
 
+def blocks(data: dict[str, Any]) -> str:
+    """int8 layers in NCHW[x]c: the fastest time for each x, and how much slower TVM's x = 4 is than the best."""
+    found = conv2d_blocks.winners(data["rows"])
+    rows = [
+        (
+            layer.removeprefix("conv2d "),
+            *(f"{entry['times'][x]:.2f}" if x in entry["times"] else "" for x in conv2d_blocks.XS),
+            entry["best"],
+            f"{entry['four']:.1f}" if "four" in entry else "",
+        )
+        for layer, entry in found.items()
+    ]
+    return markdown(("layer, us", *(f"x = {x}" for x in conv2d_blocks.XS), "best", "x = 4 / best"), rows)
+
+
 def networks_graphs(data: dict[str, Any]) -> str:
     """Whole networks in one CUDA graph beside PyTorch; times are those of launches that follow one another."""
     rows: list[Sequence[object]] = []
@@ -484,6 +500,7 @@ TABLES = {
     "conv2d_tf32": Table("conv2d_tf32_h200", "conv2d_types.py --kind tf32", conv2d_float32),
     "conv2d_fp32": Table("conv2d_fp32_h200", "conv2d_types.py --kind fp32", conv2d_float32),
     "conv2d_float8": Table("conv2d_float8_h200", "conv2d_types.py --kind float8_e4m3", conv2d_float8),
+    "conv2d_blocks": Table("conv2d_blocks_h200", "conv2d_blocks.py --networks networks.json", blocks),
     "conv2d_int8_search": Table("conv2d_int8_search_h200", "conv2d_types.py --kind int8", conv2d_int8_search),
     "conv2d_fused": Table("conv2d_fused_h200", "conv2d_fp16.py --epilogue bias,relu", conv2d_fused),
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
