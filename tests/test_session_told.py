@@ -19,7 +19,9 @@ def test_a_run_is_told_by_phase_and_every_five_seconds() -> None:
     told.on_phase(Phase("building", 0.0))
     for place, elapsed_s in enumerate((1.0, 4.9, 5.0, 6.0, 9.9, 12.0)):
         told.on_trial(trial(min(place, 1), place + 1, elapsed_s))
+    assert told.count == 2
     told.on_trial(trial(2, 6, 20.0, final_race=True))
+    assert told.count == 3
     assert said == [
         "tuning: building",
         "tuned 2 of 3 after 5 s, 3 trials",

@@ -21,6 +21,11 @@ class Told(Observer):
         self._say, self._tasks = say, tasks
         self._next_s, self._seen = _EVERY_S, set[int]()
 
+    @property
+    def count(self) -> int:
+        """Tasks of which something was measured."""
+        return len(self._seen)
+
     def on_phase(self, event: Phase) -> None:
         self._say(f"tuning: {event.name}")
 
@@ -29,4 +34,4 @@ class Told(Observer):
         if event.elapsed_s >= self._next_s:
             self._next_s = event.elapsed_s + _EVERY_S
             what = "in the final race" if event.final_race else f"{event.done} trials"
-            self._say(f"tuned {len(self._seen)} of {self._tasks} after {event.elapsed_s:.0f} s, {what}")
+            self._say(f"tuned {self.count} of {self._tasks} after {event.elapsed_s:.0f} s, {what}")

@@ -68,8 +68,8 @@ def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trial
     try:
         tune(tasks, kernels.db, target=kernels.target, trials=trials, time_s=max(1.0, time_s), observers=[told])
     except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
-        return f"tuned {len(tasks)} layers; {error}"
-    return f"tuned {len(tasks)} layers"
+        return f"tuned {told.count} of {len(tasks)} layers; {error}"
+    return f"tuned {len(tasks)} layers" if told.count == len(tasks) else f"tuned {told.count} of {len(tasks)} layers"
 
 
 def reason_without_kernel(workload: Workload, kernels: Kernels, error: NoRecordError) -> str:
