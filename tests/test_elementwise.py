@@ -17,7 +17,7 @@ from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.measure.inputs import draw
 from schedsearch.ops.dtypes import decode, encode
-from schedsearch.ops.elementwise import ELEMENTWISE
+from schedsearch.ops.elementwise import ELEMENTWISE, Read
 from schedsearch.ops.expressions import FUNCTIONS, ExpressionError, parse_expression
 from schedsearch.template import load_reference, load_template
 from schedsearch.templates.elementwise import cuda as cuda_template
@@ -112,7 +112,7 @@ def test_a_broadcast_input_is_described_by_runs() -> None:
     y, at = (2, 3, 4, 5), np.arange(120)
     for extents in [(5,), (3, 1, 1), (2, 1, 1, 5), (1,), (2, 3, 1, 1), (4, 1), (2, 3, 4, 5), (1, 3, 4, 1)]:
         full = np.arange(math.prod(extents)).reshape(extents)
-        offset = Spread.of(extents, y).offset(int)
+        offset = Spread.of(Read("a", "float16", extents), y).offset(int)
         assert [offset(int(place)) for place in at] == np.broadcast_to(full, y).reshape(-1).tolist(), extents
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from schedsearch.errors import UsageError
 from schedsearch.ops.dependence import EXTENTS, Dependence, ShapeFunction
+from schedsearch.ops.elementwise import reads_of
 from schedsearch.workload import Workload
 
 ELEMENTWISE = "elementwise"
@@ -70,9 +71,12 @@ def same_dims(call: str, workload: Workload, dims: Dims) -> str | None:
     unknown = [argument for argument in dims if _unknown(dims[argument])]
     if workload.op != ELEMENTWISE or not unknown:
         return None
-    shapes = {argument.name: argument.shape for argument in workload.signature}
+    reads = reads_of(workload.params)
+    shapes = {each.name: each.shape for each in reads}
+    dims = {**dims, **{each.name: each.shape for each in reads if each.slice_of and each.name not in unknown}}
     first = next((each for each in unknown if shapes[each] == workload.outputs[0].shape), unknown[0])
-    if shapes[first] != workload.outputs[0].shape:
+    cut = any(each.slice_of for each in reads if each.name in unknown)
+    if cut or shapes[first] != workload.outputs[0].shape:
         raise _fixed(call, workload, first, dims)
     for argument in dims:
         for one, other, extent in zip(dims[first][::-1], dims[argument][::-1], shapes[argument][::-1]):

@@ -8,7 +8,9 @@ from types import MappingProxyType
 
 from schedsearch.executable.onnx_runtime import OnnxModel
 from schedsearch.executable.program import Call, Program
+from schedsearch.ops.elementwise import reads_of
 from schedsearch.text import counted, duration
+from schedsearch.workload import Workload
 
 PREDICTION = (
     "the sum of the calls' recorded times; arrays that stay in the L2 cache make a network faster than cold times say"
@@ -71,6 +73,16 @@ def _call(program: Program, call: Call) -> Iterator[str]:
         if array.place.space not in ("constant", "once"):
             layouts.append(f"{name}={array.name} {array.layout}")
     yield f"      {', '.join(layouts)}"
+    slices = [f"{name}={program.arrays[call.buffers[name]].name}[{cut}]" for name, cut in _slices(call)]
+    if slices:
+        yield f"      reads in place, without a copy: {', '.join(slices)}"
+
+
+def _slices(call: Call) -> Iterator[tuple[str, str]]:
+    """Arguments that are slices of larger arrays, with the slices in words."""
+    workload = Workload.from_json(call.workload)
+    if workload.op == "elementwise":
+        yield from ((each.name, each.cut) for each in reads_of(workload.params) if each.slice_of)
 
 
 def _part(program: Program, call: Call, cost: PartCost) -> Iterator[str]:

@@ -11,6 +11,7 @@ from schedsearch.network.costs import Costs
 from schedsearch.network.graph import Network, Node, Plan, View
 from schedsearch.network.layouts import canonical, same_bytes, uses
 from schedsearch.network.plan import baselines
+from schedsearch.ops.elementwise import reads_of
 from schedsearch.workload import Workload
 
 _RIGHT = ("us", "more us", "launches")  # headings of columns of numbers
@@ -57,6 +58,7 @@ class Explanation:
             plan that takes it costs more.
         conversions: each with its time and where that comes from.
         nodes: the workload of each with its time and where that comes from.
+        slices: those that kernels read in place, without a copy.
     """
 
     summary: str
@@ -64,10 +66,11 @@ class Explanation:
     values: Table
     conversions: Table
     nodes: Table
+    slices: Table
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        return tuple(table for table in (self.plans, self.values, self.conversions, self.nodes) if table.rows)
+        return tuple(table for table in (self.plans, self.values, self.conversions, self.nodes, self.slices) if table.rows)
 
     def text(self, width: int = 120) -> str:
         """For a terminal of so many columns."""
@@ -108,6 +111,7 @@ def explain(network: Network, plan: Plan, costs: Costs) -> Explanation:
         ),
         Table("Conversions", ("value", "from", "to", "us", "time from"), tuple(_conversions(plan, costs))),
         Table("Kernels", ("node", "workload", "us", "time from"), tuple(_nodes(network, plan, costs))),
+        Table("Slices read in place", ("value", "slice in memory", "read by"), tuple(_slices(network, plan))),
     )
 
 
@@ -180,6 +184,14 @@ def _conversions(plan: Plan, costs: Costs) -> Iterator[tuple[str, ...]]:
 def _nodes(network: Network, plan: Plan, costs: Costs) -> Iterator[tuple[str, ...]]:
     for name, way in plan.ways.items():
         yield _short(name), _beginning(way.label), *_cost(way, costs)
+
+
+def _slices(network: Network, plan: Plan) -> Iterator[tuple[str, ...]]:
+    for node in network.nodes:
+        if isinstance(node, Node) and (way := plan.ways[node.name]).op == "elementwise":
+            for each in reads_of(way.params):
+                if each.slice_of:
+                    yield _short(node.arguments[each.name]), f"[{each.cut}]", _short(node.name)
 
 
 def _cost(workload: Workload, costs: Costs) -> tuple[str, str]:

@@ -36,7 +36,7 @@ from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
 from schedsearch.network.parts import VIEWS, Cut, nodes_inside, part
 from schedsearch.network.products import PRODUCTS
-from schedsearch.network.slices import without_concatenations
+from schedsearch.network.slices import without_concatenations, without_slices
 from schedsearch.network.ways import IMAGE, ways_of
 from schedsearch.network.windows import POOLS
 from schedsearch.ops import Layout
@@ -190,7 +190,7 @@ class _Graph:
                 self.taken.update(chain.nodes)
                 self.needed.update(each for each in chain.arguments.values() if not isinstance(each, Constant))
                 chains.append(chain)
-        for chain in without_concatenations(chains, self.slices):
+        for chain in without_concatenations(without_slices(chains), self.slices):
             last = max(places[node] for node in chain.nodes)
             chain.nodes.sort(key=places.__getitem__)
             made = self._node(chain)

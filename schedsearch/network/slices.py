@@ -1,4 +1,5 @@
-"""Concatenations that cost nothing, because the kernels of their arguments store into slices of the result."""
+"""Concatenations that cost nothing, because the kernels of their arguments store into slices of the result, and slices that
+cost nothing, because the kernels that read them take them out of the larger array."""
 
 from __future__ import annotations
 
@@ -50,6 +51,49 @@ def without_concatenations(chains: Sequence[Chain], formats: Sequence[str]) -> l
         if all(part is not None for part, _ in groups):
             last.nodes += chain.nodes
     return kept
+
+
+def without_slices(chains: Sequence[Chain]) -> list[Chain]:
+    """The chains without slices that element-wise chains alone read: these read them where they are.
+
+    Splits are slices. Of slices of slices, only the last one is read in place. Slices that go backwards stay.
+    """
+    kept = list(chains)
+    for chain in chains:
+        source = chain.arguments.get("x")
+        if chain.op != "strided_slice" or source is None or isinstance(source, Constant) or chain.offset is not None:
+            continue
+        readers = [each for each in kept if any(operand is chain.value for operand in each.arguments.values())]
+        inside = {node for each in readers for node in each.nodes}
+        x, (begin, shape, strides) = chain.params["x"], _positions(chain)
+        if (
+            not readers
+            or any(each.op != "elementwise" for each in readers)
+            or not all(user in inside for user, _ in chain.value.uses())
+            or chain.value.is_graph_output()
+            or min(*strides, *shape) < 1
+        ):
+            continue
+        for reader in readers:
+            names = [name for name, operand in reader.arguments.items() if operand is chain.value]
+            for name in names:
+                reader.arguments[name] = source
+            reader.params["inputs"] = [
+                [*each, list(x), begin, strides] if each[0] in names else each for each in reader.params["inputs"]
+            ]
+        readers[0].nodes[:0] = chain.nodes
+        kept.remove(chain)
+    return kept
+
+
+def _positions(chain: Chain) -> tuple[list[int], list[int], list[int]]:
+    """First position, count and distance of positions along each axis of a slice."""
+    params = chain.params
+    chosen = [
+        range(extent)[slice(begin, end, step)]
+        for extent, begin, end, step in zip(params["x"], params["begin"], params["end"], params["strides"])
+    ]
+    return [each.start for each in chosen], [len(each) for each in chosen], [each.step for each in chosen]
 
 
 def _join(chain: Chain, chains: list[Chain]) -> None:

@@ -91,8 +91,8 @@ def typed(chain: Chain, dtype: str | None) -> dict[str, Any]:
         params |= {key: dtype for key in ("dtype", "out_dtype", "rois_dtype") if params.get(key) in FLOATS}
         if chain.op == "elementwise":
             params["inputs"] = [
-                [name, dtype if of_input in FLOATS and name not in constants else of_input, shape]
-                for name, of_input, shape in params["inputs"]
+                [name, dtype if of_input in FLOATS and name not in constants else of_input, *rest]
+                for name, of_input, *rest in params["inputs"]
             ]
         to = "dequantise" if dtype == "float32" else {"dequantise": {"to": dtype}}
         stages = [to if stage == "dequantise" else stage for stage in stages]
@@ -136,18 +136,31 @@ def _elementwise(chain: Chain, params: dict[str, Any], layouts: Sequence[str], m
     for layout in memory_layouts(rank, layouts):
         inputs, names = [], {"y": layout.text}
         possible = fills(layout, dict(zip(axes, params["y"])))
-        for name, dtype, shape in params["inputs"]:
+        for name, dtype, shape, *cut in params["inputs"]:
             sizes = dict(zip(axes, shape))
             if len(shape) == rank:
-                possible = possible and fills(layout, sizes)
-                inputs.append([name, dtype, list(layout.shape(sizes))])
+                in_memory = _cut_in_memory(layout, axes, cut) if cut else []
+                possible = possible and fills(layout, sizes) and in_memory is not None
+                inputs.append([name, dtype, list(layout.shape(sizes)), *(in_memory or [])])
                 names[name] = layout.text
             else:
                 possible = possible and layout.text == axes
-                inputs.append([name, dtype, shape])
+                inputs.append([name, dtype, shape, *cut])
                 names[name] = axes_of(len(shape))
         if possible:
             yield {**params, "y": layout.shape(dict(zip(axes, params["y"]))), "inputs": inputs}, names
+
+
+def _cut_in_memory(layout: Layout, axes: str, cut: Sequence[Sequence[int]]) -> list[list[int]] | None:
+    """`slice_of`, `begin` and `strides` of an input that is a slice, of its dimensions in memory; None if blocks are cut."""
+    whole, begin, strides = (dict(zip(axes, numbers)) for numbers in cut)
+    if not fills(layout, whole) or any(strides[axis] != 1 or begin[axis] % block for axis, block in layout.blocks):
+        return None
+    return [
+        list(layout.shape(whole)),
+        [0 if axis.islower() else begin[axis] // layout.block(axis) for axis in layout.dimensions],
+        [1 if axis.islower() else strides[axis] for axis in layout.dimensions],
+    ]
 
 
 def _softmax(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:

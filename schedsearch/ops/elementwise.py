@@ -4,6 +4,8 @@
 that broadcast to them by NumPy's rule: aligned at the end, and 1 or missing where the input is repeated. In NHWC, [256] is a
 number for each channel and [32, 1, 1, 256] one for each image and channel; in NCHW, [256, 1, 1] is one for each channel.
 
+An input may be a slice of a larger array, which kernels then take in place of the slice.
+
 Kernels take the inputs in the order of `inputs` and write y. They widen every number to float32, compute in float32, and
 round once at the end: to the nearest float, half to even, or to the nearest whole number, half to even, within the range of
 int8 or uint8.
@@ -13,8 +15,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import (
@@ -22,6 +25,7 @@ from schedsearch.ops.base import (
     ArgSpec,
     Op,
     Parameter,
+    Work,
     frozen,
     is_int,
     judge,
@@ -48,7 +52,8 @@ _PARAMETERS = {
     "y": extents(f"extents of y, 1 to {len(AXES)} of them"),
     "expression": Parameter("the value of an element of y, e.g. relu(a + b)", {"type": "string"}),
     "inputs": Parameter(
-        "each input: its name, [name, dtype] or [name, dtype, extents]; default: the names in the expression, all like y",
+        "each input: its name, [name, dtype] or [name, dtype, extents], or [name, dtype, extents, slice_of, begin, strides] "
+        "of a slice; default: the names in the expression, all like y",
         {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS},
     ),
     "dtype": Parameter.choice("of inputs that do not say, and of y; default float16", DTYPES),
@@ -57,7 +62,49 @@ _PARAMETERS = {
 }
 _SIZES = {name: _PARAMETERS[name] for name in ("y", "expression")}
 
-Input = tuple[str, str, tuple[int, ...]]
+
+class Read(NamedTuple):
+    """An entry of `inputs`.
+
+    Attributes:
+        shape: extents of the input, which broadcast to those of y.
+        slice_of: extents of a larger array of which the input is a slice, and which kernels take; (): an array of its own.
+        begin, strides: of the slice along each axis of the larger array: the first position, and the distance of positions.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    slice_of: tuple[int, ...] = ()
+    begin: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    @property
+    def array(self) -> tuple[int, ...]:
+        """Extents of the array that kernels take."""
+        return self.slice_of or self.shape
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        return self.begin or (0,) * len(self.shape)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return self.strides or (1,) * len(self.shape)
+
+    @property
+    def cut(self) -> str:
+        """The slice in the words of Python, e.g. ":,2:3"."""
+        words = []
+        for n, whole, first, step in zip(self.shape, self.array, self.starts, self.steps):
+            own = f"{first}:{first + (n - 1) * step + 1}" + (f":{step}" if step != 1 else "")
+            words.append(":" if n == whole else own)
+        return ",".join(words)
+
+
+def reads_of(params: Mapping[str, Any]) -> tuple[Read, ...]:
+    """The inputs of a workload's parameters."""
+    return tuple(Read(*each) for each in params["inputs"])
 
 
 class Elementwise(Op):
@@ -108,36 +155,47 @@ class Elementwise(Op):
 
     def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         axes = AXES[: len(params["y"])]
-        return tuple(ArgSpec(name, axes[-len(shape) :], shape, dtype) for name, dtype, shape in params["inputs"])
+        return tuple(ArgSpec(each.name, axes[-len(each.shape) :], each.array, each.dtype) for each in reads_of(params))
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         roundings = 0 if dtype_of(params["out_dtype"]).is_float else _ROUNDINGS
         y = ArgSpec("y", AXES[: len(params["y"])], params["y"], params["out_dtype"], roundings=roundings)
         return (sliced(y, params),)
 
+    def work(self, params: Mapping[str, Any]) -> Work:
+        """The elements of inputs and of y. What lies around a slice need not be read."""
+        y = self.outputs(params)[0].nbytes
+        return Work(0, y + sum(math.prod(each.shape) * dtype_of(each.dtype).nbytes for each in reads_of(params)))
+
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """Numbers for which samples of y are finite: of both signs if possible. No two inputs share a number, so that
         differences are not zero. Whole numbers are those of their format if possible."""
-        return _domains(params["expression"], params["inputs"], params["out_dtype"])
+        return _domains(params["expression"], reads_of(params), params["out_dtype"])
 
     def label(self, params: Mapping[str, Any]) -> str:
         dtypes = dict.fromkeys([*(each[1] for each in params["inputs"]), params["out_dtype"]])
         words = [f"elementwise {shown(params['y'])}", f'"{params["expression"]}"']
-        return " ".join([*words, "-".join(dtype_of(each).short for each in dtypes), *slice_words(params)])
+        words.append("-".join(dtype_of(each).short for each in dtypes))
+        words += [f"{each.name} in {shown(each.array)} [{each.cut}]" for each in reads_of(params) if each.slice_of]
+        return " ".join([*words, *slice_words(params)])
 
 
 ELEMENTWISE = Elementwise()
 
 
-def _input(given: Any, p: Mapping[str, Any]) -> Input | Problem:
+def _input(given: Any, p: Mapping[str, Any]) -> tuple[Any, ...] | Problem:
     """An input in full, or what is wrong with it."""
     entry = (given,) if isinstance(given, str) else given
-    if not isinstance(entry, tuple) or not 1 <= len(entry) <= 3 or not isinstance(entry[0], str):
-        return Problem("inputs", f"inputs has {given!r}; allowed: a name, [name, dtype] or [name, dtype, extents]")
-    name, dtype, shape = (*entry, *(p["dtype"], p["y"])[len(entry) - 1 :])
+    if not isinstance(entry, tuple) or len(entry) not in (1, 2, 3, 5, 6) or not isinstance(entry[0], str):
+        return Problem(
+            "inputs",
+            f"inputs has {given!r}; allowed: a name, [name, dtype], [name, dtype, extents] or [name, dtype, extents, "
+            "slice_of, begin, strides]",
+        )
+    name, dtype, shape = (*entry[:3], *(p["dtype"], p["y"])[len(entry[:3]) - 1 :])
     if wrong := one_of("inputs", dtype, DTYPES):
         return Problem("inputs", f"input {name}: {wrong[0].message}")
-    known = isinstance(shape, tuple) and shape and all(is_int(each) and 1 <= each <= MAX_INT for each in shape)
+    known = _numbers(shape, 1)
     if not known or len(shape) > len(p["y"]) or any(n not in (1, m) for n, m in zip(shape[::-1], p["y"][::-1])):
         got = shown(shape) if known else repr(shape)
         return Problem(
@@ -145,7 +203,33 @@ def _input(given: Any, p: Mapping[str, Any]) -> Input | Problem:
             f"input {name} has the extents {got}, which do not broadcast to y's {shown(p['y'])}; allowed: from the last "
             "extent on, 1 or that of y",
         )
-    return name, dtype, shape
+    if len(entry) <= 3:
+        return name, dtype, shape
+    slice_of, begin, strides = (*entry[3:], (1,) * len(shape))[:3]
+    if not (_numbers(slice_of, 1) and _numbers(begin, 0) and _numbers(strides, 1)) or not (
+        len(slice_of) == len(begin) == len(strides) == len(shape)
+    ):
+        return Problem(
+            "inputs",
+            f"input {name} is a slice with slice_of {slice_of!r}, begin {begin!r} and strides {strides!r}; allowed: a list "
+            f"for each, with {len(shape)} whole numbers, of which those of begin are at least 0 and others at least 1",
+        )
+    strides = tuple(step if n > 1 else 1 for step, n in zip(strides, shape))
+    last = [first + (n - 1) * step for first, n, step in zip(begin, shape, strides)]
+    if any(at >= whole for at, whole in zip(last, slice_of)):
+        return Problem(
+            "inputs",
+            f"input {name} of extents {shown(shape)} from {list(begin)} on with strides {list(strides)} is beyond "
+            f"{shown(slice_of)}; allowed: a slice of it",
+        )
+    if too_large(name, slice_of, dtype_of(dtype).nbytes):
+        return Problem("inputs", f"input {name}: {too_large(name, slice_of, dtype_of(dtype).nbytes)[0].message}")
+    return (name, dtype, shape) if slice_of == shape else (name, dtype, shape, slice_of, begin, strides)
+
+
+def _numbers(given: Any, least: int) -> bool:
+    """Whether these are whole numbers, each at least `least`."""
+    return isinstance(given, tuple) and bool(given) and all(is_int(each) and least <= each <= MAX_INT for each in given)
 
 
 def _names_problems(expression: Expression, names: Sequence[str]) -> list[Problem]:
@@ -160,14 +244,14 @@ def _names_problems(expression: Expression, names: Sequence[str]) -> list[Proble
 
 
 @functools.lru_cache(maxsize=256)
-def _domains(text: str, inputs: tuple[Input, ...], out_dtype: str) -> Mapping[str, Domain]:
+def _domains(text: str, inputs: tuple[Read, ...], out_dtype: str) -> Mapping[str, Domain]:
     import numpy as np
 
     expression, largest = parse_expression(text), dtype_of(out_dtype).largest / 2
     chosen: dict[str, Domain] = {}
     for whole, sign in itertools.product((127, 15, 3), (-1, 0, 1)):
         chosen = {}
-        for number, (name, dtype, _) in enumerate(inputs):
+        for number, (name, dtype, *_) in enumerate(inputs):
             row = dtype_of(dtype)
             if row.is_float:  # 16 k + 8 + number sixty-fourths have at most 8 bits
                 parts = range(-16 if sign < 0 else 0, 16)
@@ -203,6 +287,8 @@ def elementwise(
             hard_sigmoid(x, alpha=0.2, beta=0.5), hard_swish, tanh, gelu, erf, exp, log, sqrt, abs, min(a, b), max(a, b),
             round, quantise(x, scale, zero_point) and dequantise(q, scale, zero_point).
         inputs: each a name, (name, dtype) or (name, dtype, extents); default: the names in the expression, all like y.
+            (name, dtype, extents, slice_of, begin, strides) is a slice of a larger array with the extents slice_of, which
+            kernels take whole; begin and strides have a number for each axis, and strides may be left out.
         dtype: of inputs that do not say, and of y: float16, bfloat16, float32, int8 or uint8.
         out_dtype: of y; default: dtype.
         slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.

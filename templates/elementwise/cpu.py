@@ -10,6 +10,7 @@ from numba import types
 from schedsearch.backend.cpu_ops import as_array, round_to_even, rounded_product
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.elementwise import reads_of
 from schedsearch.ops.expressions import parse_expression
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
@@ -26,7 +27,7 @@ _MAX_ITEMS = 2**31 - 1
 
 
 class ElementwiseCpu(Template):
-    """A work item is a piece of y along which every input is a run of neighbours or one element."""
+    """A work item is a piece of y along which every input has equal steps."""
 
     name = "elementwise_cpu"
     version = 1
@@ -68,10 +69,10 @@ def elementwise_kernel(p: Workload, piece: int) -> Callable[..., None]:
     )
     fetch: Callable[..., Any] = _no_numbers
     places: Callable[..., Any] = _no_places
-    for slot, spec in enumerate(p.signature):
-        spread = Spread.of(spec.shape, p.y)
+    for slot, (spec, read) in enumerate(zip(p.signature, reads_of(p.params))):
+        spread = Spread.of(read, p.y)
         places = _then_place(places, spread.offset(types.int64))
-        fetch = _then_number(fetch, slot, spec.size, element_type(spec.dtype), widened(spec.dtype), int(spread.moves))
+        fetch = _then_number(fetch, slot, spec.size, element_type(spec.dtype), widened(spec.dtype), spread.step)
 
     def apply(y: Any, *arrays: Any, start: Any, stop: Any) -> None:
         out = as_array(y, (size,), element)
@@ -113,8 +114,8 @@ def _then_place(before: Any, offset: Any) -> Callable[[Any], Any]:
 
 
 def _run(p: Workload) -> int:
-    """Elements of y, neighbours in memory, along which every input is a run of neighbours or one element."""
-    return min(p.output.runs[0], *(Spread.of(spec.shape, p.y).inner for spec in p.signature))
+    """Elements of y, neighbours in memory, along which every input has equal steps."""
+    return min(p.output.runs[0], *(Spread.of(read, p.y).inner for read in reads_of(p.params)))
 
 
 def _items(p: Workload, piece: int) -> int:

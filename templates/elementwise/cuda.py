@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from numba import cuda, types
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.launch_rules import MAX_GRID_X
-from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.elementwise import Read, reads_of
 from schedsearch.ops.expressions import parse_expression
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -51,7 +51,10 @@ class ElementwiseCuda(Template):
             Knob("unroll", UNROLLS, "vectors of a thread that are loaded before the first is computed"),
             Knob("threads", THREADS, "threads of a block"),
         )
-        words = {vector: sum(_words(spec, vector, workload) for spec in workload.signature) for vector in _vectors(workload)}
+        words = {
+            vector: sum(_words_of(read, vector, workload) for read in reads_of(workload.params))
+            for vector in _vectors(workload)
+        }
 
         def held_words(k: Columns) -> Any:
             return k["unroll"] * np.array([words[int(vector)] for vector in np.ravel(k["vector"])])
@@ -85,14 +88,18 @@ class ElementwiseCuda(Template):
         function = elementwise_kernel(workload, vector, unroll, threads)
         params = (Pointer("y"), *(Pointer(spec.name) for spec in workload.signature))
         step = KernelStep(function, params, Grid(-(-workload.output.size // (vector * unroll * threads))), threads)
-        alignments = {spec.name: _alignment(spec, vector, workload) for spec in (*workload.signature, workload.output)}
+        y_bytes = min(vector * dtype_of(workload.out_dtype).nbytes, MOST_BYTES)
+        alignments = {"y": y_bytes} | {
+            read.name: min(Spread.of(read, workload.y).pieces(vector)[0] * dtype_of(read.dtype).nbytes, MOST_BYTES)
+            for read in reads_of(workload.params)
+        }
         return KernelSource("cuda", "native", (step,), alignments=alignments)
 
 
 def elementwise_kernel(p: Workload, vector: int, unroll: int, threads: int) -> Callable[..., None]:
     """The kernel (y, *inputs). Vectors of neighbouring threads are neighbours."""
     size = p.output.size
-    position = types.uint32 if size < 2**31 else types.uint64
+    position = types.uint32 if max(size, *(spec.size for spec in p.signature)) < 2**31 else types.uint64
     fetch, widen, held = _fetches(p, vector, position)
     functions = nearest(_nearest_whole, ptx.multiply_f32)
     compute = program(parse_expression(p.expression), [spec.name for spec in p.signature], functions)
@@ -139,13 +146,35 @@ def _fetches(p: Workload, vector: int, position: Any) -> tuple[Callable[..., Non
     fetch: Callable[..., None] = _fetch_nothing
     widen: Callable[..., None] = _widen_nothing
     held = 0
-    for slot, spec in enumerate(p.signature):
-        spread = Spread.of(spec.shape, p.y)
-        count = vector if spread.moves else 1
-        fetch = _then_fetch(fetch, slot, held, vectors.load(spec.dtype, count), spread.offset(position), spec)
-        widen = _then_widen(widen, slot * vector, held, vectors.unpack(spec.dtype, count), 0 if spread.moves else vector)
-        held += vectors.words_of(spec.dtype, count)
+    for slot, read in enumerate(reads_of(p.params)):
+        spread = Spread.of(read, p.y)
+        count, pieces = spread.pieces(vector)
+        apart = 1 if spread.step == 0 else count * spread.step
+        load = _in_pieces(vectors.load(read.dtype, count), pieces, apart * dtype_of(read.dtype).nbytes, read.dtype, count)
+        unpack = _of_pieces(vectors.unpack(read.dtype, count), pieces, vectors.words_of(read.dtype, count), count)
+        fetch = _then_fetch(fetch, slot, held, load, spread.offset(position), read.dtype)
+        widen = _then_widen(widen, slot * vector, held, unpack, 0 if spread.step else vector)
+        held += _words_of(read, vector, p)
     return fetch, widen, held
+
+
+def _in_pieces(load: Any, pieces: int, apart_bytes: int, dtype: str, count: int) -> Any:
+    """`load` of vectors that lie apart from one another, such as elements with a stride."""
+    words = vectors.words_of(dtype, count)
+
+    def load_pieces(to: Any, at: Any, address: Any, valid: Any) -> None:
+        for i in range(pieces):
+            load(to, at + i * words, types.uint64(address + i * apart_bytes), valid)
+
+    return load if pieces == 1 else load_pieces
+
+
+def _of_pieces(unpack: Any, pieces: int, words: int, count: int) -> Any:
+    def unpack_pieces(held: Any, at: Any, numbers: Any, to: Any) -> None:
+        for i in range(pieces):
+            unpack(held, at + i * words, numbers, to + i * count)
+
+    return unpack if pieces == 1 else unpack_pieces
 
 
 def _fetch_nothing(words: Any, at: Any, arrays: Any, place: Any, valid: Any) -> None:
@@ -157,9 +186,9 @@ def _widen_nothing(words: Any, at: Any, numbers: Any) -> None:
 
 
 def _then_fetch(
-    before: Callable[..., None], slot: int, held: int, load: Any, offset: Any, spec: ArgSpec
+    before: Callable[..., None], slot: int, held: int, load: Any, offset: Any, dtype: str
 ) -> Callable[..., None]:
-    element = dtype_of(spec.dtype).nbytes
+    element = dtype_of(dtype).nbytes
 
     def fetch(words: Any, at: Any, arrays: Any, place: Any, valid: Any) -> None:
         before(words, at, arrays, place, valid)
@@ -197,23 +226,16 @@ def _then_number(before: Callable[[Any, Any], Any], at: int) -> Callable[[Any, A
     return env
 
 
-def _inners(workload: Workload) -> list[int]:
-    """Lengths of runs of y that a vector must not cross."""
-    return [Spread.of(spec.shape, workload.y).inner for spec in workload.signature]
-
-
 def _vectors(workload: Workload) -> tuple[int, ...]:
-    """Elements of y of a thread: powers of two that divide every run, up to 16 bytes of the narrowest array."""
+    """Elements of y of a thread: powers of two that divide every run of y along which an input has equal steps, up to 16
+    bytes of the narrowest array."""
+    inners = [Spread.of(read, workload.y).inner for read in reads_of(workload.params)]
     narrowest = min(dtype_of(spec.dtype).nbytes for spec in (*workload.signature, workload.output))
-    widest = math.gcd(MOST_BYTES // narrowest, *vector_limits(workload.output), *_inners(workload))
+    widest = math.gcd(MOST_BYTES // narrowest, *vector_limits(workload.output), *inners)
     return tuple(1 << i for i in range(widest.bit_length()))
 
 
-def _words(spec: ArgSpec, vector: int, workload: Workload) -> int:
-    return vectors.words_of(spec.dtype, vector if Spread.of(spec.shape, workload.y).moves else 1)
-
-
-def _alignment(spec: ArgSpec, vector: int, workload: Workload) -> int:
-    extents: Sequence[int] = spec.shape
-    count = vector if Spread.of(extents, workload.y).moves else 1
-    return min(count * dtype_of(spec.dtype).nbytes, MOST_BYTES)
+def _words_of(read: Read, vector: int, workload: Workload) -> int:
+    """Words that the elements of an input for a vector of y take."""
+    count, pieces = Spread.of(read, workload.y).pieces(vector)
+    return vectors.words_of(read.dtype, count) * pieces

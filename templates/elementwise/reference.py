@@ -10,6 +10,7 @@ from numba import types
 
 from schedsearch.launch import Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.elementwise import reads_of
 from schedsearch.ops.expressions import Expression, parse_expression
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference, magnitude_of
@@ -27,8 +28,8 @@ class ElementwiseReference(Reference):
         compute = program(_expression(workload), [spec.name for spec in workload.signature], BOUNDED)
         items, write, limit = sharer(target), writer(target), _limit(workload.out_dtype)
         fetch: Callable[..., Any] = _no_numbers
-        for slot, spec in enumerate(workload.signature):
-            fetch = _then(fetch, slot, reader(target, spec.dtype), Spread.of(spec.shape, workload.y).offset(types.int64))
+        for slot, read in enumerate(reads_of(workload.params)):
+            fetch = _then(fetch, slot, reader(target, read.dtype), Spread.of(read, workload.y).offset(types.int64))
 
         def apply(y: Any, magnitude: Any, arrays: Any, start: Any, stop: Any) -> None:
             for at in items(start, stop):
@@ -62,9 +63,13 @@ class ElementwiseReference(Reference):
     ) -> np.ndarray[Any, np.dtype[Any]]:
         places = np.unravel_index(np.asarray(flat_indices, np.int64), workload.y)
         values = {}
-        for spec in workload.signature:
-            own = places[len(places) - len(spec.shape) :]
-            values[spec.name] = gather(arrays, spec, tuple(at if n > 1 else at * 0 for at, n in zip(own, spec.shape)))
+        for spec, read in zip(workload.signature, reads_of(workload.params)):
+            own = places[len(places) - len(read.shape) :]
+            index = tuple(
+                first + step * (at if n > 1 else at * 0)
+                for at, n, first, step in zip(own, read.shape, read.starts, read.steps)
+            )
+            values[spec.name] = gather(arrays, spec, index)
         found = np.broadcast_to(_expression(workload).evaluate(values), np.shape(flat_indices)).astype(np.float64)
         row = dtype_of(workload.out_dtype)
         return found if row.is_float else np.clip(found, row.lowest, row.largest)
