@@ -202,12 +202,25 @@ def read_twice() -> Net:
     return net
 
 
+def quantised() -> Net:
+    """The halves of quantised channels, dequantised, added and quantised again."""
+    net = Net(1, 8, 4, 4)
+    scale, zero = net.numbers(0.25), net.numbers(3, dtype=np.uint8)
+    whole = net.node("QuantizeLinear", net.node("Relu", "x", name="relu"), scale, zero, name="quantise")
+    net.node("Split", whole, axis=1, num_outputs=2, outputs=2, name="split")
+    halves = [net.node("DequantizeLinear", half, scale, zero) for half in ("split.out", "split.out1")]
+    total = net.node("QuantizeLinear", net.node("Add", *halves, name="add"), scale, zero, name="again")
+    net.node("DequantizeLinear", total, scale, zero, name="numbers")
+    return net
+
+
 CASES = {
     "whole blocks": (lambda: glu(32, 32), 0),
     "uneven": (lambda: glu(5, 5, 5, axis=1), 0),
     "rows": (lambda: glu(2, 2, 2, axis=2), 0),
     "columns": (lambda: glu(4, 4, axis=-1), 0),
     "boxes": (boxes, 0),
+    "quantised": (quantised, 0),
     "strides": (focus, 2),
     "read twice": (read_twice, 1),
 }
@@ -228,7 +241,20 @@ def test_networks_read_slices_in_place(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(found[network.outputs[0]], wanted, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["uneven", "boxes", "strides"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_shorter_formats_are_read_in_place_too(tmp_path: Path, dtype: str) -> None:
+    network = lower(read_model(boxes().save(tmp_path)), dtype=dtype)
+    nodes = [node for node in network.nodes if isinstance(node, Node)]
+    cuts = [each for node in nodes if node.ways[0].op == "elementwise" for each in node.ways[0].inputs if len(each) > 3]
+    assert {each[1] for each in cuts} == {dtype} and {each[3] for each in cuts} == {(5, 4)}
+    assert sorted({each[4][1] for each in cuts}) == [0, 1, 2, 3]
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(boxes().model()).run(None, {"x": x})
+    found = evaluate(network, {"x": x})[network.outputs[0]]
+    np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("name", ["uneven", "boxes", "strides", "quantised"])
 def test_built_networks_read_slices_in_place(tmp_path: Path, name: str) -> None:
     built = CASES[name][0]()
     path = built.save(tmp_path)

@@ -190,7 +190,7 @@ class _Graph:
                 self.taken.update(chain.nodes)
                 self.needed.update(each for each in chain.arguments.values() if not isinstance(each, Constant))
                 chains.append(chain)
-        for chain in without_concatenations(without_slices(chains), self.slices):
+        for chain in without_concatenations(without_slices(chains, self.unread), self.slices):
             last = max(places[node] for node in chain.nodes)
             chain.nodes.sort(key=places.__getitem__)
             made = self._node(chain)

@@ -4,7 +4,7 @@ cost nothing, because the kernels that read them take them out of the larger arr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand
@@ -53,10 +53,13 @@ def without_concatenations(chains: Sequence[Chain], formats: Sequence[str]) -> l
     return kept
 
 
-def without_slices(chains: Sequence[Chain]) -> list[Chain]:
+def without_slices(chains: Sequence[Chain], unread: Collection[ir.Node] = ()) -> list[Chain]:
     """The chains without slices that element-wise chains alone read: these read them where they are.
 
     Splits are slices. Of slices of slices, only the last one is read in place. Slices that go backwards stay.
+
+    Args:
+        unread: nodes whose results nothing reads, because chains read what is before them.
     """
     kept = list(chains)
     for chain in chains:
@@ -69,7 +72,7 @@ def without_slices(chains: Sequence[Chain]) -> list[Chain]:
         if (
             not readers
             or any(each.op != "elementwise" for each in readers)
-            or not all(user in inside for user, _ in chain.value.uses())
+            or not all(user in inside or user in unread for user, _ in chain.value.uses())
             or chain.value.is_graph_output()
             or min(*strides, *shape) < 1
         ):
