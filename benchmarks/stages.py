@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -29,6 +28,7 @@ import common
 LEAST_S = 20.0  # of a stage: a process, a GPU and libraries have to start, however little a stage measures
 END_S = 3.0  # of --limit, to write what was found and to end
 Found = dict[str, Any]
+_STARTED = time.monotonic()  # before the imports that take seconds, if this one comes first
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def options(description: str | None, cases: Sequence[str], stages: Sequence[str]
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(cases), metavar="CASE")
     parser.add_argument("--stages", default=",".join(stages), help="separated by commas; they run in the order above")
-    parser.add_argument("--limit", type=float, default=limit_s, help="seconds for all cases, from the start of Python")
+    parser.add_argument("--limit", type=float, default=limit_s, help="seconds for all cases and for imports")
     parser.add_argument("--out", help="file for the data")
     return parser
 
@@ -226,16 +226,3 @@ def _end_cleanly() -> None:
         raise SystemExit("stopped by SIGTERM")
 
     signal.signal(signal.SIGTERM, end)
-
-
-def _age_s() -> float:
-    """Seconds since this process began; its imports count."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return min(300.0, max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK")))
-
-
-_STARTED = time.monotonic() - _age_s()
