@@ -57,3 +57,17 @@ def test_a_run_of_known_sizes_has_no_dynamic_extents(benchmark: Any) -> None:
     program = read_graph(benchmark.detector(benchmark.SHAPES["tiny"], (3, 2, 1))).program()
     dynamic = [program.values[name].words is not None for name in program.outputs]
     assert dynamic == [False, False, True, True, True, True]  # the slice of the masks, and what is suppressed beside
+
+
+def test_detections_have_partners_in_any_order(benchmark: Any) -> None:
+    rng = np.random.default_rng(0)
+    boxes, labels, masks = rng.uniform(0, 500, (10, 4)), rng.integers(0, 3, (10, 1)), rng.uniform(0, 1, (10, 1, 5, 6))
+    order = rng.permutation(10)
+    found = [boxes[order] + 0.01, labels[order], masks[order] - 0.001]
+    assert benchmark.share_with_partners(found, [boxes, labels, masks]) == 1.0
+    found[0][3] += 1.0  # another box, label and mask
+    found[1][4] += 1
+    found[2][5, 0, 2, 2] += 0.5
+    assert benchmark.share_with_partners(found, [boxes, labels, masks]) == 0.7
+    nothing = [boxes[:0], labels[:0], masks[:0]]
+    assert benchmark.share_with_partners(nothing, [boxes, labels, masks]) == 0.0
