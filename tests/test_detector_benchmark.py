@@ -44,9 +44,9 @@ def test_a_detector_runs_in_every_way_with_one_wait_for_each_data_dependent_segm
         ways.bound.step()
         exact = [np.asarray(each) for each in ways.exact()]
         benchmark.compare({"exact": exact, "bounded": ways.bound.sliced()}, wanted)
-    allocations = ways.net.pool.allocations
+    allocations = ways.net.allocations
     ways.exact()
-    assert ways.net.pool.allocations == allocations
+    assert ways.net.allocations == allocations
     ways.close()
     device.close()
 

@@ -19,10 +19,11 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from schedsearch.device import Device
+from schedsearch.dynamic.bound import BoundNet
 from schedsearch.dynamic.code import SizeCode, size_artifact
 from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import DynamicGraph, Program, Size
-from schedsearch.dynamic.net import BoundNet, DynamicNet
+from schedsearch.dynamic.net import DynamicNet
 from schedsearch.errors import DatabaseError, PlanError
 from schedsearch.executable.ports import in_order
 from schedsearch.executable.program import Origin

@@ -1,0 +1,145 @@
+"""Bounded runs of a dynamic graph: every array has the memory of its bound, and nothing comes to the host."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.device import BoundKernel
+from schedsearch.dynamic.program import Call, Program, Segment
+from schedsearch.dynamic.run import WORD, Result, Run
+from schedsearch.ops.dependence import EXTENTS, check_bound
+from schedsearch.ops.size_steps import KINDS
+from schedsearch.runtime import arrays
+from schedsearch.runtime.streams import raw_stream
+
+if TYPE_CHECKING:
+    from schedsearch.device.cuda import CudaDevice
+    from schedsearch.dynamic.net import DynamicNet
+
+
+def independent_calls(program: Program, segment: Segment) -> int:
+    """How many calls at a segment's beginning read nothing that its kernel of sizes writes."""
+    written = {word for step in segment.steps for word in range(step.to.first, step.to.first + step.to.count)}
+    for number, call in enumerate(segment.calls):
+        read = {argument.name for argument in call.workload.signature}
+        for mine, name in (*call.inputs.items(), *call.outputs.items()):
+            value = program.values.get(name)
+            if value is None or value.words is None or value.words.first not in written:
+                continue
+            if value.counted or value.numbers or f"{mine}{EXTENTS}" in read:
+                return number
+    return len(segment.calls)
+
+
+def extents_written_twice(call: Call) -> dict[str, int]:
+    """Extents that a call writes and the kernel of sizes, too, with their dimensions. What a call counts only it writes."""
+    counted = {name for name, function in call.shape_functions.items() if function.counted}
+    outputs = (each for each in call.workload.outputs if each.extents and each.name not in counted)
+    return {output.extents: len(output.shape) for output in outputs}
+
+
+def _launch_all(kernels: Sequence[BoundKernel], stream: int) -> None:
+    for kernel in kernels:
+        kernel.launch(stream)
+
+
+class BoundNet:
+    """A bounded run on fixed arrays: it copies nothing to the host, waits for nothing and allocates nothing.
+
+    `step()` runs it, `results` are its outputs, `check()` reports mistakes, and `sliced()` gives what counts of the outputs.
+    """
+
+    def __init__(self, net: DynamicNet, run: Run, overlapped: bool = False) -> None:
+        self._net, self._run = net, run
+        on_cuda = net.device.target.kind == "cuda"
+        program = net.program
+        net.send(run)
+        block = run.new("sizes", (program.words,), "int64")
+        run.block = arrays.view(block, "sizes").address
+        net.device.copy(run.block, net.sizes, WORD * program.words)
+        for value in program.values.values():
+            if value.name not in run.places and not value.numbers:
+                run.place_at_bound(value)
+        # for each segment the kernel of sizes, the calls that run beside it, and the others
+        self._stages: list[tuple[BoundKernel | None, list[BoundKernel], list[BoundKernel]]] = []
+        for number, segment in enumerate(program.segments):
+            sizes = net.bind_sizes(number, run, True)
+            free = independent_calls(program, segment) if overlapped and on_cuda and sizes is not None else 0
+            beside = [net.bind_call(call, run, self._unread_extents(call)) for call in segment.calls[:free]]
+            self._stages.append((sizes, beside, [net.bind_call(call, run) for call in segment.calls[free:]]))
+        self.results = tuple(run.result(name, block) for name in program.outputs)
+        net.device.synchronize()
+        self._graph: Any = None
+        self._branch: Any = None
+        if on_cuda:
+            cuda: CudaDevice = net.device  # type: ignore[assignment]
+            if any(beside for _, beside, _ in self._stages):
+                self._branch = cuda.create_branch()
+            stream = cuda.create_stream()
+            try:
+                self._graph = cuda.capture(stream, self.enqueue)
+            finally:
+                cuda.destroy_stream(stream)
+
+    def enqueue(self, stream: int) -> None:
+        """Enqueues one kernel after the other, for a caller who captures a graph of more."""
+        self._run.copy_staged(stream)
+        for sizes, beside, others in self._stages:
+            if sizes is not None and beside:
+                self._branch.enqueue(stream, sizes.launch, functools.partial(_launch_all, beside))
+            elif sizes is not None:
+                sizes.launch(stream)
+            _launch_all(others, stream)
+
+    def _unread_extents(self, call: Call) -> dict[str, int]:
+        """Other places for the extents that a call beside the kernel of sizes writes as well as that."""
+        return {name: self._run.pool.take(WORD * rank) for name, rank in extents_written_twice(call).items()}
+
+    def step(self, stream: Any = None) -> tuple[Result, ...]:
+        """Enqueues a run; on a CPU it returns when the results are complete."""
+        handle = raw_stream(stream, self._run.library, self._net._kind)
+        if self._graph is not None:
+            self._graph.launch(handle)
+        else:
+            self.enqueue(handle)
+        return self.results
+
+    def check(self) -> None:
+        """Waits for the last run.
+
+        Raises:
+            SizeError: an input of the run was impossible, or sizes exceeded their bounds. Nothing was written outside of the
+                arrays; the extents of impossible results are 0.
+        """
+        net = self._net
+        net.device.synchronize()
+        net.read_words(self._run)
+        for number, segment in enumerate(net.program.segments):
+            if code := net.status(number):
+                net.explain_mistake(self._run, segment.values[code // KINDS - 1])
+        for value in net.program.values.values():
+            if value.counted and value.words is not None:
+                check_bound(net.words_at(value.words), value.shape, value.name)
+
+    def sliced(self) -> tuple[Any, ...]:
+        """What counts of each output, after `check`: views."""
+        self.check()
+        found = []
+        for name, result in zip(self._net.program.outputs, self.results):
+            words = self._net.program.values[name].words
+            extents = self._net.words_at(words) if words is not None else tuple(result.array.shape)
+            found.append(result.array[tuple(map(slice, extents))])
+        return tuple(found)
+
+    def close(self) -> None:
+        if self._graph is not None:
+            cuda: CudaDevice = self._net.device  # type: ignore[assignment]
+            cuda.synchronize()
+            with cuda.current():
+                self._graph.close()
+                if self._branch is not None:
+                    self._branch.close()
+            self._graph = self._branch = None
+        self._run.pool.close()

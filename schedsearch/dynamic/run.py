@@ -1,0 +1,194 @@
+"""Where the arrays of one run of a dynamic graph are, and the extents that the host knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.device import BoundKernel
+from schedsearch.dynamic.pool import Pool
+from schedsearch.dynamic.program import Call, Value
+from schedsearch.errors import ArgumentError
+from schedsearch.ops import ArgSpec
+from schedsearch.ops.data_movement import AXES
+from schedsearch.ops.dependence import EXTENTS, STRIDE
+from schedsearch.ops.movement import row_strides
+from schedsearch.runtime import arrays
+from schedsearch.runtime.streams import raw_stream
+
+if TYPE_CHECKING:
+    from schedsearch.dynamic.net import DynamicNet
+
+Extents = tuple[int, ...]
+WORD = 8  # bytes of an extent
+
+
+@dataclass(frozen=True)
+class Result:
+    """An output of a bounded run: an array at its bound, and how much of it counts, both on the device.
+
+    Attributes:
+        array: of the bound's shape; elements beyond the extents are undefined.
+        extents: an int64 array with a number for each dimension; None if all of the array counts.
+    """
+
+    array: Any
+    extents: Any
+
+
+class Run:
+    """Where the arrays of one run are, and the extents that the host knows.
+
+    Attributes:
+        block: address of the block of sizes.
+        places: value -> address.
+        shapes: value -> the shape whose strides the array has.
+    """
+
+    def __init__(self, net: DynamicNet, given: tuple[Any, ...], stream: Any, pool: Pool) -> None:
+        program = net.program
+        if len(given) != len(program.inputs):
+            raise ArgumentError(f"{len(given)} arrays; the graph takes {len(program.inputs)}: {', '.join(program.inputs)}")
+        self.net, self.given, self.pool, self.block = net, given, pool, net.sizes
+        self.views = [arrays.view(array, name) for array, name in zip(given, program.inputs)]
+        self.library = self.views[0].library
+        self.stream = raw_stream(stream, self.library, net._kind)
+        self.places: dict[str, int] = {}
+        self.shapes: dict[str, Extents] = {}
+        self.extents: dict[str, Extents] = {}
+        self._made: dict[str, Any] = {}
+        self._staged: list[tuple[int, int, int]] = []  # to, from, bytes
+        for name, view in zip(program.inputs, self.views):
+            value = program.values[name]
+            self._check(value, view)
+            self.places[name], self.shapes[name], self.extents[name] = view.address, view.shape, view.shape
+            if view.shape != value.shape and not value.strided:
+                self._stage(value, view)
+            self._place_views(name)
+        for name, address in net.constants.items():
+            self.places[name], self.shapes[name] = address, program.values[name].shape
+            self._place_views(name)
+        sizes = self._chosen_sizes()
+        for value in program.values.values():
+            if value.known is not None and value.words is not None:
+                self.extents[value.name] = tuple(sizes[n] if isinstance(n, str) else n for n in value.known)
+
+    def _check(self, value: Value, view: arrays.ArrayView) -> None:
+        if len(view.shape) != len(value.shape):
+            raise ArgumentError(f"{value.name} has shape {list(view.shape)}; allowed: {len(value.shape)} dimensions")
+        for axis, (extent, most) in enumerate(zip(view.shape, value.shape)):
+            size = value.sizes.get(axis)
+            if not (size.least <= extent <= most if size else extent == most):
+                allowed = f"{size.name}={size.least}..{size.most}" if size else str(most)
+                raise ArgumentError(f"{value.name} has shape {list(view.shape)}; allowed in dimension {axis}: {allowed}")
+        dense = ArgSpec(value.name, AXES[: len(view.shape)], view.shape, value.dtype)
+        arrays.check(dense, view, self.net._kind)
+
+    def _chosen_sizes(self) -> dict[str, int]:
+        """The caller's sizes by name. Inputs with sizes of the same name must agree."""
+        chosen: dict[str, tuple[str, int]] = {}
+        for name in self.net.program.inputs:
+            for axis, size in self.net.program.values[name].sizes.items():
+                extent = self.extents[name][axis]
+                first, before = chosen.setdefault(size.name, (name, extent))
+                if before != extent:
+                    raise ArgumentError(f"{size.name} is {before} in {first} and {extent} in {name}; give arrays that agree")
+        return {name: extent for name, (_, extent) in chosen.items()}
+
+    def _stage(self, value: Value, view: arrays.ArrayView) -> None:
+        """Copies an input to an array of its bound, for kernels that read all of it."""
+        if view.shape[1:] != value.shape[1:]:
+            raise ArgumentError(
+                f"{value.name} has shape {list(view.shape)}, and calls that read it need the strides of "
+                f"{list(value.shape)}; give sizes to the first dimension only"
+            )
+        self.place_at_bound(value)
+        self._staged.append((self.places[value.name], view.address, value.bytes_of(view.shape)))
+
+    def copy_staged(self, stream: int) -> None:
+        """Copies the inputs that kernels read at their bounds."""
+        for to, source, nbytes in self._staged:
+            self.net.device.copy(to, source, nbytes, stream)
+
+    def place(self, value: Value) -> None:
+        """Places an output of a call in an exact run."""
+        exact = value.strided and not value.counted and value.name in self.extents
+        shape = self.extents[value.name] if exact else value.shape
+        self._place_of(value, shape)
+
+    def place_at_bound(self, value: Value) -> None:
+        self._place_of(value, value.shape)
+
+    def _place_of(self, value: Value, shape: Extents) -> None:
+        self.shapes[value.name] = shape
+        names = {value.name, *(each.name for each in self.net.views.get(value.name, ()))}
+        if not names.isdisjoint(self.net.program.outputs):
+            array = self.new(value.name, shape, value.dtype)
+            self._made[value.name] = array
+            self.places[value.name] = arrays.view(array, value.name).address
+        else:
+            self.places[value.name] = self.pool.take(value.bytes_of(shape))
+        self._place_views(value.name)
+
+    def _place_views(self, name: str) -> None:
+        for value in self.net.views.get(name, ()):
+            self.places[value.name], self.shapes[value.name] = self.places[name], value.shape
+
+    def new(self, name: str, shape: Extents, dtype: str) -> Any:
+        spec = ArgSpec(name, AXES[: len(shape)], shape, dtype)
+        return arrays.empty_like(self.given[0], self.views[0], spec, arrays.forms(spec)[0])
+
+    def buffers(self, call: Call) -> dict[str, int]:
+        """Address of each argument and output; extents are words of the block of sizes."""
+        found = {}
+        for mine, name in (*call.inputs.items(), *call.outputs.items()):
+            if (value := self.net.program.values.get(name)) is not None and value.numbers and value.words is not None:
+                found[mine] = self.block + WORD * value.words.first
+            if name not in self.places:
+                continue
+            found[mine] = self.places[name]
+            value = self.net.program.values[name]
+            if (words := value.words or value.fixed) is not None:
+                found[f"{mine}{EXTENTS}"] = self.block + WORD * words.first
+        return found
+
+    def strides(self, call: Call) -> dict[str, float]:
+        """The call-time scalars: strides of arrays where the workload takes them."""
+        found = {scalar.name: scalar.default for scalar in call.workload.scalars} | dict(call.scalars)
+        for mine, name in (*call.inputs.items(), *call.outputs.items()):
+            if f"{mine}{STRIDE}0" in found:
+                found |= {f"{mine}{STRIDE}{axis}": n for axis, n in enumerate(row_strides(self.shapes[name]))}
+        return found
+
+    def move(self, call: Call, bound: BoundKernel) -> None:
+        """Gives a bound call the arrays of this run."""
+        for mine, address in self.buffers(call).items():
+            bound.set_pointer(mine, address)
+        for name, value in self.strides(call).items():
+            bound.set_scalar(name, value)
+
+    def sliced(self, name: str) -> Any:
+        """An output of an exact run."""
+        value = self.net.program.values[name]
+        if value.view_of:
+            return _seen(self.sliced(value.view_of), value)
+        if name not in self._made:
+            return self.given[self.net.program.inputs.index(name)]
+        array = self._made[name]
+        extents = self.extents.get(self.net.owner(value), self.shapes[name])
+        return array if extents == self.shapes[name] else array[tuple(map(slice, extents))]
+
+    def result(self, name: str, block: Any) -> Result:
+        """An output of a bounded run; its extents are a view of the block of sizes."""
+        value = self.net.program.values[name]
+        source = value.view_of or name
+        array = self._made[source] if source in self._made else self.given[self.net.program.inputs.index(source)]
+        array = _seen(array, value) if value.view_of else array
+        if value.words is None:
+            return Result(array, None)
+        return Result(array, block[value.words.first : value.words.first + value.words.count])
+
+
+def _seen(array: Any, value: Value) -> Any:
+    """An array as a view that keeps the first axis if that is known at run time only."""
+    return array.reshape((int(array.shape[0]), *value.shape[1:]) if value.words is not None else value.shape)
