@@ -276,9 +276,9 @@ def share_with_partners(found: Sequence[Any], wanted: Sequence[Any]) -> float:
     Of 49,152 candidates some have scores that differ by less than roundoff. Two right programs put them in another order,
     and suppression may then keep one box or another.
     """
-    boxes, labels, masks = (np.asarray(each) for each in found)
+    boxes, labels, masks = (np.asarray(each) for each in found[: len(OUTPUTS)])
     count = 0
-    for box, label, mask in zip(*wanted, strict=True):
+    for box, label, mask in zip(*wanted[: len(OUTPUTS)], strict=True):
         near = (np.abs(boxes - box).max(axis=1) <= NEAR_PIXELS) & (labels.reshape(-1) == np.asarray(label).reshape(-1)[0])
         count += any(np.abs(masks[place] - mask).max(initial=0.0) <= NEAR_MASK for place in np.flatnonzero(near))
     return count / max(len(wanted[0]), 1)

@@ -89,7 +89,8 @@ def test_the_launches_compute_float32(
     emulator = ClusterEmulator(memory, lambda value, *_: value, late=True)
     emulator.stand_in(monkeypatch, module, inner, inner_loads, addressing, gather, pipeline, sharing, store, walk, wgmma)
     monkeypatch.setattr(module, "tf32", Tf32(memory))
-    epilogue = SimpleNamespace(identity=True, params=(), alignments={}, fragments=lambda *_: None)
+    stages = {"fragments": lambda *_: None, "words_ahead": lambda *_: 0}
+    epilogue = SimpleNamespace(identity=True, params=(), alignments={}, **stages)
     monkeypatch.setattr(inner, "Epilogue", lambda _: epilogue)
     source = TEMPLATE.kernel(workload, H200, Config(config))
     rng = np.random.default_rng(3)

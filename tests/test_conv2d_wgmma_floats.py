@@ -63,6 +63,9 @@ class Scales:
     def __init__(self, workload: Workload) -> None:
         self.identity = not workload.epilogue
 
+    def words_ahead(self, octets: int, interleaved: bool) -> int:
+        return 0
+
     def fragments(self, octets: int, row_elements: int, interleaved: bool) -> Any:
         assert not interleaved
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
-import struct
-from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from exact_ptx import run_ptx
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
@@ -97,41 +93,6 @@ def test_the_formula_is_that_of_onnx(to: str, zero_point: int) -> None:
     given = {"x": value, "scale": scale, "zero": np.array(zero_point, to)}
     (theirs,) = ReferenceEvaluator(node).run(None, given)
     np.testing.assert_array_equal(ours, theirs)
-
-
-def rounded(number: Fraction) -> float:
-    """The nearest float32; of normal numbers, with any number of bits."""
-    if number == 0:
-        return 0.0
-    exponent = math.frexp(float(number))[1] - 24
-    return float(np.float32(math.ldexp(round(number / Fraction(2) ** exponent), exponent)))
-
-
-def run_ptx(text: str, registers: dict[str, float], reciprocal_error: float) -> dict[str, float]:
-    """Executes the instructions that the stage has, on float32 numbers by the name of their register. Sums of 32-bit
-    integers take the bits of a float32 number."""
-    operations: dict[str, Callable[..., float]] = {
-        "rcp.approx.ftz.f32": lambda a: float(np.float32(1 / a) * np.float32(1 + reciprocal_error)),
-        "neg.f32": lambda a: -a,
-        "min.f32": min,
-        "max.f32": max,
-        "mul.rn.f32": lambda a, b: rounded(Fraction(a) * Fraction(b)),
-        "add.rn.f32": lambda a, b: rounded(Fraction(a) + Fraction(b)),
-        "fma.rn.f32": lambda a, b, c: rounded(Fraction(a) * Fraction(b) + Fraction(c)),
-        "cvt.rni.s32.f32": round,
-        "sub.s32": lambda a, b: a - b,
-        "add.s32": lambda a, b: struct.unpack(">i", struct.pack(">f", a))[0] + b,
-    }
-    for name, operands in re.findall(r"([a-z][\w.]+) ([^;]+);", text):
-        to, *sources = operands.split(", ")
-        registers[to] = operations[name](*(literal(each) if each.startswith("0") else registers[each] for each in sources))
-        assert name != "add.s32" or -(2**31) <= registers[to] < 2**31  # the instruction would wrap around
-    return registers
-
-
-def literal(text: str) -> float:
-    """A number of PTX: 0f and the bits of a float32, or 0x and an integer."""
-    return struct.unpack(">f", bytes.fromhex(text[2:]))[0] if text.startswith("0f") else int(text, 16)
 
 
 @pytest.mark.parametrize("reciprocal_error", [-(2.0**-23), 0.0, 2.0**-23])

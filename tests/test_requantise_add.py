@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import struct
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import integer_model
 import numpy as np
 import pytest
+from exact_ptx import rounded, run_ptx
 
 from schedsearch import WorkloadError
 from schedsearch.ops.conv2d import conv2d
@@ -144,14 +145,14 @@ def near_halves(most: int) -> Iterator[tuple[int, int, int]]:
 def test_quotients_next_to_halves_are_rounded_to_the_right_side(relu: bool) -> None:
     """The text of a stage divides by a reciprocal; here every operation is done exactly and rounded once."""
     code, tried = STAGE_CODES["requantise_add"], 0
-    text = code.with_relu if relu else code.integer
-    begin = text.index("mul.rn.f32 {temporary1}, {y_scale}" if relu else "mul.rn.f32 {temporary3}, {y_scale}")
+    names = {name: name for name in ("value", "y_scale", "y_zero_point", *(f"temporary{i}" for i in range(4)))}
+    text = re.sub(r"\{(\w+)\}", lambda match: names.get(match[1], ""), code.with_relu if relu else code.integer)
+    text = text[text.index("mul.rn.f32 temporary1, y_scale" if relu else "mul.rn.f32 temporary3, y_scale") :]
     for value, scale, power in [*near_halves(3), *all_bits_set()]:
-        registers = {"value": Fraction(value), "y_scale": Fraction(scale) * Fraction(2) ** power}
-        quotient = rounded(registers["value"] / registers["y_scale"])
-        for statement in text[begin:].split("; ")[:-1]:
-            run_exactly(statement, registers)
-        assert registers["value"] - 3 * 2**22 == round(quotient), (value, scale, power)
+        y_scale = math.ldexp(scale, power)
+        registers = {"value": float(value), "y_scale": y_scale, "y_zero_point": 0.0}
+        quotient = rounded(Fraction(value) / Fraction(y_scale))
+        assert run_ptx(text, registers, 2.0**-23)["value"] == round(quotient), (value, scale, power)
         tried += 1
     assert tried > 5000
 
@@ -163,38 +164,6 @@ def all_bits_set() -> Iterator[tuple[int, int, int]]:
             yield from (
                 (value, 2**24 - 1, -bits) for value in range((least >> bits) - 2, (least >> bits) + 3) if value < 2**24
             )
-
-
-def rounded(number: Fraction) -> Fraction:
-    """To float32, half to even, without limits of the exponent."""
-    if not number:
-        return number
-    exponent = math.frexp(float(number))[1] - 24
-    unit = Fraction(2) ** exponent
-    return round(number / unit) * unit
-
-
-def run_exactly(statement: str, registers: dict[str, Fraction]) -> None:
-    """One instruction of the division; what makes a whole number of its result is left out."""
-    name, _, rest = statement.strip().removeprefix("@q ").partition(" ")
-    to, *operands = [each.strip(" {}") for each in rest.split(",")]
-    kind, *suffixes = name.split(".")
-    if kind == "and":
-        registers["q"] = Fraction(rounded(registers["temporary1"]).numerator.bit_count() == 24)
-    if "@q" in statement and registers["q"]:
-        registers[to] += Fraction(2) ** (math.frexp(float(registers[to]))[1] - 24)
-    if "s32" in suffixes or (suffixes[-1] == "b32" and kind == "and"):
-        return
-    numbers = [
-        Fraction(struct.unpack(">f", bytes.fromhex(each[2:]))[0]) if each.startswith("0f") else registers[each]
-        for each in operands
-    ]
-    formulas = {
-        "mul": lambda a, b: a * b, "add": lambda a, b: a + b, "fma": lambda a, b, c: a * b + c, "neg": lambda a: -a,
-        "min": min, "max": max, "mov": lambda a: a, "rcp": lambda a: rounded(1 / a) * (1 + Fraction(1, 2**23)),
-    }  # fmt: skip
-    result = rounded(formulas[kind](*numbers))  # type: ignore[operator]
-    registers[to] = min(max(result, Fraction(0)), Fraction(1)) if "sat" in suffixes else result
 
 
 @pytest.mark.parametrize("second", [8, 1])
