@@ -186,8 +186,37 @@ def test_mistakes_of_builds(built: Any) -> None:
         schedsearch.build_dynamic(path, {"m": (LOW, HIGH)}, target="cpu", db="none.db")
     with pytest.raises(UsageError, match=r"layout 'NCWH', .* are not possible; allowed: layout: auto"):
         schedsearch.build_dynamic(path, {"n": (LOW, HIGH)}, layout="NCWH", target="cpu", db="none.db")
-    with pytest.raises(UsageError, match=r"n=4\.\.1; allowed: LEAST\.\.MOST"):
+    with pytest.raises(UsageError, match=r"n=4\.\.1 is reversed; allowed: LEAST\.\.MOST"):
         schedsearch.build_dynamic(path, {"n": (HIGH, LOW)}, target="cpu", db="none.db")
+
+
+def test_tuning_serves_the_range_and_is_not_done_twice(built: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    options: dict[str, Any] = {"target": "cpu", "db": tmp_path / "tuned.db", "say": said.append, "tune_s": 8}
+    with schedsearch.build_dynamic(built[0] / "model.onnx", {"n": (LOW, HIGH)}, **options) as tuned:
+        assert tuned.untuned[0] < tuned.untuned[1], said
+        for n in range(LOW, HIGH + 1):
+            np.testing.assert_allclose(tuned(inputs(n)), expected(inputs(n)), rtol=1e-4, atol=1e-5)
+    (first,) = [int(line.split()[1]) for line in said if "that were not tuned" in line]
+    said.clear()
+    with schedsearch.build_dynamic(built[0] / "model.onnx", {"n": (LOW, HIGH)}, **options):
+        again = [int(line.split()[3]) for line in said if "that were not tuned" in line]
+        assert not again or again[0] < first + 5, said
+
+
+def test_the_networks_of_all_sizes_have_the_weights_in_memory_once(built: Any) -> None:
+    from schedsearch.executable.sized_build import SizedBuild, open_shapes
+    from schedsearch.network.lower import lower
+    from schedsearch.network.model import reader
+
+    path = built[0] / "model.onnx"
+    graph, shapes = reader(path), open_shapes(path, "n")
+    options: dict[str, Any] = {"target": detect("cpu"), "db": "none.db", "mode": "", "strict": False, "model": ""}
+    build = SizedBuild(lambda n: lower(graph(shapes(n))), "n", LOW, HIGH, say=lambda text: None, **options)
+    networks = build.networks()
+    assert {n: network.values[network.inputs[0]].shape[0] for n, network in networks.items()} == {1: 1, 2: 2, 3: 3, 4: 4}
+    weights = [{name: id(each.array) for name, each in network.constants.items()} for network in networks.values()]
+    assert weights[0] and all(each == weights[0] for each in weights)
 
 
 def test_a_size_of_zero_makes_a_graph(built: Any) -> None:

@@ -65,10 +65,9 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
     help="Dimensions that calls choose, with bounds.",
 )
 @click.option(
-    "--sizes",
-    "way",
+    "--way",
     type=click.Choice(["exact", "bounded"]),
-    help="Computed sizes: the host reads them (exact; default with --dynamic), or they stay on the device (bounded).",
+    help="A graph with computed sizes: the host reads them (exact), or they stay on the device (bounded).",
 )
 def build(
     model: str,
@@ -93,19 +92,26 @@ def build(
     Kernels without a record take default configurations, unless --tune measures them first. A program loads the file with
     schedsearch.load(FILE); `schedsearch run` tries it. Exits with 4 when --strict refuses kernels.
 
-    With --dynamic n=1..64 callers choose the size of the dimension n of the model's inputs. Give --sizes for models that
+    With --dynamic n=1..64 callers choose the size of the dimension n of the model's inputs. Give --way for models that
     compute sizes from values.
     """
     from schedsearch.executable.build import build as build_
 
     path = Path(output or f"{Path(model).stem}.ssx")
     if dynamic_sizes is not None or way is not None:
-        given = {"--shape": shapes, "--tune": tune_s, "--fallback": fallback, "--weights": weights != "inside"}
-        if wrong := [name for name, value in given.items() if value]:
-            verb = "does" if len(wrong) == 1 else "do"
-            raise click.UsageError(f"{', '.join(wrong)} {verb} not go with --dynamic and --sizes; leave out one of them")
+        remedies = {
+            "--shape": (shapes, "--dynamic gives the open dimensions; leave out --shape"),
+            "--fallback": (
+                fallback,
+                "the nodes are needed as kernels; give --shape in place of --dynamic",
+            ),
+            "--weights": (weights != "inside", "the file holds its weights once for all sizes; leave out --weights"),
+        }
+        for name, (value, remedy) in remedies.items():
+            if value:
+                raise click.UsageError(f"{name} does not go with --dynamic and --way: {remedy}")
         options: dict[str, Any] = {"dtype": dtype, "layout": layout, "io_layout": io_layout}
-        options |= {"db": db, "target": selector, "strict": strict, "mode": mode}
+        options |= {"db": db, "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode}
         dynamic.build(model, path, dynamic_sizes or {}, way, explained, options)
         return
     net = build_(

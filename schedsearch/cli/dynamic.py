@@ -66,7 +66,10 @@ def build(
             kernels = len(net.parts.kernels)
             what = f"{render.counted(sum(len(each.calls) for each in net.program.segments), 'call')}, runs {net.parts.way}"
         if untuned:
-            render.note(f"{untuned} of {render.counted(kernels, 'kernel')} have no record and use default configurations")
+            render.note(
+                f"{untuned} of {render.counted(kernels, 'kernel')} have no record and use default configurations; "
+                "measure them: --tune 10m"
+            )
         size = render.size_bytes(path.stat().st_size)
         render.say(f"{path}: {what}, {size}, takes {', '.join(map(str, net.inputs))}")
 

@@ -11,15 +11,21 @@ from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import WAYS, DynamicExecutable, DynamicParts, Kernel, Way
-from schedsearch.dynamic.graph import Size
+from schedsearch.dynamic.graph import DynamicGraph, Size
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.executable.build import build_sized, costs_of
 from schedsearch.executable.sized import SizedNet
+from schedsearch.executable.sized_tune import missing_calls, tune_groups
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
+from schedsearch.network.costs import RecordCosts
+from schedsearch.network.graph import Network, Plan
 from schedsearch.network.model import ModelError
-from schedsearch.network.plan import best_plan
+from schedsearch.network.plan import best_plan, missing
+from schedsearch.records.executables import check_writable
+from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
 from schedsearch.text import counted, quoted
+from schedsearch.workload import Workload
 
 
 def build_dynamic(
@@ -33,6 +39,7 @@ def build_dynamic(
     db: str | os.PathLike[str] = DEFAULT_DB,
     out: str | os.PathLike[str] | None = None,
     target: str | Target = "auto",
+    tune_s: float | None = None,
     strict: bool = False,
     mode: str = COLD_GRAPH,
     say: Callable[[str], None] = lambda text: None,
@@ -53,6 +60,9 @@ def build_dynamic(
         db: the records; it may be missing if `strict` is false.
         out: a file to write as well, for `schedsearch.load`.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
+        tune_s: seconds to spend on measuring kernels that have no record yet, the most telling first; None: none. Those of
+            a table are tuned for the range, those of a graph at their bounds. The records go to `db`. The final race of
+            these kernels, their verification, and compiling defaults of others come on top.
         strict: refuse kernels that were not measured for exactly their workload, or their range, on this kind of device.
         mode: how the records were timed.
         say: takes a line about each stage.
@@ -71,6 +81,10 @@ def build_dynamic(
         raise UsageError(f"way {quoted(way)} is not possible; allowed: {', '.join(WAYS)}, or None")
     if mode not in MODES:
         raise UsageError(f"mode {quoted(mode)} is not possible; allowed: {', '.join(MODES)}")
+    if tune_s is not None and (not isinstance(tune_s, int | float) or isinstance(tune_s, bool) or not tune_s > 0):
+        raise UsageError(f"tune_s is {quoted(tune_s)}; allowed: a number of seconds above 0, or None")
+    if out is not None:
+        check_writable(Path(out))
     bounds = {name: _size(name, limits) for name, limits in sizes.items()}
     target = detect(target) if isinstance(target, str) else target
     path, no_table = Path(model), ""
@@ -79,11 +93,11 @@ def build_dynamic(
         try:
             return build_sized(
                 path, size.name, size.least, size.most, dtype=dtype, layout=layout, io_layout=io_layout, db=db,
-                target=target, strict=strict, mode=mode, say=say, out=out,
+                target=target, tune_s=tune_s, strict=strict, mode=mode, say=say, out=out,
             )  # fmt: skip
         except (ModelError, UnsupportedError) as error:
             no_table = f"; a table of kernels for each size is not possible either: {error}"
-            say(f"a graph whose sizes are computed, because a table of kernels for each size is not possible: {error}")
+            say(f"no table of kernels for each size: {error}. Next: a graph whose sizes are computed")
     if dtype is not None or layout != "auto" or io_layout != "NCHW":
         raise UsageError(
             f"dtype, layout and io_layout are not for graphs whose sizes are computed; leave them out{no_table}"
@@ -91,12 +105,29 @@ def build_dynamic(
     from schedsearch.dynamic.model import read_graph
     from schedsearch.dynamic.static import Planner
 
-    with contextlib.ExitStack() as stack:
-        planner = Planner(lambda network: best_plan(network, stack.enter_context(costs_of(network, db, target, mode))))
-        try:
-            graph = read_graph(path, bounds, planner=planner)
-        except ModelError as error:
-            raise ModelError(f"{error}{no_table}") from error
+    def read(planned: list[Workload]) -> DynamicGraph:
+        """The graph by the records that there are; adds what its static parts could be made of, and is not measured."""
+        with contextlib.ExitStack() as stack:
+
+            def plan(network: Network) -> Plan:
+                costs = stack.enter_context(costs_of(network, db, target, mode))
+                planned.extend(task.workload for task in missing(network, costs))
+                return best_plan(network, costs)
+
+            try:
+                return read_graph(path, bounds, planner=Planner(plan))
+            except ModelError as error:
+                raise ModelError(f"{error}{no_table}") from error
+
+    others: list[Workload] = []
+    graph = read(others)
+    if tune_s is not None:
+        workloads = [call.workload for segment in graph.program().segments for call in segment.calls]
+        with contextlib.ExitStack() as stack:
+            lookup = stack.enter_context(Lookup(Path(db))) if Path(db).exists() else None
+            groups = missing_calls(workloads, others, RecordCosts(lookup, target, mode))
+        tune_groups(groups, Path(db), target, tune_s, mode, say)
+        graph = read([])
     program = graph.program()
     calls = [call for segment in program.segments for call in segment.calls]
     found, (of_sizes,) = machine_code([program], db, target, mode=mode, strict=strict)
@@ -114,4 +145,9 @@ def _size(name: str, limits: object) -> Size:
         raise UsageError(
             f"the sizes of {name!r} are {limits!r}; give the smallest and the largest, e.g. {{{name!r}: (1, 64)}}"
         )
-    return Size(name, *limits)
+    least, most = limits
+    if least > most:
+        raise UsageError(
+            f"{name}={least}..{most} is reversed; allowed: LEAST..MOST with 0 <= LEAST <= MOST; give ({most}, {least})"
+        )
+    return Size(name, least, most)

@@ -51,6 +51,7 @@ def assemble(
     target: str,
     model: str = "",
     reasons: Iterable[str] = (),
+    packing: Packing | None = None,
 ) -> Executable:
     """The executable of a network. The same arguments give the same bytes.
 
@@ -60,7 +61,9 @@ def assemble(
         target: key of the device that the kernels are for.
         model: name of the model's file.
         reasons: lines that explain the plan.
+        packing: packs the constants; one for several networks packs what they share once.
     """
+    packing = packing or Packing()
     found = schedule(network, plan)
     workloads = dict.fromkeys(call.computes for call in found.calls if isinstance(call.computes, Workload))
     chosen = {workload: kernel(workload) for workload in workloads}
@@ -79,7 +82,7 @@ def assemble(
         for held in found.arrays
     )
     constants = tuple(index for index, held in enumerate(found.arrays) if held.memory.kind == "constant")
-    weights = [_packed(network.constants[found.arrays[index].name], found.arrays[index]) for index in constants]
+    weights = [packing(network.constants[found.arrays[index].name], found.arrays[index]) for index in constants]
     program = Program(
         target=target,
         model=model,
@@ -94,10 +97,27 @@ def assemble(
         constant_bytes=places.constant_bytes,
         predicted_ns=plan.predicted_ns,
         reasons=tuple(reasons),
-        weights=tuple(sha256_hex(each) for each in weights),
+        weights=tuple(sha256 for sha256, _ in weights),
     )
     artifacts = {each.artifact.sha256: each.artifact for each in chosen.values()}
-    return Executable(program, artifacts, [memoryview(each) for each in weights], models)
+    return Executable(program, artifacts, [memoryview(each) for _, each in weights], models)
+
+
+class Packing:
+    """The bytes of constants in the layouts and formats that kernels read, with their digests. It keeps them for the next
+    constant with the very same array."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str, str, str], tuple[object, str, bytes]] = {}
+
+    def __call__(self, constant: Constant, held: Held) -> tuple[str, bytes]:
+        key = id(constant.array), constant.axes, held.layout, held.dtype
+        if key not in self._known:
+            data = packed(constant.array, constant.axes, held.layout, held.dtype)
+            assert len(data) == math.prod(held.stored) * dtype(held.dtype).nbytes
+            self._known[key] = constant.array, sha256_hex(data), data  # the array, because an identity is that of a live one
+        _, sha256, data = self._known[key]
+        return sha256, data
 
 
 def _call(call: Planned, chosen: Mapping[Workload, Chosen], workspaces: Mapping[str, Place]) -> Call:
@@ -195,10 +215,3 @@ class _Places:
 def _is_prepared(found: Schedule, call: Planned, constants: tuple[str, ...]) -> bool:
     """Whether the constant steps of a call can run once at load: the network has constants for all that they read."""
     return bool(constants) and all(found.arrays[call.arguments[name]].memory.kind == "constant" for name in constants)
-
-
-def _packed(constant: Constant, held: Held) -> bytes:
-    """The bytes of a constant in the layout and format that its kernels read."""
-    data = packed(constant.array, constant.axes, held.layout, held.dtype)
-    assert len(data) == math.prod(held.stored) * dtype(held.dtype).nbytes
-    return data

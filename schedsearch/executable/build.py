@@ -161,6 +161,7 @@ def build_sized(
     io_layout: str,
     db: str | os.PathLike[str],
     target: Target,
+    tune_s: float | None,
     strict: bool,
     mode: str,
     say: Callable[[str], None],
@@ -168,25 +169,28 @@ def build_sized(
 ) -> SizedNet:
     """The network of every size of a dimension in one executable; see `schedsearch.build_dynamic`."""
     from schedsearch.executable.sized_build import SizedBuild, open_shapes
+    from schedsearch.network.model import reader
 
     if layout not in LAYOUT_CHOICES or io_layout not in IO_LAYOUTS or dtype not in (None, *FLOATS):
         allowed = f"layout: {', '.join(LAYOUT_CHOICES)}; io_layout: {', '.join(IO_LAYOUTS)}; dtype: {', '.join(FLOATS)}"
         raise UsageError(
             f"layout {layout!r}, io_layout {io_layout!r} and dtype {dtype!r} are not possible; allowed: {allowed}"
         )
-    shapes = open_shapes(model, name)
+    shapes, graph_of = open_shapes(model, name), reader(model)
 
     def network_of(size: int) -> Network:
-        return _network(model, None, dtype, layout, target, shapes(size), None)[0].with_io_layout(io_layout)
+        return _lowered(graph_of(shapes(size)), dtype, layout, target).with_io_layout(io_layout)
 
+    build = SizedBuild(
+        network_of, name, low, high, target=target, db=db, mode=mode, strict=strict, model=model.name, say=say
+    )  # fmt: skip
+    if tune_s is not None:
+        with contextlib.ExitStack() as stack:
+            build.tune(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout, tune_s)
     device = open_device(target)
     try:
         with contextlib.ExitStack() as stack:
-            build = SizedBuild(
-                network_of, name, low, high, target=target, device=device, db=db, mode=mode, strict=strict, model=model.name,
-                say=say,
-            )  # fmt: skip
-            parts = build.parts(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout)
+            parts = build.parts(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout, device)
         if out is not None:
             parts.save(out)
     except BaseException:
@@ -209,21 +213,9 @@ def _network(
         if example is not None or dtype is not None or shapes or fallback is not None:
             raise UsageError("a Network has its formats, shapes and parts; leave out example, dtype, shapes and fallback")
         return model, ""
-    from schedsearch.network.fallback import lower_with_parts
-    from schedsearch.network.lower import LAYOUTS, SLICES, lower
     from schedsearch.network.model import read_model
 
-    layouts: tuple[str, ...] = LAYOUTS if layout == "auto" else (layout,)
-    if target.kind == "cpu":
-        layouts = tuple(each for each in layouts if each in _CPU_LAYOUTS)
-
-    def lowered(graph: onnx_ir.Model) -> Network:
-        slices, apart = (_CPU_SLICES, _CPU_APART) if target.kind == "cpu" else (SLICES, ())
-        if fallback is None:
-            return lower(graph, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
-        problem = functools.partial(no_template, target=target)
-        return lower_with_parts(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
-
+    lowered = functools.partial(_lowered, dtype=dtype, layout=layout, target=target, fallback=fallback)
     if isinstance(model, str | os.PathLike):
         if example is not None:
             raise UsageError("example is for a torch module; for the shapes of an ONNX file give shapes={input: shape}")
@@ -237,6 +229,20 @@ def _network(
     from schedsearch.network.torch_export import export
 
     return lowered(export(model, example)), type(model).__name__
+
+
+def _lowered(graph: onnx_ir.Model, dtype: str | None, layout: str, target: Target, fallback: str | None = None) -> Network:
+    from schedsearch.network.fallback import lower_with_parts
+    from schedsearch.network.lower import LAYOUTS, SLICES, lower
+
+    layouts: tuple[str, ...] = LAYOUTS if layout == "auto" else (layout,)
+    if target.kind == "cpu":
+        layouts = tuple(each for each in layouts if each in _CPU_LAYOUTS)
+    slices, apart = (_CPU_SLICES, _CPU_APART) if target.kind == "cpu" else (SLICES, ())
+    if fallback is None:
+        return lower(graph, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
+    problem = functools.partial(no_template, target=target)
+    return lower_with_parts(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
 
 
 def _say_parts(network: Network, say: Callable[[str], None]) -> None:

@@ -10,14 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from schedsearch.backend import CompileError, RejectedError
 from schedsearch.config import Config
 from schedsearch.device import Device
 from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, UsageError, WrongResultError, did_you_mean
-from schedsearch.executable.assemble import Chosen, assemble
+from schedsearch.executable.assemble import Chosen, Packing, assemble
 from schedsearch.executable.kernels import FEW
 from schedsearch.executable.program import Origin
 from schedsearch.executable.sized import MadeParts, SizedCode, SizedPrograms
+from schedsearch.executable.sized_tune import missing_ranges, tune_groups
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.launch_sizes import MAX_SIZES, SizedData, SizedPlan
@@ -61,7 +64,8 @@ def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]
         allowed = ", ".join(sorted(known)) or "none"
         raise UsageError(f"{model} has no dynamic dimension {name!r}{did_you_mean(name, known)}; allowed: {allowed}")
     if others := sorted(known - {name}):
-        raise UsageError(f"{model}: dimension {others[0]!r} has no bounds; give them, or build it as a graph: --sizes exact")
+        example = ",".join(f"{each}=1..64" for each in (name, *others))
+        raise UsageError(f"{model}: dimension {others[0]!r} has no bounds; give those of all: --dynamic {example}")
     open_ones = {each: shape for each, shape in declared.items() if name in shape}
     return lambda size: {each: [size if n == name else int(n) for n in shape] for each, shape in open_ones.items()}
 
@@ -84,7 +88,6 @@ class SizedBuild:
         high: int,
         *,
         target: Target,
-        device: Device,
         db: str | os.PathLike[str],
         mode: str,
         strict: bool,
@@ -93,21 +96,47 @@ class SizedBuild:
     ) -> None:
         if not 1 <= low < high or high - low >= MAX_SIZES:
             raise UnsupportedError(
-                f"{name}={low}..{high} is not possible for a table of kernels; allowed: 1 or more, the smaller bound first, "
-                f"and 2 to {MAX_SIZES} sizes"
+                f"{name}={low}..{high} is not possible for a table of kernels; allowed: 2 to {MAX_SIZES} sizes of 1 or more"
             )
         self._network_of, self._name, self._sizes = network_of, name, range(low, high + 1)
-        self._target, self._device, self._db, self._mode = target, device, Path(db), mode
+        self._target, self._db, self._mode = target, Path(db), mode
         self._strict, self._model, self._say = strict, model, say
+        self._arrays: dict[str, list[np.ndarray[Any, Any]]] = {}  # name of a constant -> its arrays that differ
+        self._networks: dict[int, Network] = {}
         self._made: dict[str, SizedCode] = {}
         self._of_artifact: dict[str, str] = {}  # sha256 of an artifact of one size -> that of its `SizedCode`
         self._code = CodeCache()
         self._ahead: dict[str, BuiltRange] = {}  # by the name of its recipe
 
-    def parts(self, costs: Callable[[Network], Costs], layout: str) -> MadeParts:
+    def networks(self) -> Mapping[int, Network]:
+        """The network of each size."""
+        if not self._networks:
+            self._networks = {size: self._network(size) for size in self._sizes}
+            self._say(f"the networks of {counted(len(self._sizes), 'size')} are read")
+        return self._networks
+
+    def tune(self, costs: Callable[[Network], Costs], layout: str, time_s: float) -> None:
+        """Tunes kernels that the table lacks, each for the range of its sizes where it has one; see `sized_tune`."""
+        networks = self.networks()
+        largest = networks[self._sizes[-1]]
+        known = costs(largest)
+        plans = self._plans(networks, lambda network: known if network is largest else costs(network), layout)
+        columns = _columns(plans) + _other_ways(networks)
+        groups = missing_ranges(largest, known, columns, _range_of, self._is_tuned)
+        tune_groups(groups, self._db, self._target, time_s, self._mode, self._say)
+
+    def _is_tuned(self, of_range: WorkloadRange) -> bool:
+        try:
+            stored_table(of_range, self._db, self._target, self._mode)
+        except NoRecordError:
+            return False
+        return True
+
+    def parts(self, costs: Callable[[Network], Costs], layout: str, device: Device) -> MadeParts:
         """Builds everything.
 
         Args:
+            device: verifies kernels that are built now.
             costs: of the workloads of a network, for its layout plan.
             layout: as of `best_plan`.
 
@@ -115,15 +144,17 @@ class SizedBuild:
             NoRecordError: `strict`, and a range has no kernels; or no kernel computes a workload.
             WrongResultError: a kernel that was built now computes wrong values.
         """
-        networks = {size: self._network_of(size) for size in self._sizes}
+        networks, self._device = self.networks(), device
         plans = self._plans(networks, costs, layout)
         chosen = self._kernels(plans)
         texts: dict[int, Mapping[str, object]] = {}
         weights: dict[str, memoryview] = {}
-        arena_bytes = 0
+        arena_bytes, packing = 0, Packing()
         for size, network in networks.items():
             kernels = chosen[size]
-            made = assemble(network, plans[size], kernels.__getitem__, target=self._target.key, model=self._model)
+            made = assemble(
+                network, plans[size], kernels.__getitem__, target=self._target.key, model=self._model, packing=packing
+            )  # fmt: skip
             calls = [replace(call, artifact=self._of_artifact[call.artifact]) for call in made.program.calls]
             texts[size] = json.loads(replace(made.program, calls=tuple(calls)).json)
             weights |= dict(zip(made.program.weights, made.weights))
@@ -134,6 +165,21 @@ class SizedBuild:
             self._target.key, self._model, self._name, self._sizes[0], self._sizes[-1], programs, arena_bytes
         )  # fmt: skip
         return MadeParts(table, {sha256: self._made[sha256] for sha256 in sorted(used)}, weights)
+
+    def _network(self, size: int) -> Network:
+        """The network of a size. Its constants are the very arrays of other sizes that are equal: a model's weights are in
+        memory once."""
+        network = self._network_of(size)
+        constants = {name: replace(each, array=self._shared(name, each.array)) for name, each in network.constants.items()}
+        return replace(network, constants=constants)
+
+    def _shared(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        known = self._arrays.setdefault(name, [])
+        for each in known:
+            if each.dtype == array.dtype and each.strides == array.strides and np.array_equal(each, array):
+                return each
+        known.append(array)
+        return array
 
     def _plans(self, networks: Mapping[int, Network], costs: Callable[[Network], Costs], layout: str) -> dict[int, Plan]:
         """The plan of the largest size for all sizes whose network has the same form, so that they share packed weights."""
@@ -148,15 +194,7 @@ class SizedBuild:
 
     def _kernels(self, plans: Mapping[int, Plan]) -> dict[int, dict[Workload, Chosen]]:
         """The kernel of each workload of each size."""
-        columns: dict[tuple[str, ...], dict[int, Workload]] = {}  # what a call does -> size -> its workload
-        for size, plan in plans.items():
-            for name, way in plan.ways.items():
-                columns.setdefault((name, way.op), {})[size] = way
-            for step in plan.conversions:
-                columns.setdefault((step.value, step.x, step.y), {})[size] = step.workload
-        distinct = list(
-            {tuple((size, each.id) for size, each in column.items()): column for column in columns.values()}.values()
-        )
+        distinct = _columns(plans)
         served = [self._tuned(column) for column in distinct]
         tuned = sum(map(bool, served))
         self._build([(column, kernels) for column, kernels in zip(distinct, served) if not kernels])
@@ -284,6 +322,30 @@ def _build_range(template: str, column: _Column, config: Config | None, origin: 
     return build_shared(loaded, column, spaces, target, config, origin)
 
 
+def _columns(plans: Mapping[int, Plan]) -> list[_Column]:
+    """What the calls of all sizes do, each different one once."""
+    columns: dict[tuple[str, ...], dict[int, Workload]] = {}  # what a call does -> size -> its workload
+    for size, plan in plans.items():
+        for name, way in plan.ways.items():
+            columns.setdefault((name, way.op), {})[size] = way
+        for step in plan.conversions:
+            columns.setdefault((step.value, step.x, step.y), {})[size] = step.workload
+    return list({tuple((size, each.id) for size, each in column.items()): column for column in columns.values()}.values())
+
+
+def _other_ways(networks: Mapping[int, Network]) -> list[_Column]:
+    """All ways of all nodes, of networks that have the form of the largest."""
+    largest = networks[max(networks)]
+    form = _form(largest)
+    alike = {size: network for size, network in networks.items() if _form(network) == form}
+    return [
+        {size: node.ways[number] for size, network in alike.items() if isinstance(node := network.nodes[place], Node)}
+        for place, first in enumerate(largest.nodes)
+        if isinstance(first, Node)
+        for number in range(len(first.ways))
+    ]
+
+
 def _number(node: Node | View | Part, plan: Plan) -> int:
     """The number of the way, or of the pair of layouts, that a plan took for a node."""
     if isinstance(node, Node):
@@ -317,7 +379,7 @@ def _range_of(column: Mapping[int, Workload]) -> WorkloadRange | None:
 def _untuned(column: Mapping[int, Workload], name: str) -> str:
     return (
         f"no kernels were tuned for the range {name} = {min(column)} to {max(column)} of {column[max(column)].label}; tune "
-        "it, or build without --strict, which takes default configurations"
+        "it (build --dynamic ... --tune 10m), or build without --strict, which takes default configurations"
     )
 
 

@@ -7,7 +7,7 @@ belong to, and chains of relu and clip are one of them, by onnxscript's optimise
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,9 +40,23 @@ def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = No
             or onnx, onnx-ir or onnxscript is not installed.
     """
     path = Path(path)
+    return simplified(_checked(path), str(path), shapes)
+
+
+def reader(path: Path) -> Callable[[Mapping[str, Sequence[int]]], ir.Model]:
+    """Reads an ONNX file once, for graphs with other shapes: what it returns is `read_model` without the path.
+
+    Raises:
+        ModelError: as `read_model`; what is wrong with shapes is raised for these.
+    """
+    model = _checked(path)
+    return lambda shapes: simplified(model.clone(), str(path), shapes)
+
+
+def _checked(path: Path) -> ir.Model:
     model = load_model(path)
     _check_weights(model, path)
-    return simplified(model, str(path), shapes)
+    return model
 
 
 def load_model(path: Path) -> ir.Model:

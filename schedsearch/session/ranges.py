@@ -57,6 +57,13 @@ class RangeBudget:
             return math.inf
         return trials_to_choose(self.trials, self.searched, sizes)
 
+    def share(self, ranges: int) -> RangeBudget:
+        """That of the next of so many ranges, among which the time that is left is divided."""
+        if self.deadline_s is None:
+            return self
+        now_s = time.monotonic()
+        return replace(self, deadline_s=now_s + (self.deadline_s - now_s) / ranges)
+
     @property
     def out_of_time(self) -> bool:
         return self.deadline_s is not None and time.monotonic() >= self.deadline_s
@@ -456,9 +463,11 @@ def choose_kernels(
     """
     found: list[RangeSummary] = []
     with StopSignal() as stop:
-        for of_range, own in ranges_of(plans).items():
+        ranges = ranges_of(plans)
+        for of_range, own in ranges.items():
+            own_budget = budget.share(len(ranges) - len(found))
             choice = RangeChoice(
-                of_range, own, store, builder, runner, target, summary, mode, toolchain, budget, stop
+                of_range, own, store, builder, runner, target, summary, mode, toolchain, own_budget, stop
             )  # fmt: skip
             try:
                 table = choice.table()

@@ -1,0 +1,142 @@
+"""Tunes the kernels of networks whose sizes are known at run time only: those of a table of sizes, and of dynamic graphs.
+
+A layer of a table is tuned as a range of sizes. One whose sizes are no range, such as a matrix product with the pixels of
+all images as its rows, is tuned at the largest size, and so is every call of a dynamic graph: at its bound. The table takes
+such a configuration for all sizes that it serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedsearch.executable.build import TASKS_A_SECOND
+from schedsearch.network.graph import Network
+from schedsearch.network.plan import missing
+from schedsearch.session.plan import RANGE_SHARE, SEARCH_SHARE
+from schedsearch.target import Target
+from schedsearch.task import Task, range_tasks
+from schedsearch.text import counted
+from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
+
+if TYPE_CHECKING:
+    from schedsearch.network.costs import Cost, Costs
+
+_FEW = 3  # names in a line
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is tuned together: the searched sizes of a range, or one workload.
+
+    Attributes:
+        label: for messages.
+    """
+
+    label: str
+    tasks: tuple[Task, ...]
+
+    @classmethod
+    def of(cls, task: Task, of_range: WorkloadRange | None = None) -> Group:
+        if of_range is None:
+            return cls(task.workload.label, (task,))
+        return cls(of_range.label, tuple(range_tasks(of_range, task)))
+
+    @property
+    def seconds(self) -> float:
+        """The least time that is worth spending on it."""
+        share = RANGE_SHARE / SEARCH_SHARE if self.tasks[0].of_range is not None else 1.0
+        return share * len(self.tasks) / TASKS_A_SECOND
+
+
+def missing_ranges(
+    largest: Network,
+    costs: Costs,
+    columns: Iterable[Mapping[int, Workload]],
+    range_of: Callable[[Mapping[int, Workload]], WorkloadRange | None],
+    is_tuned: Callable[[WorkloadRange], bool],
+) -> list[Group]:
+    """What is worth tuning for a table of sizes, the most telling first, by the costs at the largest size.
+
+    Args:
+        largest: the network of the largest size.
+        columns: size -> workload, of all calls that a plan may have.
+        range_of: the range that a column is, if it is one.
+        is_tuned: whether the database has kernels of a range.
+    """
+    ranges: dict[Workload, WorkloadRange] = {}
+    for column in columns:
+        workload = column[max(column)]
+        if workload not in ranges and (of_range := range_of(column)) is not None:
+            ranges[workload] = of_range
+    tuned = {each for each in dict.fromkeys(ranges.values()) if is_tuned(each)}
+
+    def cost(workload: Workload) -> Cost:
+        found, of_range = costs(workload), ranges.get(workload)
+        # A record of the largest size alone serves the others less well than kernels of the range.
+        lacks = found.measured and of_range is not None and of_range not in tuned
+        return replace(found, origin="scaled") if lacks else found
+
+    tasks = [task for task in missing(largest, cost) if ranges.get(task.workload) not in tuned]
+    return [Group.of(task, ranges.get(task.workload)) for task in tasks]
+
+
+def missing_calls(workloads: Iterable[Workload], others: Iterable[Workload], costs: Costs) -> list[Group]:
+    """What is worth tuning for a graph, the most telling first.
+
+    Args:
+        workloads: of all calls, each as often as it is called.
+        others: those that could take their place.
+    """
+    weights = Counter(workloads)
+    weights.update(set(others) - set(weights))
+    found = [(costs(workload), workload, weight) for workload, weight in weights.items()]
+    able = [
+        (weight * (cost.time_ns - cost.least_ns), Task(workload, weight=weight))
+        for cost, workload, weight in found
+        if not cost.measured and math.isfinite(cost.time_ns)
+    ]
+    return [Group.of(task) for _, task in sorted(able, key=lambda each: (-each[0], each[1].workload.id))]
+
+
+def tune_groups(
+    groups: Sequence[Group], db: Path, target: Target, time_s: float, mode: str, say: Callable[[str], None]
+) -> None:
+    """Tunes as many groups as the time is enough for, in their order, and says what is left.
+
+    Raises: as `schedsearch.tune`.
+    """
+    from schedsearch.session.told import Told
+    from schedsearch.session.tune import tune
+
+    if not groups:
+        say("every kernel of the plan was tuned; nothing to tune")
+        return
+    chosen: list[Group] = []
+    left_s = time_s
+    for group in groups:
+        left_s -= group.seconds
+        if chosen and left_s < 0:
+            break
+        chosen.append(group)
+    tasks: dict[Workload, Task] = {}
+    for group in chosen:
+        for task in group.tasks:
+            tasks.setdefault(task.workload, task)
+    ranges = sum(group.tasks[0].of_range is not None for group in chosen)
+    of_ranges = f", {ranges} of them for a range of sizes" if ranges else ""
+    say(f"tuning {len(chosen)} of {counted(len(groups), 'kernel')} that were not tuned{of_ranges}, for {time_s:.0f} s")
+    summary = tune(list(tasks.values()), db, target=target, time_s=time_s, mode=mode, observers=[Told(say, len(tasks))])
+    for each in summary.ranges:
+        if each.table is None:
+            say(f"not tuned: {each.of_range.label}: {each.problem}")
+    if len(chosen) < len(groups):
+        rest = [group.label for group in groups[len(chosen) :]]
+        more = f" and {len(rest) - _FEW} more" if len(rest) > _FEW else ""
+        needed = math.ceil(sum(group.seconds for group in groups))
+        say(f"not tuned, for want of time: {'; '.join(rest[:_FEW])}{more}; --tune {needed}s tries all, or build again")
