@@ -92,7 +92,7 @@ class Case:
             codes = {call.artifact for n in net.sizes for call in parts.table.at(n).calls}
             programs = len(parts.table.json)
             found = {"build_s": time.perf_counter() - started, "tune_s": tune_s, "calls": calls, "untuned": untuned}
-            weights = sum(parts.weight(each, 0).nbytes for each in _weights(net))
+            weights = sum(_weights(net).values())
         nbytes = self.file.stat().st_size
         return {
             **found, "file_bytes": nbytes, "codes": len(codes), "program_bytes": programs,
@@ -132,8 +132,14 @@ class Case:
         return torch_common.hot_us(launch, self.options.device, **runs)
 
 
-def _weights(net: SizedNet) -> dict[str, None]:
-    return dict.fromkeys(sha256 for n in net.sizes for sha256 in net.parts.table.at(n).weights)
+def _weights(net: SizedNet) -> dict[str, int]:
+    """Digest of each weight of any size -> its bytes."""
+    programs = [net.parts.table.at(n) for n in net.sizes]
+    return {
+        sha256: program.arrays[number].nbytes
+        for program in programs
+        for number, sha256 in zip(program.constants, program.weights)
+    }
 
 
 def describe(case: str) -> dict[str, Any]:

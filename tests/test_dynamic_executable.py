@@ -155,7 +155,7 @@ def test_run_draws_inputs_and_prints_times(built: Any) -> None:
         (["--dynamic", "n=1..4,n=1..5"], "n is given twice"),
         (["--dynamic", "m=1..4,n=1..4"], "has no dynamic dimension 'm'; allowed: n"),
         (["--way", "exact"], "dimension 0 of input 'x' is 'n', which has no bounds"),
-        (["--dynamic", "n=1..6", "--dtype", "float16"], "dtype, layout and io_layout are not for graphs"),
+        (["--dynamic", "n=1..6", "--dtype", "float16"], "dtype, layout, io_layout and weights are not for graphs"),
         (["--dynamic", "n=1..6", "--shape", "x=1,5"], "--shape does not go with --dynamic and --way"),
         (["--dynamic", "n=1..6", "--strict"], "there is no database none.db"),
     ],

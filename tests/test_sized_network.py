@@ -190,6 +190,27 @@ def test_mistakes_of_builds(built: Any) -> None:
         schedsearch.build_dynamic(path, {"n": (HIGH, LOW)}, target="cpu", db="none.db")
 
 
+def test_weights_stay_in_the_model(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = built[0]
+    monkeypatch.chdir(folder)
+    made = command(
+        "build", "model.onnx", "--dynamic", "n=1..2", "--target", "cpu", "--weights", "reference", "-o", "outside.ssx"
+    )  # fmt: skip
+    assert made.exit_code == 0 and "weights (2,304 of " in made.stderr, made.output
+    with schedsearch.load("outside.ssx") as net:
+        for n in (1, 2):
+            np.testing.assert_allclose(net(inputs(n)), expected(inputs(n)), rtol=1e-4, atol=1e-5)
+    model = (folder / "model.onnx").read_bytes()
+    try:
+        (folder / "model.onnx").write_bytes(
+            model.replace(numpy_helper.to_array(MODEL.graph.initializer[0]).tobytes()[:64], b"0" * 64)
+        )
+        with schedsearch.load("outside.ssx") as net, pytest.raises(DatabaseError, match="which was changed"):
+            net(inputs(1))
+    finally:
+        (folder / "model.onnx").write_bytes(model)
+
+
 def test_tuning_serves_the_range_and_is_not_done_twice(built: Any, tmp_path: Path) -> None:
     said: list[str] = []
     options: dict[str, Any] = {"target": "cpu", "db": tmp_path / "tuned.db", "say": said.append, "tune_s": 8}

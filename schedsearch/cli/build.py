@@ -105,12 +105,11 @@ def build(
                 fallback,
                 "the nodes are needed as kernels; give --shape in place of --dynamic",
             ),
-            "--weights": (weights != "inside", "the file holds its weights once for all sizes; leave out --weights"),
         }
         for name, (value, remedy) in remedies.items():
             if value:
                 raise click.UsageError(f"{name} does not go with --dynamic and --way: {remedy}")
-        options: dict[str, Any] = {"dtype": dtype, "layout": layout, "io_layout": io_layout}
+        options: dict[str, Any] = {"dtype": dtype, "layout": layout, "io_layout": io_layout, "weights": weights}
         options |= {"db": db, "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode}
         dynamic.build(model, path, dynamic_sizes or {}, way, explained, options)
         return

@@ -13,7 +13,7 @@ from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import WAYS, DynamicExecutable, DynamicParts, Kernel, Way
 from schedsearch.dynamic.graph import DynamicGraph, Size
 from schedsearch.errors import UnsupportedError, UsageError
-from schedsearch.executable.build import build_sized, costs_of
+from schedsearch.executable.build import WEIGHTS, build_sized, costs_of
 from schedsearch.executable.sized import SizedNet
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
@@ -36,6 +36,7 @@ def build_dynamic(
     dtype: str | None = None,
     layout: str = "auto",
     io_layout: str = "NCHW",
+    weights: str = "inside",
     db: str | os.PathLike[str] = DEFAULT_DB,
     out: str | os.PathLike[str] | None = None,
     target: str | Target = "auto",
@@ -56,7 +57,7 @@ def build_dynamic(
         way: asks for a graph and says how its calls run: exact, where the host reads sizes and outputs have exactly the
             right shapes, or bounded, where nothing is copied to the host and outputs are pairs (array, extents). `bind` runs
             bounded in any case.
-        dtype, layout, io_layout: as of `build`, for a `SizedNet`.
+        dtype, layout, io_layout, weights: as of `build`, for a `SizedNet`.
         db: the records; it may be missing if `strict` is false.
         out: a file to write as well, for `schedsearch.load`.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
@@ -81,6 +82,10 @@ def build_dynamic(
         raise UsageError(f"way {quoted(way)} is not possible; allowed: {', '.join(WAYS)}, or None")
     if mode not in MODES:
         raise UsageError(f"mode {quoted(mode)} is not possible; allowed: {', '.join(MODES)}")
+    if weights not in WEIGHTS:
+        raise UsageError(f"weights {quoted(weights)} is not possible; allowed: {', '.join(WEIGHTS)}")
+    if weights == "reference" and out is None:
+        raise UsageError("weights='reference' needs `out`, the file to write")
     if tune_s is not None and (not isinstance(tune_s, int | float) or isinstance(tune_s, bool) or not tune_s > 0):
         raise UsageError(f"tune_s is {quoted(tune_s)}; allowed: a number of seconds above 0, or None")
     if out is not None:
@@ -92,15 +97,15 @@ def build_dynamic(
         (size,) = bounds.values()
         try:
             return build_sized(
-                path, size.name, size.least, size.most, dtype=dtype, layout=layout, io_layout=io_layout, db=db,
-                target=target, tune_s=tune_s, strict=strict, mode=mode, say=say, out=out,
+                path, size.name, size.least, size.most, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
+                db=db, target=target, tune_s=tune_s, strict=strict, mode=mode, say=say, out=out,
             )  # fmt: skip
         except (ModelError, UnsupportedError) as error:
             no_table = f"; a table of kernels for each size is not possible either: {error}"
             say(f"no table of kernels for each size: {error}. Next: a graph whose sizes are computed")
-    if dtype is not None or layout != "auto" or io_layout != "NCHW":
+    if dtype is not None or layout != "auto" or io_layout != "NCHW" or weights != "inside":
         raise UsageError(
-            f"dtype, layout and io_layout are not for graphs whose sizes are computed; leave them out{no_table}"
+            f"dtype, layout, io_layout and weights are not for graphs whose sizes are computed; leave them out{no_table}"
         )
     from schedsearch.dynamic.model import read_graph
     from schedsearch.dynamic.static import Planner

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
-from schedsearch.executable.assemble import Executable, assemble
+from schedsearch.executable.assemble import assemble
 from schedsearch.executable.file import save
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.net import Net
@@ -145,7 +145,8 @@ def build(
         outside = None
         if file is not None and weights == "reference":
             outside = find_references(executable.program, network.constants, file, Path(out).parent)
-            _say_weights(executable, outside, file, say)
+            nbytes = {sha256: data.nbytes for sha256, data in zip(executable.program.weights, executable.weights)}
+            _say_weights(nbytes, outside, file, say)
         save(executable, out, outside)
     return Net(executable, open_device(target))
 
@@ -159,6 +160,7 @@ def build_sized(
     dtype: str | None,
     layout: str,
     io_layout: str,
+    weights: str,
     db: str | os.PathLike[str],
     target: Target,
     tune_s: float | None,
@@ -190,7 +192,14 @@ def build_sized(
     device = open_device(target)
     try:
         with contextlib.ExitStack() as stack:
-            parts = build.parts(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout, device)
+            outside = None
+            if weights == "reference" and out is not None:
+                outside = functools.partial(find_references, model=model, folder=Path(out).parent)
+            costs = functools.partial(costs_of, db=db, target=target, mode=mode)
+            parts = build.parts(lambda network: stack.enter_context(costs(network)), layout, device, outside)
+            if outside is not None:
+                nbytes = {sha256: data.nbytes for sha256, data in parts.weights.items()}
+                _say_weights(nbytes, parts.references, model, say)
         if out is not None:
             parts.save(out)
     except BaseException:
@@ -254,8 +263,9 @@ def _say_parts(network: Network, say: Callable[[str], None]) -> None:
             say(f"ONNX Runtime computes {counted(len(part.sources), 'node')} as {part.name}: {named}{others}")
 
 
-def _say_weights(executable: Executable, outside: Mapping[str, Reference], model: Path, say: Callable[[str], None]) -> None:
-    nbytes = {sha256: data.nbytes for sha256, data in zip(executable.program.weights, executable.weights)}
+def _say_weights(
+    nbytes: Mapping[str, int], outside: Mapping[str, Reference], model: Path, say: Callable[[str], None]
+) -> None:
     kept = sum(each for sha256, each in nbytes.items() if sha256 in outside)
     say(f"{len(outside)} of {counted(len(nbytes), 'weight')} ({kept:,} of {sum(nbytes.values()):,} bytes) stay in {model}")
 

@@ -11,15 +11,16 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, PlanError
+from schedsearch.executable import references
 from schedsearch.executable.net import Net
-from schedsearch.executable.program import Program
+from schedsearch.executable.program import Program, Reference
 from schedsearch.executable.run import Shared
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
@@ -54,8 +55,8 @@ class SizedParts(Protocol):
         """The machine code with these digests. Raises DatabaseError if some is missing or damaged."""
         ...
 
-    def weight(self, sha256: str, nbytes: int) -> memoryview:
-        """The bytes of a weight. Raises DatabaseError if they are missing or damaged."""
+    def weight(self, program: Program, number: int) -> memoryview:
+        """The bytes of a program's weight of this number. Raises DatabaseError if they are missing or damaged."""
         ...
 
 
@@ -112,17 +113,23 @@ class SizedPrograms:
 
 @dataclass(frozen=True)
 class MadeParts:
-    """Parts that were just built."""
+    """Parts that were just built.
+
+    Attributes:
+        made, weights: by their digests.
+        references: digest of a weight -> where it lies outside of the file that `save` writes.
+    """
 
     table: SizedPrograms
     made: Mapping[str, SizedCode]
     weights: Mapping[str, memoryview]
+    references: Mapping[str, Reference] = field(default_factory=dict)
 
     def codes(self, sha256s: Iterable[str]) -> Mapping[str, SizedCode]:
         return {sha256: self.made[sha256] for sha256 in sha256s}
 
-    def weight(self, sha256: str, nbytes: int) -> memoryview:
-        return self.weights[sha256]
+    def weight(self, program: Program, number: int) -> memoryview:
+        return self.weights[program.weights[number]]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a file, signed by this machine.
@@ -132,7 +139,8 @@ class MadeParts:
             DatabaseError: it cannot be written.
         """
         code = [(sha256, each.plan.to_json(), each.code) for sha256, each in self.made.items()]
-        executables.write(Path(path), self.table.target, self.table.json, code, self.weights.items())
+        held = ((sha256, data) for sha256, data in self.weights.items() if sha256 not in self.references)
+        executables.write(Path(path), self.table.target, self.table.json, code, held)
 
 
 class StoredParts:
@@ -157,9 +165,12 @@ class StoredParts:
                     raise DatabaseError(f"{self.path}: a launch plan cannot be used: {error}; build it again") from error
             return found
 
-    def weight(self, sha256: str, nbytes: int) -> memoryview:
+    def weight(self, program: Program, number: int) -> memoryview:
+        sha256, array = program.weights[number], program.arrays[program.constants[number]]
+        if (reference := program.references.get(sha256)) is not None:
+            return memoryview(references.read(reference, array, sha256, self.path))
         with executables.ExecutableFile(self.path) as file:
-            return memoryview(file.weight(sha256, nbytes))
+            return memoryview(file.weight(sha256, array.nbytes))
 
 
 class _AtSize:
@@ -193,8 +204,7 @@ class _WeightsOf(Sequence[memoryview]):
         return len(self._program.weights)
 
     def __getitem__(self, number: Any) -> Any:
-        program = self._program
-        return self._parts.weight(program.weights[number], program.arrays[program.constants[number]].nbytes)
+        return self._parts.weight(self._program, range(len(self))[number])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from schedsearch.device import Device
 from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, UsageError, WrongResultError, did_you_mean
 from schedsearch.executable.assemble import Chosen, Packing, assemble
 from schedsearch.executable.kernels import FEW
-from schedsearch.executable.program import Origin
+from schedsearch.executable.program import Origin, Program, Reference
 from schedsearch.executable.sized import MadeParts, SizedCode, SizedPrograms
 from schedsearch.executable.sized_tune import missing_ranges, tune_groups
 from schedsearch.identity import sha256_hex
@@ -29,7 +29,7 @@ from schedsearch.measure.builder import BuiltRange
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.range_build import RangeResult, Spaces, build_shared
 from schedsearch.measure.verify import verify_once
-from schedsearch.network.graph import Network, Node, Part, Plan, View
+from schedsearch.network.graph import Constant, Network, Node, Part, Plan, View
 from schedsearch.network.plan import best_plan, complete
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.range_kernel import stored_table
@@ -42,6 +42,7 @@ from schedsearch.workload_range import WorkloadRange
 if TYPE_CHECKING:
     from schedsearch.network.costs import Costs
 
+Outside = Callable[[Program, Mapping[str, Constant]], Mapping[str, Reference]]  # as `references.find` for one model
 _Column = Mapping[int, Workload]  # size -> what a call does for it
 
 
@@ -132,13 +133,16 @@ class SizedBuild:
             return False
         return True
 
-    def parts(self, costs: Callable[[Network], Costs], layout: str, device: Device) -> MadeParts:
+    def parts(
+        self, costs: Callable[[Network], Costs], layout: str, device: Device, outside: Outside | None = None
+    ) -> MadeParts:
         """Builds everything.
 
         Args:
             device: verifies kernels that are built now.
             costs: of the workloads of a network, for its layout plan.
             layout: as of `best_plan`.
+            outside: finds weights that stay in the model's file.
 
         Raises:
             NoRecordError: `strict`, and a range has no kernels; or no kernel computes a workload.
@@ -150,13 +154,17 @@ class SizedBuild:
         texts: dict[int, Mapping[str, object]] = {}
         weights: dict[str, memoryview] = {}
         arena_bytes, packing = 0, Packing()
+        references: dict[str, Reference] = {}
         for size, network in networks.items():
             kernels = chosen[size]
             made = assemble(
                 network, plans[size], kernels.__getitem__, target=self._target.key, model=self._model, packing=packing
             )  # fmt: skip
             calls = [replace(call, artifact=self._of_artifact[call.artifact]) for call in made.program.calls]
-            texts[size] = json.loads(replace(made.program, calls=tuple(calls)).json)
+            if outside is not None and not {*made.program.weights} <= weights.keys():
+                references |= outside(made.program, network.constants)
+            kept = {each: references[each] for each in made.program.weights if each in references}
+            texts[size] = json.loads(replace(made.program, calls=tuple(calls), references=kept).json)
             weights |= dict(zip(made.program.weights, made.weights))
             arena_bytes = max(arena_bytes, made.program.arena_bytes)
         programs = tuple(_sized(texts))
@@ -164,7 +172,7 @@ class SizedBuild:
         table = SizedPrograms(
             self._target.key, self._model, self._name, self._sizes[0], self._sizes[-1], programs, arena_bytes
         )  # fmt: skip
-        return MadeParts(table, {sha256: self._made[sha256] for sha256 in sorted(used)}, weights)
+        return MadeParts(table, {sha256: self._made[sha256] for sha256 in sorted(used)}, weights, references)
 
     def _network(self, size: int) -> Network:
         """The network of a size. Its constants are the very arrays of other sizes that are equal: a model's weights are in
