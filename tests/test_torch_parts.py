@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ from test_torch_backend import compiled, db  # noqa: E402, F401
 from test_torch_optimize import Clock, close, image, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
+from schedsearch.executable.net import Net  # noqa: E402
 from schedsearch.torch import functional_graph, inductor, network_op, parts  # noqa: E402
-from schedsearch.torch.held import Refusal  # noqa: E402
+from schedsearch.torch.held import Copied, Refusal  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn
@@ -211,7 +213,7 @@ def test_networks_compute_parts_of_a_model(optimize: Any, ran: list[str]) -> Non
 def test_the_operator_keeps_the_rules_of_pytorch(optimize: Any) -> None:
     model, x = prepared(Between()), image()
     optimize(model, x)
-    key, call = next(each for each in reversed(network_op._networks.items()) if each[1].name == "add to last.2")
+    key, call = next(each for each in list(network_op._networks.items())[::-1] if each[1].name == "add to last.2")
     held = [parameter.detach() for name, parameter in model.named_parameters() if name.startswith("last")]
     torch.library.opcheck(torch.ops.schedsearch.network.default, (key, [image(), image()], held))
     assert call.fake([image()])[0].shape == (1, 4, 6, 6)
@@ -308,3 +310,33 @@ def test_a_graph_that_is_slower_with_networks_for_its_parts_is_inductors(
     assert {(part.served, part.reason) for part in network.parts} == {(False, "the whole graph is not faster with it")}
     ran.clear()
     assert close(fast(2 * x), model(2 * x)) and not ran
+
+
+# --- What networks hold -----------------------------------------------------------------------------------------------
+def test_weights_that_come_to_lie_where_the_copied_ones_lay_are_noticed() -> None:
+    """An allocator gives memory that was freed to the next tensor of its size, which has version 0, too."""
+    weight = torch.ones(64, 64)
+    held = Copied([weight])
+    assert held.are([weight])
+    del weight
+    new = [torch.zeros(64, 64) for _ in range(64)]
+    assert not any(held.are([each]) for each in new)
+
+
+def test_networks_of_a_model_that_is_reverted_are_freed(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[Any] = []
+    close_net = Net.close
+    gc.collect()
+    monkeypatch.setattr(Net, "close", lambda self: (freed.append(self), close_net(self)))
+    model, x = prepared(Between()), image()
+    optimize(model, x)
+    twin = copy.deepcopy(model)
+    sst.revert_(model)
+    gc.collect()
+    assert not freed  # the copy runs them, too
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert close(twin(x), model(x))
+    sst.revert_(twin)
+    gc.collect()
+    assert len(freed) == 2

@@ -31,10 +31,12 @@ class Plan:
     Attributes:
         graph: what is run; its inputs are parameters and buffers, then those of the call.
         found: its layers.
+        networks: what its networks run in; they end with it.
     """
 
     def __init__(self, program: Any, module: nn.Module, args: tuple[Any, ...]) -> None:
         self.graph: fx.Graph = program.graph_module.graph
+        self.networks: list[Any] = []
         self._root = program.graph_module
         self._paths: list[tuple[str, str]] = []  # kind and path of the tensors of the module that the graph takes
         self._constants: list[Any] = []

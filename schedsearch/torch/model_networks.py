@@ -55,6 +55,7 @@ def networks_in(
         calls.append((part, network_op.NetworkCall(part, net, [held[node] for node in part.held])))
     if calls:
         network_op.replace(graph_module, calls, checked=True)
+        plan.networks = [call for _, call in calls]
         plan.graph = graph_module.graph
         plan.found = patterns.find(plan.graph, tf32=plan.tf32 and contest.kernels.device.type == "cuda")
     return found.rows, [str(each) for each in found.left]

@@ -6,21 +6,22 @@ import hashlib
 import itertools
 import operator
 import warnings
+import weakref
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from schedsearch.errors import UsageError
-from schedsearch.torch.held import HeldNetwork, versions
+from schedsearch.torch.held import Copied, HeldNetwork
 from schedsearch.torch.parts import Part
 
 _library = torch.library.Library("schedsearch", "FRAGMENT")
-_networks: dict[str, NetworkCall] = {}  # by key
+_networks: weakref.WeakValueDictionary[str, NetworkCall] = weakref.WeakValueDictionary()  # by key
 
 
 class NetworkCall:
-    """A part's network, as the operator runs it.
+    """A part's network, as the operator runs it while somebody holds this object.
 
     Attributes:
         name: of the part.
@@ -32,14 +33,14 @@ class NetworkCall:
         self._net, self.name, self._warned = net, part.name, False
         self._module = part.module
         self._held = [node.name for node in part.held]
-        self._seen = versions(held)
+        self._copied = Copied(held)
         text = f"{part.module.graph} {net.forms}"
         stem = hashlib.sha256(text.encode()).hexdigest()[:20]
         self.key = next(key for number in itertools.count() if (key := f"network-{stem}-{number}") not in _networks)
         _networks[self.key] = self
 
     def __call__(self, given: list[torch.Tensor], held: list[torch.Tensor]) -> list[torch.Tensor]:
-        if held and not self._holds(held):
+        if held and not self._copied.are(held):
             if not self._warned:
                 self._warned = True
                 warnings.warn(
@@ -51,24 +52,10 @@ class NetworkCall:
             return list(torch.func.functional_call(self._module, tensors, tuple(given)))
         return self._net(given)
 
-    def _holds(self, held: Sequence[torch.Tensor]) -> bool:
-        try:
-            return versions(held) == self._seen
-        except RuntimeError:  # a tensor of inference mode has no version
-            return False
-
     def fake(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs without memory."""
         like = given[0]
         return [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in self._net.forms]
-
-    def forget(self) -> None:
-        """The operator does not find it any more; the network remains."""
-        _networks.pop(self.key, None)
-
-    def close(self) -> None:
-        self._net.close()
-        self.forget()
 
 
 def replace(module: fx.GraphModule, calls: Sequence[tuple[Part, NetworkCall]], *, checked: bool) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import fx, nn
 from schedsearch.torch import network_op
 from schedsearch.torch.contest import MARGIN, Compiler, Contest, parts_built
 from schedsearch.torch.functional_graph import without_writes
-from schedsearch.torch.held import Form, HeldNetwork, Refusal, copied, form_of, frozen, is_held, versions
+from schedsearch.torch.held import Copied, Form, HeldNetwork, Refusal, copied, form_of, frozen, is_held
 from schedsearch.torch.parts import Part
 from schedsearch.torch.report import NetworkReport
 from schedsearch.torch.store import capturing
@@ -63,8 +64,7 @@ class Network:
         self._compile_part, self._compile_rest, self._parts = compile_part, compile_rest, parts
         self._device = contest.kernels.device
         self._serving: Compiled | None = None
-        self._closes: list[Callable[[], None]] = []
-        self._seen: tuple[list[int], list[int]] = [], []
+        self._copied = Copied(())
         self._like: list[Form] = []
         self._lock = threading.Lock()
 
@@ -77,31 +77,28 @@ class Network:
                 module, self._module = self._module, None
                 if module is not None:
                     self._decide(module, args)
-        if self._serving is None:
+        serving = self._serving  # another thread may find changed weights meanwhile
+        if serving is None:
             return self._compiled(*args)
-        if not self._holds_what_it_copied(args):
+        if not self._copied.are([args[place] for place in self._held]):
             if captured:  # to free memory would break the capture
                 return self._compiled(*args)
-            self._close()
-            self._tell(NetworkReport(False, _CHANGED))
+            self._end()
             return self._compiled(*args)
         given = [args[place] for place in self._given]
         if [form_of(each) for each in given] != self._like or (
             torch.is_grad_enabled() and any(x.requires_grad for x in given)
         ):
             return self._compiled(*args)
-        return self._serving(*args)
+        return serving(*args)
 
-    def _holds_what_it_copied(self, args: Sequence[Any]) -> bool:
-        try:
-            return versions([args[place] for place in self._held]) == self._seen
-        except RuntimeError:  # a tensor of inference mode has no version
-            return False
-
-    def _close(self) -> None:
-        self._serving = None
-        while self._closes:
-            self._closes.pop()()
+    def _end(self) -> None:
+        """Lets the compiled graph serve for good. Networks are freed when the last call that uses them is done."""
+        with self._lock:
+            if self._serving is None:  # another thread was here
+                return
+            self._serving, self._copied = None, Copied(())
+        self._tell(NetworkReport(False, _CHANGED))
 
     def _decide(self, module: fx.GraphModule, args: Sequence[Any]) -> None:
         started = time.perf_counter()
@@ -110,6 +107,8 @@ class Network:
                 found = self._decided(module, args)
         except Refusal as error:
             found = NetworkReport(False, str(error))
+        if self._serving is None:
+            self._copied = Copied(())
         self._tell(replace(found, seconds=time.perf_counter() - started))
 
     def _decided(self, module: fx.GraphModule, args: Sequence[Any]) -> NetworkReport:
@@ -118,12 +117,11 @@ class Network:
         if not given or not all(type(each) in (torch.Tensor, nn.Parameter) for each in args):
             raise Refusal("it has inputs that are not plain tensors")
         whole = frozen(module, {place: args[place] for place in self._held})
-        self._seen, self._like = versions([args[place] for place in self._held]), [form_of(each) for each in given]
+        self._copied, self._like = Copied([args[place] for place in self._held]), [form_of(each) for each in given]
         _check_effects(self._compiled, args)
         ends = None if self._tune_s is None else time.monotonic() + self._tune_s
         net, report = self._contest.held(whole, given, lambda: self._compiled(*args), self._tune_s)
         if net is not None:
-            self._closes.append(net.close)
             self._serving = lambda *args: tuple(net([args[place] for place in self._given]))
             return report
         if report.ours_us is not None or not self._parts:
@@ -155,9 +153,7 @@ class Network:
                 self._serving = rest
                 for each in found.parts:
                     each.report = replace(each.report, served=each.net is not None)
-                self._closes += [net.close for _, net in tried]
                 return replace(report, served=True, reason="", parts=tuple(found.rows))
-            self._close()
             if len(tried) == 1:
                 break
             for each in found.parts:
@@ -180,10 +176,14 @@ class Network:
         graph, places = copied(module.graph)
         made = fx.GraphModule(module, graph)
         calls = [(part.moved(places), network_op.NetworkCall(part, net, [])) for part, net in nets]
-        self._closes += [call.forget for _, call in calls]
         network_op.replace(made, calls, checked=False)
-        rest = self._compile_rest(made, args)
+        rest = partial(_run_with, [call for _, call in calls], self._compile_rest(made, args))
         return rest, *self._contest.times(lambda: rest(*args), lambda: self._compiled(*args))
+
+
+def _run_with(calls: Sequence[network_op.NetworkCall], compiled: Compiled, *args: Any) -> Any:
+    """Runs a graph that finds these calls as long as somebody holds them."""
+    return compiled(*args)
 
 
 def _check_effects(call: Compiled, args: Sequence[Any]) -> None:
