@@ -74,7 +74,7 @@ class Case:
         folder.mkdir(parents=True, exist_ok=True)
         self.model, self.file = folder / f"{name}.onnx", folder / f"{name}_{most}.ssx"
         onnx.save(with_open_batch(name, smoke=options.smoke), self.model)
-        self.sizes = [*untried(self.most, options.count), self.most]
+        self.sizes = sorted({*untried(self.most, options.count), self.most})
         self.given: dict[str, Any] = {
             "db": options.db, "target": options.device, "say": stages.progress,
             "dtype": "float16" if options.device == "cuda" else None,

@@ -103,7 +103,7 @@ def build(
             "--shape": (shapes, "--dynamic gives the open dimensions; leave out --shape"),
             "--fallback": (
                 fallback,
-                "the nodes are needed as kernels; give --shape in place of --dynamic",
+                "every node needs a kernel; for a fixed size give --shape in place of --dynamic",
             ),
         }
         for name, (value, remedy) in remedies.items():
