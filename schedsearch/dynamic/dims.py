@@ -139,6 +139,8 @@ def traced(name: str, op: str, function: ShapeFunction, dims: Dims, elements: Di
             extent = function.extent(axis, *given)
         except (TypeError, ArithmeticError, IndexError):
             extent = None
+        if isinstance(extent, int) and not op:  # numbers wrap on the device
+            extent = (extent + 2**63) % 2**64 - 2**63
         found.append(extent if isinstance(extent, int | Unknown) else Unknown(f"{name}:{axis}", bool(op)))
     return tuple(found)
 

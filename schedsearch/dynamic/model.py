@@ -120,7 +120,7 @@ class _Reader:
             left = self._read_static(left)
             left = [node for node in left if not (self._is_ready(node) and self._read(node))]
             if len(left) == before:
-                stuck = {node: self.refused.get(node, "") for node in left if self._is_ready(node)}
+                stuck = {node: self.refused.get(node, self._of_floats(node)) for node in left if self._is_ready(node)}
                 raise ModelError(_without_operator(self.what, stuck or dict.fromkeys(left, "")))
         for value in self.model.graph.outputs:
             self.graph.output(self._output(value), called=value.name or "")
@@ -171,6 +171,11 @@ class _Reader:
         """The graph's value of an array, a row or a constant."""
         if value in self.rows.of:
             row = self.rows.of[value]
+            if row.is_float:
+                raise ModelError(
+                    f"{self.what}: {value.name!r} holds floats of shape arithmetic ({row.dtype}), and is read as an array; "
+                    "allowed: in shape arithmetic, e.g. Floor and Cast to int64 before a Slice; or make it an input"
+                )
             return self.nodes.array_of(row)
         if value not in self.names:
             numbers = constant_of(value)
@@ -189,6 +194,12 @@ class _Reader:
         return name
 
     # ---- nodes
+
+    def _of_floats(self, node: ir.Node) -> str:
+        floats = [f"{value.name!r}" for value in node.inputs if value in self.rows.of and self.rows.of[value].is_float]
+        if not floats:
+            return ""
+        return f"{floats[0]} holds floats of shape arithmetic, which cannot meet arrays: Cast them to int64 before"
 
     def _is_ready(self, node: ir.Node) -> bool:
         return all(self._is_known(value) for value in node.inputs if value is not None)
@@ -268,7 +279,9 @@ class _Reader:
         import onnx_ir as ir
 
         if value in self.rows.of:
-            value.shape, value.dtype = ir.Shape(self.rows.of[value].shape), ir.DataType.INT64
+            row = self.rows.of[value]
+            value.shape = ir.Shape(row.shape)
+            value.dtype = ir.DataType.from_numpy(np.dtype(row.dtype if row.is_float else np.int64))
 
     def _fold(self, node: ir.Node) -> bool:
         """Computes a node of constants, such as those that shapes turn out to be."""

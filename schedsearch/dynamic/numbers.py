@@ -2,7 +2,8 @@
 
 `Shape`, and arithmetic of a few whole numbers, become shape functions over extents and values. The kernel that computes the
 sizes of a segment computes them, too. What does not depend on unknown extents is a constant. For every number there is also
-a range in which it lies, by which arrays get their bounds.
+a range in which it lies, by which arrays get their bounds. Arithmetic is that of the model's format: whole numbers beyond
+int64 or int32 wrap, as in NumPy, and floats are rounded as IEEE 754 says; see `dynamic.floats`.
 """
 
 from __future__ import annotations
@@ -15,30 +16,38 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.dynamic import floats
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 
 MOST = 64  # numbers of a row
 
-Range = tuple[int | None, int | None]  # least and most; None: unlimited
+Range = tuple[int | None, int | None]  # least and most, of floats as words; None: unlimited
+LIMITS = {"int64": (-(2**63), 2**63 - 1), "int32": (-(2**31), 2**31 - 1)}
 
 
 @dataclass(frozen=True)
 class Row:
-    """Whole numbers of a model, in their order.
+    """Numbers of a model, in their order.
 
     Attributes:
         value: of the graph.
         shape: as the model has it.
         ranges: of each number.
+        dtype: as the model has it; the graph has int64, and of floats the words of `dynamic.floats`.
     """
 
     value: str
     shape: tuple[int, ...]
     ranges: tuple[Range, ...]
+    dtype: str = "int64"
 
     @property
     def count(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in floats.FORMATS
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class Computed:
     params: Mapping[str, Any]
     shape: tuple[int, ...]
     ranges: tuple[Range, ...]
+    dtype: str = "int64"
 
     @property
     def function(self) -> ShapeFunction:
@@ -79,13 +89,15 @@ def _div(a: Any, b: Any) -> Any:
     """Towards zero, as ONNX divides whole numbers; 0 where b is 0."""
     if b == 0:
         return 0
-    quotient = abs(a) // abs(b)
-    return quotient if (a < 0) == (b < 0) else -quotient
+    if b == -1:  # the least number has no negative: processors fail to divide it
+        return -a
+    quotient = a // b
+    return quotient + 1 if quotient < 0 and quotient * b != a else quotient
 
 
 def _mod(a: Any, b: Any) -> Any:
     """With the sign of b; 0 where b is 0."""
-    return 0 if b == 0 else a - a // b * b
+    return 0 if b == 0 or b == -1 else a - a // b * b
 
 
 def _min(a: Any, b: Any) -> Any:
@@ -131,7 +143,9 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
 _TRUTHS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or")
 SAME = ("Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")  # other shapes of the same numbers
 REDUCED = {"ReduceProd": "Mul", "ReduceSum": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
-UNARY = ("Neg", "Abs", "Not")
+UNARY = ("Neg", "Abs", "Not", "Floor", "Ceil", "Round")
+_COMPUTED: Mapping[str, Callable[[Any, Any], Any]] = {**BINARY, **floats.BINARY}
+_WRAPPING = ("Add", "Sub", "Mul", "Div", "Neg", "Abs")  # may leave the limits of a format
 
 
 # ---- rules: what is computed, as shape functions
@@ -155,7 +169,7 @@ def _of_size() -> ShapeFunction:
 
 
 def _of_two(op: str, of_a: tuple[int, ...], of_b: tuple[int, ...]) -> ShapeFunction:
-    compute = BINARY[op]
+    compute = _COMPUTED[op]
 
     def extent(axis: int, a: Sequence[int], b: Sequence[int]) -> int:
         return compute(a[of_a[axis]], b[of_b[axis]])  # type: ignore[no-any-return]
@@ -218,7 +232,17 @@ def _inverted(a: Any) -> Any:
     return 1 if a == 0 else 0
 
 
-_UNARY = {"Neg": _negative, "Abs": _absolute, "Not": _inverted}
+def _truth(a: Any) -> Any:
+    return 0 if a == 0 else 1
+
+
+def _wrapped(a: Any) -> Any:
+    """The lower half, as int32."""
+    low = a & 0xFFFFFFFF
+    return low - 0x100000000 if low > 0x7FFFFFFF else low
+
+
+_UNARY = {"Neg": _negative, "Abs": _absolute, "Not": _inverted, "truth": _truth, "int32": _wrapped, **floats.UNARY}
 
 
 def _each(op: str) -> ShapeFunction:
@@ -253,42 +277,86 @@ def of_size(ranges: Sequence[Range]) -> Computed:
 def binary(op: str, a: Row, b: Row) -> Computed:
     """A function of two rows, element by element."""
     shape, (of_a, of_b) = _broadcast(a, b)
-    ranges = tuple(_range(op, a.ranges[i], b.ranges[j]) for i, j in zip(of_a, of_b))
-    return Computed("two", {"op": op, "of_a": of_a, "of_b": of_b}, shape, ranges)
+    rule = f"{op} {a.dtype}" if a.is_float and op in _WRAPPING else op
+    ranges = tuple(_range(rule, a.ranges[i], b.ranges[j]) for i, j in zip(of_a, of_b))
+    dtype = "bool" if op in _TRUTHS else a.dtype
+    return Computed("two", {"op": rule, "of_a": of_a, "of_b": of_b}, shape, ranges, dtype)
 
 
 def where(c: Row, a: Row, b: Row) -> Computed:
     shape, (of_c, of_a, of_b) = _broadcast(c, a, b)
     ranges = tuple(_union(a.ranges[i], b.ranges[j]) for i, j in zip(of_a, of_b))
-    return Computed("where", {"of_c": of_c, "of_a": of_a, "of_b": of_b}, shape, ranges)
+    return Computed("where", {"of_c": of_c, "of_a": of_a, "of_b": of_b}, shape, ranges, a.dtype)
 
 
 def concat(a: Row, b: Row) -> Computed:
     """Of rows along their only axis."""
-    return Computed("concat", {"first": a.count}, (a.count + b.count,), (*a.ranges, *b.ranges))
+    return Computed("concat", {"first": a.count}, (a.count + b.count,), (*a.ranges, *b.ranges), a.dtype)
 
 
 def picked(a: Row, places: np.ndarray[Any, Any]) -> Computed:
     """Numbers at known places."""
     at = [int(each) for each in places.reshape(-1)]
-    return Computed("at", {"places": at}, places.shape, tuple(a.ranges[each] for each in at))
+    return Computed("at", {"places": at}, places.shape, tuple(a.ranges[each] for each in at), a.dtype)
 
 
 def gathered(a: Row, indices: Row) -> Computed:
     """Numbers at computed places; negative ones count from the end, and what is out of range is cut to it."""
     every = functools.reduce(_union, a.ranges)
-    return Computed("at computed", {"length": a.count}, indices.shape, (every,) * indices.count)
+    return Computed("at computed", {"length": a.count}, indices.shape, (every,) * indices.count, a.dtype)
 
 
 def reduced(op: str, a: Row, keeps: bool) -> Computed:
     """All numbers as one."""
     combine = REDUCED[op]
     found = functools.reduce(lambda one, other: _range(combine, one, other), a.ranges)
-    return Computed("reduce", {"op": combine}, (1,) * len(a.shape) if keeps else (), (found,))
+    return Computed("reduce", {"op": combine}, (1,) * len(a.shape) if keeps else (), (found,), a.dtype)
 
 
 def unary(op: str, a: Row) -> Computed:
-    return Computed("each", {"op": op}, a.shape, tuple(_range_of_one(op, each) for each in a.ranges))
+    ranges = tuple(_range_of_one(op, each) for each in a.ranges)
+    return Computed("each", {"op": op}, a.shape, ranges, "bool" if op == "Not" else a.dtype)
+
+
+def converted(a: Row, dtype: str) -> Computed | None:
+    """The numbers in another format; None if they are the same ones.
+
+    Raises:
+        ValueError: a float may be beyond the whole numbers of the format. ONNX does not say what that gives.
+    """
+    if a.dtype == dtype or (a.dtype, dtype) == ("float32", "float64"):
+        return None
+    own = LIMITS.get(a.dtype, LIMITS["int64"])
+    limits = [own[end] if each is None else each for pair in a.ranges for end, each in enumerate(pair)]
+    if dtype == "bool":
+        return None if set(limits) <= {0, 1} else Computed("each", {"op": "truth"}, a.shape, ((0, 1),) * a.count, dtype)
+    if dtype in floats.FORMATS:
+        rule = "float32 of float64" if a.is_float else f"{dtype} of whole"
+        return _converted(a, rule, dtype)
+    least, most = LIMITS[dtype]
+    if a.is_float:
+        if any(not least < floats.number_of(each) < most for each in limits):  # as floats the limits are powers of two
+            numbers = [floats.number_of(each) for each in limits]
+            raise ValueError(f"the numbers are between {min(numbers):g} and {max(numbers):g}, some of which {dtype} lacks")
+        return _converted(a, "cut", dtype)
+    if all(least <= each <= most for each in limits):
+        return None
+    return Computed("each", {"op": "int32"}, a.shape, ((None, None),) * a.count, dtype)
+
+
+def wrapped(computed: Computed, value: str) -> Computed | None:
+    """What int32 makes of numbers that arithmetic in int64 gave; None if they are within."""
+    if computed.dtype != "int32" or computed.params.get("op") not in _WRAPPING:
+        return None
+    return converted(Row(value, computed.shape, computed.ranges), "int32")
+
+
+def _converted(a: Row, rule: str, dtype: str) -> Computed:
+    convert, (least, most) = _UNARY[rule], LIMITS.get(a.dtype, LIMITS["int64"])
+    ranges = tuple(
+        (convert(least if low is None else low), convert(most if high is None else high)) for low, high in a.ranges
+    )
+    return Computed("each", {"op": rule}, a.shape, ranges, dtype)
 
 
 def _broadcast(*rows: Row) -> tuple[tuple[int, ...], list[list[int]]]:
@@ -300,11 +368,15 @@ def _broadcast(*rows: Row) -> tuple[tuple[int, ...], list[list[int]]]:
 
 def _range_of_one(op: str, a: Range) -> Range:
     low, high = a
-    if op == "Neg":
-        return (None if high is None else -high), (None if low is None else -low)
+    if op == "Not":
+        return 0, 1
+    if low is None or high is None:
+        return None, None
     if op == "Abs":
-        return 0, None if low is None or high is None else max(abs(low), abs(high))
-    return 0, 1
+        return _limited(0 if low <= 0 <= high else min(abs(low), abs(high)), max(abs(low), abs(high)))
+    if op == "Neg":
+        return _limited(-high, -low)
+    return _UNARY[op](low), _UNARY[op](high)
 
 
 def _values(extent: Callable[..., int], *names: str) -> ShapeFunction:
@@ -328,22 +400,28 @@ def _range(op: str, a: Range, b: Range) -> Range:
         low = choose(lows) if len(lows) == 2 or (lows and op == "Max") else None
         high = choose(highs) if len(highs) == 2 or (highs and op == "Min") else None
         return low, high
-    if op == "Add":
-        return (
-            None if a_low is None or b_low is None else a_low + b_low,
-            None if a_high is None or b_high is None else a_high + b_high,
-        )
-    if op == "Sub":
-        return (
-            None if a_low is None or b_high is None else a_low - b_high,
-            None if a_high is None or b_low is None else a_high - b_low,
-        )
     if op == "Mod" and b_low is not None and b_low > 0 and b_high is not None:
         return 0, b_high - 1
     if a_low is None or a_high is None or b_low is None or b_high is None or op == "Mod":
         return None, None
+    if op in floats.BINARY:
+        return _range_of_floats(op, (a_low, a_high), (b_low, b_high))
     if op == "Div" and b_low <= 0 <= b_high:
         largest = max(abs(a_low), abs(a_high))
-        return -largest, largest
+        return _limited(-largest, largest)
     corners = [BINARY[op](x, y) for x in (a_low, a_high) for y in (b_low, b_high)]
-    return min(corners), max(corners)
+    return _limited(min(corners), max(corners))
+
+
+def _limited(low: int, high: int) -> Range:
+    """Numbers that wrap can be any."""
+    least, most = LIMITS["int64"]
+    return (low, high) if least <= low and high <= most else (None, None)
+
+
+def _range_of_floats(op: str, a: tuple[int, int], b: tuple[int, int]) -> Range:
+    """By the corners: rounding keeps the order. Unlimited if a result may be infinite or no number."""
+    if op.startswith("Div") and (b[0] <= 0 <= b[1] or min(map(abs, b)) < floats.LEAST_DIVISOR):
+        return None, None
+    corners = [floats.BINARY[op](x, y) for x in a for y in b]
+    return (min(corners), max(corners)) if max(map(abs, corners)) <= floats.MOST else (None, None)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.dynamic import numbers
+from schedsearch.dynamic import floats, numbers
 from schedsearch.dynamic.dims import Unknown, traced
 from schedsearch.dynamic.graph import DynamicGraph
 from schedsearch.dynamic.numbers import Computed, Range, Row
-from schedsearch.network.facts import constant_input, constant_of, dtype_of, is_given
+from schedsearch.network.facts import constant_input, constant_of, dtype_of, is_given, name_of
+from schedsearch.network.model import ModelError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -20,8 +21,14 @@ if TYPE_CHECKING:
 WHOLE = ("int64", "int32", "uint8")  # uint8 are truths
 READ = (
     "Shape", "Size", *numbers.BINARY, *numbers.UNARY, *numbers.SAME, *numbers.REDUCED, "Where", "Concat", "Gather", "Slice",
-    "Clip",
+    "Clip", "Reciprocal",
 )  # fmt: skip
+_OF_FLOATS = (
+    "Add", "Sub", "Mul", "Div", "Min", "Max", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Neg", "Abs",
+    "Floor", "Ceil", "Round", "Reciprocal", "Clip", "ReduceMax", "ReduceMin", "Where", "Gather", "Slice", "Concat",
+    *numbers.SAME,
+)  # fmt: skip
+_TYPES = {"FLOAT": "float32", "DOUBLE": "float64", "INT32": "int32", "INT64": "int64", "BOOL": "bool"}
 _NEEDS_A_ROW = (*numbers.SAME, "Concat", "Gather", "Slice", "Where")  # of arrays there are other ways
 
 
@@ -35,6 +42,7 @@ class Rows:
     def __init__(self, graph: DynamicGraph, names: dict[ir.Value, str]) -> None:
         self.graph, self.names = graph, names
         self.of: dict[ir.Value, Row] = {}
+        self._constants: dict[ir.Value, str] = {}  # of the model -> the words in the graph
 
     def read(self, node: ir.Node) -> bool:
         """Whether the node computes with shapes; its result is then a row or a constant."""
@@ -51,16 +59,43 @@ class Rows:
                 return False
             if node.op_type in _NEEDS_A_ROW and not any(value in self.of for value in node.inputs if value is not None):
                 return False
-            if dtype_of(node.outputs[0]) not in ("", *WHOLE):
+            given_rows = [row for row in rows if row is not None]
+            if not self._is_possible(node, given_rows):
                 return False
-            computed = self._computed(node, [row for row in rows if row is not None])
+            computed = self._computed(node, given_rows)
             if isinstance(computed, Row):
                 self.of[node.outputs[0]] = computed
                 return True
             if computed is None:
                 return False
             found, given = computed
+        if found.dtype in floats.FORMATS and any(None in each for each in found.ranges):
+            raise ModelError(
+                f"{name_of(node)} ({node.op_type}) may give an infinite number or none, which shape arithmetic cannot have; "
+                "limit its inputs, e.g. a divisor by the least of a size, Size('n', 1, 64), or by Max with 1"
+            )
         self._put(node, found, given)
+        return True
+
+    def _is_possible(self, node: ir.Node, rows: Sequence[Row]) -> bool:
+        """Whether there is arithmetic of such numbers.
+
+        Raises:
+            ModelError: there is none of floats.
+        """
+        op = node.op_type
+        if not any(row.is_float for row in rows):
+            to = "" if op != "Cast" else _type_of(node)
+            whole = dtype_of(node.outputs[0]) in ("", *WHOLE) and op not in ("Floor", "Ceil", "Round", "Reciprocal")
+            narrow = any(row.dtype not in ("int64", "int32", "bool") for row in rows) and op not in _NEEDS_A_ROW
+            return bool(to) if op == "Cast" else whole and not narrow
+        computed = [self.of[value] for value in node.inputs if value is not None and value in self.of]
+        if not any(row.is_float for row in computed):
+            return op == "Where" and dtype_of(node.outputs[0]) in floats.FORMATS and len(computed) > 0
+        if op not in _OF_FLOATS:
+            raise ModelError(
+                f"{name_of(node)} ({op}) computes with the floats of a shape; allowed: {', '.join(sorted(_OF_FLOATS))}"
+            )
         return True
 
     def row(self, value: ir.Value) -> Row | None:
@@ -69,20 +104,33 @@ class Rows:
             return self.of[value]
         constant = constant_of(value)
         if constant is not None:
-            if constant.dtype.kind not in "iub" or not 1 <= constant.size <= numbers.MOST:
-                return None
-            if value not in self.names:
-                array = constant.reshape(-1).astype(np.int64)
-                self.names[value] = self.graph.constant(self.graph.unused(str(value.name)), array)
-            ranges: list[Range] = [(int(n), int(n)) for n in constant.reshape(-1)]
-            return Row(self.names[value], constant.shape, tuple(ranges))
+            return self._row_of_constant(value, constant)
         name = self.names.get(value)
         if name is None or self.graph.is_dynamic(name) or self.graph.bound(name).dtype not in ("int64", "int32"):
             return None
         rank = len(self.graph.bound(name).shape) if value.shape is None else len(value.shape)
         shape = self.graph.bound(name).shape if rank else ()
         count = math.prod(shape)
-        return Row(name, shape, ((None, None),) * count) if 1 <= count <= numbers.MOST else None
+        dtype = self.graph.bound(name).dtype
+        return Row(name, shape, ((None, None),) * count, dtype) if 1 <= count <= numbers.MOST else None
+
+    def _row_of_constant(self, value: ir.Value, constant: np.ndarray[Any, Any]) -> Row | None:
+        """The words of the numbers; those of floats have a name of their own."""
+        dtype = constant.dtype.name
+        is_float = dtype in floats.FORMATS
+        if not (is_float or constant.dtype.kind in "iub") or not 1 <= constant.size <= numbers.MOST:
+            return None
+        if is_float and not (np.abs(constant) <= floats.number_of(floats.MOST)).all():
+            return None
+        words = [floats.word_of(float(n)) if is_float else int(n) for n in constant.reshape(-1)]
+        if max(words) >= 2**63:
+            return None
+        if value not in self._constants:
+            name = self.graph.unused(f"{value.name}")
+            self._constants[value] = self.graph.constant(name, np.array(words, np.int64))
+            if not is_float:
+                self.names.setdefault(value, self._constants[value])
+        return Row(self._constants[value], constant.shape, tuple((n, n) for n in words), dtype)
 
     def ranges(self, name: str) -> list[Range]:
         """Of the extents of a value of the graph."""
@@ -113,10 +161,16 @@ class Rows:
         """What a node computes, and of which values; a row if its numbers are those of another one."""
         op, read = node.op_type, node.attributes
         a = rows[0]
+        if op == "Cast":
+            return self._cast(node, a)
         if op in numbers.SAME:
             return self._same(node, a)
         if op in numbers.UNARY:
-            return numbers.unary(op, a), [a.value]
+            return self._in_format(numbers.unary(op, a), [a.value])
+        if op == "Reciprocal":
+            word = floats.word_of(1.0)
+            one = self.graph.constant(self.graph.unused("one"), np.array([word]))
+            return numbers.binary("Div", Row(one, (), ((word, word),), a.dtype), a), [one, a.value]
         if op in numbers.BINARY:
             return self._joined(op, rows)
         if op == "Clip":
@@ -124,7 +178,7 @@ class Rows:
         if op in numbers.REDUCED:
             axes = constant_input(node, 1) if is_given(node, 1) else read.get_ints("axes", ())
             every = axes is not None and (not len(axes) or {int(n) % len(a.shape) for n in axes} == set(range(len(a.shape))))
-            return (numbers.reduced(op, a, bool(read.get_int("keepdims", 1))), [a.value]) if every else None
+            return self._in_format(numbers.reduced(op, a, bool(read.get_int("keepdims", 1))), [a.value]) if every else None
         if op == "Where":
             return numbers.where(*rows), [row.value for row in rows]
         if op == "Concat":
@@ -163,9 +217,28 @@ class Rows:
         for number, row in enumerate(rows[1:], start=2):
             computed = numbers.concat(found, row) if op == "Concat" else numbers.binary(op, found, row)
             if number == len(rows):
-                return computed, [found.value, row.value]
+                return self._in_format(computed, [found.value, row.value])
             found = self._add(f"{found.value} and {row.value}", computed, [found.value, row.value])
         return found
+
+    def _in_format(self, computed: Computed, given: list[str]) -> tuple[Computed, list[str]]:
+        """What arithmetic gives; that of int32 may need another step."""
+        if numbers.wrapped(computed, "") is None:
+            return computed, given
+        made = self._add("before it wraps", computed, given)
+        then = numbers.wrapped(computed, made.value)
+        assert then is not None
+        return then, [made.value]
+
+    def _cast(self, node: ir.Node, a: Row) -> tuple[Computed, list[str]] | Row:
+        dtype = _type_of(node)
+        try:
+            computed = numbers.converted(a, dtype)
+        except ValueError as error:
+            raise ModelError(
+                f"{name_of(node)} (Cast to {dtype}): {error}; limit them, by bounds of sizes or by Min and Max before it"
+            ) from None
+        return Row(a.value, a.shape, a.ranges, dtype) if computed is None else (computed, [a.value])
 
     def _same(self, node: ir.Node, a: Row) -> Row | None:
         """The same numbers in another shape."""
@@ -183,7 +256,7 @@ class Rows:
             shape = list(np.empty(a.shape, np.int8).reshape([int(n) or a.shape[i] for i, n in enumerate(given)]).shape)
         elif node.op_type == "Flatten":
             return None
-        return Row(a.value, tuple(shape), a.ranges) if math.prod(shape) == a.count else None
+        return Row(a.value, tuple(shape), a.ranges, a.dtype) if math.prod(shape) == a.count else None
 
     def _put(self, node: ir.Node, computed: Computed, given: Sequence[str]) -> None:
         (result,) = node.outputs
@@ -193,8 +266,8 @@ class Rows:
         known = {each: found for each, value in zip(parameters, given) if (found := self.graph.elements(value)) is not None}
         elements = traced(str(result.name), "", function, dims, known, (1,) * len(computed.ranges))
         if not any(isinstance(each, Unknown) for each in elements):
-            kind = bool if dtype_of(result) == "uint8" else np.int32 if dtype_of(result) == "int32" else np.int64
-            self._fold(result, np.array(elements, kind).reshape(computed.shape))
+            known_numbers = [floats.number_of(n) if computed.dtype in floats.FORMATS else n for n in elements]  # type: ignore[arg-type]
+            self._fold(result, np.array(known_numbers, computed.dtype).reshape(computed.shape))
             return
         self.of[result] = self._add(str(result.name), computed, given)
 
@@ -205,4 +278,11 @@ class Rows:
 
     def _add(self, name: str, computed: Computed, given: Sequence[str]) -> Row:
         value = self.graph.numbers(self.graph.unused(name), len(computed.ranges), computed.rule, given, computed.params)
-        return Row(value, computed.shape, computed.ranges)
+        return Row(value, computed.shape, computed.ranges, computed.dtype)
+
+
+def _type_of(node: ir.Node) -> str:
+    """What a Cast makes; empty if it is not a format of shape arithmetic."""
+    import onnx_ir as ir
+
+    return _TYPES.get(ir.DataType(node.attributes.get_int("to", 0)).name, "")
