@@ -16,6 +16,7 @@ pytest.importorskip("onnxscript")
 
 from test_torch_backend import compiled, db  # noqa: E402, F401
 from test_torch_optimize import Clock, close, image, prepared  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.executable.net import Net  # noqa: E402
@@ -313,14 +314,16 @@ def test_a_graph_that_is_slower_with_networks_for_its_parts_is_inductors(
 
 
 # --- What networks hold -----------------------------------------------------------------------------------------------
-def test_weights_that_come_to_lie_where_the_copied_ones_lay_are_noticed() -> None:
+def test_new_weights_cannot_lie_where_the_copied_ones_lay() -> None:
     """An allocator gives memory that was freed to the next tensor of its size, which has version 0, too."""
     weight = torch.ones(64, 64)
-    held = Copied([weight])
+    held, memory = Copied([weight]), StorageWeakRef(weight.untyped_storage())
     assert held.are([weight])
     del weight
-    new = [torch.zeros(64, 64) for _ in range(64)]
-    assert not any(held.are([each]) for each in new)
+    assert not memory.expired()
+    assert not any(held.are([torch.full((64, 64), float(value))]) for value in range(8))
+    del held
+    assert memory.expired()
 
 
 def test_networks_of_a_model_that_is_reverted_are_freed(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
