@@ -81,11 +81,44 @@ def test_calls_of_a_graph_are_ordered_by_what_all_their_calls_take() -> None:
     assert missing_calls([SLOW], [], costs(SLOW)) == []
 
 
-@pytest.mark.parametrize(("time_s", "tuned"), [(1.0, 1), (11.0, 1), (12.0, 2), (30.0, 3)])
-def test_time_is_for_whole_layers_and_the_others_are_named(
-    time_s: float, tuned: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("time_s", "sizes", "largest_only", "left"),
+    [
+        (0.5, [(SLOW, 1)], [SLOW], [ROWS, QUICK]),
+        (2.9, [(SLOW, 1), (ROWS, 1)], [SLOW], [QUICK]),
+        (12.4, [(SLOW, 1), (ROWS, 1), (QUICK, 1)], [SLOW, QUICK], []),
+        (12.5, [(SLOW, 7), (ROWS, 1), (QUICK, 1)], [QUICK], []),
+        (30.0, [(SLOW, 7), (ROWS, 1), (QUICK, 7)], [], []),
+    ],
+)
+def test_all_layers_are_tuned_at_the_largest_size_before_any_is_at_others(
+    time_s: float, sizes: list[Any], largest_only: list[Any], left: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A range of seven searched sizes takes half as much again for the choice: 10.5 s."""
+    """A size takes a second, and a range of seven searched sizes takes half as much again for the choice: 10.5 s."""
+    groups = missing_ranges(network(), costs(), columns(), _range_of, lambda each: False)
+    given, said = _tuned(groups, time_s, monkeypatch)
+    by_layer = [[task for task in given if task.workload.replace(**_at_largest(task)) == layer] for layer, _ in sizes]
+    assert [len(tasks) for tasks in by_layer] == [count for _, count in sizes] and sum(map(len, by_layer)) == len(given)
+    assert all((task.of_range is not None) == (len(tasks) > 1) for tasks in by_layer for task in tasks)
+    assert f"tuning {len(sizes)} of 3 kernels" in said[0]
+    for start, layers in (("tuned at the largest size only, for want of time: ", largest_only),
+                          ("not tuned, for want of time: ", left)):  # fmt: skip
+        lines = [line for line in said if line.startswith(start)]
+        assert len(lines) == bool(layers) and all("--tune 22s tries all" in line for line in lines)
+        assert all(layer.label in lines[0] for layer in layers)
+
+
+def test_ranges_whose_largest_size_was_tuned_are_tuned_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a time that is too short, or nothing would be tuned at all."""
+    groups = missing_ranges(network(), costs(SLOW, QUICK, ROWS), columns(), _range_of, lambda each: False)
+    given, said = _tuned(groups, 3.0, monkeypatch)
+    assert {task.of_range.workload for task in given if task.of_range} == {groups[0].largest.workload}
+    assert [task.workload.params["n"] for task in given] == SLOW.with_dynamic("n", 1, 64).samples()
+    assert "tuning 1 of 2 kernels" in said[0] and groups[1].label in said[1]
+
+
+def _tuned(groups: list[Group], time_s: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Task], list[str]]:
+    """The tasks of a run in so much time, and what is said."""
     given: list[Task] = []
 
     def tune(tasks: list[Task], *args: Any, **named: Any) -> Any:
@@ -93,13 +126,13 @@ def test_time_is_for_whole_layers_and_the_others_are_named(
         return SimpleNamespace(ranges=())
 
     monkeypatch.setattr(importlib.import_module("schedsearch.session.tune"), "tune", tune)
-    groups = missing_ranges(network(), costs(), columns(), _range_of, lambda each: False)
     said: list[str] = []
     tune_groups(groups, Path("none.db"), detect("cpu"), time_s, "cold-graph-v1", said.append)
-    assert [len({task.workload.op for task in given}), len(given)] == {1: [1, 7], 2: [2, 8], 3: [2, 15]}[tuned]
-    assert f"tuning {tuned} of 3 kernels" in said[0]
-    rest = [line for line in said if line.startswith("not tuned, for want of time: ")]
-    assert bool(rest) == (tuned < 3) and all(QUICK.label in line and "--tune 22s tries all" in line for line in rest)
+    return given, said
+
+
+def _at_largest(task: Task) -> dict[str, int]:
+    return {"n": 64} if task.workload.op == "conv2d" else {}
 
 
 def test_nothing_to_tune_starts_no_run() -> None:

@@ -1,12 +1,13 @@
 """Tunes the kernels of networks whose sizes are known at run time only: those of a table of sizes, and of dynamic graphs.
 
-A layer of a table is tuned as a range of sizes. One whose sizes are no range, such as a matrix product with the pixels of
-all images as its rows, is tuned at the largest size, and so is every call of a dynamic graph: at its bound. The table takes
-such a configuration for all sizes that it serves.
+A layer of a table is tuned as a range of sizes where the time is enough. One whose sizes are no range, such as a matrix
+product with the pixels of all images as its rows, is tuned at the largest size, and so is every call of a dynamic graph: at
+its bound. The table takes such a configuration for all sizes that it serves.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,22 +37,86 @@ class Group:
 
     Attributes:
         label: for messages.
+        largest: the task of the largest size alone.
+        largest_known: whether the database has a record of it.
     """
 
     label: str
     tasks: tuple[Task, ...]
+    largest: Task
+    largest_known: bool = False
 
     @classmethod
-    def of(cls, task: Task, of_range: WorkloadRange | None = None) -> Group:
+    def of(cls, task: Task, of_range: WorkloadRange | None = None, largest_known: bool = False) -> Group:
         if of_range is None:
-            return cls(task.workload.label, (task,))
-        return cls(of_range.label, tuple(range_tasks(of_range, task)))
+            return cls(task.workload.label, (task,), task)
+        return cls(of_range.label, tuple(range_tasks(of_range, task)), task, largest_known)
+
+    @property
+    def is_range(self) -> bool:
+        return self.tasks[0].of_range is not None
 
     @property
     def seconds(self) -> float:
         """The least time that is worth spending on it."""
-        share = RANGE_SHARE / SEARCH_SHARE if self.tasks[0].of_range is not None else 1.0
+        share = RANGE_SHARE / SEARCH_SHARE if self.is_range else 1.0
         return share * len(self.tasks) / TASKS_A_SECOND
+
+    @property
+    def least_seconds(self) -> float:
+        """The same for its largest size alone."""
+        return 0.0 if self.largest_known else 1.0 / TASKS_A_SECOND
+
+
+@dataclass(frozen=True)
+class Division:
+    """What a time is enough for.
+
+    Attributes:
+        whole: tuned with all their tasks.
+        largest: ranges that are tuned at their largest size only, or were before.
+        left: not tuned.
+    """
+
+    whole: tuple[Group, ...]
+    largest: tuple[Group, ...]
+    left: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], time_s: float) -> Division:
+        """Every group has its largest size tuned before any range has its others: a range takes as long as ten layers at one
+        size, and layers with default kernels lose more than those whose kernels were tuned for the largest size. Something
+        is tuned in any case."""
+        begun: list[Group] = []
+        left_s = time_s
+        for group in groups:
+            left_s -= group.least_seconds
+            if begun and left_s < 0:
+                left_s += group.least_seconds
+                break
+            begun.append(group)
+        whole = []
+        idle = all(group.largest_known for group in begun)
+        for group in begun:
+            more_s = group.seconds - group.least_seconds
+            if group.is_range and more_s > left_s and (whole or not idle):
+                break
+            left_s -= more_s
+            whole.append(group)
+        rest = begun[len(whole) :]
+        whole += [group for group in rest if not group.is_range]
+        return cls(tuple(whole), tuple(group for group in rest if group.is_range), tuple(groups[len(begun) :]))
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Each workload once."""
+        tasks: dict[Workload, Task] = {}
+        for task in itertools.chain.from_iterable(group.tasks for group in self.whole):
+            tasks.setdefault(task.workload, task)
+        for group in self.largest:
+            if not group.largest_known:
+                tasks.setdefault(group.largest.workload, group.largest)
+        return list(tasks.values())
 
 
 def missing_ranges(
@@ -83,7 +148,7 @@ def missing_ranges(
         return replace(found, origin="scaled") if lacks else found
 
     tasks = [task for task in missing(largest, cost) if ranges.get(task.workload) not in tuned]
-    return [Group.of(task, ranges.get(task.workload)) for task in tasks]
+    return [Group.of(task, ranges.get(task.workload), costs(task.workload).measured) for task in tasks]
 
 
 def missing_calls(workloads: Iterable[Workload], others: Iterable[Workload], costs: Costs) -> list[Group]:
@@ -107,7 +172,7 @@ def missing_calls(workloads: Iterable[Workload], others: Iterable[Workload], cos
 def tune_groups(
     groups: Sequence[Group], db: Path, target: Target, time_s: float, mode: str, say: Callable[[str], None]
 ) -> None:
-    """Tunes as many groups as the time is enough for, in their order, and says what is left.
+    """Tunes as much as the time is enough for, as `Division` says, and says what is left.
 
     Raises: as `schedsearch.tune`.
     """
@@ -117,26 +182,22 @@ def tune_groups(
     if not groups:
         say("every kernel of the plan was tuned; nothing to tune")
         return
-    chosen: list[Group] = []
-    left_s = time_s
-    for group in groups:
-        left_s -= group.seconds
-        if chosen and left_s < 0:
-            break
-        chosen.append(group)
-    tasks: dict[Workload, Task] = {}
-    for group in chosen:
-        for task in group.tasks:
-            tasks.setdefault(task.workload, task)
-    ranges = sum(group.tasks[0].of_range is not None for group in chosen)
+    division = Division.of(groups, time_s)
+    tasks = division.tasks
+    chosen = len(division.whole) + sum(not group.largest_known for group in division.largest)
+    ranges = sum(group.is_range for group in division.whole)
     of_ranges = f", {ranges} of them for a range of sizes" if ranges else ""
-    say(f"tuning {len(chosen)} of {counted(len(groups), 'kernel')} that were not tuned{of_ranges}, for {time_s:.0f} s")
-    summary = tune(list(tasks.values()), db, target=target, time_s=time_s, mode=mode, observers=[Told(say, len(tasks))])
+    say(f"tuning {chosen} of {counted(len(groups), 'kernel')} that were not tuned{of_ranges}, for {time_s:.0f} s")
+    summary = tune(tasks, db, target=target, time_s=time_s, mode=mode, observers=[Told(say, len(tasks))])
     for each in summary.ranges:
         if each.table is None:
             say(f"not tuned: {each.of_range.label}: {each.problem}")
-    if len(chosen) < len(groups):
-        rest = [group.label for group in groups[len(chosen) :]]
-        more = f" and {len(rest) - _FEW} more" if len(rest) > _FEW else ""
-        needed = math.ceil(sum(group.seconds for group in groups))
-        say(f"not tuned, for want of time: {'; '.join(rest[:_FEW])}{more}; --tune {needed}s tries all, or build again")
+    needed = math.ceil(sum(group.seconds for group in groups))
+    for what, rest in (
+        ("tuned at the largest size only, for want of time", division.largest),
+        ("not tuned, for want of time", division.left),
+    ):
+        if rest:
+            more = f" and {len(rest) - _FEW} more" if len(rest) > _FEW else ""
+            labels = "; ".join(group.label for group in rest[:_FEW])
+            say(f"{what}: {labels}{more}; --tune {needed}s tries all, or build again")
