@@ -111,9 +111,18 @@ class TestBudget:
         assert 1 <= summary.tasks[0].trials < 100
         assert world.runner.raced
 
+    @pytest.mark.parametrize(("time_s", "trials"), [(10.0, 94), (1.0, 5)])
+    def test_the_search_leaves_time_for_the_race(self, time_s: float, trials: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A trial takes 0.1 s, and so does each of the six that race; but half of the time is for the search."""
+        world = World()
+        monkeypatch.setattr(journal.Journal, "elapsed_s", property(lambda _: 0.1 * len(world.runner.measured)))
+        summary = world.tune(trials=None, time_s=time_s, queue_depth=1)
+        assert summary.stopped == "time" and world.runner.raced
+        assert trials <= summary.tasks[0].trials <= trials + 2, "two may be under way"
+
     def test_the_last_batch_on_a_cpu_is_cut_to_the_time_that_is_left(self) -> None:
         world = World(templates=(CpuSquare(),), target=CPU, before=lambda config: time.sleep(0.1))
-        world.tune(trials=None, time_s=1.0, queue_depth=8)
+        world.tune(trials=None, time_s=1.6, queue_depth=8)  # the race of six is expected to take 0.6 s
         assert 8 <= len(world.searched) < 16, "the time is too short for all of the second eight"
 
     def test_impossible_options_are_refused(self) -> None:

@@ -95,7 +95,7 @@ class Division:
                 left_s += group.least_seconds
                 break
             begun.append(group)
-        whole = []
+        whole: list[Group] = []
         idle = all(group.largest_known for group in begun)
         for group in begun:
             more_s = group.seconds - group.least_seconds

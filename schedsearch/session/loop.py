@@ -17,6 +17,7 @@ There are three threads. The main thread runs the loop and owns tasks, arms, jou
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, warm_start
 from schedsearch.session.journal import Entry, Journal
 from schedsearch.session.observer import Observer
-from schedsearch.session.options import Options
+from schedsearch.session.options import RACE_SHARE, Options
 from schedsearch.session.pace import DeviceThread, StopSignal, TunerThread
 from schedsearch.session.plan import TaskPlan
 from schedsearch.session.summary import RunSummary, Shares
@@ -257,7 +258,7 @@ class Session:
         if self._alternate and not self._spent:
             room = min(room, FIRST_BATCH - self._pending)
         if self._alternate and self._options.time_s is not None and self._spent:
-            affordable = (self._options.time_s - self._journal.elapsed_s) * self._spent / self._journal.elapsed_s
+            affordable = self._left_s() * self._spent / self._journal.elapsed_s
             room = min(room, max(1 - self._pending, int(affordable) - self._pending))
         return room
 
@@ -461,8 +462,16 @@ class Session:
 
     # Clock and budget
 
+    def _left_s(self) -> float:
+        """What is left of the time for the search: the final races are expected to need the rest."""
+        time_s = self._options.time_s
+        if time_s is None:
+            return math.inf
+        races_s = sum(task.expected_race_s(self._options.race_size) for task in self._tasks)
+        return time_s - min(races_s, RACE_SHARE * time_s) - self._journal.elapsed_s
+
     def _out_of_time(self) -> bool:
-        return self._options.time_s is not None and self._journal.elapsed_s >= self._options.time_s
+        return self._left_s() <= 0
 
     @property
     def _spent(self) -> int:

@@ -10,6 +10,7 @@ from schedsearch.tuner import TUNERS
 
 DEFAULT_TRIALS = 64  # per task, when neither trials nor a time are given
 RACE_SIZE = 5
+RACE_SHARE = 0.5  # of the time of a run: the most that is kept for final races
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Options:
     Attributes:
         trials: per task, shared over the run: the run may spend `trials` times the number of tasks wherever it pays off.
             Resumed earlier trials count. None: no limit (then `time_s` or the spaces end the run).
-        time_s: seconds after which nothing new is proposed; candidates under way are finished, then the final races follow.
+        time_s: seconds for the search and the final races. Nothing new is proposed when the races are expected to need the
+            rest, which may be half of the time. Candidates under way are finished, and every race is run to its end.
         tuner, seed: name of the tuner, and the seed of every random choice.
         resume: whether records of earlier runs count and teach the tuner, and those of other workloads and devices give it
             a warm start.

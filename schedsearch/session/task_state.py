@@ -85,6 +85,7 @@ class TaskState:
         self.stored_best: Record | None = None
         self.race: RaceResult | None = None
         self._plain: list[Finalist] = []  # configurations that race although the search never tried them
+        self._valid, self._valid_s = 0, 0.0  # candidates of this run that passed, and what they took on the device
         self._newest_s = 0.0  # when the last configuration was measured that an earlier run tried, outside of a race
 
     def beats_stored_best(self, time_ns: float) -> bool:
@@ -156,6 +157,7 @@ class TaskState:
         self.seconds += measurement.run_s if built is not None else measurement.build_s
         proposal.arm.done(proposal.config, measurement.outcome, time_ns)
         if time_ns is not None:
+            self._valid, self._valid_s = self._valid + 1, self._valid_s + measurement.run_s
             self.keep_finalist(Finalist(proposal.arm, proposal.config, time_ns, built), race_size)
             proposal.arm.compare(proposal, time_ns)
         if measurement.outcome.is_trial:
@@ -198,6 +200,12 @@ class TaskState:
         standing = [finalist for finalist in ranked if finalist.is_of(self.stored_best)]
         chosen = [*ranked[:race_size], *standing, *plain, *defaults[:1], *([anchor] if anchor else [])]
         return list({(finalist.arm.template.name, finalist.config): finalist for finalist in chosen}.values())
+
+    def expected_race_s(self, race_size: int) -> float:
+        """What the final race will take on the device: for the fastest and one default each as long as a trial took."""
+        if self.race is not None or self.error is not None or not self._valid:
+            return 0.0
+        return min(len(self.finalists), race_size + 1) * self._valid_s / self._valid
 
     def enter_plain(self) -> None:
         """Enters the plain configuration of every template, even if the search never tried it."""
