@@ -22,6 +22,7 @@ from schedsearch.dynamic.rowwise import unknown_axes
 from schedsearch.dynamic.static import Planner, Refused, add_network
 from schedsearch.errors import WorkloadError, did_you_mean
 from schedsearch.network.facts import constant_of, dtype_of, is_onnx, name_of
+from schedsearch.network.indexing import check_indices
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
 from schedsearch.network.model import ModelError, listed, needed, quiet
 
@@ -257,6 +258,7 @@ class _Reader:
 
     def _read(self, node: ir.Node) -> bool:
         """Reads a node of which everything is known; false if there is no way to."""
+        check_indices(node)
         if self._fold(node):
             return True
         if self.rows.read(node):

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from schedsearch.errors import WorkloadError
 from schedsearch.network.chain import Chain, Operand, Read
-from schedsearch.network.facts import constant_input, constant_of, dtype_of, extents_of, inputs_of, name_of
+from schedsearch.network.facts import (
+    constant_input,
+    constant_of,
+    dtype_of,
+    extents_of,
+    inputs_of,
+    is_onnx,
+    name_of,
+)
 from schedsearch.network.graph import Constant, axes_of
+from schedsearch.network.model import ModelError
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -24,7 +35,42 @@ _BY = {
 }
 
 
+def check_indices(node: ir.Node) -> None:
+    """Looks at indices that are constants, as far as the extents of the axes that they belong to are known.
+
+    Raises:
+        ModelError: one is not in -extent to extent - 1, which is what ONNX allows.
+    """
+    if not is_onnx(node) or node.op_type not in _BY:
+        return
+    x, places = inputs_of(node, 2)
+    indices = constant_of(places)
+    if indices is None or not indices.size or x.shape is None:
+        return
+    first = node.attributes.get_int("batch_dims", 0) if node.op_type == "GatherND" else 0
+    if _BY[node.op_type] == "tuples":  # a number of each for axes that follow one another
+        axes = [*range(first, first + indices.shape[-1])]
+        columns = [indices[..., place : place + 1] for place in range(len(axes))]
+    else:
+        axes, columns = [node.attributes.get_int("axis", 0)], [indices]
+    for place, (axis, column) in enumerate(zip(axes, columns)):
+        if not -len(x.shape) <= axis < len(x.shape) or not isinstance(extent := x.shape[axis], int):
+            continue
+        wrong = np.argwhere((column < -extent) | (column >= extent))
+        if len(wrong):
+            where = [int(each) for each in wrong[0]]
+            got = int(column[tuple(where)])
+            if len(axes) > 1:
+                where[-1] = place
+            allowed = f"allowed: {-extent} to {extent - 1}" if extent else "it allows none"
+            raise ModelError(
+                f"node {name_of(node)} ({node.op_type}): the index at {where} of {places.name!r} is {got}, but axis "
+                f"{axis} of {x.name!r} has extent {extent}; {allowed}. Correct the model"
+            )
+
+
 def _indexed(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    check_indices(node)
     names = ("x", "indices") if node.op_type.startswith("Gather") else ("x", "indices", "updates")
     op, by, read = "gather" if len(names) == 2 else "scatter", _BY[node.op_type], node.attributes
     x, indices, *_ = values = inputs_of(node, len(names))
