@@ -71,6 +71,25 @@ def _gelu(node: ir.Node, args: Sequence[str]) -> str:
     return f"(0.5 * {x} * (1 + tanh(0.7978845608 * ({x} + 0.044715 * {x} * {x} * {x}))))"
 
 
+def _exponential(node: ir.Node, args: Sequence[str]) -> str:
+    """Elu, Selu and Celu: x above 0, and below it an exponential function that meets it there."""
+    (x,), read, op = args, node.attributes, node.op_type
+    alpha = read.get_float("alpha", 1.67326319217681884765625 if op == "Selu" else 1.0)  # defaults of ONNX
+    below = f"min({x}, 0)" if op != "Celu" else f"(min({x}, 0) / {_literal(alpha)})"
+    text = f"(max({x}, 0) + {_literal(alpha)} * (exp({below}) - 1))"
+    return text if op != "Selu" else f"({_literal(read.get_float('gamma', 1.05070102214813232421875))} * {text})"
+
+
+def _softplus(x: str) -> str:
+    """log(1 + exp(x)) without overflow."""
+    return f"(max({x}, 0) + log(1 + exp(0 - abs({x}))))"
+
+
+def _swish(node: ir.Node, args: Sequence[str]) -> str:
+    (x,), alpha = args, node.attributes.get_float("alpha", 1.0)
+    return f"silu({x})" if alpha == 1.0 else f"({x} * sigmoid({_literal(alpha)} * {x}))"
+
+
 def _clip(node: ir.Node, args: Sequence[str]) -> str | None:
     bounds = clip_bounds(node)
     if bounds is None:
@@ -98,7 +117,10 @@ _FORMATS: Mapping[str, _Format] = {
     "Reciprocal": _text("(1 / {0})"),
     "Softsign": _text("({0} / (1 + abs({0})))"),
     "PRelu": _text("(max({0}, 0) + {1} * min({0}, 0))"),
-    "Swish": lambda node, args: None if node.attributes.get_float("alpha", 1.0) != 1.0 else f"silu({args[0]})",
+    "Swish": _swish,
+    "Softplus": lambda node, args: _softplus(args[0]),
+    "Mish": lambda node, args: f"({args[0]} * tanh({_softplus(args[0])}))",
+    **dict.fromkeys(("Elu", "Selu", "Celu"), _exponential),
     "Relu": _call("relu"),
     "Sigmoid": _call("sigmoid"),
     "Tanh": _call("tanh"),
