@@ -8,10 +8,13 @@ GIVEN is a file of torch.save with the list of the operator's arguments: x and c
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from typing import Any
 
 import torch
+
+HANGS_S = 120.0  # then it ends and says where it was
 
 
 class Model(torch.nn.Module):
@@ -41,6 +44,7 @@ def run(package: str, given: str, y: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
     task, library, *words = sys.argv[1:]
     torch.ops.load_library(library)
     {"pack": pack, "run": run}[task](*words)

@@ -243,6 +243,7 @@ def test_a_program_without_python_calls_an_operator(exported: dict[str, Both], o
     assert run_operator(torch, folder, both.chosen.name, "cuda", shapes) == [8, 28, 28, 128]
 
 
+@pytest.mark.timeout(560)
 def test_a_package_of_aotinductor_holds_an_operator(exported: dict[str, Both], operators: Any, tmp_path: Path) -> None:
     import torch
 
