@@ -268,7 +268,7 @@ def test_convolutions_inside_a_branch_are_said_to_be_unread(tmp_path: Path) -> N
     net = Net(2, 8, 16, 16)
     net.weight("w", 8, 8, 3, 3)
     last = net.conv("x", 8, 8, name="a")
-    total = net.node("ReduceSum", last, keepdims=0, name="sum")
+    total = net.node("ReduceProd", last, keepdims=0, name="product")
     net.node("If", net.node("Cast", total, to=TensorProto.BOOL), name="if", **branches)
     found = extract(read_model(net.save(tmp_path)))
     assert len(found.layers) == 1

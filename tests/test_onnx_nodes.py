@@ -23,6 +23,7 @@ from schedsearch.network.elementwise import ELEMENTWISE  # noqa: E402
 from schedsearch.network.evaluate import evaluate  # noqa: E402
 from schedsearch.network.lower import TAKEN, lower  # noqa: E402
 from schedsearch.network.model import ModelError, simplified  # noqa: E402
+from schedsearch.network.reductions import REDUCTIONS  # noqa: E402
 
 COMPUTED = {*ELEMENTWISE, "Concat", "MatMul"} - {"Clip", "BatchNormalization", "QuantizeLinear", "DequantizeLinear", "Pow"}
 """Operators of which all inputs are inputs of the network; of others it is the first, and the rest are constants."""
@@ -44,7 +45,8 @@ REFUSED: Mapping[str, str] = {
     "Pow": "is computed, where only a constant",
     "QLinearMatMul": "computed, or not a matrix",
     "QuantizeLinear": "scales of blocks",
-    "ReduceMean": "allowed: height and width",  # no case has these axes
+    **dict.fromkeys(REDUCTIONS, "array without elements|axes that are computed"),
+    "ReduceMean": "axes that are computed",
     "Resize": "is (cubic|linear|nearest), .*; allowed: nearest or linear|align_corners and scales",
     "ScatterElements": "reduction 'mul' is not possible",
     "ScatterND": "reduction 'mul' is not possible",
@@ -53,7 +55,7 @@ REFUSED: Mapping[str, str] = {
 }
 
 
-NEVER_TAKEN = ("LayerNormalization", "ReduceMean")  # in these cases
+NEVER_TAKEN = ("LayerNormalization", "ReduceLogSumExp")  # in these cases, e.g. because of float64
 
 
 def cases() -> dict[str, list[Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedsearch.network.rewrites import constant, replace
+from schedsearch.network.new_nodes import constant, replace
 
 if TYPE_CHECKING:
     import onnx_ir as ir

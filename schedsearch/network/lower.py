@@ -36,6 +36,7 @@ from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
 from schedsearch.network.parts import VIEWS, Cut, nodes_inside, part
 from schedsearch.network.products import PRODUCTS
+from schedsearch.network.reductions import REDUCTIONS
 from schedsearch.network.slices import without_concatenations, without_slices
 from schedsearch.network.ways import IMAGE, ways_of
 from schedsearch.network.windows import POOLS
@@ -57,6 +58,7 @@ _FAMILIES: tuple[Mapping[str, Read], ...] = (
     RESIZES,
     MOVEMENTS,
     INDEXED,
+    REDUCTIONS,
     ELEMENTWISE,
 )
 TAKEN = frozenset(
