@@ -12,7 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import schedsearch
-from schedsearch.network.model import ModelError
+from schedsearch.dynamic.graph import Size
+from schedsearch.dynamic.model import read_graph
+from schedsearch.network.lower import lower
+from schedsearch.network.model import ModelError, read_model
 
 X = (4, 3, 5)
 # operator, attributes, indices that reach both ends of what is allowed, place of an end, its axis
@@ -102,3 +105,63 @@ def test_indices_that_other_constants_give_are_checked(tmp_path: Path) -> None:
     onnx.save(made, tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"is 4, but axis 0 of 'x' has extent 4; allowed: -4 to 3"):
         schedsearch.build(tmp_path / "m.onnx", target="cpu", db=tmp_path / "none.db")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("op", "indices", "wrong"), [
+    ("Gather", [3, -4], [3, 4]), ("GatherElements", [3, -4], [3, 4]), ("GatherND", [[3], [-4]], [[3], [4]]),
+    ("ScatterElements", [3, -4], [3, 4]), ("ScatterND", [[3], [0]], [[3], [4]]),
+])  # fmt: skip
+@pytest.mark.parametrize("computed", [False, True])
+def test_nodes_of_constants_are_checked_before_they_are_folded(
+    op: str, indices: Any, wrong: Any, computed: bool, dynamic: bool, tmp_path: Path
+) -> None:
+    """ONNX's reference, which folds, wraps wrong indices of GatherElements. Indices are a weight, or a sum of weights."""
+
+    def read(places: Any) -> None:
+        weights = {"table": np.arange(4, dtype=np.float32), "places": np.array(places), "one": np.array(1)}
+        nodes = []
+        if computed:
+            weights["places"] -= 1
+            nodes.append(helper.make_node("Add", ["places", "one"], ["sum"]))
+        inputs = ["table", "sum" if computed else "places"]
+        if op.startswith("Scatter"):
+            weights["updates"] = np.ones(2, np.float32)
+            inputs.append("updates")
+        nodes += [helper.make_node(op, inputs, ["picked"], "pick"), helper.make_node("Add", ["x", "picked"], ["y"])]
+        info = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            nodes, "constants", [info("x", TensorProto.FLOAT, [1])], [info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(array, name) for name, array in weights.items()],
+        )  # fmt: skip
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+        if dynamic:
+            read_graph(tmp_path / "m.onnx")
+        else:
+            lower(read_model(tmp_path / "m.onnx"))
+
+    read(indices)
+    with pytest.raises(ModelError, match=rf"^node pick \({op}\): the index at \[1.* is 4, .* extent 4; allowed: -4 to 3"):
+        read(wrong)
+
+
+@pytest.mark.parametrize(("index", "wrong"), [(1, 2), (-2, -3)])
+def test_indices_into_shapes_are_checked(index: int, wrong: int, tmp_path: Path) -> None:
+    """They become rows of numbers, not calls."""
+
+    def read(place: int) -> None:
+        nodes = [
+            helper.make_node("Shape", ["x"], ["extents"]), helper.make_node("Gather", ["extents", "place"], ["n"], "pick"),
+            helper.make_node("ConstantOfShape", ["n"], ["y"]),
+        ]  # fmt: skip
+        graph = helper.make_graph(
+            nodes, "shapes", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(np.array([place]), "place")],
+        )  # fmt: skip
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+        read_graph(tmp_path / "m.onnx", {"n": Size("n", 1, 4)})
+
+    read(index)
+    with pytest.raises(ModelError, match=rf"node pick \(Gather\): the index at \[0\] of 'place' is {wrong}, .* -2 to 1"):
+        read(wrong)

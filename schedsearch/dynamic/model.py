@@ -22,7 +22,7 @@ from schedsearch.dynamic.rowwise import unknown_axes
 from schedsearch.dynamic.static import Planner, Refused, add_network
 from schedsearch.errors import WorkloadError, did_you_mean
 from schedsearch.network.facts import constant_of, dtype_of, is_onnx, name_of
-from schedsearch.network.indexing import check_indices
+from schedsearch.network.indexing import check_folded_indices, check_indices
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
 from schedsearch.network.model import ModelError, listed, needed, quiet
 
@@ -61,6 +61,8 @@ def read_graph(
     try:
         read = ir.load(path) if path is not None else ir.from_proto(model)
         read = _prepared(read)
+    except ModelError:
+        raise
     except Exception as error:  # as in `schedsearch.network.model`: damaged graphs can break any rule
         raise ModelError(f"{what} is not an ONNX model, or it is damaged: {error}") from error
     missing = [node for node in read.graph if not is_onnx(node) or node.op_type not in (*TAKEN, "Constant")]
@@ -75,6 +77,7 @@ def _prepared(model: ir.Model) -> ir.Model:
     from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
     with quiet():
+        check_folded_indices(model)
         onnxscript.optimizer.optimize(model)
     model = LiftConstantsToInitializersPass(size_limit=0)(model).model
     model.graph.sort()

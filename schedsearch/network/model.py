@@ -221,6 +221,7 @@ def _folded(model: ir.Model) -> ir.Model:
     from onnxscript.rewriter import rewrite
     from onnxscript.rewriter.rules import common
 
+    from schedsearch.network.indexing import check_folded_indices
     from schedsearch.network.rewrites import rewrite_nodes
 
     rules = (
@@ -235,6 +236,7 @@ def _folded(model: ir.Model) -> ir.Model:
     )
     names = {weight.name: node.name for node in model.graph if (weight := _weight(node))}
     with quiet():
+        check_folded_indices(model)
         onnxscript.optimizer.optimize(model)
         model = rewrite(model, pattern_rewrite_rules=rules)
     _without_splits(model)
