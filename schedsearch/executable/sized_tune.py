@@ -1,8 +1,8 @@
 """Tunes the kernels of networks whose sizes are known at run time only: those of a table of sizes, and of dynamic graphs.
 
-A layer of a table is tuned as a range of sizes where the time is enough. One whose sizes are no range, such as a matrix
-product with the pixels of all images as its rows, is tuned at the largest size, and so is every call of a dynamic graph: at
-its bound. The table takes such a configuration for all sizes that it serves.
+A layer of a table is tuned for the range of its sizes if there is time for that, and at the largest size otherwise. A layer
+whose sizes are no range, such as a matrix product with the pixels of all images as its rows, is always tuned at the largest
+size, and a call of a dynamic graph at its bound. The table takes such a configuration for all sizes that it serves.
 """
 
 from __future__ import annotations
@@ -90,10 +90,9 @@ class Division:
         begun: list[Group] = []
         left_s = time_s
         for group in groups:
-            left_s -= group.least_seconds
-            if begun and left_s < 0:
-                left_s += group.least_seconds
+            if begun and group.least_seconds > left_s:
                 break
+            left_s -= group.least_seconds
             begun.append(group)
         whole: list[Group] = []
         idle = all(group.largest_known for group in begun)

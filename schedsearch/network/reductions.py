@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from schedsearch.network.chain import Read
-from schedsearch.network.facts import FLOATS, constant_input, dtype_of, is_given, name_of
+from schedsearch.network.facts import FLOATS, constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
 from schedsearch.network.new_nodes import constant, replace
 
 if TYPE_CHECKING:
@@ -30,48 +30,50 @@ _LARGE = 1 << 15  # a factor that float16 has
 _MOST_AT_ONCE = 256  # numbers of a sum
 
 
-def axes_of_reduction(node: ir.Node) -> list[int] | str:
-    """The axes, from 0 and sorted, or why they are not known."""
-    (x,) = node.inputs[:1]
-    if x is None or x.shape is None or not x.shape.is_static():
+class Reduction(NamedTuple):
+    """What a node reduces.
+
+    Attributes:
+        shape: of x.
+        axes: sorted, from 0.
+    """
+
+    x: ir.Value
+    shape: list[int]
+    axes: list[int]
+
+
+def reduction_of(node: ir.Node) -> Reduction | str:
+    """What a node reduces, or why it cannot become a pool."""
+    (x,) = inputs_of(node, 1)
+    if x.shape is None or not x.shape.is_static():
         return "has an input of unknown extents"
+    shape = extents_of(node, x)
     axes = constant_input(node, 1)
     if axes is None and is_given(node, 1):
         return "has axes that are computed; allowed: constants"
+    rank = len(shape)
     given = [int(axis) for axis in (node.attributes.get_ints("axes", ()) if axes is None else axes.ravel())]
-    if not given:
-        return [] if node.attributes.get_int("noop_with_empty_axes", 0) else list(range(len(x.shape)))
-    rank = len(x.shape)
     if strange := [axis for axis in given if not -rank <= axis < rank]:
         return f"has axis {strange[0]}, but {rank} axes; allowed: {-rank} to {rank - 1}"
-    return sorted({axis % rank for axis in given})
-
-
-def problem_of_reduction(node: ir.Node) -> str:
-    """Why a reduction cannot become a pool; empty if it can."""
-    axes = axes_of_reduction(node)
-    if isinstance(axes, str):
-        return axes
-    (x,) = node.inputs[:1]
-    assert x is not None and x.shape is not None
+    if not given and not node.attributes.get_int("noop_with_empty_axes", 0):
+        given = list(range(rank))
     if dtype_of(x) not in FLOATS:
         return f"reads {dtype_of(x) or 'an unknown format'}; allowed: {', '.join(FLOATS)}"
-    if not math.prod(x.shape.numpy()):
+    if not math.prod(shape):
         return "reads an array without elements; allowed: at least one"
-    return ""
+    return Reduction(x, shape, sorted({axis % rank for axis in given}))
 
 
 def rewrite_reduction(model: ir.Model, node: ir.Node) -> None:
     """Puts a pool of whole images, and what is before and behind it, in the place of a reduction."""
-
-    axes = axes_of_reduction(node)
-    (x,) = node.inputs[:1]
-    if problem_of_reduction(node) or isinstance(axes, str) or x is None or x.shape is None:
+    found = reduction_of(node)
+    if isinstance(found, str):
         return
-    shape = [int(extent) for extent in x.shape.numpy()]
+    _, shape, axes = found
     if node.op_type == "ReduceMean" and len(shape) == 4 and axes == [2, 3]:
         return  # a pool already
-    steps = _Steps(model, node, x)
+    steps = _Steps(model, node, found)
     op = node.op_type
     if op in _BEFORE:
         steps.add(_BEFORE[op], shape)
@@ -98,9 +100,10 @@ class _Steps:
         value, shape: of the last one.
     """
 
-    def __init__(self, model: ir.Model, node: ir.Node, x: ir.Value) -> None:
-        self.model, self.node, self.value, self.x = model, node, x, x
-        self.shape = [int(extent) for extent in x.shape.numpy()] if x.shape is not None else []
+    def __init__(self, model: ir.Model, node: ir.Node, reduction: Reduction) -> None:
+        self.model, self.node = model, node
+        self.x = self.value = reduction.x
+        self.shape = reduction.shape
         self.nodes: list[ir.Node] = []
 
     def add(
@@ -159,13 +162,12 @@ def rewrite_log_sum_exp(model: ir.Model, node: ir.Node) -> None:
     """log(sum(exp(x - m))) + m with the largest x as m, so that nothing overflows."""
     import onnx_ir as ir
 
-    axes = axes_of_reduction(node)
-    (x,) = node.inputs[:1]
-    if problem_of_reduction(node) or isinstance(axes, str) or x is None or x.shape is None:
+    found = reduction_of(node)
+    if isinstance(found, str):
         return
-    shape = [int(extent) for extent in x.shape.numpy()]
+    x, shape, axes = found
     ones = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
-    steps, places = _Steps(model, node, x), constant(model, f"{node.outputs[0].name}.axes", np.array(axes, np.int64))
+    steps, places = _Steps(model, node, found), constant(model, f"{node.outputs[0].name}.axes", np.array(axes, np.int64))
     noop = [ir.AttrInt64("noop_with_empty_axes", 1)]
     steps.add("ReduceMax", ones, [places], noop)
     largest = steps.value
@@ -185,7 +187,7 @@ def rewrite_log_sum_exp(model: ir.Model, node: ir.Node) -> None:
 
 def _left(node: ir.Node, taken: set[ir.Node]) -> str:
     """Of a reduction that did not become a pool."""
-    return f"{name_of(node)} {problem_of_reduction(node)}"
+    return f"{name_of(node)} {reduction_of(node)}"
 
 
 REWRITTEN: Mapping[str, Callable[[Any, Any], None]] = {

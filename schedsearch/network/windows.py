@@ -11,16 +11,15 @@ from schedsearch.network.chain import Chain, Read
 from schedsearch.network.epilogue import append_requantise
 from schedsearch.network.facts import (
     INTEGERS,
-    constant_input,
     dtype_of,
     extents_of,
     inputs_of,
-    is_given,
     name_of,
     only_reader,
 )
 from schedsearch.network.graph import Constant
 from schedsearch.network.quantised import converted_from, converted_to, same_scale
+from schedsearch.network.reductions import reduction_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -76,16 +75,11 @@ def _pool(mode: str, *, whole: bool = False) -> Read:
 
 
 def _mean(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
-    """A ReduceMean of the two dimensions of images."""
-    (x,) = inputs_of(node, 1)
-    extents = extents_of(node, x)
-    axes = constant_input(node, 1)
-    if axes is None and is_given(node, 1):
-        return f"{name_of(node)} has axes that are computed; allowed: constants"
-    given = node.attributes.get_ints("axes", ()) if axes is None else [int(axis) for axis in axes.ravel()]
-    if len(extents) != 4 or sorted(axis % 4 for axis in given) != [2, 3]:
-        return f"{name_of(node)} is a mean over the axes {list(given)} of {extents}; allowed: height and width of images"
-    return _chain(node, x, "average", extents[2:], {}, taken)
+    """A ReduceMean of the two dimensions of images; means over other axes have become pools."""
+    found = reduction_of(node)
+    if isinstance(found, str):
+        return f"{name_of(node)} {found}"
+    return _chain(node, found.x, "average", found.shape[2:], {}, taken)
 
 
 def _quantised_average(
