@@ -183,7 +183,7 @@ class Emulator:
         """
         stand_ins = {"cuda": self.cuda, "types": self.types, "shared_base": self.shared_base, "ptx": self, "cluster": self}
         stand_ins |= {"correct_fragments": self.correct_fragments, "correct_values": self.correct_values}
-        stand_ins["correct_transposed"] = self.correct_transposed
+        stand_ins |= {"correct_transposed": self.correct_transposed, "warm_operands": self.warm_operands}
         for module in modules:
             for name, stand_in in stand_ins.items():
                 if hasattr(module, name):
@@ -315,6 +315,16 @@ class Emulator:
 
     def _zero_sums(self, table: int, entry: int, count: int) -> list[int]:
         return [int(each) for each in self.memory.at(table + 4 * entry, 4 * count).view(np.int32)]
+
+    @staticmethod
+    def warm_operands(workload: Any) -> Callable[..., None]:
+        """See `parts.warm`: the channels are those of the workload."""
+
+        def warm(lane: int, k: int, channels: int, operands: Any) -> None:
+            assert 0 <= lane < 32
+            assert channels <= 0 or 0 <= k <= k + channels <= workload.k, (k, channels)
+
+        return warm
 
     def correct_fragments(self, octets: int, interleaved: bool) -> Callable[..., None]:
         """See `parts.zero_points`: each octet, or two interleaved ones, has neighbours of two rows."""

@@ -212,6 +212,20 @@ class HopperEmulator(Emulator):
         self.threads.wait_until(lambda: all(store.done for store in stores), "a store")
         stores.clear()
 
+    def bulk_wait_read_but_one(self) -> None:
+        """Each store is a group of its own."""
+        earlier = self.thread.stores[:-1]
+        self.threads.wait_until(lambda: all(store.done for store in earlier), "a store")
+        del self.thread.stores[:-1]
+
+    def store_shared_pair(self, accumulator: str) -> Callable[..., None]:
+        dtype = np.float32 if accumulator == "float32" else np.int32
+
+        def store(shared: int, a: Any, b: Any) -> None:
+            self._shared(int(shared), 8).view(dtype)[:] = np.array([a, b]).astype(dtype)
+
+        return store
+
     def fence_async_shared(self) -> None:
         pass
 

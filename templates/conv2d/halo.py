@@ -60,7 +60,7 @@ class Conv2dHalo(Template):
     """conv2d for compute capability 9.0, R * S > 1 or groups: floats of 16 and 8 bits, TF32, int8 and uint8."""
 
     name = "conv2d_halo"
-    version = 4
+    version = 5
     op = "conv2d"
     kind = "cuda"
 

@@ -45,6 +45,7 @@ from schedsearch.templates.parts import gather, pipeline, ptx, store_channels, w
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.epilogue_fragments import TileRows, store_transposed
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP
+from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.zero_points import ZeroPoint, no_transposed_correction
 from schedsearch.workload import Workload
@@ -84,6 +85,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     staging_offset = _staging_offset(workload, plan)
     store_tile = _store_tile(workload, geometry, plan, epilogue, zero)
     residual_index = epilogue.index("residual")
+    warm, idle = _warm(workload, geometry, plan, tile_origin), consumers + 64  # a warp without other work
 
     def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
         residual = operands[residual_index]
@@ -112,6 +114,8 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
                 load_patches(xmap, shared, patch_full, patch_empty, own_column, first_tile, next_tile)
             elif not merged and thread == consumers + 32:
                 load_weights(weight, shared + weights_offset, weight_full, weight_empty, own_column, first_tile, next_tile)
+            elif thread >= idle and thread < idle + 32 and first_tile < tiles:
+                warm(thread & 31, first_tile, own_column, operands)
         else:
             group = thread >> 7
             lane = thread & 31
@@ -417,6 +421,17 @@ def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callabl
             tile = types.int32(tile + next_tile)
 
     return load_patches
+
+
+def _warm(workload: Workload, geometry: Geometry, plan: Plan, tile_origin: Callable[..., Any]) -> Callable[..., None]:
+    """`warm(lane, tile, own_column, operands)`: a warp brings what belongs to the channels of a tile to L1."""
+    outputs, bn, load = geometry.outputs, plan.bn, warm_operands(workload)
+
+    def warm(lane: Any, tile: Any, own_column: Any, operands: Any) -> None:
+        _, _, _, conv_group, channel = tile_origin(tile, own_column)
+        load(lane, types.int32(conv_group * outputs + channel), types.int32(min(bn, outputs - channel)), operands)
+
+    return warm
 
 
 def _same(channel: Any) -> Any:

@@ -47,7 +47,7 @@ class Conv2dMma(Template):
     """Supports every shape, stride, dilation, padding, group count, layout and epilogue."""
 
     name = "conv2d_mma"
-    version = 1
+    version = 2
     op = "conv2d"
     kind = "cuda"
 

@@ -22,6 +22,7 @@ from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.workload import Workload
 
 OUTSIDE = -(2**30)  # a row coordinate that no tap can bring back into the image
@@ -47,6 +48,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections
     flip, multiply = swizzle(chunks), mma.multiply(wm, wn, row_bytes)
     stage_tile = mma.stage(wm, wn, staged_row_bytes)
     set_of, stop_of, store = filter_sets(plan), image_end(plan), output(workload, plan, epilogue, corrections)
+    warm, bn, group_channels = warm_operands(workload), plan.bn, plan.gemm.k
 
     def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
         shared = shared_base()
@@ -90,6 +92,8 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections
             for step in range(stages - 1):
                 fill(types.int32(step), types.int32(step), w_first, k_left)
                 commit()
+            if thread < 32:  # this warp would wait for the first stage anyway
+                warm(lane, types.int32(group * group_channels + k_first), types.int32(min(bn, k_left)), operands)
             read, write = types.int32(0), types.int32(stages - 1)
             for step in range(types.int32(steps)):
                 wait_stage()

@@ -36,6 +36,7 @@ from numba import cuda, types
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -66,6 +67,8 @@ from schedsearch.templates.parts.hopper import (
 )
 from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.templates.parts.stages import reads_bytes
+from schedsearch.templates.parts.store_words import WORD_BYTES, WordStaging, staged_words
+from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.zero_points import ZeroPoint, no_correction
 from schedsearch.workload import Workload
@@ -95,7 +98,7 @@ class Conv2dWgmma(Template):
     """conv2d for compute capability 9.0: floats of 16 and 8 bits and TF32 with sums in fp32, int8 and uint8 with int32."""
 
     name = "conv2d_wgmma"
-    version = 6
+    version = 7
     op = "conv2d"
     kind = "cuda"
 
@@ -291,6 +294,7 @@ def build_kernel(
     begin_store, words_ahead, load_ahead, finish = _finish(workload, gemm, plan, epilogue, zero)
     own_octets, own_sums, add_up = plan.own_octets, 4 * plan.own_octets, _add_up(wgmma, plan)
     array_ahead = max(words_ahead, 1)  # an array has a constant size, not 0
+    warm, idle = warm_operands(workload), consumers + 32  # the first thread of a warp without other work
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()
@@ -317,6 +321,9 @@ def build_kernel(
                     xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile,
                     first_step, stop_step,
                 )  # fmt: skip
+            elif thread >= idle and thread < idle + 32:
+                row, column = origin(first_tile, cluster_row, cluster_column)
+                warm(lane, column, types.int32(min(bn, columns - column)), operands)
         else:
             releases_stages, empty_at = releases(empty, part, cluster_row, cluster_column)
             tile_group = types.int32(group)  # rank among the blocks that share a tile
@@ -433,7 +440,10 @@ def _finish(
     fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *layout)
     load: Any = epilogue.load_ahead(own_octets, 8 * output.block, *layout) if words_ahead else None
     staging_offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
-    if stores_by_tma(workload):
+    if stores_by_tma(workload) and dtype_of(workload.out_dtype).nbytes == WORD_BYTES:
+        words = WordStaging(own_octets, plan.segment, staging_offset, accumulator)
+        begin_store, store_part = staged_words(output, words, plan.consumer_groups)
+    elif stores_by_tma(workload):
         staging = store.Staging(workload.out_dtype, own_octets, plan.segment, staging_offset, accumulator)
         begin_store, store_part = store.staged(output, staging, plan.consumer_groups)
     else:

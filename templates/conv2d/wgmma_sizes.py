@@ -18,6 +18,7 @@ from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.machine import Im2colFit, machine
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.templates.parts.store import Output, ShuffledOutput, interleaved
+from schedsearch.templates.parts.store_words import WORD_BYTES, staged_columns
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
@@ -57,10 +58,11 @@ def store_segment(workload: Workload, gemm: Im2col, q: Mapping[str, Any]) -> int
     """Columns that one TMA store writes: the largest of 16, 32, 64, 128 bytes that divides those of all blocks of a tile
     and the channels of a block of y, or those that are neighbours after depth_to_space."""
     unit = store_columns(workload)
-    of_block = 8 if gemm.y.plain else gemm.y.size // unit
+    widest = LINE_BYTES // (unit * dtype_of(workload.out_dtype).nbytes)
+    of_block = widest if gemm.y.plain else gemm.y.size // unit
     if gemm.shuffle:
         of_block = gemm.columns // gemm.shuffle.block // unit
-    return unit * math.gcd(q["bn"] // unit, int(octets_per_block(workload, q)) * 8 // unit, 8, of_block)
+    return unit * math.gcd(q["bn"] // unit, int(octets_per_block(workload, q)) * 8 // unit, widest, of_block)
 
 
 def output_of(gemm: Im2col, bm: int) -> Output:
@@ -71,14 +73,17 @@ def output_of(gemm: Im2col, bm: int) -> Output:
     return ShuffledOutput(*sizes, gemm.shuffle, gemm.out_w) if gemm.shuffle else Output(*sizes)
 
 
-def staged_bytes(workload: Workload) -> int:
-    """Bytes of an element of y in shared memory; 0 if y does not go through it."""
-    return dtype_of(workload.out_dtype).nbytes if stores_by_tma(workload) else 0
+def staged_bytes(workload: Workload, columns: Any) -> Any:
+    """Bytes of shared memory for a row of `columns` columns of y; 0 if y does not go through it."""
+    if not stores_by_tma(workload):
+        return 0 * columns
+    nbytes = dtype_of(workload.out_dtype).nbytes
+    return nbytes * (staged_columns(columns) if nbytes == WORD_BYTES else columns)
 
 
 def stores_by_tma(workload: Workload) -> bool:
-    """Whether y goes through shared memory. Threads store 32-bit numbers directly from their registers."""
-    return dtype_of(workload.out_dtype).nbytes < 4
+    """Whether y goes through shared memory: rows of y must begin at multiples of 16 bytes."""
+    return (workload.slice_of or workload.k) * dtype_of(workload.out_dtype).nbytes % 16 == 0
 
 
 def stage_bytes(workload: Workload, q: Columns) -> Any:
@@ -93,7 +98,7 @@ def sums_bytes(workload: Workload, q: Columns) -> Any:
 
 def ring_bytes(workload: Workload, q: Columns) -> Any:
     """Bytes of the stages. At the end of a split tile, the other blocks' sums overwrite them, followed by y."""
-    y = q["bm"] * octets_per_block(workload, q) * 8 * staged_bytes(workload)
+    y = q["bm"] * staged_bytes(workload, octets_per_block(workload, q) * 8)
     at_end = np.where(q["split_k"] == 1, 0, sums_bytes(workload, q) + y)
     return np.maximum(q["stages"] * stage_bytes(workload, q), at_end)
 
@@ -103,7 +108,7 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
     split = q["split_k"] > 1
     return SharedLayout.of(
         ring=q["ring_bytes"],
-        y=np.where(split, 0, q["turns"] * q["bm"] * q["bn"] * staged_bytes(workload)),
+        y=np.where(split, 0, q["turns"] * q["bm"] * staged_bytes(workload, q["bn"])),
         # Each half has `full` barriers of its own: sharing them, it would skip phases, and a wait by parity could match a
         # stale phase.
         full=q["turns"] * q["stages"] * BARRIER_BYTES,

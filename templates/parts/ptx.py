@@ -196,6 +196,14 @@ def mma_warp_tile(
 
 
 @functools.cache
+def store_shared_pair(accumulator: str) -> Callable[..., None]:
+    """`store(shared, a, b)`: two neighbouring registers of sums, 8 bytes."""
+    kind = REGISTER[accumulator]
+    text = f"st.shared.v2.{'f32' if kind == 'f32' else 'b32'} [$shared], {{$a, $b}};"
+    return device_op("store_shared_pair", text, ins={"shared": "u32", "a": kind, "b": kind})
+
+
+@functools.cache
 def store_warp_tile(wm: int, wn: int, row_bytes: int, accumulator: str = "float32") -> Callable[..., Any]:
     """Writes the accumulators of `mma_warp_tile` to shared memory, in rows `row_bytes` apart.
 
@@ -340,6 +348,7 @@ tma_store_5d = device_op(
 )
 bulk_commit = device_op("bulk_commit", "cp.async.bulk.commit_group;")
 bulk_wait_read_all = device_op("bulk_wait_read_all", "cp.async.bulk.wait_group.read 0;")
+bulk_wait_read_but_one = device_op("bulk_wait_read_but_one", "cp.async.bulk.wait_group.read 1;")  # of the last group
 fence_async_shared = device_op("fence_async_shared", "fence.proxy.async.shared::cta;")
 
 # --- Warpgroup matrices, sm_90a ("Asynchronous Warpgroup Level Matrix Instructions") -----------------------------------
