@@ -18,6 +18,7 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.ops import Layout
 from schedsearch.target import PRESETS
+from schedsearch.templates.conv2d import wgmma_store
 from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
@@ -87,7 +88,9 @@ def test_the_launches_compute_float32(
 ) -> None:
     workload, memory = LAYER.replace(**changes), Memory()
     emulator = ClusterEmulator(memory, lambda value, *_: value, late=True)
-    emulator.stand_in(monkeypatch, module, inner, inner_loads, addressing, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(
+        monkeypatch, module, inner, inner_loads, wgmma_store, addressing, gather, pipeline, sharing, store, walk, wgmma
+    )
     monkeypatch.setattr(module, "tf32", Tf32(memory))
     stages = {"fragments": lambda *_: None, "words_ahead": lambda *_: 0}
     epilogue = SimpleNamespace(identity=True, params=(), alignments={}, **stages)
