@@ -72,11 +72,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**SMALL, "bn": 48, "bk": 32},
     ),
     "16 merged groups of 4 channels, 8 at a time": (
-        {**BOTH, "c": 64, "k": 64, "groups": 16},
+        {**BOTH, "n": 1, "c": 64, "k": 64, "groups": 16},
         {**SMALL, "bk": 32},
     ),
     "16 merged groups of 3 output channels, int8": (
-        {**BOTH, "c": 64, "k": 48, "groups": 16, "epilogue": ["bias", "requantise"]},
+        {**BOTH, "n": 1, "c": 64, "k": 48, "groups": 16, "epilogue": ["bias", "requantise"]},
         {**SMALL, "bn": 48, "bk": 64},
     ),
     "split by 2, two rows of tiles share weights, a quantised residual": (
