@@ -10,6 +10,7 @@ import pytest
 from conv2d_numpy import KINDS, check_schedules
 from test_conv2d_integers import drawn, sums
 from test_conv2d_wgmma_emulated import SMALL, Requantise
+from test_conv2d_wgmma_zero_points import run_ptx
 
 import schedsearch.templates.conv2d.packed as module
 import schedsearch.templates.conv2d.wgmma as wgmma_module
@@ -19,10 +20,22 @@ from schedsearch.config import Config
 from schedsearch.ops import Layout
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelStep
+from schedsearch.templates.conv2d import wgmma_store
 from schedsearch.templates.conv2d.packed import Conv2dPacked, Packed
 from schedsearch.templates.layout_transform import kernels, places
 from schedsearch.templates.layout_transform.repack import Repack
-from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
+from schedsearch.templates.parts import (
+    addressing,
+    gather,
+    pipeline,
+    sharing,
+    store,
+    store_words,
+    walk,
+    wgmma,
+    window_sums,
+    zero_points,
+)
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.moves_emulator import MovesEmulator
@@ -50,6 +63,13 @@ EMULATED: dict[str, dict[str, Any]] = {
         "padding": (1, 2, 0, 1),
         "stride": (2, 1),
     },
+    "both zero points, channels that fill up": {
+        "layout": "NCHW",
+        "zero_points": ["x", "weight"],
+        "padding": (1, 2, 0, 1),
+        "stride": (2, 1),
+    },
+    "NHWC, a zero point of the weight, 8-bit output": {"c": 28, "zero_points": ["weight"], "epilogue": ["requantise"]},
     "NCHW4c, 8-bit output": {"layout": "NCHW4c", "epilogue": ["requantise"]},
     "NCHW, 8-bit output of one channel": {"layout": "NCHW", "c": 1, "k": 1, "n": 1, "epilogue": ["requantise"]},
 }
@@ -71,6 +91,11 @@ FORMS: dict[str, tuple[dict[str, Any], int, str]] = {
         {"layout": "NCHW", "n": 3, "c": 70, "k": 24, "zero_points": ["x"], "epilogue": ["requantise"]},
         32,
         "folded",
+    ),
+    "blocks of 16, an image for each tile, both zero points": (
+        {"layout": "NCHW4c", "n": 3, "zero_points": ["x", "weight"], "padding": (1, 2, 0, 1)},
+        16,
+        "bound",
     ),
     "blocks of 32 from NHWC, an image for each tile, dilation": (
         {"c": 40, "h": 6, "dilation": 2, "padding": 2},
@@ -125,15 +150,16 @@ def assert_computes(monkeypatch: pytest.MonkeyPatch, w: Workload, block: int, ba
     memory = Memory()
     packing, convolving = MovesEmulator(memory, late_copies=True), ClusterEmulator(memory, lambda value, *_: value, True)
     packing.stand_in(monkeypatch, kernels, places)
-    parts = (addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points)
-    convolving.stand_in(monkeypatch, wgmma_module, wgmma_loads, *parts)
+    parts = (addressing, gather, pipeline, sharing, store, store_words, walk, wgmma, zero_points)
+    convolving.stand_in(monkeypatch, wgmma_module, wgmma_loads, wgmma_store, window_sums, *parts)
+    run_ptx(monkeypatch, memory)
     monkeypatch.setattr(wgmma_module, "Epilogue", Requantise)
     config = configured(w, block, batch)
     assert TEMPLATE.space(w, H200).check(config) == []
     source = TEMPLATE.kernel(w, H200, config)
 
     arrays, x, weight = drawn(w)
-    zero_point = 3 if w.zero_points else 0
+    x_zero, weight_zero = zeros_of(w)
     y = np.full(w.output.shape, 0x55, w.output.dtype)
     given = {"x": arrays["x"], "weight": arrays["weight"], "y": y}
     made = {name: np.full(nbytes, 0x55, np.uint8) for name, nbytes in source.workspaces.items()}
@@ -150,13 +176,18 @@ def assert_computes(monkeypatch: pytest.MonkeyPatch, w: Workload, block: int, ba
         tensors[packed if packed in made else spec.name] = array.reshape(shape)
     for step in source.steps:
         emulator = packing if is_move(step) else convolving
-        emulator.run(step, buffers, 2, tensors, {"x_zero_point": float(zero_point)})
+        emulator.run(step, buffers, 2, tensors, {"x_zero_point": float(x_zero), "weight_zero_point": float(weight_zero)})
 
-    expected = sums(w, x - zero_point, weight)
+    expected = sums(w, x - x_zero, weight - weight_zero)
     if w.epilogue:
         half = np.rint((np.arange(w.k) % 3 + 1) * expected / 2)
         expected = np.clip(half, np.iinfo(y.dtype).min, np.iinfo(y.dtype).max)
     np.testing.assert_array_equal(y, Layout.parse(w.layout).pack(expected.astype(w.output.dtype), "NHWC"))
+
+
+def zeros_of(w: Workload) -> list[int]:
+    """The zero points of x and of the weight."""
+    return [zero if name in w.zero_points else 0 for name, zero in (("x", 3), ("weight", 5))]
 
 
 def is_move(step: KernelStep) -> bool:
@@ -307,8 +338,10 @@ def test_a_gpu_computes_exact_sums(some_of: Callable[..., Any], name: str) -> No
     if reason := TEMPLATE.validate(w, target):
         pytest.skip(reason)
     arrays, logical_x, weight = drawn(w)
-    scalars = {scalar.name: 3.0 for scalar in w.scalars}
-    expected = sums(w, logical_x - (3 if w.zero_points else 0), weight)
+    x_zero, weight_zero = zeros_of(w)
+    given = {"x_zero_point": float(x_zero), "weight_zero_point": float(weight_zero)}
+    scalars = {scalar.name: given[scalar.name] for scalar in w.scalars}
+    expected = sums(w, logical_x - x_zero, weight - weight_zero)
     device, space, rng = open_device(target), TEMPLATE.space(w, target), np.random.default_rng(5)
 
     def check(config: Config) -> None:

@@ -18,7 +18,8 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.ops import Layout
 from schedsearch.target import PRESETS
-from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma
+from schedsearch.templates.conv2d import wgmma_store
+from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, store_words, walk, wgmma
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
@@ -87,7 +88,8 @@ def test_the_launches_compute_float32(
 ) -> None:
     workload, memory = LAYER.replace(**changes), Memory()
     emulator = ClusterEmulator(memory, lambda value, *_: value, late=True)
-    emulator.stand_in(monkeypatch, module, inner, inner_loads, addressing, gather, pipeline, sharing, store, walk, wgmma)
+    parts = (addressing, gather, pipeline, sharing, store, store_words, walk, wgmma)
+    emulator.stand_in(monkeypatch, module, inner, inner_loads, wgmma_store, *parts)
     monkeypatch.setattr(module, "tf32", Tf32(memory))
     stages = {"fragments": lambda *_: None, "words_ahead": lambda *_: 0}
     epilogue = SimpleNamespace(identity=True, params=(), alignments={}, **stages)
@@ -103,6 +105,7 @@ def test_the_launches_compute_float32(
     tensors = {
         "x_split": spaces["x_split"].reshape(x_split.shape),
         "weight_split": spaces["weight_split"].reshape(by_taps),
+        "y": y,
     }
     for step in source.steps:
         emulator.run(step, buffers, 2, tensors)

@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import integer_model
 import numpy as np
 import pytest
 from conv2d_numpy import FLOAT_STAGES, KINDS, check_schedules, convolve, exactly, integers
-from conv2d_support import covering
+from conv2d_support import covering, run_on_cpu
 
 import schedsearch.templates.conv2d.unfold as module
 from schedsearch.backend import compile_source
@@ -20,6 +21,7 @@ from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelStep
 from schedsearch.templates.conv2d.unfold import Conv2dUnfold
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
+from schedsearch.templates.parts.window_sums import SUMS, WindowSums
 from schedsearch.testing.emulator import Emulator, Memory
 from schedsearch.workload import Workload
 
@@ -153,6 +155,8 @@ WHOLE_NUMBERS: dict[str, tuple[dict[str, Any], int]] = {
     "rgb, zero point": ({"c": 3, "zero_points": ["x"], "padding": (1, 2, 0, 1)}, 1),
     "uint8, 4 channels, zero point": ({"c": 4, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"]}, 2),
     "6 channels, dilated, zero point": ({"c": 6, "dilation": (1, 2), "padding": (1, 3, 1, 0), "zero_points": ["x"]}, 1),
+    "rgb, zero point of the weight": ({"c": 3, "zero_points": ["weight"]}, 1),
+    "rgb, both zero points": ({"c": 3, "zero_points": ["x", "weight"], "stride": (1, 2)}, 1),
     "an even number of channels": ({"c": 10, "weight_dtype": "uint8", "stride": 2}, 1),
     "one channel, dilated": ({"c": 1, "dilation": 2, "padding": 2}, 4),
 }
@@ -169,7 +173,7 @@ def test_unfolding_whole_numbers_fills_columns_outside_of_the_image_with_the_zer
     emulator = UnfoldEmulator(memory)
     unfolding_step(monkeypatch, emulator, workload, config_with(workload, 64, chunks))
     source = TEMPLATE.kernel(workload, H200, config_with(workload, 64, chunks))
-    z, channels = 5 if workload.zero_points else 0, math.ceil(workload.s * workload.c / 16) * 16
+    z, channels = 5 if "x" in workload.zero_points else 0, math.ceil(workload.s * workload.c / 16) * 16
     rng = np.random.default_rng(0)
     given = {arg.name: rng.integers(0, 8, arg.shape).astype(arg.dtype) for arg in workload.signature}
     shapes = {
@@ -190,6 +194,17 @@ def test_unfolding_whole_numbers_fills_columns_outside_of_the_image_with_the_zer
     plain = workload.replace(dtype="float32", weight_dtype="float32", zero_points=(), out_dtype="float32")
     right = convolve(plain, given["x"].astype(np.float32) - z, given["weight"].astype(np.float32))
     np.testing.assert_array_equal(left, right)
+
+
+def test_sums_for_a_zero_point_of_the_weight_are_those_of_x_as_it_is_given() -> None:
+    """The kernel looks up the sums of its own output pixels. Unfolding changes neither their number nor their order."""
+    workload = SMALL.replace(dtype="int8", out_dtype="int32", zero_points=["x", "weight"], c=4, padding=(1, 2, 0, 1))
+    source = TEMPLATE.kernel(workload, H200, config_with(workload, 64, 1))
+    windows = WindowSums.of(workload)
+    assert windows is not None and len(source.steps) == 4
+    assert (source.steps[0].params, source.steps[0].grid) == (windows.step().params, windows.step().grid)
+    assert Pointer(SUMS) in source.steps[-1].params and windows.workspaces.items() <= source.workspaces.items()
+    assert source.alignments["x"] == windows.run == 4
 
 
 @pytest.mark.long
@@ -378,3 +393,30 @@ FIRST_LAYERS = [
 def test_first_layers_of_networks_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
     workload, rng = FIRST_LAYERS[number], np.random.default_rng(0)
     check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, rng, some_of(KINDS, number))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("zero_points", [["weight"], ["x", "weight"]], ids=str)
+def test_first_layers_of_quantised_networks_with_a_zero_point_of_the_weight_are_exact(
+    hopper: Target, zero_points: list[str]
+) -> None:
+    from schedsearch.device import open_device
+
+    epilogue = ["bias", "relu", {"requantise": {"to": "uint8"}}]
+    workload = Workload.conv2d(
+        n=2, h=61, w=59, c=3, k=64, r=7, s=7, stride=2, padding=(3, 2, 4, 3), dtype="uint8", weight_dtype="int8",
+        zero_points=zero_points, epilogue=epilogue,
+    )  # fmt: skip
+    arrays = integer_model.arguments(workload)
+    scalars = {scalar.name: integer_model.SCALARS[scalar.name] for scalar in workload.scalars}
+    device = open_device(hopper)
+
+    def check(config: Config) -> None:
+        source = TEMPLATE.kernel(workload, hopper, config)
+        y = run_on_cpu(device, source, arrays, {"y": (workload.output.shape, np.uint8)}, scalars)["y"]
+        np.testing.assert_array_equal(y, integer_model.expected(workload, arrays), err_msg=str(config))
+
+    try:
+        check_schedules(check, TEMPLATE, workload, hopper, np.random.default_rng(1))
+    finally:
+        device.close()

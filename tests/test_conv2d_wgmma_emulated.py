@@ -17,6 +17,7 @@ from schedsearch.config import Config
 from schedsearch.launch import Scalar
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
+from schedsearch.templates.conv2d import wgmma_store
 from schedsearch.templates.conv2d.geometry import Blocks, Im2col
 from schedsearch.templates.parts import (
     addressing,
@@ -25,6 +26,7 @@ from schedsearch.templates.parts import (
     pipeline,
     sharing,
     store,
+    store_words,
     walk,
     wgmma,
     zero_points,
@@ -111,6 +113,8 @@ CASES |= {
     ),
     "a slice of float32": ({**SHAPE, "c": 24, "k": 40, "out_dtype": "float32", "slice_of": 52}, SMALL),
 }  # fmt: skip
+# The modules that the kernel is made of.
+MODULES = (module, loads, wgmma_store, gather, pipeline, sharing, store, store_words, walk, wgmma)
 PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, and its loads never wait for its consumers
 
 
@@ -156,7 +160,7 @@ def test_the_kernel_computes_the_convolution(
 def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], emulator: ClusterEmulator) -> None:
     """Runs the kernel and compares the result with NumPy's."""
     workload, memory = Workload.conv2d(**shape), emulator.memory
-    emulator.stand_in(monkeypatch, module, loads, epilogue_fragments, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, *MODULES, epilogue_fragments)
     monkeypatch.setattr(module, "Epilogue", lambda _: BiasInMemory(memory, workload.k))
     rng = np.random.default_rng(0)
     arrays = integers(workload, rng)
@@ -301,9 +305,7 @@ def run_integers(monkeypatch: pytest.MonkeyPatch, shape: Any, config: Any, emula
     """Runs the kernel and compares the result with NumPy's."""
     workload = Workload.conv2d(**shape)
     plain = workload.replace(layout="NHWC", weight_layout="OHWI")
-    emulator.stand_in(
-        monkeypatch, module, loads, weight_rows, addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
-    )
+    emulator.stand_in(monkeypatch, *MODULES, weight_rows, addressing, zero_points)
     monkeypatch.setattr(module, "Epilogue", Requantise)
     rng = np.random.default_rng(0)
     limits = {name: np.iinfo(dtype) for name, dtype in (("x", workload.dtype), ("weight", workload.weight_dtype))}
@@ -343,7 +345,7 @@ def test_blocks_whose_images_follow_each_other_are_folded_into_rows(
     """x in (C / x, N, H, W, x) and y likewise, with weights in OHWI: a tile has pixels of several images."""
     workload = Workload.conv2d(**{**INTEGERS, "n": 3, "h": 5, "k": 96 if of_y == 32 else 48})
     emulator = ClusterEmulator(Memory(), lambda value, *_: value, True)
-    emulator.stand_in(monkeypatch, module, loads, epilogue_fragments, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, *MODULES, epilogue_fragments)
     x_blocks, y_blocks = Blocks.folded(48, 3, block), Blocks.folded(workload.k, 3, of_y)
     gemm = Im2col.of(workload, x=x_blocks, y=y_blocks)
     assert gemm.images == 1

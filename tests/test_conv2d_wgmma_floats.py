@@ -18,7 +18,8 @@ from schedsearch.config import Config
 from schedsearch.launch import TensorMap
 from schedsearch.ops import decode, encode
 from schedsearch.target import PRESETS
-from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma
+from schedsearch.templates.conv2d import wgmma_store
+from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, store_words, walk, wgmma
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.hopper_emulator import multiplied
@@ -101,7 +102,8 @@ def test_the_kernel_computes_the_convolution(
     stage = {"dequantise": {"to": shape.get("out_dtype", "float16")}}
     workload = Workload.conv2d(**shape).replace(epilogue=[stage] if scaled else [])
     emulator = ClusterEmulator(Memory(), lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, module, loads, addressing, gather, pipeline, sharing, store, walk, wgmma)
+    parts = (addressing, gather, pipeline, sharing, store, store_words, walk, wgmma)
+    emulator.stand_in(monkeypatch, module, loads, wgmma_store, *parts)
     monkeypatch.setattr(module, "Epilogue", Scales)
     raw = factors(workload)
     y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)

@@ -11,6 +11,7 @@ import pytest
 from conv2d_support import run_on_cpu
 from matmul_support import CASES, arguments, cases, expected, scalars
 from mma_emulated import emulate
+from test_conv2d_wgmma_zero_points import run_ptx
 
 from schedsearch import batch_matmul, dense
 from schedsearch.config import Config
@@ -18,9 +19,10 @@ from schedsearch.device.detect import detect
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template, load_templates
 from schedsearch.templates.conv2d import wgmma as conv2d_wgmma
-from schedsearch.templates.conv2d import wgmma_loads
+from schedsearch.templates.conv2d import wgmma_loads, wgmma_store
 from schedsearch.templates.matmul import gemv
 from schedsearch.templates.parts import (
+    addressing,
     epilogue,
     epilogue_fragments,
     gather,
@@ -29,8 +31,10 @@ from schedsearch.templates.parts import (
     sharing,
     simt,
     store,
+    store_words,
     walk,
     wgmma,
+    window_sums,
 )
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
@@ -56,7 +60,10 @@ FORMS: list[dict[str, Any]] = [
     {"b": 3, "m": 20, "n": 48, "k": 64, "dtype": "int8", "x_batch": 1, "epilogue": ["requantise"]},
     {"b": 2, "m": 9, "n": 13, "k": 7, "dtype": "uint8", "zero_points": ["x"], "weight_layout": "KN"},
     {"b": 5, "m": 2, "n": 33, "k": 64, "x_batch": 1, "epilogue": ["bias"]},
-]
+    {"m": 70, "n": 96, "k": 160, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x", "weight"],
+     "epilogue": ["requantise"]},
+    {"b": 3, "m": 70, "n": 48, "k": 64, "dtype": "int8", "zero_points": ["weight"], "x_layout": "KM", "weight_layout": "KN"},
+]  # fmt: skip
 
 
 def workload_of(params: dict[str, Any]) -> Workload:
@@ -99,21 +106,42 @@ def test_a_batch_with_weights_of_its_own_in_the_emulator(monkeypatch: pytest.Mon
     np.testing.assert_array_equal(y, expected(workload, arrays))
 
 
+WGMMA = (  # the kernel's modules
+    conv2d_wgmma, wgmma_loads, wgmma_store, gather, pipeline, sharing, store, store_words, walk, wgmma,
+)  # fmt: skip
+WGMMA_TILES = dict(
+    bn=32, bk=64, stages=2, split_k=1, cluster_m=1, cluster_n=1, grid="split", blocks_per_sm=1, schedule="together",
+    group_m=2, l2_promotion=256,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("consumer_groups", [1, 2])
 def test_a_batch_in_the_emulator_of_clusters(monkeypatch: pytest.MonkeyPatch, consumer_groups: int) -> None:
     """wgmma: a persistent block walks tiles of several matrices, which m and n do not fill."""
     workload = batch_matmul(b=3, m=70, n=40, k=72)
     arrays, y = arguments(workload), np.full(workload.output.shape, np.nan, np.float16)
     emulator = ClusterEmulator(Memory(), lambda value, *_: value, late=True)
-    modules = (conv2d_wgmma, wgmma_loads, epilogue_fragments, gather, pipeline, sharing, store, walk, wgmma)
-    emulator.stand_in(monkeypatch, *modules)
-    config = Config(
-        consumer_groups=consumer_groups, bn=32, bk=64, stages=2, split_k=1, cluster_m=1, cluster_n=1, grid="split",
-        blocks_per_sm=1, schedule="together", group_m=2, l2_promotion=256,
-    )  # fmt: skip
+    emulator.stand_in(monkeypatch, *WGMMA, epilogue_fragments)
+    config = Config({**WGMMA_TILES, "consumer_groups": consumer_groups})
     (step,) = load_template("matmul_wgmma").kernel(workload, H200, config).steps
     images = {"x": arrays["x"].reshape(3, 1, 70, 72), "weight": arrays["weight"].reshape(120, 1, 72)}
     emulator.run(step, {}, 2, {**images, "y": y.reshape(3, 1, 70, 40)})
+    np.testing.assert_array_equal(y, expected(workload, arrays))
+
+
+def test_a_batch_with_a_zero_point_of_its_weights_in_the_emulator_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """wgmma: tiles of one matrix, whose rows have sums of x of their own."""
+    workload = batch_matmul(b=3, m=70, n=40, k=64, dtype="int8", zero_points=["weight"])
+    arrays, y, memory = arguments(workload), np.full(workload.output.shape, 99, np.int32), Memory()
+    emulator = ClusterEmulator(memory, lambda value, *_: value, late=True)
+    emulator.stand_in(monkeypatch, *WGMMA, addressing, window_sums)
+    run_ptx(monkeypatch, memory)
+    source = load_template("matmul_wgmma").kernel(workload, H200, Config({**WGMMA_TILES, "consumer_groups": 1}))
+    sums = np.full(source.workspaces["x_window_sums"], 0x55, np.uint8)
+    buffers = {name: memory.add(array) for name, array in {**arrays, "x_window_sums": sums, "y": y}.items()}
+    images = {"x": arrays["x"].reshape(3, 1, 70, 64), "weight": arrays["weight"].reshape(120, 1, 64)}
+    for step in source.steps:
+        emulator.run(step, buffers, 2, images, scalars(workload))
     np.testing.assert_array_equal(y, expected(workload, arrays))
 
 

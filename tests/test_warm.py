@@ -1,4 +1,4 @@
-"""Early loads of what the epilogue needs: every sector of the channels is read, nothing beside them, and nothing is written."""
+"""Early loads of what the epilogue needs: every sector of the channels is read, and nothing beside them."""
 
 from __future__ import annotations
 

@@ -262,6 +262,10 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
         return f"{names[0]} = field({names[1]}, {names[2]}, {names[3]}, {last == 's32'})"
     if kind in ("mul", "mad") and last == "s32" and suffixes[0] == "lo":
         return f"{names[0]} = wide(wide({names[1]}) * int({names[2]}) + int({names[3] if kind == 'mad' else 0}))"
+    if kind == "neg" and last == "s32":
+        return f"{names[0]} = wide(-I({names[1]}))"
+    if kind == "div" and last == "u32":
+        return f"{names[0]} = (I({names[1]}) & {_MASKS['32']}) // int({names[2]})"
     if kind == "shr" and last == "u32":
         return f"{names[0]} = (I({names[1]}) & {_MASKS['32']}) >> {names[2]}"
     if kind == "add" and suffixes == ["sat", "s32"]:

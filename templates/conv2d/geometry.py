@@ -24,6 +24,7 @@ from schedsearch.templates.conv2d.limits import size_problem
 from schedsearch.templates.parts.epilogue_fragments import ChannelOrder
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, moved_residual_problem
+from schedsearch.templates.parts.window_sums import window_sums_problem
 from schedsearch.templates.parts.zero_points import zero_point_problem
 from schedsearch.workload import Workload
 
@@ -209,6 +210,7 @@ def problem(
     takes_groups: bool = False,
     shuffles: bool = False,
     slices: bool = False,
+    weight_zero_point: bool = False,
     staged: Sequence[str] | None = None,
 ) -> str | None:
     """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None.
@@ -218,6 +220,7 @@ def problem(
         takes_blocks: takes NCHW[x]c.
         shuffles: stores through depth_to_space.
         slices: stores into a slice of a larger array.
+        weight_zero_point: corrects sums for a zero point of the weight.
         takes_groups: takes any groups; otherwise only those of integers whose rows of weights `weight_rows` can widen.
         staged: as in `stages.epilogue_problem`.
     """
@@ -231,7 +234,7 @@ def problem(
         return f"dtype is {w.dtype}; allowed: {', '.join(dtypes)}"
     if w.dtype == "float32" and w.precision != "tf32":
         return f"dtype is float32 with precision {w.precision}; allowed: tf32, as wgmma cuts factors to 10 stored bits"
-    if reason := zero_point_problem(w):
+    if reason := zero_point_problem(w, weight_zero_point) or window_sums_problem(w):
         return reason
     if reason := _layout_problem(w, takes_blocks):
         return reason

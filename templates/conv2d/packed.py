@@ -10,7 +10,8 @@ The knob `x` is the number of channels of a block. With all of them in one block
 (C/x, N, H, W, x), so that a tile has pixels of several images; or images are, NCHW[x]c: the knob `batch`.
 
 An argument that has the wanted form is used as it is. Zero channels add nothing to a sum, whatever the zero point of x is,
-because the correction for it multiplies sums of weights. Each arrow is a step of `layout_transform.repack`.
+because the correction for it multiplies sums of weights. Sums of x, for a zero point of the weight, are those of x as it is
+given. Each arrow is a step of `layout_transform.repack`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.layout_transform.repack import Repack
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES
 from schedsearch.templates.parts.subspaces import Choice, one_of
+from schedsearch.templates.parts.window_sums import WindowSums
 from schedsearch.workload import Workload
 
 _INNER = Conv2dWgmma()
@@ -102,7 +104,7 @@ class Conv2dPacked(Template):
         form = packed.form(config["x"], config["batch"])
         inner_names = _INNER.space(packed.workload, target, form.gemm).names
         inner_config = Config({name: config[name] for name in inner_names})
-        inner = _INNER.kernel(packed.workload, target, inner_config, form.gemm)
+        inner = _INNER.without_window_sums(packed.workload, target, inner_config, form.gemm)
         repacks = packed.around(form)
         workspaces = {name: f"{name}_packed" for name in repacks}
         constant = {spec.name: spec.constant for spec in workload.signature}
@@ -120,7 +122,10 @@ class Conv2dPacked(Template):
                 before.append(repack.step(own, x=name, y=workspaces[name], constant=constant[name]))
                 sizes[workspaces[name]], alignments[name] = repack.permutation.y_bytes, x_alignment
         convolve = [over_workspaces(step, workspaces) for step in inner.steps]
-        return dataclasses.replace(inner, steps=(*before, *convolve, *after), workspaces=sizes, alignments=alignments)
+        steps = (*before, *convolve, *after)
+        source = dataclasses.replace(inner, steps=steps, workspaces=sizes, alignments=alignments)
+        windows = WindowSums.of(workload)  # of x as it is given: channels that fill it up belong to no window
+        return windows.before(source) if windows else source
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ Zeros fill up the S * C channels to `channels`, a multiple of 8. The remaining c
 The first launch unfolds both arguments. The second one is conv2d_wgmma's kernel. See docs/kernels/conv2d_unfold.md.
 
 For int8 and uint8 the chunk of 16 bytes has 16 channels. If x has a zero point, columns outside of the image are filled with
-it. Rows outside of the image are TMA's zeros, whose sums conv2d_wgmma corrects (`parts.zero_points`).
+it. Rows outside of the image are TMA's zeros, whose sums conv2d_wgmma corrects (`parts.zero_points`). If the weight has a
+zero point, a step before both adds up x over each window, as it is given (`parts.window_sums`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.hopper import DTYPES
 from schedsearch.templates.parts.loads import load_four_bytes, load_halves, load_run, load_run_of_bytes
 from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.templates.parts.window_sums import WindowSums
 from schedsearch.templates.parts.zero_points import SCALAR, ZeroPoint
 from schedsearch.workload import Workload
 
@@ -136,7 +138,7 @@ class Conv2dUnfold(Template):
         unfolded = Unfolded.of(workload)
         threads, chunks = config["unfold_threads"], config["unfold_chunks"]
         inner_config = Config({name: config[name] for name in _INNER.space(unfolded.workload, target).names})
-        inner = _INNER.kernel(unfolded.workload, target, inner_config)
+        inner = _INNER.without_window_sums(unfolded.workload, target, inner_config)
         unfold = KernelStep(
             build_unfold(workload, threads, chunks),
             (*(Pointer(name) for names in _WORKSPACES.items() for name in names), *_zero_point(workload)),
@@ -152,7 +154,7 @@ class Conv2dUnfold(Template):
             zero = ZeroPoint.of(unfolded.workload.replace(c=workload.s * workload.c))
             assert zero is not None and len(before) == 1
             before, aligned_weight = [zero.step()], max(loaded, 4)
-        return dataclasses.replace(
+        source = dataclasses.replace(
             inner,
             steps=(*before, unfold, convolve),
             workspaces={
@@ -162,6 +164,8 @@ class Conv2dUnfold(Template):
             },
             alignments={**inner.alignments, "x": loaded, "weight": aligned_weight},
         )
+        windows = WindowSums.of(workload)  # of x as it is given
+        return windows.before(source) if windows else source
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,7 @@ class Unfolded:
 
 def _zero_point(workload: Workload) -> tuple[Scalar, ...]:
     """The further parameters of the unfolding: the zero point of x, if it has one."""
-    return (Scalar(SCALAR),) if workload.zero_points else ()
+    return (Scalar(SCALAR),) if "x" in workload.zero_points else ()
 
 
 def _loads(unfolded: Unfolded) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
@@ -272,7 +276,7 @@ def _loads(unfolded: Unfolded) -> tuple[Callable[..., Any], Callable[..., Any], 
     def zero(scalars: Any) -> Any:
         return types.uint32(0)
 
-    fill_of = zero_point if unfolded.workload.zero_points else zero
+    fill_of = zero_point if "x" in unfolded.workload.zero_points else zero
     if unfolded.element_bytes == 2:
         return halves, words_of_halves, fill_of
     return run_of_bytes, words_of_bytes, fill_of

@@ -36,7 +36,6 @@ from numba import cuda, types
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
-from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -56,6 +55,7 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
     stores_by_tma,
     useful_bks,
 )
+from schedsearch.templates.conv2d.wgmma_store import Corrections, add_up_of, finish_of
 from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import cluster, hopper, pipeline, ptx, store, walk
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -67,10 +67,9 @@ from schedsearch.templates.parts.hopper import (
 )
 from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.templates.parts.stages import reads_bytes
-from schedsearch.templates.parts.store_words import WORD_BYTES, WordStaging, staged_words
 from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.templates.parts.wgmma import Wgmma
-from schedsearch.templates.parts.zero_points import ZeroPoint, no_correction
+from schedsearch.templates.parts.window_sums import WindowSums
 from schedsearch.workload import Workload
 
 # Registers of a consumer thread besides its bn/2 accumulators (addresses, descriptors, temporaries), and with an epilogue.
@@ -103,7 +102,9 @@ class Conv2dWgmma(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        reason = geometry.problem(workload, target, every_dtype=True, takes_blocks=True, shuffles=True, slices=True)
+        reason = geometry.problem(
+            workload, target, every_dtype=True, takes_blocks=True, shuffles=True, slices=True, weight_zero_point=True
+        )
         if reason:
             return reason
         gemm = Im2col.of(workload)
@@ -222,12 +223,25 @@ class Conv2dWgmma(Template):
         return hopper.least_predicted(space.restrict(few), ties)
 
     def kernel(self, workload: Workload, target: Target, config: Config, gemm: Im2col | None = None) -> KernelSource:
-        """The kernel; x and y lie in memory as `gemm` says, or else as the workload's layout says."""
-        merged, zero, given = geometry.merged_groups(workload), ZeroPoint.of(workload), workload
+        """The kernel; x and y lie in memory as `gemm` says, or else as the workload's layout says.
+
+        With a zero point of the weight x lies as the layout says.
+        """
+        source, windows = self.without_window_sums(workload, target, config, gemm), WindowSums.of(workload)
+        return windows.before(source) if windows else source
+
+    def without_window_sums(
+        self, workload: Workload, target: Target, config: Config, gemm: Im2col | None = None
+    ) -> KernelSource:
+        """The same for templates that move x to a workspace, where it may lie differently.
+
+        If the weight has a zero point, they add the step that reads x where it was, by `WindowSums.before`.
+        """
+        merged, corrections, given = geometry.merged_groups(workload), Corrections.of_workload(workload), workload
         workload = _merged(workload)
         gemm = gemm or Im2col.of(workload)
         plan = evaluate(workload, target, config, gemm)
-        epilogue = Epilogue(workload, zero.params) if zero else Epilogue(workload)
+        epilogue = Epilogue(workload, corrections.params) if corrections.params else Epilogue(workload)
         image = image_map(workload, gemm, plan.bm // plan.cluster_n, plan.bk, plan.l2_promotion)
         own_filters = plan.bn // plan.cluster_m
         if gemm.order:
@@ -241,7 +255,7 @@ class Conv2dWgmma(Template):
         if stores_by_tma(workload):
             output = output_map(workload, output_of(gemm, plan.bm), plan.segment, GROUP_ROWS)
         step = KernelStep(
-            build_kernel(workload, gemm, plan, epilogue, zero),
+            build_kernel(workload, gemm, plan, epilogue, corrections),
             (image, weights, output, *epilogue.params),
             Grid(plan.blocks, plan.blocks_per_sm if plan.grid == "persistent" else 0),
             plan.threads,
@@ -257,7 +271,7 @@ class Conv2dWgmma(Template):
             rows = WeightRows(given, merged)
             steps = (rows.step(), over_workspaces(step, {"weight": ROWS}))
             workspaces = {ROWS: rows.nbytes}
-        if zero:
+        if zero := corrections.zero:
             steps, workspaces = (zero.step(), *steps), workspaces | zero.workspaces
             alignments |= zero.alignments
         return KernelSource("cuda", "sm_90a", steps, workspaces, alignments)
@@ -273,7 +287,7 @@ def _merged(workload: Workload) -> Workload:
 
 
 def build_kernel(
-    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
+    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: Corrections
 ) -> Callable[..., None]:
     """The kernel function of one configuration."""
     wgmma, layout = Wgmma(workload.dtype, workload.weight_dtype), plan.shared
@@ -291,8 +305,8 @@ def build_kernel(
     thread_of_warpgroup, initialise = store.thread_of_warpgroup, _initialise(plan, tiles)
     take, advance_taken = pipeline.consumer(stages, phases="some" if in_turn else "all")
     multiply_step, wait_previous, wait_all = _multiply_step(wgmma, plan), wgmma.wait(1, bn), wgmma.wait(0, bn)
-    begin_store, words_ahead, load_ahead, finish = _finish(workload, gemm, plan, epilogue, zero)
-    own_octets, own_sums, add_up = plan.own_octets, 4 * plan.own_octets, _add_up(wgmma, plan)
+    begin_store, words_ahead, load_ahead, finish = finish_of(workload, gemm, plan, epilogue, corrections)
+    own_octets, own_sums, add_up = plan.own_octets, 4 * plan.own_octets, add_up_of(wgmma, plan)
     array_ahead = max(words_ahead, 1)  # an array has a constant size, not 0
     warm, idle = warm_operands(workload), consumers + 32  # the first thread of a warp without other work
 
@@ -420,87 +434,6 @@ def _multiply_step(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
         multiply(acc, matrix(a), matrix(b), accumulate)
 
     return multiply_step
-
-
-def _finish(
-    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
-) -> tuple[Callable[..., Any], int, Callable[..., None], Callable[..., None]]:
-    """The functions of the end of a tile: (begin_store, words_ahead, load_ahead, finish).
-
-    `finish(values, ahead, row, column, inside_columns, y, store_place, lane, warp_row, operands)` applies the epilogue to a
-    warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on, and stores it. If there are
-    `words_ahead`, `load_ahead(ahead, row, column, inside_columns, lane, warp_row, operands)` must have loaded them.
-    """
-    output, own_octets, accumulator = output_of(gemm, plan.bm), plan.own_octets, Wgmma(workload.dtype).accumulator
-    rows, fused, interleaved = output.rows, not epilogue.identity, store.interleaved(workload.out_dtype)
-    first_pair = output.fragment(4 if interleaved else 2)
-    correct = zero.correction(epilogue, own_octets, interleaved) if zero else no_correction
-    channel_of = gemm.order.channel() if gemm.order else _same
-    layout, words_ahead = _layout_of(gemm, output), epilogue.words_ahead(own_octets, interleaved)
-    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *layout)
-    load: Any = epilogue.load_ahead(own_octets, 8 * output.block, *layout) if words_ahead else None
-    staging_offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
-    if stores_by_tma(workload) and dtype_of(workload.out_dtype).nbytes == WORD_BYTES:
-        words = WordStaging(own_octets, plan.segment, staging_offset, accumulator)
-        begin_store, store_part = staged_words(output, words, plan.consumer_groups)
-    elif stores_by_tma(workload):
-        staging = store.Staging(workload.out_dtype, own_octets, plan.segment, staging_offset, accumulator)
-        begin_store, store_part = store.staged(output, staging, plan.consumer_groups)
-    else:
-        in_memory = output.with_pitch(workload.slice_of) if output.plain else output
-        begin_store, store_part = store.direct(in_memory, own_octets, accumulator)
-
-    def load_ahead(
-        ahead: Any, row: Any, column: Any, inside_columns: Any, lane: Any, warp_row: Any, operands: Any
-    ) -> None:  # fmt: skip
-        first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
-        load(ahead, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset, *operands)
-
-    def finish(
-        values: Any, ahead: Any, row: Any, column: Any, inside_columns: Any, y: Any, store_place: Any, lane: Any,
-        warp_row: Any, operands: Any,
-    ) -> None:  # fmt: skip
-        first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
-        correct(values, inside_columns, first_row, first_column, operands)
-        if words_ahead:
-            fuse(
-                values, ahead, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset, *operands
-            )
-        elif fused:
-            fuse(
-                values, inside_columns, first_row < rows, first_row + 8 < rows, channel_of(first_column), first_offset,
-                *operands,
-            )  # fmt: skip
-        store_part(values, y, store_place, row, column, inside_columns)
-
-    return begin_store, words_ahead, load_ahead, finish
-
-
-def _add_up(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
-    """`add_up(acc, sums, shared, sums_full, thread, in_cluster, part)`: `sums` of this block's columns of a split tile."""
-    split_k, octets, own_octets, octet_bytes = plan.split_k, plan.bn // 8, plan.own_octets, plan.bm * 32
-    exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes, wgmma.accumulator)
-    add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes, wgmma.accumulator)
-
-    def add_up(acc: Any, sums: Any, shared: Any, sums_full: Any, thread: Any, in_cluster: Any, part: Any) -> None:
-        slots = types.uint32(shared + thread * 16)
-        exchange_fragments(acc, sums, slots, sums_full, part, types.uint32(in_cluster - part))
-        ptx.mbarrier_wait(sums_full, 0)
-        add_fragments(sums, slots)
-
-    return add_up
-
-
-def _same(column: Any) -> Any:
-    """The channel of a column if columns are channels."""
-    return column
-
-
-def _layout_of(gemm: Im2col, output: store.Output) -> tuple[Any, ...]:
-    """The last arguments of `Epilogue.fragments` if columns lie in blocks, or are not in the order of channels."""
-    if gemm.order:
-        return None, gemm.order
-    return () if output.block == output.columns else ((output.block, output.block_elements),)
 
 
 def _column_blocks(gemm: Im2col) -> list[int]:

@@ -118,6 +118,16 @@ class Output:
 
         return locate if images > 1 else only_image
 
+    def first_pixel(self) -> Callable[[Any], Any]:
+        """`first_pixel(row)`: rows of y before the slice of a row's image: the number of output pixels before the image."""
+        locate, rows = self.locate(), self.rows
+
+        def first_pixel(row: Any) -> Any:
+            image, _ = locate(row)
+            return types.int32(image * rows)
+
+        return first_pixel
+
     def fragment(self, neighbours: int = 2) -> Callable[..., Any]:
         """As the function `fragment`; the row that it returns is that in a slice."""
         locate, rows, block, block_elements = self.locate(), self.rows, self.block, self.block_elements

@@ -25,7 +25,7 @@ Warm = Callable[[Any, Any, Any, Any], None]
 def warm_operands(workload: Workload) -> Warm:
     """`warm(lane, k, channels, operands)`: a warp loads what the epilogue reads for `channels` channels from k on.
 
-    The warp waits for the data. It reads one element of each 32 bytes, of up to 32 * 32 bytes of each operand, and nothing if
+    The warp waits for the data. It reads an element of each 32 bytes, up to 32 * 32 bytes of each operand, and nothing if
     `channels` is not positive. `operands` are those of `Epilogue`; k + channels is at most K (both i32).
     """
     warm = _nothing

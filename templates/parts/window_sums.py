@@ -6,21 +6,27 @@ The first sum is that of a weight without a zero point; see `zero_points`. The s
 the group of channels only. A step writes it to a workspace before the kernel runs. It reads x, so it runs with every call.
 Padding counts as zx and adds nothing. All arithmetic wraps around at 32 bits, like the sums themselves.
 
-A template asks `window_sums_problem` in `validate`, makes `WindowSums.of(workload)`, gives `Epilogue` its `params`, puts
-`step()` before its own step, merges `workspaces`, and adds `terms(...)` to its sums before the epilogue.
+A template
+
+1. asks `window_sums_problem` in `validate`, and makes `WindowSums.of(workload)`, None if the weight has no zero point;
+2. gives `Epilogue` its `params`, and puts the step before its own by `before(source)`;
+3. captures `correction(...)`, which corrects a thread's fragment of a wgmma tile before `Epilogue.fragments`; or
+   `terms(...)`, which gives what to add to single sums before `Epilogue.pair` or `single`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numba import cuda, types
 
+from schedsearch.backend.ops import device_op
 from schedsearch.launch import Float32, Grid, Param, Pointer, Scalar
 from schedsearch.ops.conv2d import CONV2D
-from schedsearch.template import KernelStep
+from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -31,6 +37,7 @@ SCALAR = "weight_zero_point"
 THREADS = 128  # of a block of the step that writes it
 LANES = 32
 MAX_ENTRIES = 2**27  # threads of all lanes have numbers below 2**32
+_BRANCH_OCTETS = 4  # octets between two branches, whose loads are in flight at once
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,42 @@ class WindowSums:
             shaped_by=frozenset(),
         )
 
+    def before(self, source: KernelSource) -> KernelSource:
+        """The source, preceded by the step that writes the sums. The step reads the argument x of `workload`."""
+        alignments = {**source.alignments, "x": max(source.alignments.get("x", 1), self.run)}
+        workspaces = {**source.workspaces, **self.workspaces}
+        return replace(source, steps=(self.step(), *source.steps), workspaces=workspaces, alignments=alignments)
+
+    def correction(self, epilogue: Epilogue, octets: int, interleaved: bool, one_group: bool) -> Callable[..., None]:
+        """`correct(values, columns, rows, pixel, k, operands)`: corrects a thread's fragment of a wgmma tile in place.
+
+        values, columns and k are as in `Epilogue.fragments`, and `operands` are those of `epilogue`. `pixel` (i32) is the
+        output pixel of the fragment's first row, numbered (n, p, q); the pixel of the other row is `pixel` + 8. `rows` (i32)
+        counts the rows from `pixel` on that lie inside of y; it may be negative. Sums of other rows stay as they are.
+
+        Args:
+            octets, interleaved: as in `Epilogue.fragments`.
+            one_group: all columns of a tile are output channels of one group.
+        """
+        w, table, scalar = self.workload, epilogue.index(SUMS), epilogue.index(SCALAR)
+        groups, outputs = w.groups, w.k // w.groups
+        correct_tile, correct_each = correct_rows(octets, groups), correct_channels(octets, interleaved, groups, outputs)
+
+        def correct_pixels(values: Any, columns: Any, rows: Any, pixel: Any, k: Any, operands: Any) -> None:
+            correct_tile(values, columns, rows, pixel, operands[table], operands[scalar])
+
+        def correct_group(values: Any, columns: Any, rows: Any, pixel: Any, k: Any, operands: Any) -> None:
+            entry = types.int32(pixel * groups + types.int32(types.uint32(k) // types.uint32(outputs)))
+            correct_tile(values, columns, rows, entry, operands[table], operands[scalar])
+
+        def correct_groups(values: Any, columns: Any, rows: Any, pixel: Any, k: Any, operands: Any) -> None:
+            entry = types.int32(pixel * groups)
+            correct_each(values, columns, rows, entry, k, operands[table], operands[scalar])
+
+        if not one_group:
+            return correct_groups
+        return correct_pixels if groups == 1 else correct_group
+
     def terms(self, epilogue: Epilogue) -> Callable[..., Any]:
         """`term(pixel, k, operands)`: what is added to the sum of output channel k of a pixel (i32).
 
@@ -95,6 +138,10 @@ class WindowSums:
             return types.int32(types.int32(-types.int32(operands[scalar])) * total)
 
         return term
+
+
+def no_window_correction(values: Any, columns: Any, rows: Any, pixel: Any, k: Any, operands: Any) -> None:
+    """In the place of `WindowSums.correction` if the weight has no zero point."""
 
 
 def window_sums_problem(workload: Workload) -> str | None:
@@ -148,3 +195,78 @@ def _build_sums(sums: WindowSums, lanes: int) -> Callable[..., None]:
 def _own(total: Any) -> Any:
     """The sum of a thread that shares it with no other."""
     return total
+
+
+# --- The correction of fragments --------------------------------------------------------------------------------------
+_INS = {"table": "u64", "zero_point": "f32"}
+
+
+@functools.cache
+def correct_rows(octets: int, groups: int) -> Callable[..., Any]:
+    """(accumulators[4 * octets], columns, rows, entry, table, zero_point), for rows r and r + 8 of a fragment.
+
+    `entry` (i32) is that of row r in the table. All channels of a row share it, so the operation loads two numbers.
+    """
+    lines = [
+        "{ .reg .pred column, inside, inside8; .reg .b32 factor, s0, s1; .reg .b64 at;",
+        "cvt.rni.s32.f32 factor, $zero_point; mad.wide.s32 at, $entry, 4, $table; mov.b32 s0, 0; mov.b32 s1, 0;",
+        *_inside("inside", "inside8"),
+        "setp.gt.s32 column, $columns, 0; and.pred inside, column, inside; and.pred inside8, column, inside8;",
+        f"@inside ld.global.nc.b32 s0, [at]; @inside8 ld.global.nc.b32 s1, [at+{_row_8_bytes(groups)}];",
+        "mul.lo.s32 s0, factor, s0; mul.lo.s32 s1, factor, s1;",
+        *(f"sub.s32 $acc[{i}], $acc[{i}], s{i // 2 % 2};" for i in range(4 * octets)),
+    ]
+    return device_op(
+        "correct_rows",
+        "\n".join([*lines, "}"]),
+        inout={"acc": ("i32", 4 * octets)},
+        ins={"columns": "i32", "rows": "i32", "entry": "i32", **_INS},
+    )
+
+
+@functools.cache
+def correct_channels(octets: int, interleaved: bool, groups: int, outputs: int) -> Callable[..., Any]:
+    """(accumulators[4 * octets], columns, rows, entry, k, table, zero_point): the same with several groups in a row.
+
+    `entry` is that of group 0. A group has `outputs` channels; neighbours that a thread holds share a load if they are of
+    one group.
+    """
+    count, step = (4, 2) if interleaved else (2, 1)
+    loads = 1 if outputs % count == 0 else count  # k is a multiple of count
+    lines = [
+        f"{{ .reg .pred column, inside, inside8, q; .reg .b32 factor, group, s<{2 * loads}>; .reg .b64 at, first;",
+        "cvt.rni.s32.f32 factor, $zero_point; mad.wide.s32 first, $entry, 4, $table;",
+        *_inside("inside", "inside8"),
+    ]
+    for octet in range(0, octets // step * step, step):
+        lines.append(f"setp.gt.s32 column, $columns, {8 * octet};")
+        if octet % _BRANCH_OCTETS == 0:
+            lines.append("@!column bra done;")
+        for load in range(loads):
+            lines.append(f"add.s32 group, $k, {8 * octet + load}; div.u32 group, group, {outputs};")
+            lines.append("mad.wide.s32 at, group, 4, first;")
+            for row, inside in enumerate(("inside", "inside8")):
+                total, offset = f"s{row * loads + load}", row * _row_8_bytes(groups)
+                lines.append(f"mov.b32 {total}, 0; and.pred q, column, {inside};")
+                lines.append(f"@q ld.global.nc.b32 {total}, [at+{offset}]; mul.lo.s32 {total}, factor, {total};")
+        for part in range(step):
+            for i in range(4):
+                neighbour = 2 * (i % 2) + part if interleaved else i % 2
+                value = f"$acc[{4 * (octet + part) + i}]"
+                lines.append(f"sub.s32 {value}, {value}, s{i // 2 * loads + neighbour % loads};")
+    return device_op(
+        "correct_channels",
+        "\n".join([*lines, "done: }"]),
+        inout={"acc": ("i32", 4 * octets)},
+        ins={"columns": "i32", "rows": "i32", "entry": "i32", "k": "i32", **_INS},
+    )
+
+
+def _inside(row: str, row_8: str) -> list[str]:
+    """Whether the rows of a fragment lie inside of y."""
+    return [f"setp.gt.s32 {row}, $rows, 0; setp.gt.s32 {row_8}, $rows, 8;"]
+
+
+def _row_8_bytes(groups: int) -> int:
+    """Bytes of the table from the entry of a row to that of the row 8 below."""
+    return 4 * 8 * groups

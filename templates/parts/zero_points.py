@@ -238,8 +238,8 @@ def zero_point_problem(workload: Workload, of_weight: bool = False) -> str | Non
     """
     if "weight" in workload.zero_points and not of_weight:
         return (
-            "weight has a zero point; allowed: a zero point of x, whose correction depends on the weights only; conv2d_mma "
-            "and conv2d_simt take both"
+            "weight has a zero point; allowed: a zero point of x, whose correction depends on the weights only; "
+            "conv2d_wgmma, conv2d_mma and conv2d_simt take both"
         )
     zero = ZeroPoint.of(workload)
     if zero is None:

@@ -1,0 +1,149 @@
+"""The end of a tile in conv2d_wgmma: it adds up a split tile, corrects for zero points, applies the epilogue and stores.
+
+The kernel captures the functions here, and they become part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numba import types
+
+from schedsearch.launch import Pointer
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.conv2d.geometry import Im2col
+from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of, stores_by_tma
+from schedsearch.templates.parts import cluster, ptx, store
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.store_words import WORD_BYTES, WordStaging, staged_words
+from schedsearch.templates.parts.wgmma import Wgmma
+from schedsearch.templates.parts.window_sums import WindowSums, no_window_correction
+from schedsearch.templates.parts.zero_points import ZeroPoint, no_correction
+from schedsearch.workload import Workload
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """The correction of sums for zero points.
+
+    Attributes:
+        zero: of x, or None.
+        windows: of the weight, or None. Its workload has the groups before they are merged.
+    """
+
+    zero: ZeroPoint | None
+    windows: WindowSums | None
+
+    @classmethod
+    def of_workload(cls, workload: Workload) -> Corrections:
+        """Those of a workload, whose groups are not merged yet."""
+        return cls(ZeroPoint.of(workload), WindowSums.of(workload))
+
+    @property
+    def params(self) -> tuple[Pointer, ...]:
+        """Further parameters of the kernel's epilogue."""
+        return (*(self.zero.params if self.zero else ()), *(self.windows.params if self.windows else ()))
+
+    def of(
+        self, epilogue: Epilogue, output: store.Output, octets: int, interleaved: bool, groups: int
+    ) -> Callable[..., None]:
+        """`correct(values, columns, row, first_row, k, operands)`: corrects a thread's fragment of a part of a tile.
+
+        values, columns and k are as in `Epilogue.fragments`. `row` is the part's first row among those of all tiles,
+        `first_row` the fragment's first row in its slice of y. `groups` are those of the kernel, merged ones as one.
+        """
+        of_x = self.zero.correction(epilogue, octets, interleaved) if self.zero else no_correction
+        of_weight = no_window_correction
+        if self.windows:
+            of_weight = self.windows.correction(epilogue, octets, interleaved, groups == self.windows.workload.groups)
+        first_pixel, rows = output.first_pixel(), output.rows
+
+        def correct(values: Any, columns: Any, row: Any, first_row: Any, k: Any, operands: Any) -> None:
+            of_x(values, columns, first_row, k, operands)
+            pixel = types.int32(first_pixel(row) + first_row)
+            of_weight(values, columns, types.int32(rows - first_row), pixel, k, operands)
+
+        return correct
+
+
+def finish_of(
+    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: Corrections
+) -> tuple[Callable[..., Any], int, Callable[..., None], Callable[..., None]]:
+    """The functions of the end of a tile: (begin_store, words_ahead, load_ahead, finish).
+
+    `finish(values, ahead, row, column, inside_columns, y, store_place, lane, warp_row, operands)` applies the epilogue to a
+    warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on, and stores it. If there are
+    `words_ahead`, `load_ahead(ahead, row, column, inside_columns, lane, warp_row, operands)` must have loaded them.
+    """
+    output, own_octets, accumulator = output_of(gemm, plan.bm), plan.own_octets, Wgmma(workload.dtype).accumulator
+    rows, fused, interleaved = output.rows, not epilogue.identity, store.interleaved(workload.out_dtype)
+    first_pair = output.fragment(4 if interleaved else 2)
+    correct = corrections.of(epilogue, output, own_octets, interleaved, workload.groups)
+    channel_of = gemm.order.channel() if gemm.order else _same
+    layout, words_ahead = _layout_of(gemm, output), epilogue.words_ahead(own_octets, interleaved)
+    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *layout)
+    load: Any = epilogue.load_ahead(own_octets, 8 * output.block, *layout) if words_ahead else None
+    staging_offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
+    if stores_by_tma(workload) and dtype_of(workload.out_dtype).nbytes == WORD_BYTES:
+        words = WordStaging(own_octets, plan.segment, staging_offset, accumulator)
+        begin_store, store_part = staged_words(output, words, plan.consumer_groups)
+    elif stores_by_tma(workload):
+        staging = store.Staging(workload.out_dtype, own_octets, plan.segment, staging_offset, accumulator)
+        begin_store, store_part = store.staged(output, staging, plan.consumer_groups)
+    else:
+        in_memory = output.with_pitch(workload.slice_of) if output.plain else output
+        begin_store, store_part = store.direct(in_memory, own_octets, accumulator)
+
+    def load_ahead(
+        ahead: Any, row: Any, column: Any, inside_columns: Any, lane: Any, warp_row: Any, operands: Any
+    ) -> None:  # fmt: skip
+        first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
+        load(ahead, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset, *operands)
+
+    def finish(
+        values: Any, ahead: Any, row: Any, column: Any, inside_columns: Any, y: Any, store_place: Any, lane: Any,
+        warp_row: Any, operands: Any,
+    ) -> None:  # fmt: skip
+        first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
+        correct(values, inside_columns, row, first_row, first_column, operands)
+        if words_ahead:
+            fuse(
+                values, ahead, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset, *operands
+            )
+        elif fused:
+            fuse(
+                values, inside_columns, first_row < rows, first_row + 8 < rows, channel_of(first_column), first_offset,
+                *operands,
+            )  # fmt: skip
+        store_part(values, y, store_place, row, column, inside_columns)
+
+    return begin_store, words_ahead, load_ahead, finish
+
+
+def add_up_of(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
+    """`add_up(acc, sums, shared, sums_full, thread, in_cluster, part)`: `sums` of this block's columns of a split tile."""
+    split_k, octets, own_octets, octet_bytes = plan.split_k, plan.bn // 8, plan.own_octets, plan.bm * 32
+    exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes, wgmma.accumulator)
+    add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes, wgmma.accumulator)
+
+    def add_up(acc: Any, sums: Any, shared: Any, sums_full: Any, thread: Any, in_cluster: Any, part: Any) -> None:
+        slots = types.uint32(shared + thread * 16)
+        exchange_fragments(acc, sums, slots, sums_full, part, types.uint32(in_cluster - part))
+        ptx.mbarrier_wait(sums_full, 0)
+        add_fragments(sums, slots)
+
+    return add_up
+
+
+def _same(column: Any) -> Any:
+    """The channel of a column if columns are channels."""
+    return column
+
+
+def _layout_of(gemm: Im2col, output: store.Output) -> tuple[Any, ...]:
+    """The last arguments of `Epilogue.fragments` if columns lie in blocks, or are not in the order of channels."""
+    if gemm.order:
+        return None, gemm.order
+    return () if output.block == output.columns else ((output.block, output.block_elements),)
