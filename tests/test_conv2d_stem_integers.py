@@ -82,7 +82,7 @@ EMULATED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "one channel, a pixel a row of the tile, 16-byte runs": (
         {**SMALL, "h": 3, "w": 80, "c": 1, "s": 16, "padding": (0, 3, 1, 0)}, {**CONFIG, "tile_w": 64}, 2),
     "zero point, every border, a quantised residual": (
-        {**SMALL, "k": 48, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "padding": (2, 1, 1, 3),
+        {**SMALL, "k": 32, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "padding": (2, 1, 1, 3),
          "stride": 2, "epilogue": SUM_OF_TWO}, CONFIG, 1),
     "zero point, sums, tiles larger than the image": (
         {**SMALL, "n": 3, "h": 3, "c": 4, "weight_dtype": "uint8", "zero_points": ["x"]},
@@ -164,6 +164,7 @@ def test_segments_of_bytes_are_as_wide_as_the_channels(k: int, row: int, segment
         ({"w": 24}, "w * c is 72; allowed: multiples of 16, TMA's strides are of 16 bytes"),
         ({"k": 24, "epilogue": INT8}, "k is 24; allowed: multiples of 16"),
         ({"k": 12}, "k is 12; allowed: multiples of 8"),
+        ({"k": 144, "epilogue": SUM_OF_TWO}, "k is 144, and the residual has 8 bits; allowed: up to 128"),
         ({"zero_points": ["weight"]}, "weight has a zero point"),
         ({"c": 24}, "s * c is 72; allowed: up to 64"),
         ({"h": 200, "r": 150}, "r * ceil(s * c / 16) is 150; allowed: up to 128"),
@@ -181,7 +182,7 @@ def test_an_unsupported_workload_is_refused_with_a_reason(change: dict[str, Any]
     [
         {**RGB_7X7, "n": 32, "epilogue": INT8},
         {**RGB_3X3, "epilogue": SUM_OF_TWO},
-        {**RGB_3X3, "k": 256, "epilogue": SUM_OF_TWO},
+        {**RGB_3X3, "k": 128, "epilogue": SUM_OF_TWO},
         {**SMALL, "epilogue": INT8, "slice_of": 64},
         {**SMALL, "h": 1, "r": 1, "s": 1, "c": 1, "k": 8, "padding": 0},
     ],
@@ -244,6 +245,15 @@ COMPILED: dict[str, dict[str, Any]] = {
     "the stem of a network": {**RGB_7X7, "n": 32, "epilogue": INT8},
     "a quantised residual": {**RGB_7X7, "n": 32, "epilogue": SUM_OF_TWO},
     "zero point": {**RGB_7X7, "n": 32, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "epilogue": INT8},
+    "zero point, a quantised residual, many channels": {
+        **RGB_7X7,
+        "n": 32,
+        "k": 128,
+        "dtype": "uint8",
+        "weight_dtype": "int8",
+        "zero_points": ["x"],
+        "epilogue": SUM_OF_TWO,
+    },
     "3x3": {**RGB_3X3, "epilogue": INT8},
     "half precision": {**RGB_3X3, "epilogue": ["bias", {"dequantise": {"to": "float16"}}, "residual", "leaky_relu"]},
 }

@@ -60,8 +60,10 @@ from schedsearch.workload import Workload
 MAX_RUN = 64  # values; beyond, there are enough channels for the other kernels
 MAX_STEPS = 64
 MAX_CHANNELS = 256  # wgmma's N
+MAX_CHANNELS_AHEAD = 128  # that leave registers for what is loaded ahead of an operand like y
 MAX_PIXELS = 2**31 - 1
 BASE_REGISTERS = 44  # of a thread beside accumulators and operands: addresses, descriptors, temporaries
+RESIDUAL_REGISTERS = 16  # more of a thread that adds a quantised residual
 
 # Captured values that Numba must know; see `KernelStep.shaped_by`.
 SHAPED_BY = frozenset(
@@ -105,6 +107,8 @@ class Conv2dStem(Template):
             return f"w * c is {w.w * w.c}; allowed: less than 2**30, coordinates have 32 bits"
         if w.k > MAX_CHANNELS:
             return f"k is {w.k}; allowed: up to {MAX_CHANNELS}, wgmma's columns"
+        if w.k > MAX_CHANNELS_AHEAD and reads_bytes(w):
+            return f"k is {w.k}, and the residual has 8 bits; allowed: up to {MAX_CHANNELS_AHEAD}, it is loaded to registers"
         pixels = math.prod(w.output.shape[:3])
         if pixels > MAX_PIXELS - MAX_BOX**2:
             return f"the output has {pixels} pixels; allowed: less than 2**31 - 2**16, they are counted in 32 bits"
@@ -118,7 +122,7 @@ class Conv2dStem(Template):
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         steps, base = Runs.of(workload).steps, BASE_REGISTERS
-        base += workload.k // 8 if reads_bytes(workload) else 0  # words that are loaded ahead
+        base += RESIDUAL_REGISTERS + workload.k // 8 if reads_bytes(workload) else 0  # and words that are loaded ahead
         smallest_covering = min((s for s in REGISTER_STEPS if s >= steps), default=max(REGISTER_STEPS))
         knobs = (
             Knob("tile_w", tuple(usable_tiles(workload, target)), "output pixels of a row of a tile of 64"),
