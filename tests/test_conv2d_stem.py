@@ -14,6 +14,8 @@ from conv2d_numpy import FLOAT_STAGES, KINDS, check_schedules, convolve, exactly
 from conv2d_support import covering
 
 import schedsearch.templates.conv2d.stem as module
+import schedsearch.templates.conv2d.stem_products as stem_products
+import schedsearch.templates.conv2d.stem_store as stem_store
 from schedsearch.backend import compile_source
 from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.config import Config
@@ -21,10 +23,10 @@ from schedsearch.launch import TensorMap
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.stem import Conv2dStem
 from schedsearch.templates.conv2d.stem_sizes import bank_rounds, evaluate
-from schedsearch.templates.parts import pipeline, store, walk
+from schedsearch.templates.parts import pipeline, store, walk, zero_points
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator
+from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator, multiplied
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
@@ -67,8 +69,8 @@ class StemEmulator(ClusterEmulator):
 
     def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
         param, array = tensor
-        assert param.swizzle_bytes == 0 and shared % 128 == 0 and param.box[0] * 2 % 16 == 0
-        box = np.zeros(param.box[::-1], np.float16)
+        assert param.swizzle_bytes == 0 and shared % 128 == 0 and param.box[0] * array.itemsize % 16 == 0
+        box = np.zeros(param.box[::-1], array.dtype)
         inside, at = self._box(param, array, coordinates)
         box[at] = array[inside]
         block = self.block
@@ -79,24 +81,27 @@ class StemEmulator(ClusterEmulator):
 
         self._start(copy)
 
-    def _operand(self, block: HopperBlock, descriptor: int, rows: int, dtype: str = "float16") -> Any:
+    def _operand(self, block: HopperBlock, descriptor: int, rows: int, dtype: str) -> Any:
         return HopperEmulator._operand(self, block, descriptor, rows, dtype)
 
     def multiply_patch(self, workload: Workload, patch_w: int, register_steps: int) -> Callable[..., None]:
-        offsets = module.octet_offsets(workload, patch_w)
-        runs = module.Runs.of(workload)
+        offsets = stem_products.octet_offsets(workload, patch_w)
+        runs, masked = module.Runs.of(workload), stem_products.masked(workload)
+        columns = runs.columns
 
-        def pair(pixel: int, shift: int, first_mask: int, last_mask: int, number: int) -> int:
+        def word_of(pixel: int, shift: int, first_mask: int, last_mask: int, number: int) -> int:
             offset = offsets[number]
             if offset is None:
                 return 0
             word = int(self._shared(pixel + offset, 4).view(np.uint32)[0])
-            if runs.odd:
+            if runs.shifted:
                 word |= int(self._shared(pixel + offset + 4, 4).view(np.uint32)[0]) << 32
+            else:
+                assert shift == 0
             word = word >> shift & 0xFFFFFFFF
-            if runs.skipped and number % runs.octets == 0:
+            if masked and runs.skipped and number % runs.octets == 0:
                 word &= first_mask
-            return word & last_mask if runs.values % 8 and (number + 1) % runs.octets == 0 else word
+            return word & last_mask if masked and runs.values % 8 and (number + 1) % runs.octets == 0 else word
 
         def multiply(
             acc: list[Any], pixel: int, pixel_8: int, shift: int, shift_8: int, first: int, last: int, weights: int
@@ -104,22 +109,21 @@ class StemEmulator(ClusterEmulator):
             block, (group, thread) = self.block, divmod(self.thread.number, 128)
             rows = []
             for at, by in ((pixel, shift), (pixel_8, shift_8)):
-                words = [pair(int(at), int(by), int(first), int(last), number) for number in range(len(offsets))]
-                rows.append(np.array(words, np.uint32).view(np.float16).reshape(-1, 2))
+                words = [word_of(int(at), int(by), int(first), int(last), number) for number in range(len(offsets))]
+                rows.append(np.array(words, np.uint32).view(np.uint8).reshape(-1, 4))
 
             def product(fragments: list[Any]) -> Any:
-                a = np.zeros((64, len(offsets), 8), np.float16)  # A's fragment in registers: PTX ISA, wgmma
+                a = np.zeros((64, len(offsets), 16), np.uint8)  # A's fragment in registers, 4 bytes a word: PTX ISA, wgmma
                 for number, halves in enumerate(fragments):
                     for half, values in enumerate(halves):
-                        a[number // 32 * 16 + number % 32 // 4 + 8 * half, :, number % 4 * 2 : number % 4 * 2 + 2] = values
-                b = np.concatenate(
-                    [
-                        self._operand(block, weights + (step // 4 * runs.columns * 128 + step % 4 * 32) // 16, runs.columns)
-                        for step in range(len(offsets) // 2)
-                    ],
-                    axis=1,
-                )
-                return a.reshape(64, -1).astype(np.float32) @ b.T
+                        a[number // 32 * 16 + number % 32 // 4 + 8 * half, :, number % 4 * 4 : number % 4 * 4 + 4] = values
+                descriptors = [
+                    weights + (step // 4 * columns * 128 + step % 4 * 32) // 16 for step in range(len(offsets) // 2)
+                ]
+                of_steps = [self._operand(block, each, columns, workload.weight_dtype) for each in descriptors]
+                b = np.concatenate(of_steps, axis=1)
+                sums = multiplied(a.reshape(64, -1), workload.dtype) @ b.T
+                return sums if masked else sums.astype(np.int64)
 
             sums = block.meet(f"the product of group {group}", 128, thread, rows, product)
             warp, lane = divmod(thread, 32)
@@ -129,12 +133,17 @@ class StemEmulator(ClusterEmulator):
         return multiply
 
 
+MODULES = (module, stem_products, stem_store, pipeline, store, walk, zero_points)
+
+
 def emulate(
     monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], sms: int, late: bool
 ) -> tuple[Any, Any]:
     """y of one configuration and the expected y. The stand-in for an epilogue adds k % 5 + offset % 7."""
 
-    def fragments(octets: int, row_elements: int) -> Callable[..., None]:
+    def fragments(octets: int, row_elements: int, interleaved: bool) -> Callable[..., None]:
+        assert not interleaved
+
         def fuse(acc: list[Any], columns: int, row: int, row_8: int, k: int, offset: int, *_: Any) -> None:
             assert 8 * octets == columns == workload.k
             for i in range(4 * octets):
@@ -149,8 +158,10 @@ def emulate(
     emulator = StemEmulator(memory, lambda value, *_: value, late)
     zeros = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
     fused = bool(workload.epilogue)
-    stand_in = SimpleNamespace(params=zeros, alignments={}, fragments=fragments, identity=not fused)
-    emulator.stand_in(monkeypatch, module, pipeline, store, walk)
+    stand_in = SimpleNamespace(
+        params=zeros, alignments={}, fragments=fragments, identity=not fused, accumulator="float32", words_ahead=lambda *_: 0
+    )
+    emulator.stand_in(monkeypatch, *MODULES)
     for name in ("load_run", "multiply_patch"):
         monkeypatch.setattr(module, name, getattr(emulator, name))
     monkeypatch.setattr(module, "Epilogue", lambda _: stand_in)
@@ -282,10 +293,11 @@ def test_a_supported_workload_has_a_legal_default(workload: Workload) -> None:
     assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
 
 
-@pytest.mark.parametrize(("pixel_values", "rounds"), [(6, 1), (8, 1), (16, 2), (32, 4), (64, 8), (3, 1)])
-def test_bank_rounds_are_the_most_words_of_a_bank(pixel_values: int, rounds: int) -> None:
-    """3 channels with stride 2 (6 values) and 4 with stride 2 (8) have no conflicts. Pixels 32 words apart share 4 banks."""
-    assert bank_rounds(pixel_values) == rounds
+@pytest.mark.parametrize(("pixel_bytes", "rounds"), [(12, 1), (16, 1), (32, 2), (64, 4), (128, 8), (6, 1), (3, 1)])
+def test_bank_rounds_are_the_most_words_of_a_bank(pixel_bytes: int, rounds: int) -> None:
+    """3 channels with stride 2 (12 bytes in fp16) and 4 with stride 2 (16) have no conflicts. Pixels 32 words apart share 4
+    banks."""
+    assert bank_rounds(pixel_bytes) == rounds
 
 
 # --- Compiled -----------------------------------------------------------------------------------------------------------

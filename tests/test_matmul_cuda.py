@@ -141,7 +141,7 @@ def test_a_batch_with_a_zero_point_of_its_weights_in_the_emulator_of_clusters(mo
     buffers = {name: memory.add(array) for name, array in {**arrays, "x_window_sums": sums, "y": y}.items()}
     images = {"x": arrays["x"].reshape(3, 1, 70, 64), "weight": arrays["weight"].reshape(120, 1, 64)}
     for step in source.steps:
-        emulator.run(step, buffers, 2, images, scalars(workload))
+        emulator.run(step, buffers, 2, {**images, "y": y.reshape(3, 70, 40)}, scalars(workload))
     np.testing.assert_array_equal(y, expected(workload, arrays))
 
 

@@ -276,6 +276,8 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
         return f"{names[0]} = wide(I({names[1]}) - I({names[2]}))"
     if kind in ("max", "min") and last == "s32":
         return f"{names[0]} = {kind}(wide(I({names[1]})), wide(I({names[2]})))"
+    if kind in ("max", "min") and last == "u32":
+        return f"{names[0]} = {kind}(I({names[1]}) % 2**32, I({names[2]}) % 2**32)"
     if kind == "add":
         return f"{names[0]} = (int({names[1]}) + int({names[2]})) & {_MASKS[last[1:]]}"
     if kind == "mad":

@@ -206,6 +206,7 @@ def problem(
     target: Target,
     *,
     every_dtype: bool = False,
+    integers: bool = False,
     takes_blocks: bool = False,
     takes_groups: bool = False,
     shuffles: bool = False,
@@ -217,6 +218,7 @@ def problem(
 
     Args:
         every_dtype: takes TF32, integers and float8 too.
+        integers: takes int8 and uint8 too.
         takes_blocks: takes NCHW[x]c.
         shuffles: stores through depth_to_space.
         slices: stores into a slice of a larger array.
@@ -225,7 +227,7 @@ def problem(
         staged: as in `stages.epilogue_problem`.
     """
     w = workload
-    dtypes = (*DTYPES, "float32", *INTEGERS, *FLOAT8) if every_dtype else DTYPES
+    dtypes = (*DTYPES, "float32", *INTEGERS, *FLOAT8) if every_dtype else (*DTYPES, *INTEGERS * integers)
     if target.compute_capability != (9, 0):
         got = ".".join(map(str, target.compute_capability))
         remedy = "; without it, convert x and weight to float16" if w.dtype in FLOAT8 else ""

@@ -10,7 +10,6 @@ from schedsearch.ops.layout import Layout
 from schedsearch.ops.pixel_shuffle import PixelShuffle
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts.epilogue_fragments import ChannelOrder
-from schedsearch.templates.parts.hopper import ELEMENT_BYTES
 from schedsearch.templates.parts.store import Output, ShuffledOutput, interleaved
 from schedsearch.workload import Workload
 
@@ -210,7 +209,7 @@ def pixel_map(
 def patch_map(workload: Workload, patch_w: int, patch_h: int) -> TensorMap:
     """x as (values of a row, h, n), in boxes of one patch; rows of the patch are not swizzled."""
     w = workload
-    row_bytes = w.w * w.c * ELEMENT_BYTES
+    row_bytes = w.w * w.c * dtype_of(w.dtype).nbytes
     return TensorMap(
         "x",
         w.dtype,

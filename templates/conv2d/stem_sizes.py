@@ -1,6 +1,7 @@
 """Sizes of conv2d_stem: those of the workload, those of a configuration, and the predicted time.
 
-`stem.py` has the kernel and explains the words run, octet and patch.
+`stem.py` has the kernel and explains the words run, octet and patch. A value is an element of x or of the weights, of 2
+bytes or of 1.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.parts import hopper
-from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP
+from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, WARPGROUP
 from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
+from schedsearch.templates.parts.stages import epilogue_operands
+from schedsearch.templates.parts.store import interleaved
 from schedsearch.workload import Workload
 
 GROUP_PIXELS = hopper.WGMMA_M  # of a warpgroup's tile
-OCTET = 8  # values of a run, 16 bytes; half of a wgmma's k
-ROW_BYTES = 128  # of a swizzled row: 64 values of an output channel's weights, or 64 output channels of a pixel of y
+OCTET_BYTES = 16  # half of a wgmma's k: 8 values of 16 bits, or 16 of 8 bits
+WORD_BYTES = 4  # of a register of wgmma's first operand
+ROW_BYTES = 128  # of a swizzled row of an output channel's weights
 STEPS_OF_ROW = 4  # wgmma steps in such a row
-SEGMENT = 64  # output channels of a row of staged y
 MAX_BOX = 256  # of TMA, along each axis
 TILE_WS = (8, 16, 32, 64)
 
@@ -35,43 +38,96 @@ class Runs:
     """The reduction of a workload.
 
     Attributes:
+        element_bytes: of a value of x or of the weights.
         values: values of a run, `skipped` + S * C.
-        skipped: values in front that have no weight, so that runs start at even values of x.
+        skipped: values in front that have no weight, so that runs start at words of x.
         lead: values of a patch in front of its first run: TMA's first coordinate must be a multiple of 16 bytes.
         octets: octets of a run.
-        steps: wgmma steps of 16 values along all runs.
+        steps: wgmma steps of 32 bytes along all runs.
         pixel_values: values from a pixel's run to the next pixel's.
-        odd: whether runs may start at odd values, so that pairs are not words of the patch.
+        shifted: whether runs may start in the middle of a word, so that operands are not words of the patch.
         columns: wgmma's N: output channels, and up to 8 of filler.
     """
 
+    element_bytes: int
     values: int
     skipped: int
     lead: int
     octets: int
     steps: int
     pixel_values: int
-    odd: bool
+    shifted: bool
     columns: int
 
     @classmethod
     def of(cls, workload: Workload) -> Runs:
         w = workload
+        size = dtype_of(w.dtype).nbytes
+        word, octet = WORD_BYTES // size, OCTET_BYTES // size
         pixel_values, left = w.stride[1] * w.c, w.padding[1] * w.c
-        odd = pixel_values % 2 == 1
-        skipped = 0 if odd else left % 2
+        shifted = pixel_values % word != 0
+        skipped = 0 if shifted else -left % word
         values = skipped + w.s * w.c
-        octets = math.ceil(values / OCTET)
+        octets = math.ceil(values / octet)
         return cls(
-            values, skipped, -(left + skipped) % OCTET, octets, math.ceil(w.r * octets / 2), pixel_values, odd,
+            size, values, skipped, -(left + skipped) % octet, octets, math.ceil(w.r * octets / 2), pixel_values, shifted,
             math.ceil(w.k / 16) * 16,
         )  # fmt: skip
 
+    @property
+    def word_values(self) -> int:
+        """Values of a word of wgmma's first operand."""
+        return WORD_BYTES // self.element_bytes
+
+    @property
+    def octet_values(self) -> int:
+        """Values of an octet."""
+        return OCTET_BYTES // self.element_bytes
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes from a pixel's run to the next pixel's."""
+        return self.pixel_values * self.element_bytes
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A warpgroup's y in shared memory: segments of output channels, each in rows of one pixel; none of 32-bit numbers.
+
+    Attributes:
+        channels: output channels of a segment, whose rows have up to 128 bytes. They are swizzled over their width.
+        row_bytes: bytes of a row.
+        segments: segments that cover all columns; 0 if y is stored from registers.
+    """
+
+    channels: int
+    row_bytes: int
+    segments: int
+
+    @classmethod
+    def of(cls, workload: Workload) -> Staging:
+        size, columns = dtype_of(workload.out_dtype).nbytes, Runs.of(workload).columns
+        channels = 64
+        if interleaved(workload.out_dtype):
+            channels = min(size for size in (32, 64, ROW_BYTES) if size >= min(columns, ROW_BYTES))
+        return cls(channels, channels * size, math.ceil(columns / channels) if size < 4 else 0)
+
+    @property
+    def segment_bytes(self) -> int:
+        return GROUP_PIXELS * self.row_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.segments * self.segment_bytes
+
 
 def usable_tiles(workload: Workload, target: Target) -> list[int]:
-    """The values of `tile_w` whose patch fits in one TMA box, and in shared memory with one warpgroup."""
+    """The values of `tile_w` whose patches start at multiples of 16 bytes, and fit in one TMA box and in shared memory with
+    one warpgroup."""
     found = []
     for tile_w in TILE_WS:
+        if tile_w * Runs.of(workload).pixel_bytes % ALIGNMENT_BYTES:
+            continue
         least = {"tile_w": tile_w, "warpgroups": 1, "patches": 1, "register_steps": 1, "blocks_per_sm": 1}
         q = evaluate(workload, target, least)
         if max(q.patch_w, q.patch_h) <= MAX_BOX and q.shared_bytes <= target.shared_bytes_per_block:
@@ -79,28 +135,22 @@ def usable_tiles(workload: Workload, target: Target) -> list[int]:
     return found
 
 
-def bank_rounds(pixel_values: int) -> int:
+def bank_rounds(pixel_bytes: int) -> int:
     """Shared-memory accesses for a load of one word per lane: 8 pixels with 4 neighbouring words each."""
-    words = {pixel * pixel_values // 2 + word for pixel in range(8) for word in range(4)}
+    words = {pixel * pixel_bytes // WORD_BYTES + word for pixel in range(8) for word in range(4)}
     return max(sum(word % 32 == bank for word in words) for bank in range(32))
-
-
-def staged_y_bytes(workload: Workload) -> int:
-    """Bytes of a warpgroup's y in shared memory, in rows of 64 channels of a pixel; 0 for float32, stored from registers."""
-    segments = math.ceil(Runs.of(workload).columns / SEGMENT)
-    return GROUP_PIXELS * ROW_BYTES * segments if dtype_of(workload.out_dtype).nbytes == 2 else 0
 
 
 def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
     """Shared memory of a block: the weights, then y, patches and barriers of each warpgroup.
 
-    Weights are rows of 64 values of a channel. They and y are swizzled: 16-byte chunk ^= row % 8.
+    Weights are rows of 128 bytes of a channel. They and y are swizzled: 16-byte chunk ^= number of the 128-byte line.
     """
     runs = Runs.of(workload)
     patches = q["warpgroups"] * q["patches"]
     return SharedLayout.of(
         weights=-(-runs.steps // STEPS_OF_ROW) * runs.columns * ROW_BYTES,
-        y=q["warpgroups"] * staged_y_bytes(workload),
+        y=q["warpgroups"] * Staging.of(workload).nbytes,
         patches=patches * q["patch_bytes"],
         full=patches * BARRIER_BYTES,
     )
@@ -109,22 +159,24 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities. It works on arrays and on single values."""
     w, runs = workload, Runs.of(workload)
+    octet = runs.octet_values
     _, out_h, out_w, _ = w.output.shape
     out_bytes = dtype_of(w.out_dtype).nbytes
     card = machine(target)
     fit = card.stem
-    staged_bytes = staged_y_bytes(workload)
+    staged_bytes = Staging.of(workload).nbytes
     y_bytes = GROUP_PIXELS * w.k * out_bytes  # of a tile
-    words = 4 * 4 * runs.steps * bank_rounds(runs.pixel_values) * (2 if runs.odd else 1)  # cycles of a tile's loads
-    operand_bytes = ELEMENT_BYTES * w.n * w.h * w.w * w.c + out_bytes * math.prod(w.output.shape)
-    operand_bytes += out_bytes * math.prod(w.output.shape) if any(stage.name == "residual" for stage in w.epilogue) else 0
+    words = 4 * 4 * runs.steps * bank_rounds(runs.pixel_bytes) * (2 if runs.shifted else 1)  # cycles of a tile's loads
+    requantise = GROUP_PIXELS * w.k / card.requantised_per_cycle if out_bytes == 1 else 0  # cycles of a tile
+    like_y = [dtype_of(operand.dtype).nbytes for operand in epilogue_operands(w) if operand.present and operand.axes == "y"]
+    operand_bytes = runs.element_bytes * w.n * w.h * w.w * w.c + (out_bytes + sum(like_y)) * math.prod(w.output.shape)
     memory_cycles = operand_bytes / (fit.memory_bytes_per_cycle * target.sms)
 
     def predicted_cycles(q: Columns) -> Any:
         """The busiest multiprocessor's time: a warpgroup's tiles one after the other, or what all share, or memory."""
         multiply = runs.steps * runs.columns / 2
         shared = words + runs.steps * runs.columns / 4 + (q["patch_bytes"] + 2 * staged_bytes) / card.shared_bytes_per_cycle
-        store = fit.tile_cycles + y_bytes / fit.store_bytes_per_cycle
+        store = fit.tile_cycles + y_bytes / fit.store_bytes_per_cycle + requantise
         rounds = -(-runs.steps // q["register_steps"])
         load = np.where(q["patches"] == 1, fit.load_latency_cycles, fit.load_latency_cycles / q["patches"])
         alone = np.maximum(multiply + rounds * fit.round_cycles + words / 4 + store, load) + np.where(
@@ -132,7 +184,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         )
         blocks = -(-q["tiles"] // q["warpgroups"])
         at_once = q["warpgroups"] * np.minimum(q["blocks_per_sm"], -(-blocks // target.sms))
-        tile = np.maximum(np.maximum(multiply, shared), y_bytes / fit.store_bytes_per_cycle)
+        tile = np.maximum(np.maximum(multiply, shared), max(y_bytes / fit.store_bytes_per_cycle, requantise))
         weights = -(-runs.columns * 2 * runs.steps // q["threads"]) * fit.weight_cycles
         busy = q["waves"] * np.maximum(alone, at_once * tile)
         return (
@@ -147,9 +199,9 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     return {
         "columns": lambda q: runs.columns,
         "tile_h": lambda q: GROUP_PIXELS // q["tile_w"],
-        "patch_w": lambda q: -(-(runs.lead + (q["tile_w"] - 1) * runs.pixel_values + runs.octets * OCTET) // OCTET) * OCTET,
+        "patch_w": lambda q: -(-(runs.lead + (q["tile_w"] - 1) * runs.pixel_values + runs.octets * octet) // octet) * octet,
         "patch_h": lambda q: (q["tile_h"] - 1) * w.stride[0] + (w.r - 1) * w.dilation[0] + 1,
-        "patch_bytes": lambda q: -(-q["patch_w"] * q["patch_h"] * ELEMENT_BYTES // ROW_BYTES) * ROW_BYTES,
+        "patch_bytes": lambda q: -(-q["patch_w"] * q["patch_h"] * runs.element_bytes // ROW_BYTES) * ROW_BYTES,
         "threads": lambda q: q["warpgroups"] * WARPGROUP,
         "shared_bytes": lambda q: shared_layout(workload, q).nbytes,
         "row_tiles": lambda q: -(-out_h // q["tile_h"]),

@@ -387,6 +387,24 @@ def wgmma_steps(bn: int, k_steps: int, dtype: str, dtype_b: str = "") -> Callabl
     )
 
 
+def wgmma_from_registers(columns: int, a: str, b: str, dtype: str, dtype_b: str = "") -> str:
+    """The text of one wgmma, m64n`columns` and 32 bytes of k, whose first operand is in registers.
+
+    The operation has the accumulators as its operand `acc`, and a predicate p, false if the product overwrites them.
+
+    Args:
+        a: four registers, separated by commas: bytes 4 * (lane % 4) to 4 * (lane % 4) + 3 of row lane / 4 and of the row 8
+            below, then of both rows 16 bytes further on ("Register Fragments for wgmma.mma_async.m64nNk16", "m64nNk32").
+        b: the register with the second operand's matrix descriptor. It is K-major.
+        dtype: float16, bfloat16, int8 or uint8.
+        dtype_b: of the second operand, if it differs: int8 and uint8 mix.
+    """
+    k, sums, kind, immediates = _WGMMA[dtype]
+    own = immediates.removesuffix(", 0")  # only the second operand may be transposed
+    types = f"{sums}.{kind}.{_WGMMA[dtype_b or dtype][2]}"
+    return f"wgmma.mma_async.sync.aligned.m64n{columns}{k}.{types} {{$acc}}, {{{a}}}, {b}, p{own};"
+
+
 @functools.cache
 def wgmma_wait(groups: int, bn: int, accumulator: str = "float32") -> Callable[..., Any]:
     """Waits until at most `groups` of the youngest committed wgmma groups are pending.

@@ -1,8 +1,8 @@
 """Stores of 32-bit results of a warpgroup's part of a tile through shared memory and TMA, a segment of columns at a time.
 
-Registers hold two neighbours of a row, 8 bytes: a warp that stores them writes 8 pieces of 32 bytes. Staging all columns of a
-tile would take shared memory from the ring. Two segments of up to 128 bytes a row are therefore staged in turn: TMA reads one
-while the other is written.
+Registers hold two neighbours of a row, 8 bytes: a warp that stores them writes 8 pieces of 32 bytes. Staging all columns of
+a tile would take shared memory from the ring. Two segments of up to 128 bytes a row are therefore staged in turn: TMA reads
+one while the other is written.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fragments of D), "cp.async.bulk.wait_group".
 """

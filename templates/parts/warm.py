@@ -3,7 +3,7 @@
 An epilogue loads biases and scales for a few columns at a time, and its first loads of a block miss every cache. A tile of
 128 columns waits four times for DRAM, while nothing else runs on a multiprocessor: up to a fifth of the time of layers with
 few k steps. A warp that waits anyway, or has nothing to do, loads the same lines while the tile is multiplied.
-docs/decisions/170-operands-of-channels-are-loaded-early.md has the measurements.
+docs/decisions/171-operands-of-channels-are-loaded-early.md has the measurements.
 """
 
 from __future__ import annotations
