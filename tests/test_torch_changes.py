@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from test_torch_optimize import close, db, image, optimize, prepared, ran, small  # noqa: E402, F401
+from test_torch_optimize import Residual, close, db, image, optimize, prepared, ran, small  # noqa: E402, F401
 
 import schedsearch.torch as sst  # noqa: E402
 
@@ -262,12 +262,12 @@ def test_an_original_and_its_copy_do_not_share_what_changes(optimize: Any) -> No
 
 
 def test_a_bias_that_was_not_there(optimize: Any) -> None:  # noqa: F811
-    model = prepared(nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()))
+    model = prepared(Residual())
     plain = copy.deepcopy(model)
     assert optimize(model, image()).swapped
     other = copy.deepcopy(model)
     for each in (model, other, plain):
-        each[0].bias = nn.Parameter(torch.linspace(-2, 2, 8))
+        each.conv1.bias = nn.Parameter(torch.linspace(-2, 2, 8))
     alike(model, plain)
     alike(other, plain)
 
@@ -294,8 +294,7 @@ def test_a_part_may_be_optimized_before_the_whole(optimize: Any, ran: list[str])
 
 
 # --- Transforms, graphs for elsewhere ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", ["sequential", "block"])
+@pytest.mark.parametrize(("name", "strict"), [("sequential", False), ("sequential", True), ("block", False)])
 def test_exported_programs_are_those_of_the_plain_model(optimize: Any, name: str, strict: bool) -> None:  # noqa: F811
     model, plain = made(name, optimize)
     x = image()
