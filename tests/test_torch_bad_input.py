@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integratio
 from test_torch_optimize import Clock, close, db, image, optimize, prepared, small  # noqa: E402, F401
 
 import schedsearch.torch as sst  # noqa: E402
-from schedsearch.records.store import Store  # noqa: E402
-from schedsearch.torch import backend, inductor, store  # noqa: E402
+from schedsearch.torch import backend, checks, held, inductor, store  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn
@@ -122,6 +122,78 @@ def test_a_type_that_a_cpu_has_no_kernels_for(optimize: Any) -> None:  # noqa: F
     assert [layer.reason for layer in report.layers] == ["it is float16; allowed on a CPU: float32"]
 
 
+class Remembers(nn.Module):  # type: ignore[misc, name-defined]
+    """Leaves its features in itself, as models do for those who look at them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.calls = small(), 0
+
+    def forward(self, x: Any) -> Any:
+        self.features = self.body(x)
+        self.calls += 1
+        return self.features.sum()
+
+
+def test_what_a_model_does_beside_its_result_is_done_as_before(optimize: Any) -> None:  # noqa: F811
+    model, x = prepared(Remembers()), image()
+    report = optimize(model, x)
+    assert (model.calls, hasattr(model, "features")) == (0, False)  # measuring leaves nothing
+    y = model(x)
+    assert torch.equal(model.features.sum(), y) and model.calls == 1
+    assert [layer.name for layer in report.swapped] == ["body.0"]  # its parts are optimized
+
+
+def test_a_buffer_that_counts_counts_the_calls_of_the_caller(optimize: Any) -> None:  # noqa: F811
+    class Counts(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = small()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            return self.body(x) * self.calls
+
+    model, x = prepared(Counts()), image()
+    assert optimize(model, x).swapped
+    for number in (1, 2, 3):
+        assert close(model(x), model.body(x) * number) and float(model.calls) == number
+
+
+def test_an_example_that_the_model_writes_to_is_not_changed(optimize: Any) -> None:  # noqa: F811
+    model, x = prepared(nn.Sequential(nn.ReLU(inplace=True), small())), image()
+    assert optimize(model, x).swapped and torch.equal(x, image())
+
+
+def test_hooks_inside_a_model_are_called_and_the_other_parts_optimized(optimize: Any) -> None:  # noqa: F811
+    model, x, seen = prepared(nn.Sequential(small(), nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU()))), image(), []
+    model[1][1].register_forward_hook(lambda module, given, y: seen.append(y))
+    expected = model(x)
+    report = optimize(model, x, filter_fn=lambda module, name: name != "1.0")
+    seen.clear()
+    assert close(model(x), expected) and len(seen) == 1
+    assert [(layer.name, layer.swapped) for layer in report.layers] == [("0.0", True), ("1.0", False)]
+
+
+def test_hooks_for_all_modules_are_said_once_and_called(optimize: Any) -> None:  # noqa: F811
+    model, x, seen = small(), image(), []
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda module, given: seen.append(type(module).__name__))
+    try:
+        report, texts = said(lambda: optimize(model, x))
+        assert len(texts) == 1 and "this process has hooks for all modules" in report.notes[0]
+    finally:
+        handle.remove()
+    optimize(model, x)
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda module, given: seen.append(type(module).__name__))
+    try:
+        seen.clear()
+        model(x)
+    finally:
+        handle.remove()
+    assert seen == ["Sequential", "Conv2d", "BatchNorm2d", "ReLU"]
+
+
 # --- Databases --------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -172,19 +244,12 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     assert len(texts) == 1 and "text.db is not a database: it does not begin as an SQLite file does" in report.notes[0]
 
 
-def test_mistakes_of_the_caller_raise(tmp_path: Path) -> None:
-    Store.open(tmp_path / "empty.db").close()
-    with pytest.raises(ValueError, match=r"unknown rung 'exacd' \(did you mean 'exact'\?\)"):
-        sst.optimize_(small(), image(), db=tmp_path / "empty.db", allow=("exacd",))
-    with pytest.raises(ValueError, match="trials 0 is not possible"):
-        sst.optimize_(small(), image(), db=tmp_path / "empty.db", tune=True, trials=0)
-
-
 def test_the_backend_says_once_why_inductor_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, mode: graph.forward)
     monkeypatch.setattr(store, "_said", set())
+    monkeypatch.chdir(tmp_path)  # where there is no records.db
     model, x = small(), image()
-    fast = torch.compile(model, backend=backend.schedsearch, options={"db": tmp_path / "none.db"}, dynamic=False)
+    fast = torch.compile(model, backend=backend.schedsearch, dynamic=False)
     got, texts = said(lambda: (fast(x), fast(image(2, 8, 6, 6)))[0])
     assert close(got, model(x)) and len(texts) == 1
     assert texts[0].startswith("torch.compile(backend='schedsearch'): Inductor compiles the graph: there is no database")
@@ -192,6 +257,20 @@ def test_the_backend_says_once_why_inductor_compiles(tmp_path: Path, monkeypatch
 
 # --- Versions ---------------------------------------------------------------------------------------------------------
 def test_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
-    with pytest.raises(ImportError, match=r"schedsearch.torch needs PyTorch 2.4 or newer; .* \(this is 2.3.1\+cu121\)"):
+    monkeypatch.setattr(torch, "__version__", "2.8.0+cu126")
+    with pytest.raises(ImportError, match=r"schedsearch.torch needs PyTorch 2.9 or newer; .* \(this is 2.8.0\+cu126\)"):
         sst._require_torch()
+
+
+def test_a_torch_for_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    checks.check_kind(torch.device("cpu"))
+    with pytest.raises(held.Refusal, match=r"this PyTorch is for GPUs of AMD \(ROCm\); allowed: a PyTorch for CUDA"):
+        checks.check_kind(torch.device("cuda:0"))
+
+
+def test_networks_without_their_extra(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    report, texts = said(lambda: optimize(small(), image(), networks=True))
+    assert len(report.notes) == 1 and not texts and len(report.swapped) == 1
+    assert "no networks: ONNX files need the extra `network`: pip install" in report.notes[0]

@@ -12,7 +12,7 @@ Raises ImportError if PyTorch is not installed or too old; the message says whic
 
 from __future__ import annotations
 
-OLDEST = (2, 4)
+OLDEST = (2, 9)
 
 
 def _require_torch() -> None:

@@ -20,8 +20,11 @@ from torch import fx
 
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
+from schedsearch.runtime.ladder import check_rungs
 from schedsearch.torch import candidates, inductor, patterns
+from schedsearch.torch.arguments import check_database, check_options
 from schedsearch.torch.calls import ALLOWED
+from schedsearch.torch.checks import check_kind, reason_without_networks
 from schedsearch.torch.choose import Chooser
 from schedsearch.torch.contest import Contest
 from schedsearch.torch.formats import allows_tf32
@@ -69,12 +72,22 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """Raises UsageError for an unknown option."""
+        """Options by name.
+
+        Raises:
+            TypeError: one has a value of another type.
+            UsageError: an unknown option, or an impossible value.
+            DatabaseError: there is no file `db`, if it is given, and neither `tune` nor the rung default does without.
+        """
         names = [each.name for each in fields(cls)]
         for name in given:
             if name not in names:
-                raise UsageError(f"unknown option {name!r}{did_you_mean(name, names)}; allowed: {', '.join(names)}")
-        return cls(**given)
+                raise UsageError(f"unknown option {name!r}{did_you_mean(str(name), names)}; allowed: {', '.join(names)}")
+        check_options(dict(given))
+        options = cls(**given)
+        if "db" in given:
+            check_database(options.db, options.allow, options.tune)
+        return options
 
 
 def schedsearch(
@@ -93,7 +106,8 @@ def schedsearch(
         options: see `Options`.
 
     Raises:
-        UsageError: an unknown option.
+        TypeError, UsageError, DatabaseError: as `Options.of`. torch.compile raises them in the first call, within its own
+            BackendCompilerFailed.
 
     Example:
         >>> fast = torch.compile(model, backend="schedsearch", options={"db": "records.db"})
@@ -104,14 +118,16 @@ def schedsearch(
         return _trained(module, inputs, chosen)
     try:
         device = _device_of(inputs)
-        kernels = kernels_of(Path(chosen.db), device, tuple(chosen.allow), chosen.tune)
+        kernels = kernels_of(Path(chosen.db), device, check_rungs(chosen.allow), chosen.tune)
     except Refusal as error:
         _tell_refusal(chosen, error)
         return inductor.compiled(module, inputs, chosen.mode)
-    whole = fx.GraphModule(module, copied(module.graph)[0]) if chosen.network else None
+    lacking = reason_without_networks() if chosen.network else ""
+    whole = fx.GraphModule(module, copied(module.graph)[0]) if chosen.network and not lacking else None
     timer = chosen.timer or timer_of(device)
     chooser = Chooser(kernels, timer)
     rows, notes = _rewritten(module, chooser, chosen) if chosen.layers else ([], [])
+    notes += [lacking] if lacking else []
     tuned_s = time.perf_counter() - started
     _log.info("Inductor compiles a graph of %d nodes", len(module.graph.nodes))
     compiled = inductor.compiled(module, inputs, chosen.mode)
@@ -148,8 +164,7 @@ def _device_of(inputs: Sequence[Any]) -> torch.device:
     if len(devices) != 1:
         raise Refusal(f"its inputs lie on {len(devices)} devices; allowed: 1")
     (device,) = devices
-    if device.type not in ("cpu", "cuda"):
-        raise Refusal(f"it is on {device}; allowed: a GPU of CUDA, or the CPU")
+    check_kind(device)
     if torch.are_deterministic_algorithms_enabled():
         raise Refusal("deterministic algorithms are asked for")
     return device
@@ -166,7 +181,7 @@ def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options) ->
     notes: list[str] = []
     try:
         device = _device_of(inputs)
-        kernels = kernels_of(Path(options.db), device, tuple(options.allow), options.tune)
+        kernels = kernels_of(Path(options.db), device, check_rungs(options.allow), options.tune)
         if options.layers:
             if options.tune:
                 notes.append(tune_missing(workloads(module.graph), kernels, options.trials, options.tune_s))

@@ -8,13 +8,22 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from schedsearch.torch.arguments import check_devices
 from schedsearch.torch.held import Refusal
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
 
 
 def device_of(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
-    """The device of a model and of its example. Raises Refusal, with the remedy, for a model that cannot be optimized."""
+    """The device of a model and of its example.
+
+    Args:
+        args: what `checked_example` returned.
+
+    Raises:
+        Refusal: the model cannot be optimized; the text has the remedy.
+        ArgumentError: the example lies elsewhere.
+    """
     for module in model.modules():
         name = type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
@@ -31,13 +40,30 @@ def device_of(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
     for each in tensors:
         if type(each) not in (torch.Tensor, nn.Parameter):
             raise Refusal(f"it has parameters of type {type(each).__name__}, which are not plain tensors")
-    inputs = [each for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
-    devices = {each.device for each in (*tensors, *inputs)}
-    if not inputs:
-        raise Refusal("the example has no tensor; give an input of the model, or a tuple of several")
+    devices = {each.device for each in tensors}
     if len(devices) > 1:
-        raise Refusal(f"the model and the example lie on several devices: {', '.join(sorted(map(str, devices)))}")
-    device = inputs[0].device
+        raise Refusal(f"the model lies on several devices: {', '.join(sorted(map(str, devices)))}")
+    inputs = [each for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
+    device = next(iter(devices), inputs[0].device)
+    check_kind(device)
+    check_devices(device if devices else None, args)
+    return device
+
+
+def check_kind(device: torch.device) -> None:
+    """Raises Refusal for a device that there are no kernels for."""
     if device.type not in ("cpu", "cuda"):
         raise Refusal(f"the model is on {device}; allowed: a GPU of CUDA, or the CPU")
-    return device
+    if device.type == "cuda" and torch.version.hip is not None:
+        raise Refusal("this PyTorch is for GPUs of AMD (ROCm); allowed: a PyTorch for CUDA, or a model on the CPU")
+
+
+def reason_without_networks() -> str:
+    """Why no network can be built here, with the remedy; empty if nothing that they need is missing."""
+    from schedsearch.network.model import ModelError, needed
+
+    try:
+        needed()
+    except ModelError as error:
+        return f"no networks: {error}"
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import types
 import weakref
@@ -12,12 +13,18 @@ from typing import Any, Self
 
 import torch
 from torch import fx, nn
+from torch.nn.modules import module as of_all_modules
 from torch.utils import _pytree as pytree
 
 from schedsearch.torch import patterns
+from schedsearch.torch.exported import exported, record_strides
 from schedsearch.torch.formats import allows_tf32
+from schedsearch.torch.held import Refusal
+from schedsearch.torch.settings import OURS, Settings, Watches, same_attributes, settled
+from schedsearch.torch.transforms import computes
 
-_REPLICATE = "_replicate_for_data_parallel"  # DataParallel calls it on each module
+_REPLICATE = OURS[1]  # DataParallel calls it on each module
+_OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__", "__code__", "__globals__", "__defaults__", "__kwdefaults__")
 _Slot = tuple[dict[str, Any], str, Any]  # where a tensor or a module is held, and facts about it
 _names = (f"links {number}" for number in itertools.count())
 _links: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()  # by name
@@ -32,17 +39,21 @@ class Plan:
         graph: what is run; its inputs are parameters and buffers, then those of the call.
         found: its layers.
         networks: what its networks run in; they end with it.
+        modules: name and class of each module that the graph was made of.
+        settings: what these were set to.
+        tensors: facts about the parameters and buffers that the graph takes.
+        absent: module, kind and name of each parameter and buffer that is None.
     """
 
-    def __init__(self, program: Any, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def __init__(self, program: Any, module: nn.Module, args: tuple[Any, ...], settings: Settings) -> None:
         self.graph: fx.Graph = program.graph_module.graph
         self.networks: list[Any] = []
         self._root = program.graph_module
         self._paths: list[tuple[str, str]] = []  # kind and path of the tensors of the module that the graph takes
         self._constants: list[Any] = []
-        self._read_signature(program)
+        self._read_signature(program, module)
         leaves, self._in_spec = pytree.tree_flatten((args, {}))
-        _record_strides(self._root, [*self._held(module), *leaves])
+        record_strides(self._root, [*self._held(module), *leaves])
         self.tf32 = allows_tf32()
         on_gpu = any(each.device.type == "cuda" for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor))
         self.found = patterns.find(self.graph, tf32=self.tf32 and on_gpu)
@@ -50,19 +61,38 @@ class Plan:
         self._out_spec = program.call_spec.out_spec
         self._expected = [_facts(each) for each in leaves]
         self.modules = [(name, type(each)) for name, each in module.named_modules(remove_duplicate=False)]
+        self.settings = {name: dict(own) for name, own in settings.items()}
+        for kind, path in self._paths:
+            if kind == "CONSTANT_TENSOR" and path:  # it is looked up in each call
+                owner, _, name = path.rpartition(".")
+                self.settings.get(owner, {}).pop(name, None)
+        self.absent = [  # a convolution may get a bias
+            (name, kind, last)
+            for name, each in module.named_modules()
+            for kind, where in (("PARAMETER", each._parameters), ("BUFFER", each._buffers))
+            for last, tensor in where.items()
+            if tensor is None
+        ]
         self.tensors = [_tensor_facts(_resolve(module, kind, path)[2]) for kind, path in self._paths if path]
 
-    def _read_signature(self, program: Any) -> None:
-        """Raises ValueError for an input that is neither a tensor of the module nor of the call."""
+    def _read_signature(self, program: Any, module: nn.Module) -> None:
+        """Raises ValueError for an input that is neither a tensor of the module nor of the call, and an output that is not
+        one of the call."""
         for spec in program.graph_signature.input_specs:
             kind = spec.kind.name
             if kind in ("PARAMETER", "BUFFER"):
                 self._paths.append((kind, spec.target))
             elif kind == "CONSTANT_TENSOR":
+                if _is_attribute(module, spec.target):
+                    self._paths.append((kind, spec.target))
+                    continue
                 self._paths.append((kind, ""))
                 self._constants.append(program.constants[spec.target])
             elif kind != "USER_INPUT":
                 raise ValueError(f"the graph has an input of kind {kind}")
+        for spec in program.graph_signature.output_specs:
+            if spec.kind.name != "USER_OUTPUT":
+                raise ValueError(f"the graph has an output of kind {spec.kind.name}")
 
     def _held(self, module: nn.Module) -> list[Any]:
         """The inputs of the graph that are not those of a call."""
@@ -71,10 +101,15 @@ class Plan:
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...]) -> Self:
-        """Raises what torch.export raises."""
+        """Raises Refusal for a module in which something would stop the plan from ever serving, and what torch.export
+        raises."""
         with torch.no_grad(), evaluating(module), without_plans(module):
-            program = torch.export.export(module, args, strict=False)
-            return cls(program, module, args)
+            if why := _obstacle(module):
+                raise Refusal(why)
+            settings = settled(module, args)
+            with same_attributes(module):
+                program = exported(module, args)
+            return cls(program, module, args, settings)
 
     def seal(self) -> None:
         """Makes the graph callable, after it was rewritten."""
@@ -103,36 +138,22 @@ class Plan:
         return pytree.tree_unflatten(list(self._run.forward(*held, *leaves)), self._out_spec)
 
 
-class _StrideRecorder(fx.Interpreter):
-    """Runs a graph and notes the strides of each value; fake tensors may have others than cuDNN's results."""
-
-    def run_node(self, node: fx.Node) -> Any:
-        found, fake = super().run_node(node), node.meta.get("val")
-        if isinstance(found, torch.Tensor) and isinstance(fake, torch.Tensor) and fake.stride() != found.stride():
-            with fake.fake_mode:
-                like = {"dtype": found.dtype, "device": found.device}
-                node.meta["val"] = torch.empty_strided(tuple(found.shape), found.stride(), **like)
-        return found
-
-
-def _record_strides(root: fx.GraphModule, inputs: list[Any]) -> None:
-    """Gives the values of a graph the strides that they really have."""
-    _StrideRecorder(root).run(*(each.clone() if isinstance(each, torch.Tensor) else each for each in inputs))
-
-
 class Links:
     """Where a module holds the modules and tensors that a plan depends on.
 
     Attributes:
         name: of these links in this process; torch.compile reads it, see `_unchanged`.
-        whole: whether the module has the structure that the plan was made for.
+        whole: whether the module has the structure and the tensors that the plan was made for.
     """
 
     def __init__(self, module: nn.Module, plan: Plan) -> None:
         self.name = _named(self)
         held = list(module.named_modules(remove_duplicate=False))
         self.whole = [(name, type(each)) for name, each in held] == plan.modules
-        self._modules: list[_Slot] = []
+        self._root = module, type(module), len(module._modules)
+        self._modules: list[tuple[dict[str, Any], str, nn.Module, type, int]] = []
+        self._settings = Watches({}, {})
+        self._absent: list[tuple[dict[str, Any], str]] = []
         self._slots: list[_Slot] = []
         self._ties: list[_Slot] = []  # other places of the same tensors
         if not self.whole:
@@ -141,11 +162,18 @@ class Links:
         for name, each in held:
             parent, _, last = name.rpartition(".")
             if name:
-                self._modules.append((by_name[parent]._modules, last, each))
+                self._modules.append((by_name[parent]._modules, last, each, type(each), len(each._modules)))
+        self._settings = Watches(by_name, plan.settings)
+        tensors = {"PARAMETER": "_parameters", "BUFFER": "_buffers"}
+        self._absent = [(getattr(by_name[name], tensors[kind]), last) for name, kind, last in plan.absent]
         facts = iter(plan.tensors)
         for kind, path in plan._paths:
             if path:
-                where, last, _ = _resolve(module, kind, path)
+                try:
+                    where, last, _ = _resolve(module, kind, path)
+                except KeyError:  # it was parametrised, for one
+                    self.whole = False
+                    return
                 self._slots.append((where, last, next(facts)))
         first = {id(where[last]): (where, last) for where, last, _ in self._slots}
         for each in by_name.values():
@@ -155,16 +183,31 @@ class Links:
                         self._ties.append((where, last, held_first))
 
     def unchanged(self) -> bool:
-        """Whether modules are the same objects, in evaluation mode, without hooks, and tensors have the same formats."""
-        for where, name, module in self._modules:
-            if where.get(name) is not module:
+        """Whether modules are the same objects, in evaluation mode, without hooks and with the same settings, and tensors
+        have the same formats."""
+        if of_all_modules._global_forward_hooks or of_all_modules._global_forward_pre_hooks:
+            return False
+        root, kind, count = self._root
+        if type(root) is not kind or len(root._modules) != count:
+            return False
+        for where, name, module, kind, count in self._modules:
+            if where.get(name) is not module or type(module) is not kind:
                 return False
             held = module.__dict__
-            if held["training"] or held["_forward_hooks"] or held["_forward_pre_hooks"] or "forward" in held:
+            if len(held["_modules"]) != count:
                 return False
+            if held["training"] or held["_forward_hooks"] or held["_forward_pre_hooks"]:
+                return False
+            if "forward" in held and _is_replaced(module):
+                return False
+        if not self._settings.unchanged():
+            return False
         for where, name, facts in self._slots:
             tensor = where.get(name)
             if tensor is None or tensor.dtype is not facts[0] or tensor.shape != facts[1] or tensor.device != facts[2]:
+                return False
+        for where, name in self._absent:
+            if where.get(name) is not None:
                 return False
         return all(where.get(name) is first[0].get(first[1]) for where, name, first in self._ties)
 
@@ -173,11 +216,18 @@ class Links:
 
 
 class OptimizedForward:
-    """The `forward` of an optimized module. It lies in the instance, so that the class and other instances are untouched."""
+    """The `forward` of an optimized module. It lies in the instance, so that the class and other instances are untouched.
+
+    It has the signature and the source of the forward that was there, as torch.export, torch.jit and callers look for them.
+
+    Args:
+        before: what lay in the instance; None: nothing, or the method of its class.
+    """
 
     def __init__(self, module: nn.Module, before: Any) -> None:
-        self._module, self._before = module, before
+        self._module, self._before = module, None if _is_own(module, before) else before
         self._plans: list[tuple[Plan, Links]] = []
+        functools.update_wrapper(self, self._before or _own_forward(module), _OF_FUNCTIONS, ())
 
     @classmethod
     def install(cls, module: nn.Module, plan: Plan) -> None:
@@ -212,6 +262,8 @@ class OptimizedForward:
             self._module.__dict__["forward"] = self._before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not computes():
+            return OptimizedForward.original(self, *args, **kwargs)
         for plan, links in self._plans:
             leaves = plan.leaves(args, kwargs)
             if leaves is not None and self._may_serve(plan, links, leaves):
@@ -248,7 +300,7 @@ class OptimizedForward:
         """A saved model is one that was not optimized."""
         if self._before is not None:
             return _same, (self._before,)
-        return _plain_forward, (self._module,)
+        return _own_forward, (self._module,)
 
 
 class _Replicate:
@@ -271,8 +323,13 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _plain_forward(module: nn.Module) -> Any:
+def _own_forward(module: nn.Module) -> Any:
     return types.MethodType(type(module).forward, module)
+
+
+def _is_own(module: nn.Module, forward: Any) -> bool:
+    """Whether a `forward` in an instance is the method of its class, as in a model that was saved."""
+    return isinstance(forward, types.MethodType) and forward == _own_forward(module)
 
 
 class _LateLinks:
@@ -294,6 +351,35 @@ class _LateLinks:
 
     def tensors(self) -> list[Any]:
         return self._ready().tensors()
+
+
+def _is_replaced(module: nn.Module) -> bool:
+    """Whether somebody gave an instance another forward than that of its class."""
+    forward = module.__dict__.get("forward")
+    if isinstance(forward, OptimizedForward):
+        forward = forward._before
+    return forward is not None and not _is_own(module, forward)
+
+
+def _obstacle(module: nn.Module) -> str:
+    """What in a module a plan would pass by; empty if nothing."""
+    if of_all_modules._global_forward_hooks or of_all_modules._global_forward_pre_hooks:
+        return "this process has hooks for all modules, which kernels would pass by; remove them first"
+    for name, each in module.named_modules():
+        if name and (each._forward_hooks or each._forward_pre_hooks):
+            return f"{name} has hooks, which kernels would pass by; remove them first"
+        if name and _is_replaced(each):
+            return f"{name} has another forward than its class, which kernels would pass by; undo that first"
+    return ""
+
+
+def restore(module: nn.Module) -> None:
+    """Gives a module the forward that it had before it was optimized, also if it was saved meanwhile."""
+    forward = module.__dict__.get("forward")
+    if isinstance(forward, OptimizedForward):
+        forward.remove()
+    elif isinstance(module.__dict__.get(_REPLICATE), _Replicate) and _is_own(module, forward):
+        del module.__dict__["forward"], module.__dict__[_REPLICATE]
 
 
 def _named(links: Links | _LateLinks) -> str:
@@ -329,7 +415,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def without_plans(module: nn.Module) -> Iterator[None]:
     """Lets optimized modules run as they did before."""
-    held = [each.__dict__["forward"] for each in module.modules() if _is_optimized(each)]
+    held = [each.__dict__["forward"] for each in module.modules() if is_optimized(each)]
     for forward in held:
         forward.remove()
     try:
@@ -339,7 +425,7 @@ def without_plans(module: nn.Module) -> Iterator[None]:
             forward.enter()
 
 
-def _is_optimized(module: nn.Module) -> bool:
+def is_optimized(module: nn.Module) -> bool:
     return isinstance(module.__dict__.get("forward"), OptimizedForward)
 
 
@@ -373,11 +459,19 @@ def _tensor_facts(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.
 
 
 def _resolve(module: nn.Module, kind: str, path: str) -> tuple[dict[str, Any], str, Any]:
-    """Where a parameter or buffer is held, and the tensor."""
+    """Where a parameter, a buffer or a plain tensor is held, and the tensor."""
     owner, _, name = path.rpartition(".")
     part = module.get_submodule(owner)
-    where: dict[str, Any] = part._parameters if kind == "PARAMETER" else part._buffers
+    where: dict[str, Any] = {"PARAMETER": part._parameters, "BUFFER": part._buffers}.get(kind, vars(part))
     return where, name, where[name]
+
+
+def _is_attribute(module: nn.Module, path: str) -> bool:
+    """Whether a path leads to a tensor that is neither a parameter nor a buffer."""
+    try:
+        return isinstance(_resolve(module, "ATTRIBUTE", path)[2], torch.Tensor)
+    except (AttributeError, KeyError):
+        return False
 
 
 def _device_type(leaves: list[Any]) -> str:

@@ -68,11 +68,21 @@ def is_kept(part: nn.Module, path: str, wanted: Callable[[nn.Module, str], bool]
         kind = patterns.called(node)
         if wanted is None or kind is None or kind[0] not in ("conv", "shuffle", "unshuffle"):
             return False
-        name = patterns.name_of(node)
-        try:
-            module = part.get_submodule(name)
-        except AttributeError:  # a call of a function, named after its node
-            module = part
-        return not wanted(module, f"{path}.{name}".strip("."))
+        return not wanted(*named(part, path, patterns.name_of(node)))
 
     return kept
+
+
+def named(part: nn.Module, path: str, name: str) -> tuple[nn.Module, str]:
+    """The module of a layer and its name in the model.
+
+    Args:
+        part: the part of the model that was read.
+        path: its name in the model.
+        name: of the layer in the part: of a module, or of a node of the graph if no module in the part makes it.
+    """
+    try:
+        return part.get_submodule(name), f"{path}.{name}".strip(".")
+    except AttributeError:  # the part makes it, by itself or by a call of a function
+        alone = isinstance(part, nn.Conv2d | nn.PixelShuffle | nn.PixelUnshuffle)
+        return part, path if alone and path else f"{path}.{name}".strip(".")

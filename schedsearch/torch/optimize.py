@@ -5,31 +5,33 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from schedsearch.errors import SchedsearchError, UsageError
+from schedsearch.errors import ArgumentError, SchedsearchError, UsageError
 from schedsearch.measurement import DEFAULT_DB
+from schedsearch.runtime.ladder import check_rungs
 from schedsearch.torch import patterns
+from schedsearch.torch.arguments import CheckedFilter, Filter, check_database, check_options, checked_example, misfit
 from schedsearch.torch.calls import ALLOWED, Call, Kernels
-from schedsearch.torch.checks import device_of
+from schedsearch.torch.checks import device_of, reason_without_networks
 from schedsearch.torch.choose import Chooser, inference
 from schedsearch.torch.contest import Contest
-from schedsearch.torch.forward import OptimizedForward, Plan, evaluating, without_plans
+from schedsearch.torch.forward import OptimizedForward, Plan, evaluating, is_optimized, restore, without_plans
 from schedsearch.torch.held import Refusal
-from schedsearch.torch.model_networks import is_kept, networks_in
+from schedsearch.torch.model_networks import is_kept, named, networks_in
 from schedsearch.torch.report import LayerReport, PartReport, Report
 from schedsearch.torch.rewrite import rewrite
+from schedsearch.torch.settings import own_copies, same_attributes, same_buffers
 from schedsearch.torch.telling_forward import TellingForward
 from schedsearch.torch.timing import Timer, timer_of
 from schedsearch.torch.tuning import TUNE_S, strange_records
 
-Filter = Callable[[nn.Module, str], bool]
 Place = tuple[str, Plan, tuple[Any, ...]]  # the path of a module, its plan, its inputs
 
 
@@ -77,9 +79,14 @@ def optimize_(
         What became of each layer. A model that cannot be optimized is left as it is; a warning and `Report.notes` say why.
 
     Raises:
-        TypeError: `model` is not a module, or an argument is of another type.
+        TypeError: `model` is not a module, an argument is of another type, or `filter_fn` returns what is not a bool.
         UsageError: an unknown rung in `allow`, or an impossible budget.
-        DatabaseError, DeviceError, Interrupted: of the tuning, if `tune`.
+        ArgumentError: `example` has no tensor, one that no kernel takes or on another device, or the model fails on it.
+        DatabaseError: there is no file `db`, and neither `tune` nor the rung default does without; or, with `tune`, none can
+            be made there.
+        DeviceError, Interrupted: of the tuning, if `tune`.
+
+        After any of them the model is as it was.
 
     Example:
         >>> model = torchvision.models.resnet50().eval().half().cuda().to(memory_format=torch.channels_last)
@@ -88,50 +95,108 @@ def optimize_(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
-    started = time.perf_counter()
-    args = example if isinstance(example, tuple) else (example,)
+    given = {"db": db, "tune": tune, "trials": trials, "tune_s": tune_s, "networks": networks}
+    check_options({**given, "filter_fn": filter_fn, "allow": allow, "timer": timer})
+    check_database(db, allow, tune)
+    args = checked_example(example)
+    run = _Run(model, args, Budget(trials, tune_s) if tune else None, networks, CheckedFilter(filter_fn), timer)
     try:
         device = device_of(model, args)
-        kernels = kernels_of(Path(db), device, tuple(allow), tune)
-        clock = timer or timer_of(device)
-        chooser = Chooser(kernels, clock)
-        places = _places(model, args)
-        notes: list[str] = []
-        parts: list[PartReport] = []
-        if networks:
-            contest = Contest(kernels, timer=timer)
-            share_s = tune_s / 2 / len(places) if tune else None
-            for path, plan, given in places:
-                part = model.get_submodule(path)
-                found = networks_in(part, plan, given, contest, share_s, is_kept(part, path, filter_fn))
-                parts += found[0]
-                notes += found[1]
-        layers = [each for _, plan, _ in places for each in plan.found if isinstance(each, patterns.Layer)]
-        if tune:
-            notes.append(chooser.tune(layers, trials, tune_s - (time.perf_counter() - started)))
-        elif strange := strange_records((each.workload for each in layers), kernels):
-            notes.append(strange)
-        notes += _advice(model, layers)
-        wanted = {path: _wanted(model.get_submodule(path), path, plan, filter_fn) for path, plan, _ in places}
-        chooser.expect(each for layers in wanted.values() for each in layers)
-        rows = [row for path, plan, _ in places for row in _swap(model, path, plan, chooser, wanted[path])]
-        report = Report(tuple(rows), tuple(notes), parts=tuple(parts))
-        if report.is_used:
-            report = _compared(report, model, args, places, device, clock)
+        kernels = kernels_of(Path(db), device, check_rungs(allow), tune)
+        with same_buffers(model), same_attributes(model) as left:
+            report = run.report(kernels)
+            left |= {inner for each in model.modules() if is_optimized(each) for inner in each.modules()}
+        return report
     except Refusal as error:
         warnings.warn(f"optimize_ leaves the model as it is: {error}", stacklevel=2)
-        return Report(notes=(f"the model is as it was: {error}",), seconds=time.perf_counter() - started)
-    if not rows and not parts:
-        report = replace(report, notes=(*notes, "the model has no convolutions and no pixel shuffles"))
-    return replace(report, seconds=time.perf_counter() - started)
+        return Report(notes=(f"the model is as it was: {error}",), seconds=time.perf_counter() - run.started)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long layers without a record are tuned: configurations for each, and seconds in all."""
+
+    trials: int
+    tune_s: float
+
+
+class _Run:
+    """One call of `optimize_`.
+
+    Args:
+        budget: of tuning; None: nothing is tuned.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        budget: Budget | None,
+        networks: bool,
+        wanted: CheckedFilter,
+        timer: Timer | None,
+    ) -> None:
+        self.started = time.perf_counter()
+        self._model, self._budget, self._networks, self._wanted, self._timer = model, budget, networks, wanted, timer
+        self._args = own_copies(args)
+
+    def report(self, kernels: Kernels) -> Report:
+        """Swaps what wins. Raises Refusal if the model is left as it is; after any exception it is as it was."""
+        places = _places(self._model, self._args)
+        wanted = {path: self._layers(path, plan) for path, plan, _ in places}  # asks the filter before anything is done
+        timer = self._timer or timer_of(kernels.device)
+        chooser = Chooser(kernels, timer)
+        parts, notes = self._in_networks(kernels, places) if self._networks else ([], [])
+        if self._networks:
+            wanted = {path: self._layers(path, plan) for path, plan, _ in places}
+        notes += self._tuned(chooser, [each for layers in wanted.values() for each in layers])
+        notes += _advice(self._model, [each for _, plan, _ in places for each in _layers_of(plan)])
+        chooser.expect(each for layers in wanted.values() for each in layers)
+        try:
+            rows = [row for path, plan, _ in places for row in _swap(self._model, path, plan, chooser, wanted[path])]
+            report = Report(tuple(rows), tuple(notes), parts=tuple(parts))
+            if report.is_used:
+                report = _compared(report, self._model, self._args, places, kernels.device, timer)
+        except BaseException:
+            _drop(self._model, places)
+            raise
+        if not rows and not parts:
+            report = replace(report, notes=(*notes, "the model has no convolutions and no pixel shuffles"))
+        return replace(report, seconds=time.perf_counter() - self.started)
+
+    def _layers(self, path: str, plan: Plan) -> list[patterns.Layer]:
+        """The layers of a part of the model that may be swapped."""
+        part = self._model.get_submodule(path)
+        return [each for each in _layers_of(plan) if self._wanted(*named(part, path, each.name))]
+
+    def _in_networks(self, kernels: Kernels, places: Sequence[Place]) -> tuple[list[PartReport], list[str]]:
+        """Lets networks compute parts of the plans."""
+        if why := reason_without_networks():
+            return [], [why]
+        contest = Contest(kernels, timer=self._timer)
+        share_s = self._budget.tune_s / 2 / len(places) if self._budget else None
+        parts: list[PartReport] = []
+        notes: list[str] = []
+        for path, plan, given in places:
+            part = self._model.get_submodule(path)
+            found = networks_in(part, plan, given, contest, share_s, is_kept(part, path, self._wanted))
+            parts += found[0]
+            notes += found[1]
+        return parts, notes
+
+    def _tuned(self, chooser: Chooser, layers: Sequence[patterns.Layer]) -> list[str]:
+        """Tunes layers, or says why none has a record."""
+        if self._budget is not None:
+            left_s = self._budget.tune_s - (time.perf_counter() - self.started)
+            return [chooser.tune(layers, self._budget.trials, left_s)]
+        strange = strange_records((each.workload for each in layers), chooser.kernels)
+        return [strange] if strange else []
 
 
 def revert_(model: nn.Module) -> nn.Module:
     """Undoes `optimize_` on a model and everything in it, and returns the model."""
     for module in model.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, OptimizedForward):
-            forward.remove()
+        restore(module)
     return model
 
 
@@ -155,6 +220,8 @@ def _places(model: nn.Module, args: tuple[Any, ...]) -> list[Place]:
     and so on."""
     try:
         return [("", Plan.of(model, args), args)]
+    except Refusal as error:
+        reason = str(error)
     except Exception as error:  # torch.export raises errors of many kinds
         reason = f"torch.export cannot read {type(model).__name__}: {_first_line(error)}"
     calls = _calls_of_children(model, args)
@@ -164,7 +231,7 @@ def _places(model: nn.Module, args: tuple[Any, ...]) -> list[Place]:
             continue
         try:
             found += [(f"{name}.{path}".strip("."), plan, of) for path, plan, of in _places(child, given)]
-        except Refusal:
+        except (Refusal, ArgumentError):
             continue
     if not found:
         raise Refusal(reason)
@@ -185,18 +252,12 @@ def _calls_of_children(model: nn.Module, args: tuple[Any, ...]) -> dict[str, tup
     try:
         with torch.no_grad(), evaluating(model):
             model(*args)
-    except Exception as error:  # the example does not fit the model
-        raise Refusal(f"the model fails on the example: {_first_line(error)}") from error
+    except Exception as error:  # of many kinds: the example does not fit the model
+        raise misfit(model, args, error) from error
     finally:
         for handle in handles:
             handle.remove()
     return calls
-
-
-def _wanted(part: nn.Module, path: str, plan: Plan, filter_fn: Filter | None) -> list[patterns.Layer]:
-    """The layers of a part of the model that may be swapped."""
-    layers = [each for each in plan.found if isinstance(each, patterns.Layer)]
-    return [each for each in layers if filter_fn is None or filter_fn(_module(part, each.name), _joined(path, each))]
 
 
 def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, wanted: Sequence[patterns.Layer]) -> list[LayerReport]:
@@ -211,7 +272,7 @@ def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, wanted: Seq
             if choice.call is not None:
                 chosen.append((each, choice.call))
         row = LayerReport.of(each, choice)
-        rows.append(LayerReport(**{**vars(row), "name": _joined(path, each)}))
+        rows.append(LayerReport(**{**vars(row), "name": named(part, path, each.name)[1]}))
     if chosen:
         rewrite(plan.graph, chosen)
     if chosen or _has_networks(plan):
@@ -247,11 +308,19 @@ def _compared(
 
 def _given_up(report: Report, model: nn.Module, places: Sequence[Place], reason: str) -> Report:
     """Lets the model run as it did before."""
-    for path, plan, _ in places:
-        OptimizedForward.drop(model.get_submodule(path), plan)
+    _drop(model, places)
     layers = [replace(each, swapped=False, reason=reason) if each.swapped else each for each in report.layers]
     parts = [replace(each, served=False, reason=reason) if each.served else each for each in report.parts]
     return replace(report, layers=tuple(layers), parts=tuple(parts))
+
+
+def _layers_of(plan: Plan) -> list[patterns.Layer]:
+    return [each for each in plan.found if isinstance(each, patterns.Layer)]
+
+
+def _drop(model: nn.Module, places: Sequence[Place]) -> None:
+    for path, plan, _ in places:
+        OptimizedForward.drop(model.get_submodule(path), plan)
 
 
 def _advice(model: nn.Module, layers: Sequence[patterns.Layer]) -> list[str]:
@@ -273,14 +342,3 @@ def _has_networks(plan: Plan) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _module(part: nn.Module, name: str) -> nn.Module:
-    try:
-        return part.get_submodule(name)
-    except AttributeError:  # a call of a function, named after its node
-        return part
-
-
-def _joined(path: str, layer: patterns.Layer | patterns.Refused) -> str:
-    return f"{path}.{layer.name}" if path else layer.name

@@ -1,0 +1,27 @@
+"""When a call of a model is no computation of numbers here and now."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+
+def _transformed() -> bool:
+    """Whether vmap, jvp or another transform of torch.func is under way, or forward-mode differentiation: operators of ours
+    have no rules for them."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+@torch.compiler.assume_constant_result
+def _transformed_while_tracing() -> bool:
+    return _transformed()
+
+
+def computes() -> bool:
+    """Whether calls compute, or are compiled to compute here. Exported and traced graphs go elsewhere, where there are no
+    kernels."""
+    if torch.compiler.is_exporting():
+        return False
+    if torch.compiler.is_compiling():
+        return not _transformed_while_tracing()
+    return not torch.jit.is_tracing() and not _transformed()
