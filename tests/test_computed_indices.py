@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from test_dynamic_net import artifact
 
 import schedsearch
+from schedsearch.device import Device
+from schedsearch.device.cpu import CpuDevice
+from schedsearch.dynamic.graph import Size
+from schedsearch.dynamic.model import read_graph
+from schedsearch.dynamic.net import DynamicNet
 from schedsearch.errors import IndexRangeError
 
 X = (4, 3, 5)
@@ -34,15 +41,8 @@ def updates_of(op: str, indices: Any) -> list[Any]:
     return [np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)] if op.startswith("Scatter") else []
 
 
-def model(
-    op: str, attributes: dict[str, Any], indices: Any, *, computed: bool = False, rows: str | None = None
-) -> onnx.ModelProto:
-    """y of a node that is called pick.
-
-    Args:
-        computed: its indices are not the input `places`, but this plus 1.
-        rows: name of the first extent of indices and updates.
-    """
+def model(op: str, attributes: dict[str, Any], indices: Any, *, rows: str | None = None) -> onnx.ModelProto:
+    """y of a node that is called pick. Its indices are an input; `rows` is the name of their first extent."""
     given = [np.zeros(X, np.float32), np.array(indices), *updates_of(op, indices)]
     types = [TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT]
     shapes = [list(each.shape) for each in given]
@@ -50,11 +50,9 @@ def model(
         shape[0] = rows
     names = ["x", "places", "updates"][: len(given)]
     inputs = [helper.make_tensor_value_info(*each) for each in zip(names, types, shapes)]
-    nodes = [helper.make_node("Add", ["places", "one"], ["sums"], "sum")] if computed else []
-    nodes.append(helper.make_node(op, ["x", "sums" if computed else "places", *names[2:]], ["y"], "pick", **attributes))
+    nodes = [helper.make_node(op, names, ["y"], "pick", **attributes)]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    weights = [numpy_helper.from_array(np.array(1), "one")] if computed else []
-    graph = helper.make_graph(nodes, "indices", inputs, outputs, weights)
+    graph = helper.make_graph(nodes, "indices", inputs, outputs)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
@@ -63,8 +61,8 @@ def arrays(op: str, indices: Any) -> dict[str, Any]:
     return dict(zip(("x", "places", "updates"), (x, np.array(indices), *updates_of(op, indices))))
 
 
-def message(place: tuple[int, ...], index: int, axis: int, array: str = "places") -> str:
-    text = f"the index at {list(place)} of {array!r} is {index}, but axis {axis} of 'x' has extent {X[axis]}"
+def message(place: tuple[int, ...], index: int, axis: int) -> str:
+    text = f"the index at {list(place)} of 'places' is {index}, but axis {axis} of 'x' has extent {X[axis]}"
     return re.escape(f"{text}; allowed: {-X[axis]} to {X[axis] - 1}")
 
 
@@ -90,13 +88,32 @@ def test_networks_on_a_cpu_raise(
             step()
 
 
+def test_an_index_that_a_node_computes(tmp_path: Path) -> None:
+    """TopK finds the places of the largest of 8 numbers, and Gather takes these rows of 4."""
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("TopK", ["scores", "k"], ["largest", "places"], "best"),
+        helper.make_node("Gather", ["x", "places"], ["y"], "pick"),
+    ]
+    inputs = [info("scores", TensorProto.FLOAT, [8]), info("x", TensorProto.FLOAT, [4, 3])]
+    k = numpy_helper.from_array(np.array([2]), "k")
+    graph = helper.make_graph(nodes, "best rows", inputs, [info("y", TensorProto.FLOAT, None)], [k])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    x, scores = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 5, 7, 0, 0, 0, 0], np.float32)
+    with schedsearch.build(tmp_path / "m.onnx", target="cpu", db=tmp_path / "none.db") as net:
+        np.testing.assert_array_equal(net(scores, x), x[[3, 2]])
+        scores[6] = 6
+        with pytest.raises(IndexRangeError, match=r"^node pick: the index at \[1\] of 'places' is 6, .*; allowed: -4 to 3"):
+            net(scores, x)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "attributes", "indices", "place", "axis"), CASES, ids=IDS)
 def test_networks_on_a_gpu_say_so_when_they_are_asked(
     op: str, attributes: dict[str, Any], indices: Any, place: tuple[int, ...], axis: int, tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch")
-    made, given = model(op, attributes, indices, computed=True), arrays(op, np.array(indices) - 1)
+    made, given = model(op, attributes, indices), arrays(op, indices)
     onnx.save(made, tmp_path / "m.onnx")
     (expected,) = ReferenceEvaluator(made).run(None, given)
     on_gpu = {name: torch.from_numpy(array).cuda() for name, array in given.items()}
@@ -106,12 +123,83 @@ def test_networks_on_a_gpu_say_so_when_they_are_asked(
         for run in (lambda: net(**on_gpu), step):
             for index in (X[axis], -X[axis] - 1):
                 before = int(on_gpu["places"][place])
-                on_gpu["places"][place] = index - 1
+                on_gpu["places"][place] = index
                 for _ in range(3):
                     run()
                 on_gpu["places"][place] = before
                 run()  # what was noted stays until it is asked for
-                with pytest.raises(IndexRangeError, match="node pick: " + message(place, index, axis, "sums")):
+                with pytest.raises(IndexRangeError, match="node pick: " + message(place, index, axis)):
                     net.check()
                 np.testing.assert_array_equal(run().cpu().numpy(), expected)
                 net.check()
+
+
+# What a dynamic graph gathers has as many rows as the caller gives; x is fixed.
+GRAPHS = [
+    ("Gather", {"axis": 0}, [[2, -4], [3, 0], [1, 1]], (1, 0), 0),
+    ("GatherND", {}, [[3, 0, -5], [-4, 2, 4]], (1, 2), 2),
+    ("ScatterND", {}, [[3, -3], [-4, 2]], (1, 1), 1),
+]
+
+
+def graph(op: str, attributes: dict[str, Any], indices: Any, device: Device) -> DynamicNet:
+    """With r = 0 to 5 rows of indices."""
+    read = read_graph(model(op, attributes, indices, rows="r"), {"r": Size("r", 0, 5)})
+    return DynamicNet(read.program(), device, functools.partial(artifact, device.target))
+
+
+def reference(op: str, attributes: dict[str, Any], indices: Any) -> Any:
+    return ReferenceEvaluator(model(op, attributes, indices)).run(None, arrays(op, indices))[0]
+
+
+@pytest.mark.parametrize(("op", "attributes", "indices", "place", "axis"), GRAPHS, ids=[op for op, *_ in GRAPHS])
+def test_dynamic_graphs_name_node_and_index(
+    op: str, attributes: dict[str, Any], indices: Any, place: tuple[int, ...], axis: int, device: CpuDevice
+) -> None:
+    given = arrays(op, indices)
+    with graph(op, attributes, indices, device) as net:
+        expected = reference(op, attributes, indices)
+        np.testing.assert_array_equal(net(*given.values()), expected)
+        none = {name: array[:0] if name != "x" else array for name, array in given.items()}
+        np.testing.assert_array_equal(net(*none.values()), reference(op, attributes, np.array(indices)[:0]))
+        bound = net.bind(*given.values())
+        for index in (X[axis], -X[axis] - 1):
+            good = int(given["places"][place])
+            given["places"][place] = index
+            with pytest.raises(IndexRangeError, match=rf"node pick \({op}\): " + message(place, index, axis)):
+                net(*given.values())
+            bound.step()
+            given["places"][place] = good
+            bound.step()
+            with pytest.raises(IndexRangeError, match="node pick"):
+                bound.sliced()
+            np.testing.assert_array_equal(bound.sliced()[0], expected)
+            np.testing.assert_array_equal(net(*given.values()), expected)
+            net.check()
+        bound.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "attributes", "indices", "place", "axis"), GRAPHS, ids=[op for op, *_ in GRAPHS])
+def test_dynamic_graphs_on_a_gpu_say_so_when_they_are_asked(
+    op: str, attributes: dict[str, Any], indices: Any, place: tuple[int, ...], axis: int, gpu: Any
+) -> None:
+    torch = pytest.importorskip("torch")
+    given = {name: torch.from_numpy(array).cuda() for name, array in arrays(op, indices).items()}
+    expected = reference(op, attributes, indices)
+    with graph(op, attributes, indices, gpu) as net:
+        bound = net.bind(*given.values())
+        for run, check in ((lambda: net(*given.values()), net.check), (bound.step, bound.check)):
+            for index in (X[axis], -X[axis] - 1):
+                good = int(given["places"][place])
+                given["places"][place] = index
+                run()
+                given["places"][place] = good
+                run()
+                with pytest.raises(IndexRangeError, match=f"node pick.*index at .* is {index}, but axis {axis} of"):
+                    check()
+                run()
+                check()
+        np.testing.assert_array_equal(net(*given.values()).cpu().numpy(), expected)
+        np.testing.assert_array_equal(bound.sliced()[0].cpu().numpy(), expected)
+        bound.close()

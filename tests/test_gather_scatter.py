@@ -250,15 +250,17 @@ def test_kernels_on_the_device(gpu: Any) -> None:
 @pytest.mark.gpu
 def test_kernels_on_the_device_note_an_index(gpu: Any) -> None:
     """In pinned memory of the host, which is not copied. What was noted first stays until it was read."""
-    notes = IndexNotes(gpu, 1)
+    notes = IndexNotes(gpu, ["call"], lambda *found: f"{found}")
     for workload in WORKLOADS:
         template = TEMPLATES[workload.op][0]
         for end in (0, 1):
             arrays, place, _ = one_wrong(workload, end)
-            on_device(gpu, template, workload, arrays, also={WRONG_INDEX: notes.address(0)})
-            assert notes.take() == (0, np.ravel_multi_index(place, workload.indices), arrays["indices"][place])
-            on_device(gpu, template, workload, example(workload, wrong=False), also={WRONG_INDEX: notes.address(0)})
-            assert notes.take() is None
+            on_device(gpu, template, workload, arrays, also=notes.buffers("call"))
+            found = "call", int(np.ravel_multi_index(place, workload.indices)), int(arrays["indices"][place])
+            with pytest.raises(IndexRangeError, match=re.escape(f"{found}")):
+                notes.check()
+            on_device(gpu, template, workload, example(workload, wrong=False), also=notes.buffers("call"))
+            notes.check()
     notes.close()
 
 

@@ -86,6 +86,7 @@ def run(
     given = read_inputs(drawn, files)
     arrays = [_on_device(array, net.net.device.target.kind) for array in given.values()]
     outputs = net.net(*arrays)
+    net.check()
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     named = {port.name: _on_host(array) for port, array in zip(net.outputs, outputs)}
     if output is not None:

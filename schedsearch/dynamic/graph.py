@@ -180,11 +180,19 @@ class DynamicGraph:
         return name
 
     @_noted
-    def call(self, workload: Workload, *arrays: str, name: str = "", scalars: Mapping[str, float] | None = None) -> str:
+    def call(
+        self,
+        workload: Workload,
+        *arrays: str,
+        name: str = "",
+        scalars: Mapping[str, float] | None = None,
+        source: str = "",
+    ) -> str:
         """Adds a call of a workload with one value for each argument, but none for arguments `NAME_extents`.
 
         Args:
             scalars: call-time scalars whose values are not the defaults.
+            source: what the call stands for, such as "node pick (Gather)", for messages.
 
         Returns:
             The name of its first output.
@@ -213,7 +221,7 @@ class DynamicGraph:
             self._same[outputs[workload.outputs[0].name]] = self._same.get(root, root)
         elif rows := followed(name, workload, dims):
             functions[workload.outputs[0].name] = rows
-        self._steps.append(Call(name, workload, inputs, outputs, functions, dict(scalars or {})))
+        self._steps.append(Call(name, workload, inputs, outputs, functions, dict(scalars or {}), source))
         for output in workload.outputs:
             if is_extents(output.name, outputs):
                 continue

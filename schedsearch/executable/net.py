@@ -13,7 +13,7 @@ from schedsearch.device import Device
 from schedsearch.device.memory import bytes_at
 from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.executable.explain import PartCost, explain_lines
-from schedsearch.executable.noted import NotedIndices
+from schedsearch.executable.noted import index_notes
 from schedsearch.executable.ports import in_order
 from schedsearch.executable.program import Array, Call
 from schedsearch.executable.run import Calls, Parts, Shared, Weights
@@ -116,14 +116,14 @@ class Net:
         self._outputs = [_spec(self.program.arrays[index]) for index in self.program.outputs]
         self._lock = threading.Lock()
         self._memory: list[int] = []
-        self._noted = NotedIndices(weights)
+        self._notes = index_notes(weights)
         try:
             if weights.shared is not None:
                 self._arena = weights.shared.arena
             else:
                 self._arena = self._allocate(self.program.arena_bytes) if self.program.arena_bytes else 0
         except BaseException:
-            self._noted.close()
+            self._notes.close()
             weights.release()
             raise
         self._calls: Calls | None = None
@@ -206,7 +206,7 @@ class Net:
             self._torch_call = None  # it knows which addresses the calls had
             if self.device[0] == "cuda" and views[0].device[0] == "cpu":
                 self._run_on_host_arrays(views, seen)
-                self._noted.check()
+                self._notes.check()
             elif not self._run_in_place(views, seen, raw_stream(stream, views[0].library, self.device)):
                 self._run_staged(views, seen, raw_stream(stream, views[0].library, self.device))
             elif all(each.library == "torch" for each in (*views, *seen)):
@@ -226,11 +226,11 @@ class Net:
         with self._lock:
             self._open_weights()
             self._device.synchronize()
-            self._noted.check()
+            self._notes.check()
 
     def _check_if_complete(self) -> None:
         if self.device[0] == "cpu":
-            self._noted.check()
+            self._notes.check()
 
     def bind(self, *args: Any, out: Any = None, **named: Any) -> Bound:
         """Fixes the arrays once, so that a launch copies nothing; on a GPU it captures a graph on their addresses.
@@ -311,7 +311,7 @@ class Net:
                 self._calls.close()
             while self._memory:
                 self._device.free(self._memory.pop())
-            self._noted.close()
+            self._notes.close()
             weights, self._weights = self._weights, None
             weights.release()
 
@@ -334,7 +334,7 @@ class Net:
         return self._weights
 
     def _calls_on(self, inputs: Sequence[int], outputs: Sequence[int]) -> Calls:
-        return Calls(self._open_weights(), self._arena, inputs, outputs, self._noted.addresses)
+        return Calls(self._open_weights(), self._arena, inputs, outputs, self._notes)
 
     def _allocate(self, nbytes: int) -> int:
         self._memory.append(self._device.allocate(nbytes))

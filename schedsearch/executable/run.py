@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
+from schedsearch.device.index_notes import IndexNotes
 from schedsearch.errors import UsageError
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
 from schedsearch.executable.program import Call, Place, Program
@@ -16,7 +16,6 @@ from schedsearch.executable.segments import Segments
 from schedsearch.executable.times import cuda_device, time_on_cpu_ns, time_on_gpu_ns, time_one_on_gpu_ns
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
-from schedsearch.ops.wrong_index import WRONG_INDEX
 
 if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
@@ -237,13 +236,11 @@ class Weights:
     def _loaded(self, call: Call) -> LoadedKernel | OnnxModel:
         return self.kernels[call.artifact] if call.foreign is None else self.models[call.artifact]
 
-    def bind(
-        self, arena: int, inputs: Sequence[int], outputs: Sequence[int], noting: Mapping[int, int]
-    ) -> list[BoundKernel]:
+    def bind(self, arena: int, inputs: Sequence[int], outputs: Sequence[int], notes: IndexNotes[int]) -> list[BoundKernel]:
         """Every call with its arguments packed.
 
         Args:
-            noting: number of a call -> where it notes an index that is out of range.
+            notes: where calls note indices that are out of range.
 
         Raises:
             ArgumentError: an address lacks the alignment that a kernel needs.
@@ -253,7 +250,7 @@ class Weights:
             places = {name: arrays[index].place for name, index in call.buffers.items()} | dict(call.workspaces)
             names = [name for name, place in places.items() if place.space != "once"]
             addresses = {name: self.address(call, name, arena, inputs, outputs) for name in names}
-            addresses |= {WRONG_INDEX: noting[number]} if number in noting else {}
+            addresses |= notes.buffers(number)
             bound.append(self._loaded(call).bind(addresses, call.scalars, prepared))
         return bound
 
@@ -326,7 +323,7 @@ class Calls:
     Args:
         arena: address of the memory that the calls share, or 0 if they need none.
         inputs, outputs: addresses, in the network's order.
-        noting: as of `Weights.bind`.
+        notes: as of `Weights.bind`.
 
     Raises:
         ArgumentError: an address lacks the alignment that a kernel needs.
@@ -339,10 +336,10 @@ class Calls:
         arena: int,
         inputs: Sequence[int],
         outputs: Sequence[int],
-        noting: Mapping[int, int] = MappingProxyType({}),
+        notes: IndexNotes[int],
     ) -> None:
         self.weights, self._arena = weights, arena
-        self.bound = weights.bind(arena, inputs, outputs, noting)
+        self.bound = weights.bind(arena, inputs, outputs, notes)
         self._addresses = _by_port(inputs, outputs)
         self._set_copies()
         self._gpu = cuda_device(weights.device) if weights.device.target.kind == "cuda" else None
