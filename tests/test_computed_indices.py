@@ -20,7 +20,7 @@ from schedsearch.device.cpu import CpuDevice
 from schedsearch.dynamic.graph import Size
 from schedsearch.dynamic.model import read_graph
 from schedsearch.dynamic.net import DynamicNet
-from schedsearch.errors import IndexRangeError
+from schedsearch.errors import IndexRangeError, UsageError
 
 X = (4, 3, 5)
 # operator, attributes, indices that reach both ends of what is allowed, place of an end, its axis
@@ -203,3 +203,84 @@ def test_dynamic_graphs_on_a_gpu_say_so_when_they_are_asked(
         np.testing.assert_array_equal(net(*given.values()).cpu().numpy(), expected)
         np.testing.assert_array_equal(bound.sliced()[0].cpu().numpy(), expected)
         bound.close()
+
+
+# ---- what graphs cannot look up
+
+
+NO_ROWS = "known at run time only; give them one size"
+# operator, attributes, indices and the rest of their shape, whether a graph can look rows of x up that are known at run time
+ALIKE: list[tuple[str, dict[str, Any], Any, bool]] = [
+    ("Gather", {"axis": 0}, [0, -1, 1], False),
+    ("GatherElements", {"axis": 0}, [[0, -1, 1, 2]] * 3, False),
+    ("GatherElements", {"axis": 1}, [[0, -1]] * 3, True),
+    ("GatherND", {}, [[0], [-1], [2]], False),
+    ("GatherND", {"batch_dims": 1}, [[0], [-1], [2]], True),
+    ("ScatterElements", {"axis": 1}, [[0, -1]] * 3, True),
+    ("ScatterND", {}, [[0], [-1], [1]], False),
+]
+
+
+@pytest.mark.parametrize(("op", "attributes", "indices", "possible"), ALIKE, ids=[f"{op} {at}" for op, at, *_ in ALIKE])
+def test_indices_never_count_rows_that_are_not_in_use(
+    op: str, attributes: dict[str, Any], indices: Any, possible: bool, device: CpuDevice
+) -> None:
+    """x and indices have n = 1 to 6 rows. -1 is the last of those, not of the memory for 6."""
+    places = np.array(indices)
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    shape = (*places.shape[:-1], 4) if op == "ScatterND" else places.shape
+    given = [x, places, *([np.ones(shape, np.float32)] if op.startswith("Scatter") else [])]
+    names = ["x", "places", "updates"][: len(given)]
+    types = [TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT]
+    info = helper.make_tensor_value_info
+    inputs = [info(name, kind, ["n", *each.shape[1:]]) for name, kind, each in zip(names, types, given)]
+    nodes, outputs = [helper.make_node(op, names, ["y"], "pick", **attributes)], [info("y", TensorProto.FLOAT, None)]
+    made = helper.make_model(
+        helper.make_graph(nodes, "alike", inputs, outputs), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
+    )
+    if not possible:
+        with pytest.raises(UsageError, match=rf"node pick \({op}\): .* takes x of fixed extents; .* {NO_ROWS}"):
+            read_graph(made, {"n": Size("n", 1, 6)})
+        return
+    (expected,) = ReferenceEvaluator(made).run(None, dict(zip(names, given)))
+    program = read_graph(made, {"n": Size("n", 1, 6)}).program()
+    with DynamicNet(program, device, functools.partial(artifact, device.target)) as net:
+        np.testing.assert_array_equal(net(*given), expected)
+        bound = net.bind(*given)
+        bound.step()
+        np.testing.assert_array_equal(bound.sliced()[0], expected)
+        bound.close()
+
+
+@pytest.mark.parametrize("way", [None, "exact"])
+def test_constant_indices_must_be_legal_at_every_size(way: Any, tmp_path: Path) -> None:
+    """41 rows or more have a row 40; a range that begins at 1 is refused, whatever is made of it."""
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["x", "places"], ["y"], "pick")], "constant",
+        [info("x", TensorProto.FLOAT, ["n", 2])], [info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array([0, 40]), "places")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    text = (
+        r"at n = 1: node pick \(Gather\): the index at \[1\] of 'places' is 40, but axis 0 of 'x' has extent 1; allowed: "
+        "-1 to 0. Correct the model, or give n a range of larger sizes"
+    )
+    with pytest.raises(UsageError, match=text if way is None else f"node pick .* {NO_ROWS}"):
+        schedsearch.build_dynamic(tmp_path / "m.onnx", {"n": (1, 64)}, target="cpu", way=way, db=tmp_path / "none.db")
+
+
+def test_given_indices_into_a_shape_are_looked_at(device: CpuDevice) -> None:
+    """An index that may be out of range makes a call of what would be a row of numbers."""
+    info = helper.make_tensor_value_info
+    nodes = [helper.make_node("Shape", ["x"], ["extents"]), helper.make_node("Gather", ["extents", "places"], ["y"], "pick")]
+    inputs = [info("x", TensorProto.FLOAT, ["n", 3]), info("places", TensorProto.INT64, [2])]
+    graph = helper.make_graph(nodes, "shapes", inputs, [info("y", TensorProto.INT64, None)])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    x, places = np.zeros((4, 3), np.float32), np.array([1, -2])
+    program = read_graph(made, {"n": Size("n", 1, 6)}).program()
+    with DynamicNet(program, device, functools.partial(artifact, device.target)) as net:
+        np.testing.assert_array_equal(net(x, places), [3, 4])
+        places[1] = 2
+        with pytest.raises(IndexRangeError, match=r"node pick \(Gather\): the index at \[1\] of 'places' is 2, .*: -2 to 1"):
+            net(x, places)

@@ -215,11 +215,12 @@ class DynamicGraph:
         outputs = {output.name: f"{name}.{output.name}" for output in workload.outputs}
         functions = dict(workload.shape_functions)
         dims = {argument: self._dims[array] for argument, array in inputs.items()}
-        same = same_dims(name, workload, dims)
+        what = source or name
+        same = same_dims(what, workload, dims)
         if same is not None:
             root = inputs[same]
             self._same[outputs[workload.outputs[0].name]] = self._same.get(root, root)
-        elif rows := followed(name, workload, dims):
+        elif rows := followed(what, workload, dims):
             functions[workload.outputs[0].name] = rows
         self._steps.append(Call(name, workload, inputs, outputs, functions, dict(scalars or {}), source))
         for output in workload.outputs:
