@@ -8,6 +8,7 @@
     │   │   └── UnknownOperatorError     2   no operator of that name is installed, or it cannot be imported
     │   ├── ConfigError                  2   a configuration, knob or restriction is illegal
     │   ├── ArgumentError                2   an array given to a kernel has the wrong dtype, shape, strides or device
+    │   │   └── IndexRangeError          2   an index that was computed or given at run time is out of range
     │   ├── PlanError                    2   a launch plan breaks a rule, or does not fit its workload
     │   └── UnsupportedError             2   no template can run the workload on this target
     ├── OperatorError                    2   an operator of another package, or its reference, breaks its contract
@@ -122,6 +123,10 @@ class ConfigError(UsageError):
 
 class ArgumentError(UsageError):
     pass
+
+
+class IndexRangeError(ArgumentError):
+    """An index of a gather or scatter is out of range. A kernel noted it while it ran; see `schedsearch.ops.wrong_index`."""
 
 
 class PlanError(UsageError):

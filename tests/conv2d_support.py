@@ -39,8 +39,10 @@ def run_on_cpu(
     outputs: Mapping[str, tuple[tuple[int, ...], Any]],
     scalars: Mapping[str, float] | None = None,
     launches: int = 1,
+    also: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Compiles, loads and launches. It first poisons every byte of outputs and workspaces (NaN)."""
+    """Compiles, loads and launches. It first poisons every byte of outputs and workspaces (NaN). `also` has addresses of
+    optional buffers."""
     artifact = compile_source(source, device.target).artifact
     buffers, results = {}, {name: np.empty(shape, dtype) for name, (shape, dtype) in outputs.items()}
     try:
@@ -51,7 +53,7 @@ def run_on_cpu(
         for name, array in results.items():
             device.fill(buffers[name], 0xFF, array.nbytes)
         kernel = device.load(artifact)
-        bound = kernel.bind(buffers, scalars or {})
+        bound = kernel.bind({**buffers, **(also or {})}, scalars or {})
         for _ in range(launches):
             bound.launch()
         device.synchronize()

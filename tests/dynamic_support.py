@@ -39,9 +39,15 @@ def expected(workload: Workload, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def emulated(
-    monkeypatch: Any, template: Template, workload: Workload, arrays: Mapping[str, Any], config: Config | None, *modules: Any
+    monkeypatch: Any,
+    template: Template,
+    workload: Workload,
+    arrays: Mapping[str, Any],
+    config: Config | None,
+    *modules: Any,
+    also: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The outputs of CUDA kernels that are run thread by thread."""
+    """The outputs of CUDA kernels that are run thread by thread. `also` has optional buffers."""
     config = config or default(template, workload, H200)
     assert template.space(workload, H200).check(config) == []
     memory = Memory()
@@ -53,21 +59,28 @@ def emulated(
         for spec in workload.outputs
     }
     spaces = {name: np.full(nbytes, 0x5A, np.uint8) for name, nbytes in source.workspaces.items()}
-    buffers = {name: memory.add(array) for name, array in {**stored(workload, arrays), **outputs, **spaces}.items()}
+    buffers = {
+        name: memory.add(array) for name, array in {**stored(workload, arrays), **outputs, **spaces, **(also or {})}.items()
+    }
     for step in source.steps:
         emulator.run(step, buffers, sms=2)
     return used(workload, outputs)
 
 
 def on_device(
-    device: Any, template: Template, workload: Workload, arrays: Mapping[str, Any], config: Config | None = None
+    device: Any,
+    template: Template,
+    workload: Workload,
+    arrays: Mapping[str, Any],
+    config: Config | None = None,
+    also: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The outputs of a kernel; the default configuration unless one is given."""
+    """The outputs of a kernel; the default configuration unless one is given. `also` has addresses of optional buffers."""
     config = config or default(template, workload, device.target)
     assert template.space(workload, device.target).check(config) == []
     source = template.kernel(workload, device.target, config)
     outputs = {spec.name: (spec.shape, dtype(spec.dtype).storage) for spec in workload.outputs}
-    return used(workload, run_on_cpu(device, source, stored(workload, arrays), outputs))
+    return used(workload, run_on_cpu(device, source, stored(workload, arrays), outputs, also=also))
 
 
 def assert_equal(workload: Workload, found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float = 0) -> None:

@@ -6,6 +6,7 @@ Expected sizes are NumPy's.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import schedsearch
 from schedsearch.backend import compile_source
 from schedsearch.device import Device, LoadedKernel, open_device
 from schedsearch.device.detect import detect
@@ -136,6 +138,33 @@ def test_sizes_beyond_the_bound_are_errors_that_name_both() -> None:
         check_bound((3, 5), (3, 4), "y of tile")
 
 
+LAST = 2**63 - 1
+ENDS = (-LAST - 1, -LAST, -7, -1, 0, 1, 2, 5, LAST - 1, LAST)
+
+
+def test_the_numbers_of_a_range_are_counted_without_an_overflow() -> None:
+    """Compared with Python's whole numbers, which have no largest one."""
+    function = schedsearch.arange(bound=9).shape_functions["y"]
+    for start, limit, delta in itertools.product(ENDS, repeat=3):
+        given = {"start": (start,), "limit": (limit,), "delta": (delta,)}
+        if delta == 0:
+            with pytest.raises(SizeError, match="y: delta is 0; allowed: positive numbers"):
+                evaluate(function, 1, given, "y")
+            continue
+        count = max(0, -((start - limit) // delta))
+        if count and abs(limit - start) > LAST:
+            with pytest.raises(SizeError, match="y: start and limit are too far apart; allowed: less than 2"):
+                evaluate(function, 1, given, "y")
+        else:
+            assert evaluate(function, 1, given, "y") == (count,)
+
+
+def test_a_negative_size_is_named() -> None:
+    function = schedsearch.expand(x=(1,), bound=(4, 5)).shape_functions["y"]
+    with pytest.raises(SizeError, match=r"fill: shape has a negative number; allowed: 0 and above; got .* shape=\[2, -1\]"):
+        evaluate(function, 2, {"x": (1,), "shape": (2, -1)}, "fill")
+
+
 # ---- what a declaration refuses
 
 TABLE = {"a": 3}
@@ -191,6 +220,12 @@ def with_nothing(axis, x):  # type: ignore[no-untyped-def]
     return 1
 
 
+def without_end(axis, x):  # type: ignore[no-untyped-def]  # noqa: RET503
+    for place in range(len(x)):
+        if x[place] > 3:
+            return place
+
+
 def with_two(axis, x):  # type: ignore[no-untyped-def]
     return x[0], x[1]
 
@@ -210,7 +245,8 @@ def with_default(axis, x=(1, 2)):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (with_division, "it has /, which is not whole"),
+        (with_division, "it has /, which is not whole; write //"),
+        (without_end, "it may end without a return; return a whole number at the end"),
         (with_float, "the constant 0.5, which is not a whole number"),
         (with_captured_float, "it reads HALF, which is float and not declared"),
         (with_table, "it reads TABLE, which is dict and not declared"),

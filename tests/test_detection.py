@@ -13,9 +13,12 @@ from schedsearch import Workload, nms, roi_align
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
+from schedsearch.device.index_notes import IndexNotes
+from schedsearch.errors import IndexRangeError
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.nms import NMS
 from schedsearch.ops.roi_align import ROI_ALIGN
+from schedsearch.ops.wrong_index import WRONG_INDEX
 from schedsearch.template import load_template
 from schedsearch.templates.detection import nms_kernels, roi_kernels
 from schedsearch.templates.parts import vectors
@@ -116,6 +119,59 @@ def test_emulated_alignment_is_the_definition(monkeypatch: pytest.MonkeyPatch, s
         for config in (default(template, workload, H200), Config(vector=1, each=values["each"][-1], threads=64)):
             found = emulated(monkeypatch, template, workload, arrays, config, *MODULES)
             assert_equal(workload, found, expected(workload, arrays), tolerance(workload))
+
+
+WRONG_IMAGES = pytest.mark.parametrize("image", [2, -1, 2**40])
+
+
+@WRONG_IMAGES
+def test_emulated_alignment_notes_an_image_that_there_is_not(monkeypatch: pytest.MonkeyPatch, image: int) -> None:
+    """Its region is zeros, and nothing outside of x is read: the emulator would say so."""
+    for shape in ALIGNMENTS[:2]:
+        workload, words = roi_align(**shape), np.zeros(2, np.int64)
+        arrays = example(workload)
+        wanted = expected(workload, arrays)["y"]
+        wanted[4], arrays["batch_indices"][4] = 0, image
+        template, also = TEMPLATES["roi_align"][0], {WRONG_INDEX: words}
+        found = emulated(monkeypatch, template, workload, arrays, None, *MODULES, also=also)
+        assert_equal(workload, found, {"y": wanted}, tolerance(workload))
+        assert words.tolist() == [5, image]
+
+
+@WRONG_IMAGES
+def test_an_image_that_there_is_not_is_an_error_on_a_cpu(device: CpuDevice, image: int) -> None:
+    workload = roi_align(**ALIGNMENTS[1])
+    arrays = example(workload)
+    wanted = expected(workload, arrays)["y"]
+    wanted[4], arrays["batch_indices"][4] = 0, image
+    notes = IndexNotes(device, [workload], describe)
+    found = on_device(device, TEMPLATES["roi_align"][1], workload, arrays, also=notes.buffers(workload))
+    assert_equal(workload, found, {"y": wanted}, tolerance(workload))
+    said = rf"the number of an image at \[4\] of 'batch_indices' is {image}, but 'x' has 2 images; allowed: 0 to 1"
+    with pytest.raises(IndexRangeError, match=said):
+        notes.check()
+    notes.close()
+
+
+@pytest.mark.gpu
+@WRONG_IMAGES
+def test_an_image_that_there_is_not_is_noted_on_a_gpu(gpu: Any, image: int) -> None:
+    for shape in ALIGNMENTS[:2]:
+        workload = roi_align(**shape)
+        arrays = example(workload)
+        wanted = expected(workload, arrays)["y"]
+        wanted[4], arrays["batch_indices"][4] = 0, image
+        notes = IndexNotes(gpu, [workload], describe)
+        found = on_device(gpu, TEMPLATES["roi_align"][0], workload, arrays, also=notes.buffers(workload))
+        assert_equal(workload, found, {"y": wanted}, tolerance(workload))
+        with pytest.raises(IndexRangeError, match=rf"at \[4\] of 'batch_indices' is {image}, but 'x' has 2 images"):
+            notes.check()
+        notes.close()
+
+
+def describe(workload: Workload, place: int, index: int) -> str:
+    names = {spec.name: spec.name for spec in workload.signature}
+    return workload.definition.wrong_index(workload.params, place, index, names)
 
 
 def test_cpu_kernels_are_the_definition(device: CpuDevice) -> None:

@@ -255,7 +255,7 @@ def test_models_that_cannot_be_read_say_what_to_do(tmp_path: Any) -> None:
     with pytest.raises(ModelError, match=r"nothing.onnx is not a file"):
         read_graph(tmp_path / "nothing.onnx")
     path = saved(tmp_path, rows_onnx("Relu"))
-    with pytest.raises(ModelError, match=r"dimension 0 of input 'x' is 'n', which has no bounds; give them, e.g. Size"):
+    with pytest.raises(ModelError, match=r"dimension 0 of input 'x' is 'n', which has no bounds; give them, e.g. --dynamic"):
         read_graph(path)
     with pytest.raises(ModelError, match=r"has no dynamic dimension 'm'.*; allowed: n"):
         read_graph(path, {"n": Size("n", 1, 6), "m": Size("m", 1, 6)})

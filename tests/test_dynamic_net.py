@@ -20,7 +20,9 @@ from schedsearch.dynamic.graph import DynamicGraph, Size
 from schedsearch.dynamic.net import DynamicNet
 from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.launch import Artifact
+from schedsearch.ops import ArgSpec
 from schedsearch.ops.dependence import SizeError
+from schedsearch.runtime import arrays
 from schedsearch.target import Target
 from schedsearch.template import load_template
 
@@ -326,3 +328,14 @@ def test_the_explanation_says_what_is_needed_from_whom_and_what_it_costs() -> No
         "  second  needs the shape of negative.y; the values of picked.y, end  allocates y",
         "bounded runs: 0 bytes to the host, 0 waits, 0 allocations",
     ]
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((0, 8), (8, 1)), ((3, 0), (1, 1)), ((2, 0, 4), (4, 4, 1))])
+def test_an_array_without_elements_needs_no_memory(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """PyTorch gives such tensors the address 0, and strides as if no extent were 0."""
+    spec = ArgSpec("x", "ABC"[: len(shape)], shape, "float32")
+    view = arrays.ArrayView(0, shape, strides, "float32", ("cpu", 0), "torch", False)
+    assert arrays.check(spec, view, ("cpu", 0)).shape == shape
+    one = ArgSpec("x", "A", (1,), "float32")
+    with pytest.raises(ArgumentError, match="x has no memory"):
+        arrays.check(one, arrays.ArrayView(0, (1,), (1,), "float32", ("cpu", 0), "torch", False), ("cpu", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,16 @@ from bandwidth_support import H200, arrays_of, attributes, node_cases, verdict
 from dynamic_support import assert_equal, emulated, expected, on_device
 
 from schedsearch import Workload, gather, scatter
+from schedsearch import compile as compile_
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
+from schedsearch.device.index_notes import IndexNotes
+from schedsearch.errors import IndexRangeError
+from schedsearch.ops.dtypes import encode
 from schedsearch.ops.gather import GATHER
 from schedsearch.ops.scatter import SCATTER
+from schedsearch.ops.wrong_index import WRONG_INDEX
 from schedsearch.template import load_template
 from schedsearch.templates.indexing import cuda_kernels, places
 from schedsearch.testing.op_contract import OpContract
@@ -28,7 +34,7 @@ class TestGather(OpContract):
     op = GATHER
     examples = (
         {"x": [5, 7], "indices": [3]},
-        {"x": [2, 5, 3], "indices": [4, 2], "axis": 1, "dtype": "int64", "index_dtype": "int32", "checked": True},
+        {"x": [2, 5, 3], "indices": [4, 2], "axis": 1, "dtype": "int64", "index_dtype": "int32"},
         {"x": [4, 6], "indices": [4, 2], "axis": -1, "by": "elements", "dynamic": True},
         {"x": [2, 3, 4], "indices": [2, 5, 1], "by": "tuples", "batch_dims": 1, "dtype": "bfloat16"},
     )
@@ -50,7 +56,7 @@ class TestScatter(OpContract):
     op = SCATTER
     examples = (
         {"x": [5, 7], "indices": [3, 2], "axis": 1},
-        {"x": [5, 7], "indices": [3, 1], "by": "tuples", "reduction": "add", "checked": True, "dynamic": True},
+        {"x": [5, 7], "indices": [3, 1], "by": "tuples", "reduction": "add", "dynamic": True},
         {"x": [5, 7], "indices": [3, 2], "by": "tuples", "dtype": "uint8", "index_dtype": "int32"},
     )
     wrong = (
@@ -63,16 +69,16 @@ class TestScatter(OpContract):
 GATHERS: list[dict[str, Any]] = [
     dict(x=(7, 24), indices=(5, 3)),
     dict(x=(3, 6, 5), indices=(4,), axis=1, dtype="uint8", index_dtype="int32"),
-    dict(x=(2, 3, 40), indices=(9,), axis=-1, dtype="float32", checked=True),
+    dict(x=(2, 3, 40), indices=(9,), axis=-1, dtype="float32"),
     dict(x=(4, 6, 3), indices=(3, 8, 2), axis=1, by="elements", dtype="int64"),
     dict(x=(2, 5, 4, 8), indices=(2, 7, 2), by="tuples", batch_dims=1, dtype="float32"),
-    dict(x=(5, 4), indices=(6, 2), by="tuples", dtype="bfloat16", checked=True),
+    dict(x=(5, 4), indices=(6, 2), by="tuples", dtype="bfloat16"),
 ]
 SCATTERS: list[dict[str, Any]] = [
     dict(x=(7, 5), indices=(4, 3), axis=0, dtype="int32"),
-    dict(x=(6, 24), indices=(9, 1), by="tuples", dtype="float16", checked=True),
+    dict(x=(6, 24), indices=(9, 1), by="tuples", dtype="float16"),
     dict(x=(4, 5, 3), indices=(8, 2), by="tuples", dtype="uint8", index_dtype="int32"),
-    dict(x=(6, 10), indices=(9, 1), by="tuples", reduction="add", dtype="float32", checked=True),
+    dict(x=(6, 10), indices=(9, 1), by="tuples", reduction="add", dtype="float32"),
     dict(x=(4, 9), indices=(4, 12), axis=1, reduction="max", dtype="int64"),
     dict(x=(4, 9), indices=(3, 12), axis=1, reduction="min", dtype="float32"),
 ]
@@ -109,9 +115,70 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, wo
 @pytest.mark.parametrize("workload", WORKLOADS[:2] + WORKLOADS[3:5] + WORKLOADS[7:10], ids=lambda each: each.label)
 def test_a_cpu_kernel_is_the_definition(device: CpuDevice, workload: Workload) -> None:
     _, template = TEMPLATES[workload.op]
-    each = workload.replace(dynamic=workload.checked)
+    each = workload.replace(dynamic=workload.index_dtype == "int64")
     arrays = example(each)
     assert_equal(each, on_device(device, template, each, arrays), expected(each, arrays))
+
+
+def one_wrong(workload: Workload, end: int) -> tuple[dict[str, Any], tuple[int, ...], int]:
+    """An example with one index out of range, at one of both ends: the arrays, its place, its axis."""
+    arrays = example(workload, wrong=False)
+    place = tuple(n // 2 for n in workload.indices)
+    axis = workload.params.get("batch_dims", 0) + place[-1] if workload.by == "tuples" else workload.axis
+    arrays["indices"][place] = workload.x[axis] if end else -workload.x[axis] - 1
+    return arrays, place, axis
+
+
+def noted(workload: Workload, words: Any) -> tuple[tuple[int, ...], int] | None:
+    """The place and the index in the words that a kernel was given."""
+    return (tuple(map(int, np.unravel_index(words[0] - 1, workload.indices))), int(words[1])) if words[0] else None
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.label)
+def test_emulated_kernels_note_the_index_that_is_out_of_range(monkeypatch: pytest.MonkeyPatch, workload: Workload) -> None:
+    template, _ = TEMPLATES[workload.op]
+    for end, each in enumerate((workload, workload.replace(dynamic=True))):
+        arrays, place, _ = one_wrong(each, end)
+        if each.dynamic:
+            arrays["indices_extents"][0] = place[0] + 1
+        words = np.zeros(2, np.int64)
+        emulated(monkeypatch, template, each, arrays, None, *MODULES, also={WRONG_INDEX: words})
+        assert noted(each, words) == (place, arrays["indices"][place])
+        words[:] = 5, 7  # what was noted before stays
+        emulated(monkeypatch, template, each, arrays, None, *MODULES, also={WRONG_INDEX: words})
+        assert words.tolist() == [5, 7]
+        words[:] = 0
+        if each.dynamic:
+            arrays["indices_extents"][0] = place[0]  # what is not in use is not looked at
+        else:
+            arrays = example(each, wrong=False)
+        emulated(monkeypatch, template, each, arrays, None, *MODULES, also={WRONG_INDEX: words})
+        assert not words.any()
+
+
+@pytest.mark.parametrize("workload", (WORKLOADS[3], WORKLOADS[4], WORKLOADS[6], WORKLOADS[9]), ids=lambda each: each.label)
+def test_calls_on_a_cpu_raise_for_the_index_that_is_out_of_range(workload: Workload) -> None:
+    with compile_(workload, target="cpu", allow=("default",)) as kernel:
+        good = {name: stored_as(workload, name, array) for name, array in example(workload, wrong=False).items()}
+        kernel(**good)
+        for end in (0, 1):
+            arrays, place, axis = one_wrong(workload, end)
+            given = {name: stored_as(workload, name, array) for name, array in arrays.items()}
+            extent, index = workload.x[axis], arrays["indices"][place]
+            text = f"the index at {list(place)} of 'indices' is {index}, but axis {axis} of 'x' has extent {extent}"
+            with pytest.raises(IndexRangeError, match=re.escape(f"{text}; allowed: {-extent} to {extent - 1}")):
+                kernel(**given)
+            step = kernel.bind(**given)
+            step()
+            with pytest.raises(IndexRangeError, match=re.escape(text)):
+                kernel.check()
+            kernel.check()
+            kernel(**good)
+
+
+def stored_as(workload: Workload, name: str, array: Any) -> Any:
+    spec = next(each for each in workload.signature if each.name == name)
+    return encode(np.ascontiguousarray(array), spec.dtype)
 
 
 def test_verification_accepts_a_cpu_kernel(device: CpuDevice) -> None:
@@ -146,7 +213,7 @@ class TestGatherCuda(TemplateContract):
     template, target = TEMPLATES["gather"][0], H200
     accepted = (
         gather(x=(30000, 1024), indices=(32, 512)),
-        gather(x=(1000, 80), indices=(1000, 5), by="elements", axis=1, dtype="float32", dynamic=True, checked=True),
+        gather(x=(1000, 80), indices=(1000, 5), by="elements", axis=1, dtype="float32", dynamic=True),
     )
     refused = ((gather(x=(4, 5), indices=(2**31 - 1,), axis=1, dtype="int8"), "rows"),)
 
@@ -160,7 +227,7 @@ class TestScatterCuda(TemplateContract):
     template, target, compiled = TEMPLATES["scatter"][0], H200, 3
     accepted = (
         scatter(x=(30000, 1024), indices=(512, 1), by="tuples", dtype="float16"),
-        scatter(x=(100, 80), indices=(100, 5), axis=1, reduction="add", dynamic=True, checked=True),
+        scatter(x=(100, 80), indices=(100, 5), axis=1, reduction="add", dynamic=True),
         scatter(x=(100, 80), indices=(100, 5), axis=1, reduction="max"),
     )
 
@@ -178,6 +245,23 @@ def test_kernels_on_the_device(gpu: Any) -> None:
             template = TEMPLATES[each.op][0]
             assert_equal(each, on_device(gpu, template, each, arrays), expected(each, arrays))
             assert verdict(gpu, template, each) is None, each.label
+
+
+@pytest.mark.gpu
+def test_kernels_on_the_device_note_an_index(gpu: Any) -> None:
+    """In pinned memory of the host, which is not copied. What was noted first stays until it was read."""
+    notes = IndexNotes(gpu, ["call"], lambda *found: f"{found}")
+    for workload in WORKLOADS:
+        template = TEMPLATES[workload.op][0]
+        for end in (0, 1):
+            arrays, place, _ = one_wrong(workload, end)
+            on_device(gpu, template, workload, arrays, also=notes.buffers("call"))
+            found = "call", int(np.ravel_multi_index(place, workload.indices)), int(arrays["indices"][place])
+            with pytest.raises(IndexRangeError, match=re.escape(f"{found}")):
+                notes.check()
+            on_device(gpu, template, workload, example(workload, wrong=False), also=notes.buffers("call"))
+            notes.check()
+    notes.close()
 
 
 # ---- ONNX

@@ -172,7 +172,7 @@ def test_an_array_prepared_for_another_argument_is_refused(kernel: schedsearch.K
 
 
 def test_the_memory_of_a_prepared_weight_goes_with_it_and_with_what_is_bound_to_it(kernel: schedsearch.Kernel) -> None:
-    device = kernel._loaded._device  # type: ignore[attr-defined]
+    device = kernel._loaded.device
     x, weight, bias = operands(14)
     kernel(x, weight, bias)  # allocates the kernel's own workspace
     before = set(device._memory)

@@ -301,6 +301,21 @@ def store_op(wide: str) -> Any:
     return store
 
 
+@intrinsic
+def note_index(typing_context: Any, address: Any, place: Any, index: Any) -> Any:
+    """Notes a wrong index in two words, unless something is noted there already; see `schedsearch.ops.wrong_index`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        first = builder.inttoptr(args[0], word.as_pointer())
+        changed = builder.extract_value(builder.cmpxchg(first, word(0), args[1], "monotonic"), 1)
+        with builder.if_then(changed, likely=False):
+            builder.store(args[2], builder.gep(first, [word(1)]))
+        return context.get_dummy_value()
+
+    return types.void(address, types.int64, types.int64), generate
+
+
 def constant(value: int) -> Any:
     """An operation `constant() -> i64` that always returns `value`."""
 

@@ -13,13 +13,14 @@ import click
 from schedsearch.cli import render
 from schedsearch.dynamic.graph import Size
 from schedsearch.errors import UsageError, did_you_mean
+from schedsearch.ops.base import MAX_INT
 
 if TYPE_CHECKING:
     from schedsearch.dynamic.executable import DynamicExecutable, DynamicPort, Way
     from schedsearch.executable.net import Net
     from schedsearch.executable.sized import SizedNet
 
-_BOUNDS = re.compile(r"\s*([^=,]+?)\s*=\s*(\d{1,9})\s*\.\.\s*(\d{1,9})\s*")
+_BOUNDS = re.compile(r"\s*([^=,]+?)\s*=\s*(-?\d{1,20})\s*\.\.\s*(-?\d{1,20})\s*")
 
 
 class Sizes(click.ParamType["dict[str, tuple[int, int]]"]):
@@ -40,6 +41,8 @@ class Sizes(click.ParamType["dict[str, tuple[int, int]]"]):
                 self.fail(
                     f"{name}={least}..{most} is reversed; write the smaller bound first: {name}={most}..{least}", param, ctx
                 )
+            if least < 0 or most > MAX_INT:
+                self.fail(f"{name}={least}..{most} is not possible; allowed: sizes from 0 to {MAX_INT}", param, ctx)
             if most == 0:
                 self.fail(f"{name}={least}..{most} has no size but 0; allowed: a largest size of 1 or more", param, ctx)
             if name in found:
@@ -83,9 +86,10 @@ def run(
     limits = {each.name: each for port in net.inputs for each in port.shape if not isinstance(each, int)}
     sizes = chosen(texts, limits)
     drawn = [Drawn(port, sizes) for port in net.inputs]
-    given = read_inputs(drawn, files)
+    given = read_inputs(drawn, files, _index_limits(net))
     arrays = [_on_device(array, net.net.device.target.kind) for array in given.values()]
     outputs = net.net(*arrays)
+    net.check()
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     named = {port.name: _on_host(array) for port, array in zip(net.outputs, outputs)}
     if output is not None:
@@ -108,6 +112,17 @@ def run(
         render.say(f"{name}: {shape}")
     if exact_ns is not None and bounded_ns is not None:
         render.say(f"exact {render.duration(exact_ns)}, bounded {render.duration(bounded_ns)}, each with its wait")
+
+
+def _index_limits(net: DynamicExecutable) -> dict[str, int]:
+    """Input that a call reads as indices -> what they must be less than."""
+    found: dict[str, int] = {}
+    for call in (call for segment in net.program.segments for call in segment.calls):
+        for spec in call.workload.signature:
+            value = net.program.values.get(call.inputs.get(spec.name, ""))
+            if spec.below is not None and value is not None and (name := value.view_of or value.name) in net.program.inputs:
+                found[name] = min(spec.below, found.get(name, spec.below))
+    return found
 
 
 def at_size(net: SizedNet, texts: tuple[str, ...], files: tuple[str, ...]) -> Net:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,7 @@ def run(
             net = dynamic.at_size(net, sizes, files)
         elif sizes:
             raise UsageError(f"--size is for executables of build --dynamic; {executable} takes inputs of fixed sizes")
-        inputs = read_inputs(net.inputs, files)
+        inputs = read_inputs(net.inputs, files, _index_limits(net))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # arrays of files are in the host's memory
             found = net(**inputs)
@@ -145,8 +145,28 @@ def _say_errors(errors: Sequence[LayerError]) -> None:
         render.say(f"whole numbers: {render.counted(len(whole), 'value')}, equal in every bit")
 
 
-def read_inputs(wanted: Sequence[Port | Drawn], files: tuple[str, ...]) -> dict[str, Array]:
-    """The inputs by name, in the order wanted, from files or drawn."""
+def _index_limits(net: Net) -> dict[str, int]:
+    """Input that a call reads as indices -> what they must be less than."""
+    from schedsearch.workload import Workload
+
+    found: dict[str, int] = {}
+    for call in net.program.calls:
+        for spec in Workload.from_json(call.workload).signature if call.foreign is None else ():
+            place = net.program.arrays[call.buffers[spec.name]].place
+            if spec.below is not None and place.space == "input":
+                name = net.inputs[place.number].name
+                found[name] = min(spec.below, found.get(name, spec.below))
+    return found
+
+
+def read_inputs(
+    wanted: Sequence[Port | Drawn], files: tuple[str, ...], below: Mapping[str, int] | None = None
+) -> dict[str, Array]:
+    """The inputs by name, in the order wanted, from files or drawn.
+
+    Args:
+        below: input -> what drawn whole numbers are less than; default: 100.
+    """
     import numpy as np
 
     ports = {port.name: port for port in wanted}
@@ -164,7 +184,7 @@ def read_inputs(wanted: Sequence[Port | Drawn], files: tuple[str, ...]) -> dict[
     for name, port in ports.items():
         if name not in found:
             whole = "int" in port.dtype
-            numbers = rng.integers(0, 100, port.shape) if whole else rng.standard_normal(port.shape)
+            numbers = rng.integers(0, (below or {}).get(name, 100), port.shape) if whole else rng.standard_normal(port.shape)
             found[name] = _in_format(np.asarray(numbers, np.int32 if whole else np.float32), port)
     return {name: found[name] for name in ports}
 

@@ -47,6 +47,10 @@ class LoadedKernel(Protocol):
 
     artifact: Artifact
 
+    @property
+    def device(self) -> Device:
+        """Where the code is."""
+
     def bind(
         self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
     ) -> BoundKernel:

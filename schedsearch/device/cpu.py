@@ -126,7 +126,7 @@ class CpuKernel:
             _objects(artifact, [step.entry for step in plan.steps])
         else:
             self._chain({})
-        self._device = device
+        self.device = device
         self.workspaces = Workspaces(device, plan.workspaces)
 
     def bind(
@@ -148,7 +148,7 @@ class CpuKernel:
 
     def prepare(self, addresses: Mapping[str, int], stream: int = 0) -> Workspaces:
         plan = self.artifact.plan
-        made = Workspaces(self._device, plan.constant_workspaces, addresses)
+        made = Workspaces(self.device, plan.constant_workspaces, addresses)
         made.take(plan.constant_workspaces)
         if split_steps(plan)[0]:
             BoundCpuKernel(self, self._constant, addresses, {}, made).launch()

@@ -112,9 +112,12 @@ class BoundNet:
         Raises:
             SizeError: an input of the run was impossible, or sizes exceeded their bounds. Nothing was written outside of the
                 arrays; the extents of impossible results are 0.
+            IndexRangeError: an index of a gather or scatter was out of range in a run since the last check. Elements that it
+                chose are zeros, and updates are left out.
         """
         net = self._net
         net.device.synchronize()
+        self._run.notes.check()
         net.read_words(self._run)
         for number, segment in enumerate(net.program.segments):
             if code := net.status(number):
@@ -143,3 +146,4 @@ class BoundNet:
                     self._branch.close()
             self._graph = self._branch = None
         self._run.pool.close()
+        self._run.notes.close()

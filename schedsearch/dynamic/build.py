@@ -11,7 +11,7 @@ from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import WAYS, DynamicExecutable, DynamicParts, Kernel, Way
-from schedsearch.dynamic.graph import DynamicGraph, Size
+from schedsearch.dynamic.graph import DynamicGraph, Program, Size
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.executable.build import WEIGHTS, build_sized, costs_of
 from schedsearch.executable.sized import SizedNet
@@ -19,8 +19,10 @@ from schedsearch.executable.sized_tune import missing_calls, tune_groups
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.costs import RecordCosts
 from schedsearch.network.graph import Network, Plan
+from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.model import ModelError
 from schedsearch.network.plan import best_plan, missing
+from schedsearch.ops.base import MAX_INT
 from schedsearch.records.executables import check_writable
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
@@ -100,6 +102,8 @@ def build_dynamic(
                 path, size.name, size.least, size.most, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
                 db=db, target=target, tune_s=tune_s, strict=strict, mode=mode, say=say, out=out,
             )  # fmt: skip
+        except ConstantIndexError:
+            raise  # it is out of range in a graph, too
         except (ModelError, UnsupportedError) as error:
             no_table = f"; a table of kernels for each size is not possible either: {error}"
             say(f"no table of kernels for each size: {error}. Next: a graph whose sizes are computed")
@@ -121,8 +125,8 @@ def build_dynamic(
 
             try:
                 return read_graph(path, bounds, planner=Planner(plan))
-            except ModelError as error:
-                raise ModelError(f"{error}{no_table}") from error
+            except UsageError as error:
+                raise (ModelError if isinstance(error, ModelError) else UsageError)(f"{error}{no_table}") from error
 
     others: list[Workload] = []
     graph = read(others)
@@ -134,6 +138,7 @@ def build_dynamic(
         tune_groups(groups, Path(db), target, tune_s, mode, say)
         graph = read([])
     program = graph.program()
+    _check_memory(program, target)
     calls = [call for segment in program.segments for call in segment.calls]
     found, (of_sizes,) = machine_code([program], db, target, mode=mode, strict=strict)
     segments, kinds = counted(len(program.segments), "segment"), counted(len(found), "different kernel")
@@ -143,6 +148,17 @@ def build_dynamic(
     if out is not None:
         parts.save(out)
     return DynamicExecutable(parts, open_device(target))
+
+
+def _check_memory(program: Program, target: Target) -> None:
+    """Raises UsageError if the device cannot hold one of the arrays at its bound."""
+    for value in program.values.values():
+        if 0 < target.memory_bytes < value.nbytes:
+            needed, there = (f"{n / 2**30:.4g} GiB" for n in (value.nbytes, target.memory_bytes))
+            raise UsageError(
+                f"{value.name} has up to {value.dtype} {list(value.shape)}, which is {needed}; {target.name} has {there}; "
+                "give smaller bounds"
+            )
 
 
 def _size(name: str, limits: object) -> Size:
@@ -155,4 +171,6 @@ def _size(name: str, limits: object) -> Size:
         raise UsageError(
             f"{name}={least}..{most} is reversed; allowed: LEAST..MOST with 0 <= LEAST <= MOST; give ({most}, {least})"
         )
+    if most > MAX_INT:
+        raise UsageError(f"{name}={least}..{most} is not possible; allowed: sizes from 0 to {MAX_INT}")
     return Size(name, least, most)

@@ -100,10 +100,12 @@ def followed(call: str, workload: Workload, dims: Dims) -> ShapeFunction | None:
     first: str | None = None
     found: dict[int, Dim] = {}  # axis of y -> its extent
     for argument in dims:
-        rows_like = any(dims[argument][:1] and dims[argument][0] is dims[each][0] for each in taken)
-        if argument in taken or not _unknown(dims[argument]) or (rows_like and not _unknown(dims[argument][1:])):
+        if argument in taken or not _unknown(dims[argument]):
             continue
-        axes = follows(workload, argument) if follows is not None else {}
+        alike = any(dims[argument][0] is dims[each][0] for each in taken) and not _unknown(dims[argument][1:])
+        if alike and _is_read_by_row(workload, argument):
+            continue
+        axes = follows(workload, argument) if follows is not None and (alike or not taken) else {}
         for axis, extent in enumerate(dims[argument]):
             if isinstance(extent, Unknown) and (axis not in axes or found.setdefault(axes[axis], extent) is not extent):
                 raise _fixed(call, workload, argument, dims)
@@ -164,8 +166,8 @@ def _unknown(extents: Sequence[Dim]) -> bool:
 
 def _fixed(call: str, workload: Workload, argument: str, dims: Dims) -> UsageError:
     return UsageError(
-        f"{call} ({workload.label}) takes {argument} of fixed extents; it gets {list(dims[argument])}, some of which are "
-        "known at run time only"
+        f"{call}: {workload.label} takes {argument} of fixed extents; it gets {list(dims[argument])}, some of which are "
+        "known at run time only; give them one size"
     )
 
 
@@ -189,6 +191,23 @@ def _gathered(workload: Workload, argument: str) -> Mapping[int, int]:
     p = workload.params
     rows = argument == "x" and p["by"] == "slices" and not p["dynamic"]
     return {axis: axis for axis in range(p["axis"])} if rows else {}
+
+
+def _is_read_by_row(workload: Workload, argument: str) -> bool:
+    """Of an array with as many rows as one whose rows the kernel counts: whether each row is only used with the same row
+    there, and no other."""
+    p = workload.params
+    if workload.op == "scatter" and argument == "x":  # all of it is copied
+        return False
+    if workload.op == "gather" and argument == "x":  # an index must not count rows beyond those in use
+        return bool(p["batch_dims"]) if p["by"] == "tuples" else p["by"] == "elements" and p["axis"] > 0
+    return True
+
+
+def _scattered(workload: Workload, argument: str) -> Mapping[int, int]:
+    """What is written along a later axis is written in each row."""
+    p = workload.params
+    return {0: 0} if argument == "x" and p["dynamic"] and p["by"] == "elements" and p["axis"] > 0 else {}
 
 
 def _permuted(workload: Workload, argument: str) -> Mapping[int, int]:
@@ -234,5 +253,6 @@ _ROWS: Mapping[str, Callable[[Workload, str], Mapping[int, int]]] = {
     "concat": _along,
     "layer_norm": _rows_of_norms,
     "gather": _gathered,
+    "scatter": _scattered,
     "transpose": _permuted,
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.device import BoundKernel
+from schedsearch.dynamic.noted import index_notes
 from schedsearch.dynamic.pool import Pool
 from schedsearch.dynamic.program import Call, Program, Segment
 from schedsearch.dynamic.run import Extents, Run
@@ -36,6 +37,7 @@ class ExactRuns:
     def __init__(self, net: DynamicNet) -> None:
         self._net, self._moving = net, moving_values(net.program)
         self._still, self._pool = Pool(net.device), Pool(net.device)
+        self.notes = index_notes(net.program, net.device, net.kernels)
         self._places: dict[str, int] = {}
         self._shapes: dict[str, Extents] = {}
         for segment in net.program.segments:
@@ -56,7 +58,7 @@ class ExactRuns:
         """A run on the caller's arrays, enqueued; see `DynamicNet.__call__`."""
         net, program = self._net, self._net.program
         self._pool.restart()
-        run = Run(net, given, stream, self._pool)
+        run = Run(net, given, stream, self._pool, self.notes)
         run.places.update(self._places)
         run.shapes.update(self._shapes)
         run.copy_staged(run.stream)
@@ -74,6 +76,8 @@ class ExactRuns:
                 step.launch(run)
         if program.last is not None:
             net.fetch(program.last, run)
+        if net.device.target.kind == "cpu":
+            self.notes.check()
         return run
 
     def _bind(self, number: int, run: Run) -> tuple[BoundKernel | None, list[Values], list[_Chain | _Moving]]:
@@ -102,6 +106,7 @@ class ExactRuns:
         self._segments = []
         self._still.close()
         self._pool.close()
+        self.notes.close()
 
 
 class _Chain:

@@ -233,8 +233,9 @@ class DynamicExecutable:
 
         Raises:
             ArgumentError: an input is missing or unknown, or has a wrong shape, dtype or device.
-            SizeError: inputs are impossible, or sizes exceed their bounds. A bounded run does not raise it; ask
-                `bind(...).check()`.
+            SizeError: inputs are impossible, or sizes exceed their bounds.
+            IndexRangeError: an index of a gather or scatter is out of range. A bounded call raises neither of them, and an
+                exact one on a GPU may not see a wrong index; ask `check()`.
         """
         given = in_order(self.program.inputs, self.inputs, args, named)
         if self.parts.way == "exact":
@@ -250,7 +251,9 @@ class DynamicExecutable:
         return self.net.bind(*in_order(self.program.inputs, self.inputs, args, named))
 
     def check(self) -> None:
-        """Waits for the last bounded call. Raises SizeError as `BoundNet.check`."""
+        """Waits for the calls. Raises SizeError for the last bounded one, as `BoundNet.check`, and IndexRangeError for those
+        since the last check, as `DynamicNet.check`."""
+        self.net.check()
         if self._bound is not None:
             self._bound.check()
 

@@ -180,11 +180,19 @@ class DynamicGraph:
         return name
 
     @_noted
-    def call(self, workload: Workload, *arrays: str, name: str = "", scalars: Mapping[str, float] | None = None) -> str:
+    def call(
+        self,
+        workload: Workload,
+        *arrays: str,
+        name: str = "",
+        scalars: Mapping[str, float] | None = None,
+        source: str = "",
+    ) -> str:
         """Adds a call of a workload with one value for each argument, but none for arguments `NAME_extents`.
 
         Args:
             scalars: call-time scalars whose values are not the defaults.
+            source: what the call stands for, such as "node pick (Gather)", for messages.
 
         Returns:
             The name of its first output.
@@ -207,13 +215,14 @@ class DynamicGraph:
         outputs = {output.name: f"{name}.{output.name}" for output in workload.outputs}
         functions = dict(workload.shape_functions)
         dims = {argument: self._dims[array] for argument, array in inputs.items()}
-        same = same_dims(name, workload, dims)
+        what = source or name
+        same = same_dims(what, workload, dims)
         if same is not None:
             root = inputs[same]
             self._same[outputs[workload.outputs[0].name]] = self._same.get(root, root)
-        elif rows := followed(name, workload, dims):
+        elif rows := followed(what, workload, dims):
             functions[workload.outputs[0].name] = rows
-        self._steps.append(Call(name, workload, inputs, outputs, functions, dict(scalars or {})))
+        self._steps.append(Call(name, workload, inputs, outputs, functions, dict(scalars or {}), source))
         for output in workload.outputs:
             if is_extents(output.name, outputs):
                 continue

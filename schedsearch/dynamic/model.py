@@ -110,14 +110,16 @@ class _Reader:
         self.nodes = nodes.Nodes(self.graph, self.rows, self.operand, self.declared)
 
     def read(self) -> DynamicGraph:
-        for value in self.model.graph.inputs:
-            if value.const_value is None:
-                self._put(value, self.graph.input(str(value.name), self._input_shape(value), dtype_of(value)))
-        if unknown := [name for name in self.sizes if name not in self.used]:
-            allowed = f"allowed: {', '.join(sorted(self.used)) or 'none'}"
+        inputs = [value for value in self.model.graph.inputs if value.const_value is None]
+        extents = (extent for value in inputs for extent in value.shape or () if not isinstance(extent, int))
+        names = self.used | {str(extent.value) for extent in extents if extent.value}
+        if unknown := [name for name in self.sizes if name not in names]:
+            allowed = f"allowed: {', '.join(sorted(names)) or 'none'}"
             raise ModelError(
-                f"{self.what} has no dynamic dimension {unknown[0]!r}{did_you_mean(unknown[0], self.used)}; {allowed}"
+                f"{self.what} has no dynamic dimension {unknown[0]!r}{did_you_mean(unknown[0], names)}; {allowed}"
             )
+        for value in inputs:
+            self._put(value, self.graph.input(str(value.name), self._input_shape(value), dtype_of(value)))
         left = list(self.model.graph)
         while left:
             before = len(left)
@@ -153,10 +155,10 @@ class _Reader:
             if isinstance(extent, int):
                 shape.append(extent)
             elif name in self.sizes:
-                self.used.add(str(name))
                 shape.append(self.sizes[str(name)])
             else:
-                what = f"is {name!r}, which has no bounds; give them, e.g. Size({name!r}, 1, 64)" if name else "has no name"
+                bounds = f"give them, e.g. --dynamic {name}=1..64, in Python Size({name!r}, 1, 64)"
+                what = f"is {name!r}, which has no bounds; {bounds}" if name else "has no name; give it one in the model"
                 raise ModelError(f"{self.what}: dimension {axis} of input {value.name!r} {what}")
         return shape or [1]
 

@@ -19,8 +19,9 @@ from schedsearch.device.memory import bytes_at
 from schedsearch.dynamic.bound import BoundNet
 from schedsearch.dynamic.code import size_artifact
 from schedsearch.dynamic.exact import ExactRuns, values_read
+from schedsearch.dynamic.noted import index_notes
 from schedsearch.dynamic.pool import Pool
-from schedsearch.dynamic.program import Call, Program, Value
+from schedsearch.dynamic.program import Call, Program, Segment, Value
 from schedsearch.dynamic.run import WORD, Extents, Run
 from schedsearch.launch import Artifact
 from schedsearch.ops.dependence import SizeError, check_bound, evaluate
@@ -91,6 +92,8 @@ class DynamicNet:
         Raises:
             ArgumentError: an input has a wrong shape, dtype or device.
             SizeError: inputs are impossible, or sizes exceed their bounds; the message names call and sizes.
+            IndexRangeError: an index of a gather or scatter is out of range. On a GPU a run sees this when it waits for
+                sizes; otherwise `check` does.
         """
         if self._exact is None:
             self._exact = ExactRuns(self)
@@ -110,7 +113,19 @@ class DynamicNet:
             ArgumentError: an input has a wrong shape, dtype or device.
         """
         self.device.synchronize()  # what is done here does not wait for the caller's streams
-        return BoundNet(self, Run(self, given, 0, Pool(self.device)), overlapped)
+        notes = index_notes(self.program, self.device, self.kernels)
+        return BoundNet(self, Run(self, given, 0, Pool(self.device), notes), overlapped)
+
+    def check(self) -> None:
+        """Waits for the exact runs.
+
+        Raises:
+            IndexRangeError: an index of a gather or scatter was out of range in a run since the last check. The message
+                names call, index, its place, and what is allowed. Nothing outside of an array was read or written.
+        """
+        self.device.synchronize()
+        if self._exact is not None:
+            self._exact.notes.check()
 
     @property
     def allocations(self) -> int:
@@ -166,6 +181,7 @@ class DynamicNet:
         at = WORD * words.first
         self.device.copy_to_host(self._host + at, self.sizes + at, WORD * words.count, run.stream)
         self.device.wait(run.stream)
+        run.notes.check()
         if words not in self._in_words:
             inside, values = range(words.first, words.first + words.count), self.program.values.values()
             self._in_words[words] = [(each, each.words) for each in values if each.words and each.words.first in inside]
@@ -194,8 +210,15 @@ class DynamicNet:
                     if step.bound is None:
                         continue
                     inputs = dict(zip(step.function.inputs, (self._read(each, run) for each in step.inputs)))
-                    check_bound(evaluate(step.function, step.to.count, inputs, value), step.bound, value)
+                    what = self._named(segment, value)
+                    check_bound(evaluate(step.function, step.to.count, inputs, what), step.bound, what)
         raise SizeError(f"the sizes of {name} are impossible")
+
+    @staticmethod
+    def _named(segment: Segment, name: str) -> str:
+        """A value that a call of a segment makes, with what the call stands for."""
+        source = next((call.source for call in segment.calls if name in call.outputs.values()), "")
+        return f"{name} of {source}" if source else name
 
     def _read(self, each: Words | Values, run: Run) -> list[int]:
         if isinstance(each, Values):

@@ -56,7 +56,7 @@ class Nodes:
     def call(self, node: ir.Node, workload: Workload, arrays: Sequence[str]) -> list[str]:
         """The outputs of a call, without those that are only extents."""
         name = self.graph.unused(str(node.outputs[0].name))
-        self.graph.call(workload, *arrays, name=name)
+        self.graph.call(workload, *arrays, name=name, source=f"node {name_of(node)} ({node.op_type})")
         outputs = {output.name: output for output in workload.outputs}
         return [f"{name}.{output}" for output in outputs if not is_extents(output, outputs)]
 

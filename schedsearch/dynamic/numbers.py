@@ -300,8 +300,10 @@ def picked(a: Row, places: np.ndarray[Any, Any]) -> Computed:
     return Computed("at", {"places": at}, places.shape, tuple(a.ranges[each] for each in at), a.dtype)
 
 
-def gathered(a: Row, indices: Row) -> Computed:
-    """Numbers at computed places; negative ones count from the end, and what is out of range is cut to it."""
+def gathered(a: Row, indices: Row) -> Computed | None:
+    """Numbers at computed places; negative ones count from the end. None if one may be out of range: a call can say so."""
+    if any(low is None or high is None or low < -a.count or high >= a.count for low, high in indices.ranges):
+        return None
     every = functools.reduce(_union, a.ranges)
     return Computed("at computed", {"length": a.count}, indices.shape, (every,) * indices.count, a.dtype)
 

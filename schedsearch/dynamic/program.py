@@ -82,6 +82,7 @@ class Call:
     Attributes:
         shape_functions: output -> its shape function: the operator's own, or that of its rows.
         scalars: call-time scalars whose values are not the defaults.
+        source: what it stands for, such as "node pick (Gather)"; "" if the graph does not say.
     """
 
     name: str
@@ -90,6 +91,12 @@ class Call:
     outputs: Mapping[str, str]
     shape_functions: Mapping[str, ShapeFunction]
     scalars: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def what(self) -> str:
+        """The call in messages."""
+        return self.source or f"{self.name} ({self.workload.op})"
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,8 @@ class Rows:
         if op == "Gather":
             indices = constant_input(node, 1)
             if indices is None:
-                return (numbers.gathered(a, rows[1]), [a.value, rows[1].value]) if len(a.shape) == 1 else None
+                found = numbers.gathered(a, rows[1]) if len(a.shape) == 1 else None
+                return None if found is None else (found, [a.value, rows[1].value])
             return numbers.picked(a, np.take(every_place, indices, axis=read.get_int("axis", 0))), [a.value]
         parts = [constant_input(node, place) for place in range(1, len(node.inputs))]
         if any(part is None for part in parts):

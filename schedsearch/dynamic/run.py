@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.device import BoundKernel
+from schedsearch.device.index_notes import IndexNotes
 from schedsearch.dynamic.pool import Pool
 from schedsearch.dynamic.program import Call, Value
 from schedsearch.errors import ArgumentError
@@ -45,11 +46,11 @@ class Run:
         shapes: value -> the shape whose strides the array has.
     """
 
-    def __init__(self, net: DynamicNet, given: tuple[Any, ...], stream: Any, pool: Pool) -> None:
+    def __init__(self, net: DynamicNet, given: tuple[Any, ...], stream: Any, pool: Pool, notes: IndexNotes[str]) -> None:
         program = net.program
         if len(given) != len(program.inputs):
             raise ArgumentError(f"{len(given)} arrays; the graph takes {len(program.inputs)}: {', '.join(program.inputs)}")
-        self.net, self.given, self.pool, self.block = net, given, pool, net.sizes
+        self.net, self.given, self.pool, self.notes, self.block = net, given, pool, notes, net.sizes
         self.views = [arrays.view(array, name) for array, name in zip(given, program.inputs)]
         self.library = self.views[0].library
         self.stream = raw_stream(stream, self.library, net._kind)
@@ -139,8 +140,8 @@ class Run:
         return arrays.empty_like(self.given[0], self.views[0], spec, arrays.forms(spec)[0])
 
     def buffers(self, call: Call) -> dict[str, int]:
-        """Address of each argument and output; extents are words of the block of sizes."""
-        found = {}
+        """Address of each argument and output; extents are words of the block of sizes. And where it notes wrong indices."""
+        found = dict(self.notes.buffers(call.name))
         for mine, name in (*call.inputs.items(), *call.outputs.items()):
             if (value := self.net.program.values.get(name)) is not None and value.numbers and value.words is not None:
                 found[mine] = self.block + WORD * value.words.first

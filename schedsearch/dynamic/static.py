@@ -143,7 +143,7 @@ class _Calls:
                 self._as(self._array(call.arguments[spec.name]), spec.shape, spec.dtype) for spec in workload.signature
             ]
             name = self._unused(call.name)
-            self.graph.call(workload, *arguments, name=name, scalars=call.scalars)
+            self.graph.call(workload, *arguments, name=name, scalars=call.scalars, source=f"node {call.name}")
             self.made |= {number: f"{name}.{output}" for output, number in call.outputs.items()}
         copied = {copy: source for source, copy in self.found.copies}
         results = []

@@ -13,6 +13,7 @@ from schedsearch.device import Device
 from schedsearch.device.memory import bytes_at
 from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.executable.explain import PartCost, explain_lines
+from schedsearch.executable.noted import index_notes
 from schedsearch.executable.ports import in_order
 from schedsearch.executable.program import Array, Call
 from schedsearch.executable.run import Calls, Parts, Shared, Weights
@@ -115,12 +116,14 @@ class Net:
         self._outputs = [_spec(self.program.arrays[index]) for index in self.program.outputs]
         self._lock = threading.Lock()
         self._memory: list[int] = []
+        self._notes = index_notes(weights)
         try:
             if weights.shared is not None:
                 self._arena = weights.shared.arena
             else:
                 self._arena = self._allocate(self.program.arena_bytes) if self.program.arena_bytes else 0
         except BaseException:
+            self._notes.close()
             weights.release()
             raise
         self._calls: Calls | None = None
@@ -183,6 +186,8 @@ class Net:
 
         Raises:
             ArgumentError: an input is missing or unknown, or has a wrong dtype, shape, strides or device.
+            IndexRangeError: on a CPU, or with arrays in the host's memory: an index of a gather or scatter is out of range.
+                With arrays on a GPU `check` says so.
             DeviceError: the launch failed.
         """
         with self._lock:
@@ -192,6 +197,7 @@ class Net:
                 except ArgumentError:  # an address lacks an alignment: the long path copies the array
                     result = None
                 if result is not None:
+                    self._check_if_complete()
                     return result
             self._open_weights()
             given = self._split(args, named)
@@ -200,11 +206,31 @@ class Net:
             self._torch_call = None  # it knows which addresses the calls had
             if self.device[0] == "cuda" and views[0].device[0] == "cpu":
                 self._run_on_host_arrays(views, seen)
+                self._notes.check()
             elif not self._run_in_place(views, seen, raw_stream(stream, views[0].library, self.device)):
                 self._run_staged(views, seen, raw_stream(stream, views[0].library, self.device))
             elif all(each.library == "torch" for each in (*views, *seen)):
                 self._torch_call = self._short_path(given, results)
+            self._check_if_complete()
             return results[0] if len(results) == 1 else tuple(results)
+
+    def check(self) -> None:
+        """Waits for all calls, and looks whether an index of a gather or scatter was out of range since the last check.
+
+        Kernels note such indices; calls on a GPU neither copy nor wait for that. They compute zeros for such an index, or
+        leave an update out, and read and write nothing outside of the arrays. Calls on a CPU raise themselves.
+
+        Raises:
+            IndexRangeError: an index was out of range. The message names node, index, its place, and what is allowed.
+        """
+        with self._lock:
+            self._open_weights()
+            self._device.synchronize()
+            self._notes.check()
+
+    def _check_if_complete(self) -> None:
+        if self.device[0] == "cpu":
+            self._notes.check()
 
     def bind(self, *args: Any, out: Any = None, **named: Any) -> Bound:
         """Fixes the arrays once, so that a launch copies nothing; on a GPU it captures a graph on their addresses.
@@ -285,6 +311,7 @@ class Net:
                 self._calls.close()
             while self._memory:
                 self._device.free(self._memory.pop())
+            self._notes.close()
             weights, self._weights = self._weights, None
             weights.release()
 
@@ -307,7 +334,7 @@ class Net:
         return self._weights
 
     def _calls_on(self, inputs: Sequence[int], outputs: Sequence[int]) -> Calls:
-        return Calls(self._open_weights(), self._arena, inputs, outputs)
+        return Calls(self._open_weights(), self._arena, inputs, outputs, self._notes)
 
     def _allocate(self, nbytes: int) -> int:
         self._memory.append(self._device.allocate(nbytes))
@@ -440,10 +467,12 @@ class Bound:
         self._inputs = inputs  # keeps the memory alive
 
     def __call__(self, stream: Any = None) -> Any:
-        """Runs the network on a stream (default: the library's current one) and returns its outputs."""
+        """Runs the network on a stream (default: the library's current one) and returns its outputs. Raises IndexRangeError
+        as a call of the network; on a GPU ask `Net.check`."""
         handle = self._current_stream() if stream is None else raw_stream(stream, self._library, self._net.device)
         with self._net._lock:
             self._calls.launch(handle)
+            self._net._check_if_complete()
         return self._result
 
     def close(self) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import statistics
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
+from schedsearch.device.index_notes import IndexNotes
 from schedsearch.errors import UsageError
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
 from schedsearch.executable.program import Call, Place, Program
 from schedsearch.executable.segments import Segments
+from schedsearch.executable.times import cuda_device, time_on_cpu_ns, time_on_gpu_ns, time_one_on_gpu_ns
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
 
 _KINDS = ("input", "output")  # of ports
-_REPEATS_IN_GRAPH = 20  # launches of one call between two events, which take half a microsecond each
 
 
 class Parts(Protocol):
@@ -239,17 +236,21 @@ class Weights:
     def _loaded(self, call: Call) -> LoadedKernel | OnnxModel:
         return self.kernels[call.artifact] if call.foreign is None else self.models[call.artifact]
 
-    def bind(self, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> list[BoundKernel]:
+    def bind(self, arena: int, inputs: Sequence[int], outputs: Sequence[int], notes: IndexNotes[int]) -> list[BoundKernel]:
         """Every call with its arguments packed.
+
+        Args:
+            notes: where calls note indices that are out of range.
 
         Raises:
             ArgumentError: an address lacks the alignment that a kernel needs.
         """
         arrays, bound = self.program.arrays, list[BoundKernel]()
-        for call, prepared in zip(self.program.calls, self.prepared):
+        for number, (call, prepared) in enumerate(zip(self.program.calls, self.prepared)):
             places = {name: arrays[index].place for name, index in call.buffers.items()} | dict(call.workspaces)
             names = [name for name, place in places.items() if place.space != "once"]
             addresses = {name: self.address(call, name, arena, inputs, outputs) for name in names}
+            addresses |= notes.buffers(number)
             bound.append(self._loaded(call).bind(addresses, call.scalars, prepared))
         return bound
 
@@ -322,18 +323,26 @@ class Calls:
     Args:
         arena: address of the memory that the calls share, or 0 if they need none.
         inputs, outputs: addresses, in the network's order.
+        notes: as of `Weights.bind`.
 
     Raises:
         ArgumentError: an address lacks the alignment that a kernel needs.
         DeviceError: the device refuses the calls; of the graphs the first launch says so.
     """
 
-    def __init__(self, weights: Weights, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        arena: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        notes: IndexNotes[int],
+    ) -> None:
         self.weights, self._arena = weights, arena
-        self.bound = weights.bind(arena, inputs, outputs)
+        self.bound = weights.bind(arena, inputs, outputs, notes)
         self._addresses = _by_port(inputs, outputs)
         self._set_copies()
-        self._gpu = _cuda(weights.device) if weights.device.target.kind == "cuda" else None
+        self._gpu = cuda_device(weights.device) if weights.device.target.kind == "cuda" else None
         self._graph: Segments | None = None  # made by the first launch that is not captured
         self._changed: set[int] = set()  # calls whose arguments the graph does not know yet
         self._ready: Callable[[int], None] | None = None  # all of a launch, when the graph knows the arguments
@@ -419,7 +428,7 @@ class Calls:
         self.launch(0)
         self.weights.device.synchronize()
         gpu = self._gpu
-        whole = _time_on_cpu(self.launch, repeat) if gpu is None else _time_on_gpu(gpu, self.launch, repeat)
+        whole = time_on_cpu_ns(self.launch, repeat) if gpu is None else time_on_gpu_ns(gpu, self.launch, repeat)
         return whole, [self._time_ns(each, repeat) for each in self.bound]
 
     def part_times_ns(self, repeat: int) -> dict[int, float]:
@@ -427,76 +436,13 @@ class Calls:
         self.launch(0)
         self.weights.device.synchronize()
         parts = [number for number, each in enumerate(self.bound) if isinstance(each, BoundOnnxModel)]
-        return {number: _time_on_cpu(self.bound[number].launch, repeat) for number in parts}
+        return {number: time_on_cpu_ns(self.bound[number].launch, repeat) for number in parts}
 
     def _time_ns(self, bound: BoundKernel, repeat: int) -> float:
         if self._gpu is None or isinstance(bound, BoundOnnxModel):  # it returns when its results are there
-            return _time_on_cpu(bound.launch, repeat)
-        return _time_one_on_gpu(self._gpu, bound.launch, repeat)
+            return time_on_cpu_ns(bound.launch, repeat)
+        return time_one_on_gpu_ns(self._gpu, bound.launch, repeat)
 
 
 def _by_port(inputs: Sequence[int], outputs: Sequence[int]) -> dict[str, int]:
     return {f"{kind}{number}": each for kind, some in zip(_KINDS, (inputs, outputs)) for number, each in enumerate(some)}
-
-
-def _time_on_cpu(run: Callable[[], None], repeat: int) -> float:
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter_ns()
-        run()
-        times.append(time.perf_counter_ns() - start)
-    return float(statistics.median(times))
-
-
-def _time_on_gpu(device: Device, launch: Callable[[int], None], repeat: int) -> float:
-    """The median time of a launch among `repeat` launches that follow one another."""
-    cuda = _cuda(device)
-    stream = cuda.create_stream()
-    try:
-        return _between_events(cuda, stream, launch, repeat)
-    finally:
-        cuda.destroy_stream(stream)
-
-
-def _time_one_on_gpu(device: Device, launch: Callable[[int], None], repeat: int) -> float:
-    """The median time of one call in a graph of several."""
-    cuda = _cuda(device)
-    stream = cuda.create_stream()
-
-    def several(stream: int) -> None:
-        for _ in range(_REPEATS_IN_GRAPH):
-            launch(stream)
-
-    graph = cuda.capture(stream, several)
-    try:
-        return _time_on_gpu(device, graph.launch, max(repeat // _REPEATS_IN_GRAPH, 3)) / _REPEATS_IN_GRAPH
-    finally:
-        cuda.synchronize()
-        with cuda.current():
-            graph.close()
-        cuda.destroy_stream(stream)
-
-
-def _between_events(device: CudaDevice, stream: int, launch: Callable[[int], None], repeat: int) -> float:
-    from schedsearch.device.cuda import Event
-
-    with device.current(), contextlib.ExitStack() as stack:
-        events = []
-        for _ in range(repeat + 1):
-            events.append(Event())
-            stack.callback(events[-1].close)
-        launch(stream)
-        events[0].record(stream)
-        for event in events[1:]:
-            launch(stream)
-            event.record(stream)
-        events[-1].synchronize()
-        times_ms = [before.elapsed_ms(after) for before, after in itertools.pairwise(events)]
-    return statistics.median(times_ms) * 1e6
-
-
-def _cuda(device: Device) -> CudaDevice:
-    from schedsearch.device.cuda import CudaDevice
-
-    assert isinstance(device, CudaDevice)
-    return device

@@ -287,6 +287,12 @@ class SizedNet:
                 self._nets[size] = Net(parts, self._device, self._shared)
             return self._nets[size]
 
+    def check(self) -> None:
+        """As `Net.check`, for the calls of all sizes."""
+        with self._lock:
+            for net in self._nets.values():
+                net.check()
+
     def explain(self, size: int | None = None) -> str:
         """The kernels of each stretch of sizes, and the calls of one size, by default the largest."""
         table = self.parts.table

@@ -30,6 +30,7 @@ from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.range_build import RangeResult, Spaces, build_shared
 from schedsearch.measure.verify import verify_once
 from schedsearch.network.graph import Constant, Network, Node, Part, Plan, View
+from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.plan import best_plan, complete
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.range_kernel import stored_table
@@ -51,7 +52,8 @@ def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]
 
     Raises:
         ModelError: the file cannot be read.
-        UsageError: no input has a dimension of this name, or there are other open ones.
+        UnsupportedError: no input has a dimension of this name.
+        UsageError: there are other open ones.
     """
     from schedsearch.network.model import load_model
 
@@ -62,8 +64,7 @@ def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]
     }
     known = {str(each) for shape in declared.values() for each in shape if not isinstance(each, int)}
     if name not in known:
-        allowed = ", ".join(sorted(known)) or "none"
-        raise UsageError(f"{model} has no dynamic dimension {name!r}{did_you_mean(name, known)}; allowed: {allowed}")
+        raise UnsupportedError(f"no input has the dimension {name!r}{did_you_mean(name, known)}")
     if others := sorted(known - {name}):
         example = ",".join(f"{each}=1..64" for each in (name, *others))
         raise UsageError(f"{model}: dimension {others[0]!r} has no bounds; give those of all: --dynamic {example}")
@@ -177,7 +178,12 @@ class SizedBuild:
     def _network(self, size: int) -> Network:
         """The network of a size. Its constants are the very arrays of other sizes that are equal: a model's weights are in
         memory once."""
-        network = self._network_of(size)
+        try:
+            network = self._network_of(size)
+        except ConstantIndexError as error:
+            raise ConstantIndexError(
+                f"at {self._name} = {size}: {error}, or give {self._name} a range of larger sizes"
+            ) from error
         constants = {name: replace(each, array=self._shared(name, each.array)) for name, each in network.constants.items()}
         return replace(network, constants=constants)
 

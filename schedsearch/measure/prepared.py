@@ -12,7 +12,7 @@ class PreparedPath:
 
     def __init__(self, kernel: LoadedKernel) -> None:
         self._kernel = kernel
-        self.artifact = kernel.artifact
+        self.artifact, self.device = kernel.artifact, kernel.device
 
     def bind(
         self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None

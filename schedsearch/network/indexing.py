@@ -20,6 +20,7 @@ from schedsearch.network.facts import (
 )
 from schedsearch.network.graph import Constant, axes_of
 from schedsearch.network.model import ModelError
+from schedsearch.ops.wrong_index import out_of_range
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -35,11 +36,15 @@ _BY = {
 }
 
 
+class ConstantIndexError(ModelError):
+    """A constant index of a model is out of range."""
+
+
 def check_indices(node: ir.Node) -> None:
     """Looks at indices that are constants, as far as the extents of the axes that they belong to are known.
 
     Raises:
-        ModelError: one is not in -extent to extent - 1, which is what ONNX allows.
+        ConstantIndexError: one is not in -extent to extent - 1, which is what ONNX allows.
     """
     if not is_onnx(node) or node.op_type not in _BY:
         return
@@ -62,11 +67,8 @@ def check_indices(node: ir.Node) -> None:
             got = int(column[tuple(where)])
             if len(axes) > 1:
                 where[-1] = place
-            allowed = f"allowed: {-extent} to {extent - 1}" if extent else "it allows none"
-            raise ModelError(
-                f"node {name_of(node)} ({node.op_type}): the index at {where} of {places.name!r} is {got}, but axis "
-                f"{axis} of {x.name!r} has extent {extent}; {allowed}. Correct the model"
-            )
+            text = out_of_range(str(places.name), where, got, axis, str(x.name), extent)
+            raise ConstantIndexError(f"node {name_of(node)} ({node.op_type}): {text}. Correct the model")
 
 
 def check_folded_indices(model: ir.Model) -> None:
@@ -75,7 +77,7 @@ def check_folded_indices(model: ir.Model) -> None:
     ONNX's reference, which folds, wraps a wrong index of GatherElements and raises an IndexError for those of other nodes.
 
     Raises:
-        ModelError: as `check_indices`.
+        ConstantIndexError: as `check_indices`.
     """
     import onnxscript.optimizer
 

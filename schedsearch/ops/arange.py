@@ -36,8 +36,7 @@ class Arange(Arranged):
         names = ("start", "limit", "delta")
         if dtype_of(params["dtype"]).is_float:  # only the kernel can count by floats
             return {"y": ShapeFunction(dict.fromkeys(names, Dependence.NOTHING), _at_most(params["bound"]), counted=True)}
-        message = "delta is 0; allowed: positive numbers, or negative ones to count backwards"
-        return {"y": ShapeFunction(dict.fromkeys(names, Dependence.VALUE), _steps, _no_step, (message,))}
+        return {"y": ShapeFunction(dict.fromkeys(names, Dependence.VALUE), _steps, _problem, _MESSAGES)}
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """As many numbers as fit; then fewer, backwards."""
@@ -52,15 +51,29 @@ class Arange(Arranged):
 ARANGE = Arange()
 
 
+_MAX = 2**63 - 1
+_MESSAGES = (
+    "delta is 0; allowed: positive numbers, or negative ones to count backwards",
+    "start and limit are too far apart; allowed: less than 2**63",
+)
+
+
 def _steps(axis: int, start: Sequence[int], limit: Sequence[int], delta: Sequence[int]) -> int:
     step = delta[0]
-    distance = limit[0] - start[0] if step > 0 else start[0] - limit[0]
-    size = abs(step)
-    return max(0, (distance + size - 1) // size)
+    low, high = (start[0], limit[0]) if step > 0 else (limit[0], start[0])
+    if high <= low:
+        return 0
+    size = step if step > 0 else -max(step, -_MAX)
+    distance = high - low
+    return distance // size + (1 if distance % size else 0)
 
 
-def _no_step(start: Sequence[int], limit: Sequence[int], delta: Sequence[int]) -> int:
-    return 1 if delta[0] == 0 else 0
+def _problem(start: Sequence[int], limit: Sequence[int], delta: Sequence[int]) -> int:
+    if delta[0] == 0:
+        return 1
+    low, high = min(start[0], limit[0]), max(start[0], limit[0])
+    forward = (delta[0] > 0) == (start[0] < limit[0])
+    return 2 if forward and low < 0 and high > _MAX + low else 0
 
 
 def _at_most(bound: int) -> Callable[..., int]:

@@ -275,6 +275,15 @@ class Op(ABC):
         """
         return {}
 
+    def wrong_index(self, params: Mapping[str, Any], place: int, index: int, names: Mapping[str, str]) -> str:
+        """What is wrong with an index that a kernel of this operator noted, and what is allowed; see `ops.wrong_index`.
+
+        Args:
+            place: of the index in its array, counted in the order of memory from 0.
+            names: argument -> what the caller calls it.
+        """
+        return f"the index at place {place} is {index}, which is out of range"
+
     def scalars(self, params: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
         """Call-time scalars with their defaults; not part of the identity."""
         return ()

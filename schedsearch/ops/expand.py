@@ -37,13 +37,18 @@ class Expand(ByShape):
             for axis in range(rank):
                 mine = x[axis - skip_x] if axis >= skip_x else 1
                 wanted = shape[axis - skip_shape] if axis >= skip_shape else 1
-                if wanted < 0 or (mine != 1 and wanted != 1 and mine != wanted):
+                if wanted < 0:
+                    return 2
+                if mine != 1 and wanted != 1 and mine != wanted:
                     return 1
             return 0
 
-        message = "x cannot be expanded to shape; allowed: from the last extent on, equal ones, or 1 on either side"
+        messages = (
+            "x cannot be expanded to shape; allowed: from the last extent on, equal ones, or 1 on either side",
+            "shape has a negative number; allowed: 0 and above",
+        )
         needs = {"x": Dependence.SHAPE, "shape": Dependence.VALUE}
-        return {"y": ShapeFunction(needs, extent, problem, (message,))}
+        return {"y": ShapeFunction(needs, extent, problem, messages)}
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         wanted = params["bound"][-params["entries"] :]

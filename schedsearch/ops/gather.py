@@ -4,8 +4,9 @@
     elements   y[a, m, b] = x[a, indices[a, m, b], b]
     tuples     y[a, m, b] = x[a, indices[a, m, 0], indices[a, m, 1] ..., b]
 
-An index out of range gives zeros, and nothing outside of x is read. With `checked` the output `wrong_indices` counts such
-rows. With `dynamic` only the first `indices_extents[0]` elements along the first axis of indices count: see `ops.bounded`.
+An index out of range gives zeros, and nothing outside of x is read; kernels note it where a caller asks for that, see
+`ops.wrong_index`. With `dynamic` only the first `indices_extents[0]` elements along the first axis of indices count: see
+`ops.bounded`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import (
     AXIS,
     BATCH_DIMS,
-    CHECKED,
     INDEX_DTYPE,
     INDICES,
     ByIndices,
@@ -48,7 +48,6 @@ _PARAMETERS = {
     "dtype": Parameter.choice("of x and y; default float16", tuple(ALL_DTYPES), "float16"),
     "index_dtype": INDEX_DTYPE,
     "dynamic": DYNAMIC,
-    "checked": CHECKED,
 }
 
 
@@ -76,7 +75,7 @@ class Gather(ByIndices):
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         shape = dense_shape(params)
         y = ArgSpec("y", AXES[: len(shape)], shape, params["dtype"])
-        return (*(bounded(y) if params["dynamic"] else (y,)), *self.wrong_indices(params))
+        return bounded(y) if params["dynamic"] else (y,)
 
     def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
         if not params["dynamic"]:
@@ -106,7 +105,7 @@ class Gather(ByIndices):
         p = params
         where = f"axis {p['axis']}" if p["by"] != "tuples" else f"batch_dims {p['batch_dims']}"
         words = [f"gather {shown(p['x'])} by {p['by']} {shown(p['indices'])}", where]
-        words += [name for name in ("dynamic", "checked") if p[name]]
+        words += ["dynamic"] if p["dynamic"] else []
         return " ".join([*words, dtype_of(p["dtype"]).short, *([] if p["index_dtype"] == "int64" else ["i32"])])
 
 
@@ -149,7 +148,6 @@ def gather(
     dtype: str = "float16",
     index_dtype: str = "int64",
     dynamic: bool = False,
-    checked: bool = False,
 ) -> Workload:
     """Elements of x that indices choose.
 
@@ -163,7 +161,6 @@ def gather(
         index_dtype: int64 or int32.
         dynamic: a third argument, `indices_extents`, says how much of the first axis of indices is in use, and a second
             output, `y_extents`, how much of y.
-        checked: a last output, `wrong_indices`, counts the rows whose index is out of range. Those rows of y are zeros.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -178,6 +175,6 @@ def gather(
         "gather",
         {
             "x": tuple(x), "indices": tuple(indices), "axis": axis, "by": by, "batch_dims": batch_dims, "dtype": dtype,
-            "index_dtype": index_dtype, "dynamic": dynamic, "checked": checked,
+            "index_dtype": index_dtype, "dynamic": dynamic,
         },
     )  # fmt: skip

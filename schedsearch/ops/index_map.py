@@ -24,6 +24,7 @@ from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
 from schedsearch.ops.bounded import count_argument
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.wrong_index import out_of_range
 
 INDEX_DTYPES = ("int64", "int32")
 AXIS = axis_number("the axis that indices count along, from 0, or from -1 backwards", 0)
@@ -34,10 +35,6 @@ BATCH_DIMS = Parameter(
 X = extents(f"extents of x, 1 to {len(AXES)} of them")
 INDICES = extents("extents of indices; of tuples, the last one is the length of a tuple")
 INDEX_DTYPE = Parameter.choice("of indices; default int64", INDEX_DTYPES)
-CHECKED = Parameter(
-    "an output wrong_indices counts the rows with an index out of range; default false",
-    {"type": "boolean", "default": False},
-)
 Term = tuple[int, int, int]  # (divisor, modulus, factor)
 
 
@@ -143,9 +140,13 @@ class ByIndices(AlongAxis):
         indices = ArgSpec("indices", AXES[: len(shape)], shape, params["index_dtype"], role="index", below=shortest)
         return (indices, count_argument(indices)) if params["dynamic"] else (indices,)
 
-    def wrong_indices(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        """With `checked` the last output."""
-        return (ArgSpec("wrong_indices", "A", (1,), "int64"),) if params["checked"] else ()
+    def wrong_index(self, params: Mapping[str, Any], place: int, index: int, names: Mapping[str, str]) -> str:
+        where: list[int] = []
+        for extent in reversed(params["indices"]):
+            place, at = divmod(place, extent)
+            where.insert(0, at)
+        axis = params.get("batch_dims", 0) + where[-1] if params["by"] == "tuples" else params["axis"]
+        return out_of_range(names["indices"], where, index, axis, names["x"], params["x"][axis])
 
     def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
         return "exact"

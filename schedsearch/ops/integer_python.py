@@ -91,6 +91,8 @@ class _Check:
         }
         for statement in body:
             self._statement(statement)
+        if not _returns(body):
+            self._refuse(self.tree, "it may end without a return; return a whole number at the end")
 
     def _refuse(self, node: Any, what: str) -> Any:
         line = self.function.__code__.co_firstlineno + getattr(node, "lineno", 1) - 1
@@ -143,7 +145,7 @@ class _Check:
             for inner in ast.iter_child_nodes(node):
                 self._expression(inner)
         else:
-            what = "/, which is not whole" if isinstance(node, ast.Div) else type(node).__name__
+            what = "/, which is not whole; write //" if isinstance(node, ast.Div) else type(node).__name__
             self._refuse(node, f"it has {what}")
 
     def _name(self, node: ast.Name) -> None:
@@ -181,3 +183,14 @@ class _Check:
         if node.id in self.function.__globals__:
             return self.function.__globals__[node.id]
         return getattr(builtins, node.id, None) or self._refuse(node, f"there is no {node.id}")
+
+
+def _returns(body: Sequence[Any]) -> bool:
+    """Whether statements always end with a return."""
+    last = body[-1] if body else None
+    if isinstance(last, ast.If):
+        return _returns(last.body) and _returns(last.orelse)
+    if isinstance(last, ast.While):
+        endless = isinstance(last.test, ast.Constant) and bool(last.test.value)
+        return endless and not any(isinstance(each, ast.Break) for each in ast.walk(last))
+    return isinstance(last, ast.Return)

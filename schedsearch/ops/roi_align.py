@@ -81,6 +81,11 @@ class RoiAlign(Op):
         y = image("y", {**params, "n": params["rois"]}, params["oh"], params["ow"])
         return bounded(replace(y)) if params["dynamic"] else (y,)
 
+    def wrong_index(self, params: Mapping[str, Any], place: int, index: int, names: Mapping[str, str]) -> str:
+        x, count = names["x"], params["n"]
+        where = f"the number of an image at [{place}] of {names['batch_indices']!r}"
+        return f"{where} is {index}, but {x!r} has {count} images; allowed: 0 to {count - 1}"
+
     def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
         if not params["dynamic"]:
             return {}

@@ -2,8 +2,8 @@
 
 y is x at first. Then each row of updates goes to the row of y that its indices choose (see `ops.index_map`): it replaces the
 row, or is added to it, or their maximum or minimum stays. Where several rows replace the same one, the last of them stays.
-Additions of floats happen in any order. An index out of range changes nothing; with `checked` the output `wrong_indices`
-counts such rows. With `dynamic` only the first `indices_extents[0]` elements along the first axis of indices count.
+Additions of floats happen in any order. An index out of range changes nothing; kernels note it where a caller asks for that,
+see `ops.wrong_index`. With `dynamic` only the first `indices_extents[0]` elements along the first axis of indices count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import (
     AXIS,
-    CHECKED,
     INDEX_DTYPE,
     INDICES,
     ByIndices,
@@ -47,7 +46,6 @@ _PARAMETERS = {
     "dtype": Parameter.choice("of x, updates and y; default float32", tuple(ALL_DTYPES), "float32"),
     "index_dtype": INDEX_DTYPE,
     "dynamic": DYNAMIC,
-    "checked": CHECKED,
 }
 
 
@@ -81,7 +79,7 @@ class Scatter(ByIndices):
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         y = ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"])
-        return (y, *self.wrong_indices(params))
+        return (y,)
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """Indices of both signs; several updates have the same target. Sums of these numbers are exact in any order."""
@@ -105,7 +103,7 @@ class Scatter(ByIndices):
         words = [f"scatter {shown(p['x'])} by {p['by']} {shown(p['indices'])}"]
         words += [f"axis {p['axis']}"] if p["by"] == "elements" else []
         words += [p["reduction"]] if p["reduction"] != "none" else []
-        words += [name for name in ("dynamic", "checked") if p[name]]
+        words += ["dynamic"] if p["dynamic"] else []
         return " ".join([*words, dtype_of(p["dtype"]).short, *([] if p["index_dtype"] == "int64" else ["i32"])])
 
 
@@ -122,7 +120,6 @@ def scatter(
     dtype: str = "float32",
     index_dtype: str = "int64",
     dynamic: bool = False,
-    checked: bool = False,
 ) -> Workload:
     """x with some elements replaced by updates, or combined with them.
 
@@ -135,7 +132,6 @@ def scatter(
         dtype: of x, updates and y: any format; with a reduction float32, float64, int32 or int64.
         index_dtype: int64 or int32.
         dynamic: a last argument, `indices_extents`, says how much of the first axis of indices is in use.
-        checked: a last output, `wrong_indices`, counts the rows whose index is out of range.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -150,6 +146,6 @@ def scatter(
         "scatter",
         {
             "x": tuple(x), "indices": tuple(indices), "axis": axis, "by": by, "reduction": reduction, "dtype": dtype,
-            "index_dtype": index_dtype, "dynamic": dynamic, "checked": checked,
+            "index_dtype": index_dtype, "dynamic": dynamic,
         },
     )  # fmt: skip

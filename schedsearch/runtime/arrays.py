@@ -266,14 +266,15 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
         raise ArgumentError(
             f"{label} is on {seen.device[0]}:{seen.device[1]}, the kernel runs on {device[0]}:{device[1]}; move it there"
         )
-    if not seen.address:
+    if not seen.address and spec.size:
         raise ArgumentError(f"{label} has no memory (address 0); give an array with memory")
     if seen.dtype != spec.dtype:
         raise ArgumentError(f"{label} has dtype {seen.dtype}, the kernel takes {spec.dtype}; convert it")
-    held = form_of(spec, seen.shape, seen.strides)
+    held, allowed = form_of(spec, seen.shape, seen.strides), forms(spec)
+    if held is None and not spec.size:  # without elements any strides are right
+        held = next((form for form in allowed if form.shape == seen.shape), None)
     if held is not None:
         return held
-    allowed = forms(spec)
     remedy = f"give a slice of an array of shape {spec.slice_of}" if spec.slice_of else "make it contiguous"
     options = " or ".join(f"shape {form.shape} with strides {form.strides} ({form.name})" for form in allowed)
     if any(seen.shape == form.shape for form in allowed):

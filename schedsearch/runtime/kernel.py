@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from schedsearch.config import Config
 from schedsearch.device import BoundKernel, LoadedKernel, Workspaces
+from schedsearch.device.index_notes import IndexNotes, notes_indices
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
@@ -86,6 +87,7 @@ class Kernel:
         self._scalars = {scalar.name: scalar for scalar in workload.scalars}
         self._scalar_defaults = {scalar.name: scalar.default for scalar in workload.scalars}
         self._lock = threading.Lock()
+        self._notes = IndexNotes(loaded.device, [workload] if notes_indices(self._plan) else [], _describe)
         self._bound: BoundKernel | None = None
         self._bound_prepared: Workspaces | None = None  # the operands of `_bound`
         self._torch_call: TorchCall | None = None
@@ -120,14 +122,30 @@ class Kernel:
         Raises:
             ArgumentError: an array or scalar is missing, unknown, or has a wrong dtype, shape, strides, alignment or device;
                 or, on a CPU, a scale of quantised numbers is not finite or not above zero.
+            IndexRangeError: on a CPU, an index is out of range. On a GPU `check` says so.
             DeviceError: the launch failed.
         """
         with self._lock:
+            result = None
             if self._torch_call is not None and out is None and not named:
                 result = self._torch_call(args, stream)
-                if result is not None:
-                    return result
-            return self._call_checked(args, named, out, stream)
+            if result is None:
+                result = self._call_checked(args, named, out, stream)
+            if self.device[0] == "cpu":
+                self._notes.check()
+            return result
+
+    def check(self) -> None:
+        """Waits for all calls, and looks whether an index of a gather or scatter was out of range since the last check.
+
+        A GPU computes zeros for such an index, or leaves an update out, and reads and writes nothing outside of the arrays.
+        Calls on a CPU raise themselves; launches of `bind` do not.
+
+        Raises:
+            IndexRangeError: an index was out of range. The message names it, its place, and what is allowed.
+        """
+        self._loaded.device.synchronize()
+        self._notes.check()
 
     def bind(self, *args: Any, out: Any = None, **named: Any) -> Step:
         """Packs the argument block once.
@@ -142,7 +160,7 @@ class Kernel:
         prepared = take_prepared(self, arguments, self.constants)
         views = self._view(arguments)
         outputs = self._check_outputs(arguments, views, out)
-        bound = self._loaded.bind(_addresses(views, outputs), scalars, prepared)
+        bound = self._loaded.bind({**_addresses(views, outputs), **self._notes.buffers(self.workload)}, scalars, prepared)
         library, device = self._library(views), self.device
         results = tuple(array for array, _ in outputs.values())
         return Step(bound, lambda stream: raw_stream(stream, library, device), results, tuple(arguments.values()))
@@ -153,7 +171,7 @@ class Kernel:
         Raises:
             ArgumentError: an address or a scalar is missing, or an address lacks the alignment that the plan requires.
         """
-        return self._loaded.bind(buffers, scalars)
+        return self._loaded.bind({**buffers, **self._notes.buffers(self.workload)}, scalars)
 
     def prepare(self, *, stream: Any = None, **named: Any) -> Prepared:
         """Repacks constant arguments (weights, scales, biases) once, for many calls.
@@ -207,6 +225,7 @@ class Kernel:
         with self._lock:
             self._torch_call = self._bound = None
             self._loaded.close()
+            self._notes.close()
             self._on_close()
 
     def __enter__(self) -> Self:
@@ -235,7 +254,7 @@ class Kernel:
     ) -> BoundKernel:
         """The kernel's own binding, with these operands."""
         if self._bound is None or self._bound_prepared is not prepared:
-            self._bound = self._loaded.bind(addresses, scalars, prepared)
+            self._bound = self._loaded.bind({**addresses, **self._notes.buffers(self.workload)}, scalars, prepared)
             self._bound_prepared = prepared
             return self._bound
         for name, address in addresses.items():
@@ -368,6 +387,12 @@ class Step:
 def _addresses(views: Mapping[str, arrays.ArrayView], outputs: Mapping[str, tuple[Any, arrays.ArrayView]]) -> dict[str, int]:
     inputs = {name: seen.address for name, seen in views.items()}
     return inputs | {name: seen.address for name, (_, seen) in outputs.items()}
+
+
+def _describe(workload: Workload, place: int, index: int) -> str:
+    """What is wrong with an index that the kernel noted."""
+    names = {spec.name: spec.name for spec in workload.signature}
+    return f"{workload.label}: {workload.definition.wrong_index(workload.params, place, index, names)}"
 
 
 def _one_or_all(results: tuple[Any, ...]) -> Any:

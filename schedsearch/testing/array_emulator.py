@@ -83,6 +83,17 @@ class ArrayEmulator(VectorEmulator):
         for name, stand_in in stand_ins.items():
             setattr(self.cuda, name, stand_in)
 
+    def stand_in(self, monkeypatch: Any, *modules: Any) -> None:
+        super().stand_in(monkeypatch, *modules)
+        for module in modules:
+            if hasattr(module, "note_index"):
+                monkeypatch.setattr(module, "note_index", self._note_index)
+
+    def _note_index(self, address: int, place: Any, index: Any) -> None:
+        words = self.memory.at(address, 16, 8).view(np.int64)
+        if not words[0]:
+            words[:] = place, index
+
     def _shared_array(self, count: int, dtype: Type) -> Checked:
         """The n-th array that a thread asks for is the n-th of its block; one without a length is dynamic memory."""
         thread = self.thread
@@ -128,8 +139,10 @@ class ArrayEmulator(VectorEmulator):
         """As `Emulator.run`; arrays are of one axis without gaps."""
 
         def argument(param: Any) -> Any:
+            if param.kind == "pointer":
+                return buffers.get(param.buffer, 0) if param.optional else buffers[param.buffer]
             if param.kind != "array":
-                return buffers[param.buffer] if param.kind == "pointer" else param.value
+                return param.value
             (size,), dtype = param.shape, np.dtype(param.dtype)
             return Checked(self.memory.at(buffers[param.buffer], size * dtype.itemsize, dtype.itemsize).view(dtype))
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from numba import types
 
-from schedsearch.backend.cpu_ops import as_array
+from schedsearch.backend.cpu_ops import as_array, note_index
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray, Pointer
+from schedsearch.ops.wrong_index import WRONG_INDEX
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -62,7 +63,7 @@ class RoiAlignCpu(Template):
     """A work item has a region. It adds up the samples of some channels of a bin at a time."""
 
     name = "roi_align_cpu"
-    version = 1
+    version = 2
     op = "roi_align"
     kind = "cpu"
 
@@ -83,7 +84,8 @@ class RoiAlignCpu(Template):
         if p.dynamic:
             extents = NumbaArray("rois_extents", "int64", (2,), (8,))
             y_extents = NumbaArray("y_extents", "int64", (4,), (8,))
-        params = (Pointer("x"), Pointer("rois"), batch, extents, Pointer("y"), y_extents)
+        wrong_index = Pointer(WRONG_INDEX, optional=True)
+        params = (Pointer("x"), Pointer("rois"), batch, extents, Pointer("y"), y_extents, wrong_index)
         step = KernelStep(_roi_kernel(p, config["channels"]), params, Grid(p.rois), min(p.rois, config["threads"]))
         return KernelSource("cpu", "native", (step,))
 
@@ -149,9 +151,10 @@ def _collect_kernel(p: Workload) -> Callable[..., None]:
 
 
 def _roi_kernel(p: Workload, channels: int) -> Callable[..., None]:
-    """The kernel (x, rois, batch_indices, rois_extents, y, y_extents, start, stop) over regions."""
+    """The kernel (x, rois, batch_indices, rois_extents, y, y_extents, wrong_index, start, stop) over regions. A region of an
+    image that there is not is zeros."""
     count, height, width, oh, ow, regions = p.c, p.h, p.w, p.oh, p.ow, p.rois
-    size, out_size, image = p.n * p.c * p.h * p.w, p.outputs[0].size, p.c * p.h * p.w
+    images, size, out_size, image = p.n, p.n * p.c * p.h * p.w, p.outputs[0].size, p.c * p.h * p.w
     channels_last = p.layout == "NHWC"
     pixel, plane, out_pixel, out_plane = (count, 1, count, 1) if channels_last else (1, height * width, 1, oh * ow)
     element, roi_element, widen, widen_roi = (
@@ -162,7 +165,8 @@ def _roi_kernel(p: Workload, channels: int) -> Callable[..., None]:
     scale, offset = p.spatial_scale, 0.5 if p.coordinates == "half_pixel" else 0.0
 
     def roi_align(
-        x: Any, rois: Any, batch_indices: Any, rois_extents: Any, y: Any, y_extents: Any, start: Any, stop: Any
+        x: Any, rois: Any, batch_indices: Any, rois_extents: Any, y: Any, y_extents: Any, wrong_index: Any,
+        start: Any, stop: Any,
     ) -> None:  # fmt: skip
         source, out = as_array(x, (size,), element), as_array(y, (out_size,), element)
         corners, found = as_array(rois, (4 * regions,), roi_element), as_array(memory(), (channels,), F32)
@@ -180,6 +184,10 @@ def _roi_kernel(p: Workload, channels: int) -> Callable[..., None]:
             first_h, bin_h, gh = side_h(y1, y2)
             first_w, bin_w, gw = side_w(x1, x2)
             samples = max(gh, 0) * max(gw, 0)
+            if (batch_indices[region] < 0) | (batch_indices[region] >= images):
+                samples = 0
+                if wrong_index != 0:
+                    note_index(wrong_index, types.int64(region + 1), batch_indices[region])
             for at_bin in range(oh * ow):
                 row, column = F32(first_h + F32(at_bin // ow) * bin_h), F32(first_w + F32(at_bin % ow) * bin_w)
                 for channel in range(0, count, channels):

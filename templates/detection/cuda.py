@@ -8,6 +8,7 @@ from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray, Pointer
 from schedsearch.launch_rules import MAX_GRID_X
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.wrong_index import WRONG_INDEX
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -103,7 +104,7 @@ class RoiAlignCuda(Template):
     """A thread has some channels of a bin, and takes their samples one after the other."""
 
     name = "roi_align_cuda"
-    version = 1
+    version = 2
     op = "roi_align"
     kind = "cuda"
 
@@ -143,7 +144,8 @@ class RoiAlignCuda(Template):
         if p.dynamic:
             extents = NumbaArray("rois_extents", "int64", (2,), (8,))
             y_extents = NumbaArray("y_extents", "int64", (4,), (8,))
-        params = (Pointer("x"), Pointer("rois"), batch, extents, Pointer("y"), y_extents)
+        wrong_index = Pointer(WRONG_INDEX, optional=True)
+        params = (Pointer("x"), Pointer("rois"), batch, extents, Pointer("y"), y_extents, wrong_index)
         items = p.outputs[0].size // (vector * each)
         step = KernelStep(roi_kernel(p, vector, each, threads), params, Grid(-(-items // threads)), threads)
         element = dtype_of(p.dtype).nbytes

@@ -10,6 +10,7 @@ from numba import cuda, types
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.ptx import note_index
 from schedsearch.workload import Workload
 
 F32 = types.float32
@@ -17,11 +18,12 @@ LOWEST = F32(-math.inf)
 
 
 def roi_kernel(p: Workload, vector: int, each: int, threads: int) -> Callable[..., None]:
-    """The kernel (x, rois, batch_indices, rois_extents, y, y_extents): a thread has `each` vectors of channels of a bin.
+    """The kernel (x, rois, batch_indices, rois_extents, y, y_extents, wrong_index): a thread has `each` vectors of channels
+    of a bin. A region of an image that there is not is zeros.
 
     The bins of neighbouring threads are neighbours in memory: in NHWC they differ in channels, in NCHW in their column.
     """
-    n_channels, height, width, oh, ow, regions = p.c, p.h, p.w, p.oh, p.ow, p.rois
+    images, n_channels, height, width, oh, ow, regions = p.n, p.c, p.h, p.w, p.oh, p.ow, p.rois
     channels_last, element = p.layout == "NHWC", dtype_of(p.dtype).nbytes
     groups, bins, roi_bytes = n_channels // (vector * each), oh * ow, 4 * dtype_of(p.rois_dtype).nbytes
     pixel = n_channels * element if channels_last else element  # bytes from a pixel of a row to the next
@@ -37,7 +39,7 @@ def roi_kernel(p: Workload, vector: int, each: int, threads: int) -> Callable[..
     averages, dynamic, shape, larger = p.mode == "average", p.dynamic, p.outputs[0].shape, vectors.larger
     scale, offset = F32(p.spatial_scale), F32(0.5 if p.coordinates == "half_pixel" else 0.0)
 
-    def roi_align(x, rois, batch_indices, rois_extents, y, y_extents) -> None:  # type: ignore[no-untyped-def]
+    def roi_align(x, rois, batch_indices, rois_extents, y, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(words, types.uint32)
         number = cuda.local.array(vector, types.float32)
         found = cuda.local.array(numbers, types.float32)
@@ -60,7 +62,12 @@ def roi_kernel(p: Workload, vector: int, each: int, threads: int) -> Callable[..
             first_h, bin_h, gh = side_h(F32(F32(corner[1] * scale) - offset), F32(F32(corner[3] * scale) - offset))
             first_w, bin_w, gw = side_w(F32(F32(corner[0] * scale) - offset), F32(F32(corner[2] * scale) - offset))
             channel = types.int64(group * each) * of_channels
-            source = types.int64(batch_indices[region]) * (n_channels * height * width * element) + channel
+            image = types.int64(batch_indices[region])
+            if (image < 0) | (image >= images):
+                gh = types.int32(0)
+                if (rest == 0) & (wrong_index != 0):
+                    note_index(wrong_index, types.int64(region + 1), image)
+            source = image * (n_channels * height * width * element) + channel
             for i in range(numbers):
                 found[i] = F32(0) if averages else LOWEST
             for iy in range(gh):

@@ -7,15 +7,16 @@ from typing import Any
 
 from numba import types
 
+from schedsearch.backend.cpu_ops import note_index
 from schedsearch.config import Config
-from schedsearch.launch import Grid, NumbaArray
+from schedsearch.launch import Grid, NumbaArray, Param
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import IndexMap
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.indexing.cuda import arrays_of, map_of
-from schedsearch.templates.indexing.places import counter, finder
+from schedsearch.templates.indexing.cuda import WRONG, arrays_of, map_of
+from schedsearch.templates.indexing.places import counter, finder, noter
 from schedsearch.workload import Workload
 
 _ROWS = (1, 16, 256)
@@ -26,7 +27,7 @@ class GatherCpu(Template):
     """A work item has some rows."""
 
     name = "gather_cpu"
-    version = 1
+    version = 2
     op = "gather"
     kind = "cpu"
 
@@ -43,21 +44,19 @@ class GatherCpu(Template):
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         m, arrays = map_of(workload), arrays_of(workload)
-        names = "x", "indices", "indices_extents", "y", "y_extents"
-        params = tuple(_bits(arrays[name]) if name in ("x", "y") else arrays[name] for name in names)
+        params: tuple[Param, ...] = (
+            _bits(arrays["x"]), arrays["indices"], arrays["indices_extents"], _bits(arrays["y"]), arrays["y_extents"], WRONG,
+        )  # fmt: skip
         items = -(-m.rows // config["rows"])
-        steps = [KernelStep(gather_kernel(workload, m, config["rows"]), params, Grid(items), min(items, config["threads"]))]
-        if workload.checked:
-            counting = arrays["indices"], arrays["indices_extents"], arrays["wrong_indices"]
-            steps.append(KernelStep(count_kernel(workload, m), counting, Grid(1), 1))
-        return KernelSource("cpu", "native", tuple(steps))
+        step = KernelStep(gather_kernel(workload, m, config["rows"]), params, Grid(items), min(items, config["threads"]))
+        return KernelSource("cpu", "native", (step,))
 
 
 class ScatterCpu(Template):
     """A work item has some columns of all rows, so that rows of one target come one after the other."""
 
     name = "scatter_cpu"
-    version = 1
+    version = 2
     op = "scatter"
     kind = "cpu"
 
@@ -81,24 +80,21 @@ class ScatterCpu(Template):
         moved = workload.reduction == "none"
         params = (
             arrays["indices"], arrays["indices_extents"], _bits(arrays["updates"]) if moved else arrays["updates"],
-            _bits(arrays["y"]) if moved else arrays["y"],
+            _bits(arrays["y"]) if moved else arrays["y"], WRONG,
         )  # fmt: skip
         columns = -(-m.run // threads)
         items = -(-m.run // columns)
         steps.append(KernelStep(scatter_kernel(workload, m, columns), params, Grid(items), items))
-        if workload.checked:
-            counting = arrays["indices"], arrays["indices_extents"], arrays["wrong_indices"]
-            steps.append(KernelStep(count_kernel(workload, m), counting, Grid(1), 1))
         return KernelSource("cpu", "native", tuple(steps))
 
 
 def gather_kernel(p: Workload, m: IndexMap, rows: int) -> Callable[..., None]:
-    """The kernel (x, indices, indices_extents, y, y_extents, start, stop) over groups of rows."""
-    find, counts, run, all_rows = finder(m), counter(m, p.dynamic), m.run, m.rows
+    """The kernel (x, indices, indices_extents, y, y_extents, wrong_index, start, stop) over groups of rows."""
+    find, counts, note, run, all_rows = finder(m), counter(m, p.dynamic), noter(m, note_index), m.run, m.rows
     dynamic, shape, counted = p.dynamic, p.outputs[0].shape, p.axis if p.by == "slices" else 0
 
     def gather(
-        x: Any, indices: Any, indices_extents: Any, y: Any, y_extents: Any, start: Any, stop: Any
+        x: Any, indices: Any, indices_extents: Any, y: Any, y_extents: Any, wrong_index: Any, start: Any, stop: Any
     ) -> None:  # fmt: skip
         if dynamic and start == 0:
             for axis in range(len(shape)):
@@ -111,6 +107,7 @@ def gather_kernel(p: Workload, m: IndexMap, rows: int) -> Callable[..., None]:
                     for i in range(run):
                         y[to + i] = x[source + i]
                 else:
+                    note(row, indices, wrong_index)
                     for i in range(run):
                         y[to + i] = 0
 
@@ -118,11 +115,13 @@ def gather_kernel(p: Workload, m: IndexMap, rows: int) -> Callable[..., None]:
 
 
 def scatter_kernel(p: Workload, m: IndexMap, columns: int) -> Callable[..., None]:
-    """The kernel (indices, indices_extents, updates, y, start, stop) over groups of columns."""
-    find, counts, run, rows = finder(m), counter(m, p.dynamic), m.run, m.rows
+    """The kernel (indices, indices_extents, updates, y, wrong_index, start, stop) over groups of columns."""
+    find, counts, note, run, rows = finder(m), counter(m, p.dynamic), noter(m, note_index), m.run, m.rows
     combine = _COMBINE[p.reduction]
 
-    def scatter(indices: Any, indices_extents: Any, updates: Any, y: Any, start: Any, stop: Any) -> None:
+    def scatter(
+        indices: Any, indices_extents: Any, updates: Any, y: Any, wrong_index: Any, start: Any, stop: Any
+    ) -> None:  # fmt: skip
         for row in range(rows):
             if counts(row, indices_extents):
                 found, inside = find(row, indices)
@@ -130,23 +129,10 @@ def scatter_kernel(p: Workload, m: IndexMap, columns: int) -> Callable[..., None
                     to, source = types.int64(found * run), types.int64(row) * run
                     for i in range(start * columns, min(stop * columns, run)):
                         y[to + i] = combine(y[to + i], updates[source + i])
+                else:
+                    note(row, indices, wrong_index)
 
     return scatter
-
-
-def count_kernel(p: Workload, m: IndexMap) -> Callable[..., None]:
-    """The kernel (indices, indices_extents, wrong_indices, start, stop) of one item."""
-    find, counts, rows = finder(m), counter(m, p.dynamic), m.rows
-
-    def count(indices: Any, indices_extents: Any, wrong_indices: Any, start: Any, stop: Any) -> None:
-        total = 0
-        for row in range(rows):
-            if counts(row, indices_extents):
-                _, inside = find(row, indices)
-                total += 0 if inside else 1
-        wrong_indices[0] = total
-
-    return count
 
 
 def _copy_kernel(size: int) -> Callable[..., None]:

@@ -11,6 +11,7 @@ from schedsearch.launch_rules import MAX_GRID_X
 from schedsearch.ops.base import MAX_INT
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import IndexMap, index_map
+from schedsearch.ops.wrong_index import WRONG_INDEX
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -23,6 +24,7 @@ LANES = tuple(1 << i for i in range(9))
 THREADS = (128, 256, 512)
 EACH = (1, 2, 4)
 _COPY_THREADS = 256
+WRONG = Pointer(WRONG_INDEX, optional=True)
 
 
 class _RowsCuda(Template):
@@ -66,24 +68,23 @@ class _RowsCuda(Template):
 
 class GatherCuda(_RowsCuda):
     name = "gather_cuda"
-    version = 1
+    version = 2
     op = "gather"
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         m, arrays = map_of(workload), arrays_of(workload)
         params = (
             Pointer("x"), arrays["indices"], arrays["indices_extents"], Pointer("y"), arrays["y_extents"],
-            arrays["wrong_indices"],
+            WRONG,
         )  # fmt: skip
         function = kernels.gather_kernel(workload, m, config["vector"], config["lanes"], config["each"], config["threads"])
-        steps = [KernelStep(function, params, _grid(m, config), config["threads"])]
-        alignments = dict.fromkeys(("x", "y"), config["vector"])
-        return KernelSource("cuda", "native", (*_cleared(workload, arrays), *steps), alignments=alignments)
+        step = KernelStep(function, params, _grid(m, config), config["threads"])
+        return KernelSource("cuda", "native", (step,), alignments=dict.fromkeys(("x", "y"), config["vector"]))
 
 
 class ScatterCuda(_RowsCuda):
     name = "scatter_cuda"
-    version = 1
+    version = 2
     op = "scatter"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
@@ -101,18 +102,18 @@ class ScatterCuda(_RowsCuda):
         word, size, words = _copied(workload)
         views = tuple(NumbaArray(name, word, (words,), (size,)) for name in ("x", "y"))
         steps = [KernelStep(copy_on_gpu, views, Grid(-(-words // _COPY_THREADS)), _COPY_THREADS, restores=True)]
-        steps += _cleared(workload, arrays)
         shape = config["lanes"], config["each"], config["threads"]
         if workload.reduction != "none":
-            params: tuple[Param, ...] = tuple(
-                arrays[name] for name in ("indices", "indices_extents", "updates", "y", "wrong_indices")
+            params: tuple[Param, ...] = (
+                *(arrays[name] for name in ("indices", "indices_extents", "updates", "y")),
+                WRONG,
             )
             function = kernels.combine_kernel(workload, m, *shape)
             steps.append(KernelStep(function, params, _grid(m, config), config["threads"]))
             return KernelSource("cuda", "native", tuple(steps))
         last = NumbaArray("last", "int32", (m.targets,), (4,))
         steps.append(KernelStep(kernels.fill_kernel(m.targets), (last,), Grid(-(-m.targets // 256)), 256))
-        marking = arrays["indices"], arrays["indices_extents"], last, arrays["wrong_indices"]
+        marking = arrays["indices"], arrays["indices_extents"], last, WRONG
         steps.append(KernelStep(kernels.mark_kernel(workload, m), marking, Grid(-(-m.rows // 256)), 256))
         params = (Pointer("updates"), arrays["indices"], arrays["indices_extents"], last, Pointer("y"))
         function = kernels.replace_kernel(workload, m, config["vector"], *shape)
@@ -143,11 +144,6 @@ def arrays_of(workload: Workload) -> Mapping[str, NumbaArray]:
 
 def _grid(m: IndexMap, config: Config) -> Grid:
     return Grid(-(-m.rows // (config["threads"] // config["lanes"] * config["each"])))
-
-
-def _cleared(workload: Workload, arrays: Mapping[str, NumbaArray]) -> list[KernelStep]:
-    """The step that clears the count of wrong indices."""
-    return [KernelStep(kernels.clear, (arrays["wrong_indices"],), Grid(1), 32)] if workload.checked else []
 
 
 _WORDS = ("int64", "int32", "uint16", "uint8")

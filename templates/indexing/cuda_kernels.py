@@ -1,28 +1,29 @@
-"""The kernels of gather and scatter on a GPU. Arrays are flat; x, y and updates of moved rows are addresses."""
+"""The kernels of gather and scatter on a GPU. Arrays are flat; x, y and updates of moved rows, and wrong_index, are
+addresses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from numba import cuda, types
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import IndexMap
-from schedsearch.templates.indexing.places import counter, finder
+from schedsearch.templates.indexing.places import counter, finder, noter
 from schedsearch.templates.parts import moves
+from schedsearch.templates.parts.ptx import note_index
 from schedsearch.workload import Workload
 
 
 def gather_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, threads: int) -> Callable[..., None]:
-    """The kernel (x, indices, indices_extents, y, y_extents, wrong_indices). A wrong index gives zeros."""
+    """The kernel (x, indices, indices_extents, y, y_extents, wrong_index). A wrong index gives zeros."""
     rows, row_bytes, apart = m.rows, m.run * dtype_of(p.dtype).nbytes, threads // lanes
     words = moves.words_of(vector)
     held, load, store = words * each, moves.load_global(vector), moves.store_global(vector)
-    find, counts, dynamic, checked = finder(m), counter(m, p.dynamic), p.dynamic, p.checked
+    find, counts, note, dynamic = finder(m), counter(m, p.dynamic), noter(m, note_index), p.dynamic
     shape, counted = p.outputs[0].shape, p.axis if p.by == "slices" else 0
 
-    def gather(x, indices, indices_extents, y, y_extents, wrong_indices) -> None:  # type: ignore[no-untyped-def]
+    def gather(x, indices, indices_extents, y, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(held, types.uint32)
         source = cuda.local.array(each, types.int64)
         usable = cuda.local.array(each, types.int32)
@@ -39,8 +40,8 @@ def gather_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, 
                 found, inside = find(row, indices)
                 source[e] = types.int64(found * row_bytes)
                 usable[e], wanted[e] = types.int32(inside), 1
-                if checked and (lane == 0) & (usable[e] == 0):
-                    cuda.atomic.add(wrong_indices, 0, 1)
+                if (lane == 0) & (usable[e] == 0):
+                    note(row, indices, wrong_index)
         for at in range(lane * vector, row_bytes, lanes * vector):
             for e in range(each):
                 load(word, e * words, types.uint64(x + types.uint64(source[e] + at)), usable[e])
@@ -86,28 +87,28 @@ def replace_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int,
 
 
 def mark_kernel(p: Workload, m: IndexMap) -> Callable[..., None]:
-    """The kernel (indices, indices_extents, last, wrong_indices): the last row of updates for each target."""
-    rows, find, counts, checked = m.rows, finder(m), counter(m, p.dynamic), p.checked
+    """The kernel (indices, indices_extents, last, wrong_index): the last row of updates for each target."""
+    rows, find, counts, note = m.rows, finder(m), counter(m, p.dynamic), noter(m, note_index)
 
-    def mark(indices, indices_extents, last, wrong_indices) -> None:  # type: ignore[no-untyped-def]
+    def mark(indices, indices_extents, last, wrong_index) -> None:  # type: ignore[no-untyped-def]
         row = types.int64(types.int64(cuda.blockIdx.x) * 256 + cuda.threadIdx.x)
         if row < rows and counts(row, indices_extents):
             found, inside = find(row, indices)
             if inside:
                 cuda.atomic.max(last, found, types.int32(row))
-            elif checked:
-                cuda.atomic.add(wrong_indices, 0, 1)
+            else:
+                note(row, indices, wrong_index)
 
     return mark
 
 
 def combine_kernel(p: Workload, m: IndexMap, lanes: int, each: int, threads: int) -> Callable[..., None]:
-    """The kernel (indices, indices_extents, updates, y, wrong_indices): rows are combined with their targets."""
+    """The kernel (indices, indices_extents, updates, y, wrong_index): rows are combined with their targets."""
     rows, run, apart = m.rows, m.run, threads // lanes
-    find, counts, checked = finder(m), counter(m, p.dynamic), p.checked
+    find, counts, note = finder(m), counter(m, p.dynamic), noter(m, note_index)
     adds, raises = p.reduction == "add", p.reduction == "max"
 
-    def combine(indices, indices_extents, updates, y, wrong_indices) -> None:  # type: ignore[no-untyped-def]
+    def combine(indices, indices_extents, updates, y, wrong_index) -> None:  # type: ignore[no-untyped-def]
         thread = types.int32(cuda.threadIdx.x)
         lane = types.int32(thread % lanes)
         first = types.int64(types.int64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
@@ -124,8 +125,8 @@ def combine_kernel(p: Workload, m: IndexMap, lanes: int, each: int, threads: int
                             cuda.atomic.max(y, at, value)
                         else:
                             cuda.atomic.min(y, at, value)
-                elif checked and lane == 0:
-                    cuda.atomic.add(wrong_indices, 0, 1)
+                elif lane == 0:
+                    note(row, indices, wrong_index)
 
     return combine
 
@@ -139,9 +140,3 @@ def fill_kernel(size: int) -> Callable[..., None]:
             last[at] = -1
 
     return fill
-
-
-def clear(wrong_indices: Any) -> None:
-    """No index is wrong yet."""
-    if cuda.threadIdx.x == 0:
-        wrong_indices[0] = 0

@@ -29,6 +29,24 @@ def finder(m: IndexMap) -> Find:
     return find
 
 
+def noter(m: IndexMap, note: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """`note_row(row, indices, address)` for kernels: notes an index of a row that is out of range, if there is an address.
+
+    Args:
+        note: `note(address, place, index)`, a place counting from 1: writes both unless something is noted there already.
+    """
+    position, depth = _sum(m.position, m.rows), m.depth
+    examine: Callable[[Any, Any, Any], None] = _examine_nothing
+    for place, extent in enumerate(m.extents):
+        examine = _and_examine(examine, place, extent, note)
+
+    def note_row(row: Any, indices: Any, address: Any) -> None:
+        if address != 0:
+            examine(types.int64(position(row) * depth), indices, address)
+
+    return note_row
+
+
 def counter(m: IndexMap, dynamic: bool) -> Callable[[Any, Any], Any]:
     """`counts(row, extents)` for kernels: whether a row of the dense array is in use."""
     position, per_index = _sum(m.position, m.rows), m.per_index
@@ -93,3 +111,19 @@ def _with_index(before: Callable[[Any, Any], Any], place: int, extent: int, stri
         return types.int64(found + index * stride), inside
 
     return total
+
+
+def _examine_nothing(at: Any, indices: Any, address: Any) -> None:
+    pass
+
+
+def _and_examine(
+    before: Callable[[Any, Any, Any], None], place: int, extent: int, note: Callable[[Any, Any, Any], None]
+) -> Callable[[Any, Any, Any], None]:
+    def examine(at: Any, indices: Any, address: Any) -> None:
+        before(at, indices, address)
+        index = types.int64(indices[at + place])
+        if (index < -extent) | (index >= extent):
+            note(address, types.int64(at + place + 1), index)
+
+    return examine

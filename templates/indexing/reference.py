@@ -22,7 +22,7 @@ class GatherReference(WholeReference):
         y = np.where(valid, x[np.where(valid, places, 0)], np.zeros((), x.dtype))
         whole = dense_shape(workload.params)
         shape = [used if n == whole_n else n for n, used, whole_n in zip(y.shape, y.shape, whole)]
-        return {"y": y.reshape(shape), "wrong_indices": _wrong(workload, valid)}
+        return {"y": y.reshape(shape)}
 
 
 class ScatterReference(WholeReference):
@@ -37,7 +37,7 @@ class ScatterReference(WholeReference):
                 y[place] = value
         else:
             _COMBINE[workload.reduction](y, at, values)
-        return {"y": y.reshape(workload.x), "wrong_indices": _wrong(workload, valid)}
+        return {"y": y.reshape(workload.x)}
 
 
 def chosen(p: Mapping[str, Any], indices: Array) -> tuple[Array, Array]:
@@ -76,11 +76,3 @@ def chosen(p: Mapping[str, Any], indices: Array) -> tuple[Array, Array]:
 def _indices(arrays: Mapping[str, Array]) -> Array:
     indices = np.asarray(arrays["indices"], np.int64)
     return indices[: int(arrays["indices_extents"][0])] if "indices_extents" in arrays else indices
-
-
-def _wrong(workload: Workload, valid: Array) -> Array:
-    """Rows with an index out of range; all elements of a row share their indices."""
-    from schedsearch.ops.index_map import index_map
-
-    run = index_map(workload.params).run
-    return np.array([np.count_nonzero(~valid) // run], np.int64)

@@ -44,6 +44,14 @@ store_global_b32x2 = device_op(
     "store_global_b32x2", "st.global.v2.b32 [$address], {$a, $b};", ins={"address": "u64", "a": "i32", "b": "i32"}
 )
 
+# Two words in which the first wrong index is noted: (address, place, index); see `schedsearch.ops.wrong_index`.
+note_index = device_op(
+    "note_index",
+    "{ .reg .pred p; .reg .b64 old; atom.global.cas.b64 old, [$address], 0, $place; setp.eq.b64 p, old, 0; "
+    "@p st.global.b64 [$address+8], $index; }",
+    ins={"address": "u64", "place": "i64", "index": "i64"},
+)
+
 
 @functools.cache
 def copy_global(nbytes: int) -> Callable[..., Any]:

@@ -1,0 +1,28 @@
+"""Indices out of range that the calls of a network noted; see `schedsearch.ops.wrong_index`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedsearch.device.index_notes import IndexNotes, notes_indices
+from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.executable.run import Weights
+
+
+def index_notes(weights: Weights) -> IndexNotes[int]:
+    """Memory for the notes of a network's calls, by their numbers."""
+    program = weights.program
+    noting = {sha256 for sha256, kernel in weights.kernels.items() if notes_indices(kernel.artifact.plan)}
+
+    def describe(number: int, place: int, index: int) -> str:
+        call = program.calls[number]
+        workload = Workload.from_json(call.workload)
+        names = {argument: program.arrays[array].name for argument, array in call.buffers.items()}
+        text = workload.definition.wrong_index(workload.params, place, index, names)
+        return f"node {call.name}: {text}. Give other inputs, or correct what computes the indices"
+
+    return IndexNotes(
+        weights.device, [number for number, call in enumerate(program.calls) if call.artifact in noting], describe
+    )
