@@ -1,7 +1,7 @@
 """Which x is best in NCHW[x]c? int8 layers of ResNet-50 with their channels in blocks of x, for every x, at batch 1 and 32.
 
     python benchmarks/conv2d_blocks.py --networks networks.json --trials 50
-    python benchmarks/conv2d_blocks.py --networks networks.json --batch 1 --x 32 --x C --x NCHW --out blocks_h200.json
+    python benchmarks/conv2d_blocks.py --networks networks.json --batch 1 --x 32 --x C --x NCHW --out blocks.json
     python benchmarks/conv2d_blocks.py --networks networks.json --every 8 --trials 8 --time 60       each eighth layer
 
 x and y are NCHW[x]c, the weight is OIHW[x]o[x]i; x = C is the limit NHWC. int8 to int8 with bias, relu and requantisation.

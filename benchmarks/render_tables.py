@@ -92,6 +92,17 @@ def conv2d_int8(data: dict[str, Any]) -> str:
     return _conv2d(data, {"cuDNN int8": ("cudnn_int8",), "cuDNN fp16": ("cudnn_fp16",), "our fp16": ("fp16",)})
 
 
+def int8_networks(data: dict[str, Any]) -> str:
+    """Sums over all convolutions of one pass, then every layer."""
+    rows = [
+        (name, sums["layers"], *(f"{sums[key]:.3f}" for key in ("cudnn_ms", "fp16_ms", "ms")),
+         f"{sums['cudnn_ms'] / sums['ms']:.2f}", f"{sums['fp16_ms'] / sums['ms']:.2f}")
+        for name, sums in data["networks"].items()
+    ]  # fmt: skip
+    heads = ("network, ms", "layers", "cuDNN, int8 or fp16", "our fp16", "our int8", "cuDNN / int8", "fp16 / int8")
+    return f"{markdown(heads, rows)}\n\n{conv2d_int8(data)}"
+
+
 def conv2d_float32(data: dict[str, Any]) -> str:
     """float32, with or without TF32, beside cuDNN with the same rounding."""
     return _conv2d(data, {"cuDNN": ("cudnn_tf32", "cudnn_fp32")})
@@ -381,6 +392,19 @@ def dynamic_slice(data: dict[str, Any]) -> str:
     return markdown(("slice, us", *shown, "bounded over static"), rows)
 
 
+def data_movement(data: dict[str, Any]) -> str:
+    """Operators that move data, beside a copy of as many bytes and PyTorch."""
+    rows: list[Sequence[object]] = [
+        (row["label"], f"{row['us']:.1f}", f"{row['copy_us']:.1f}", f"{row['copy_us'] / row['us']:.0%}",
+         f"{row['torch_us']:.1f}", f"{row['torch_us'] / row['us']:.1f}")
+        for row in data["rows"]
+    ]  # fmt: skip
+    shares = [row["copy_us"] / row["us"] for row in data["rows"]]
+    faster = common.geometric_mean([row["torch_us"] / row["us"] for row in data["rows"]])
+    rows.append((f"geometric mean of {len(shares)}", "", "", f"{common.geometric_mean(shares):.0%}", "", f"{faster:.1f}"))
+    return markdown(("movement, us", "ours", "copy", "of a copy's speed", "PyTorch", "times PyTorch's speed"), rows)
+
+
 def blocks(data: dict[str, Any]) -> str:
     """int8 layers in NCHW[x]c: the fastest time for each x, and how much slower TVM's x = 4 is than the best."""
     found = conv2d_blocks.winners(data["rows"])
@@ -496,11 +520,13 @@ TABLES = {
     "conv2d_fp16_random": Table("conv2d_fp16_random_h200", "conv2d_fp16.py --suite random", conv2d_fp16),
     "conv2d_bf16": Table("conv2d_bf16_h200", "conv2d_fp16.py --dtype bfloat16", conv2d_fp16),
     "conv2d_grouped": Table("conv2d_grouped_h200", "conv2d_fp16.py --suite grouped", conv2d_grouped),
-    "conv2d_int8": Table("conv2d_int8_h200", "conv2d_types.py --kind int8", conv2d_int8),
-    "conv2d_tf32": Table("conv2d_tf32_h200", "conv2d_types.py --kind tf32", conv2d_float32),
+    "conv2d_int8": Table(
+        "conv2d_int8_networks_h100", "conv2d_types.py --kind int8 --suite networks --networks networks.json", int8_networks
+    ),
+    "conv2d_tf32": Table("conv2d_tf32_h100", "conv2d_types.py --kind tf32", conv2d_float32),
     "conv2d_fp32": Table("conv2d_fp32_h200", "conv2d_types.py --kind fp32", conv2d_float32),
     "conv2d_float8": Table("conv2d_float8_h200", "conv2d_types.py --kind float8_e4m3", conv2d_float8),
-    "conv2d_blocks": Table("conv2d_blocks_h200", "conv2d_blocks.py --networks networks.json", blocks),
+    "conv2d_blocks": Table("conv2d_blocks_h100", "conv2d_blocks.py --networks networks.json", blocks),
     "conv2d_int8_search": Table("conv2d_int8_search_h200", "conv2d_types.py --kind int8", conv2d_int8_search),
     "conv2d_fused": Table("conv2d_fused_h200", "conv2d_fp16.py --epilogue bias,relu", conv2d_fused),
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
@@ -522,7 +548,8 @@ TABLES = {
     "dynamic_ops": Table("dynamic_ops_h200", "dynamic_ops.py", dynamic_ops),
     "dynamic_slice": Table("dynamic_slice_h200", "dynamic_slice.py", dynamic_slice),
     "own_kernels": Table("own_kernels_h200", "own_kernels.py", own_kernels),
-    "depthwise_sample": Table("depthwise_sample_h200", "depthwise.py", depthwise_sample),
+    "depthwise_sample": Table("depthwise_sample_h100", "depthwise.py", depthwise_sample),
+    "data_movement_random": Table("data_movement_random_h100", "data_movement.py --what random", data_movement),
     "bandwidth_ops": Table("bandwidth_ops_h200", "bandwidth_ops.py", bandwidth_ops),
     "networks_graphs": Table("networks_graphs_h200", "networks.py", networks_graphs),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
