@@ -2,6 +2,7 @@
 
     python benchmarks/conv2d_types.py --kind int8                  the 13 shapes of conv2d_fp16.py, two large ones, TVM's
     python benchmarks/conv2d_types.py --kind int8 --suite networks --networks networks.json --trials 64
+    python benchmarks/conv2d_types.py --kind int8 --suite cases --cases operator_cases.json --trials 1
     python benchmarks/conv2d_types.py --kind tf32                  float32 by TF32, against cuDNN with TF32
     python benchmarks/conv2d_types.py --kind fp32                  float32, against cuDNN without TF32
     python benchmarks/conv2d_types.py --kind float8_e4m3           against our own fp16
@@ -24,7 +25,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import common
-from convolutions import SHAPES, Layer, fastest_by_template, kept, layers_of, network_sums, report, run_facts, square
+from convolutions import (
+    SHAPES,
+    Layer,
+    fastest_by_template,
+    integer_cases,
+    kept,
+    layers_of,
+    network_sums,
+    report,
+    run_facts,
+    square,
+)
 
 import schedsearch
 from schedsearch.errors import Interrupted, SchedsearchError
@@ -217,8 +229,9 @@ def rated(row: dict[str, Any], against: Sequence[str]) -> dict[str, Any]:
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=tuple(KINDS), required=True, help="element type")
-    parser.add_argument("--suite", choices=("targets", "networks"), default="targets")
+    parser.add_argument("--suite", choices=("targets", "networks", "cases"), default="targets")
     parser.add_argument("--networks", metavar="FILE", help="JSON file of --suite networks; see convolutions.network_layers")
+    parser.add_argument("--cases", metavar="FILE", help="JSON file of --suite cases; see convolutions.integer_cases")
     parser.add_argument("--network", action="append", help="only this network; may be given several times")
     parser.add_argument("--layers", help="only layers whose label contains this text")
     parser.add_argument("--every", type=int, default=1, help="each n-th of the chosen layers")
@@ -235,6 +248,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--every must be at least 1, got {options.every}")
     if (options.suite == "networks") != bool(options.networks) or (options.network and not options.networks):
         parser.error("--suite networks and --networks FILE belong together, and --network to them")
+    if (options.suite == "cases") != bool(options.cases):
+        parser.error("--suite cases and --cases FILE belong together")
     return options
 
 
@@ -244,6 +259,8 @@ def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], lis
     layers: list[Layer] = []
     if options.suite == "networks":
         found, layers = layers_of(options.networks, options.network, params)
+    elif options.suite == "cases":
+        found = [workload.replace(**params) for workload in integer_cases(options.cases)]
     else:
         shapes = [*SHAPES, *(LARGE + TVM if options.kind == "int8" else [])]
         found = list(dict.fromkeys(square(*shape).replace(**params) for shape in shapes))

@@ -59,6 +59,35 @@ def network_layers(path: str) -> list[Layer]:
     return found
 
 
+def integer_cases(path: str) -> list[schedsearch.Workload]:
+    """The int8 and uint8 convolutions of recorded cases in NHWC, each shape once.
+
+    The file is a JSON object whose `cases` has lists of cases by operator; a case has batch, in_channel, in_size,
+    num_filter, kernel, stride, dilation, padding (a number, two or four of them, SAME or VALID) and perhaps groups. Cases of
+    4-bit numbers are left out.
+    """
+    found = []
+    for operator, cases in json.loads(Path(path).read_text())["cases"].items():
+        for case in cases if "conv2d" in operator else ():
+            if (case.get("in_dtype") or case.get("dtype")) not in ("int8", "uint8"):
+                continue
+            (h, w), (r, s), stride, dilation = (_both(case[key]) for key in ("in_size", "kernel", "stride", "dilation"))
+            around = [(r - 1) * dilation[0], (s - 1) * dilation[1]]
+            before = [-(-each // 2) for each in around]
+            named = {"VALID": 0, "SAME": (*before, *(a - b for a, b in zip(around, before)))}
+            given = case["padding"]
+            workload = schedsearch.Workload.conv2d(
+                n=case["batch"], h=h, w=w, c=case["in_channel"], k=case["num_filter"], r=r, s=s, stride=stride,
+                padding=named[given] if isinstance(given, str) else given, dilation=dilation, groups=case.get("groups", 1),
+            )  # fmt: skip
+            found.append(workload)
+    return list(dict.fromkeys(found))
+
+
+def _both(value: int | Sequence[int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
 def layers_of(
     path: str, wanted: Sequence[str] | None, params: Mapping[str, Any]
 ) -> tuple[list[schedsearch.Workload], list[Layer]]:

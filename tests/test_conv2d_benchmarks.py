@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import integer_cases
 import numpy as np
 import pytest
 from records_support import conv, record
@@ -177,6 +178,18 @@ def test_int8_layers_are_fused_and_have_an_fp16_layer_that_does_the_same_work(ty
         assert [stage.name for stage in half.epilogue] == ["bias", "relu"]
         assert (half.dtype, half.flops) == ("float16", workload.flops)
         assert [spec.shape for spec in half.signature[:2]] == [spec.shape for spec in workload.signature[:2]]
+
+
+def test_recorded_cases_are_timed_in_nhwc_each_shape_once(types: ModuleType, shared: Path) -> None:
+    file = str(shared / "cases" / "operator_cases.json")
+    workloads, layers = types.chosen(types.arguments(["--kind", "int8", "--suite", "cases", "--cases", file]))
+    params = {**types.KINDS["int8"].params, "layout": "NHWC"}
+    expected = {
+        integer_cases.workload_of(case, "NHWC").replace(**params)
+        for family in integer_cases.FAMILIES
+        for case in integer_cases.cases(shared, family)
+    }
+    assert not layers and len(workloads) == len(expected) and set(workloads) == expected
 
 
 def test_a_row_is_rated_by_the_fastest_peer_that_counts(types: ModuleType) -> None:
