@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -440,6 +439,8 @@ def _by_port(inputs: Sequence[int], outputs: Sequence[int]) -> dict[str, int]:
 
 
 def _time_on_cpu(run: Callable[[], None], repeat: int) -> float:
+    import statistics
+
     times = []
     for _ in range(repeat):
         start = time.perf_counter_ns()
@@ -478,6 +479,8 @@ def _time_one_on_gpu(device: Device, launch: Callable[[int], None], repeat: int)
 
 
 def _between_events(device: CudaDevice, stream: int, launch: Callable[[int], None], repeat: int) -> float:
+    import statistics
+
     from schedsearch.device.cuda import Event
 
     with device.current(), contextlib.ExitStack() as stack:
