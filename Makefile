@@ -31,6 +31,9 @@ MANIFESTS := setup.cfg pyproject.toml
 RUN_STAMP := $(VENV)/.installed-run-$(or $(EXTRA),cpu)
 DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 
+# Tests start thousands of processes. Each of them would compile all sources anew if none could keep the byte code.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-long test-faults test-browser test-newest test-integrations test-gpu faults lint format types bench docs clean
 

@@ -12,7 +12,6 @@ what follows: the row is skipped, and the log remembers it. The caller gets all 
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ Row = TypeVar("Row")
 LATEST_S = 253_402_300_799.0  # the last second of the year 9999; calendars end there
 _LARGEST = 2**63 - 1
 _SHOWN = 60
-_log = logging.getLogger("schedsearch.records")
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,9 @@ class DamageLog:
     def close(self) -> None:
         """Logs the summary as a warning, unless there is nothing to say or `warns` is False."""
         if self._found and self.warns:
-            _log.warning("schedsearch: warning: %s", self.summary())
+            import logging
+
+            logging.getLogger("schedsearch.records").warning("schedsearch: warning: %s", self.summary())
             self.warns = False
 
 

@@ -31,7 +31,6 @@ schedsearch itself is never caught and shows its traceback.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -207,6 +206,8 @@ def did_you_mean(got: str, allowed: Iterable[str]) -> str:
     """Returns ' (did you mean X?)' for the closest of `allowed`, or ''. Looks at short names only, and at the first 500."""
     if len(got) > _LONGEST_SLIP:
         return ""
+    import difflib
+
     names = [name for name in itertools.islice(allowed, _MOST_NAMES) if len(name) <= _LONGEST_SLIP]
     close = difflib.get_close_matches(got, names, n=1, cutoff=0.6) or [n for n in names if n.casefold() == got.casefold()]
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -7,7 +7,6 @@ read. Foreign text is therefore never printed as it is. It can also be arbitrari
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 
 MESSAGE_LIMIT = 10_000  # characters of the text of an exception, and of a message on a terminal
 VALUE_LIMIT = 120  # characters of a value that a message quotes
@@ -87,6 +86,8 @@ def rate_text(rate: float | None) -> str:
 
 def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A plain HTML table of texts. Foreign text is escaped and cannot become markup."""
+    from html import escape
+
     head = "".join(f"<th>{escape(printable(header))}</th>" for header in headers)
     body = "".join("<tr>" + "".join(f"<td>{escape(printable(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

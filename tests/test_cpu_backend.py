@@ -19,6 +19,7 @@ from records_support import forked
 
 from schedsearch.backend import CompileError, compile_source, toolchain
 from schedsearch.backend.cpu_ops import as_array, tile_ops
+from schedsearch.device import cpu_link
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.cpu_pool import MAX_THREADS
 from schedsearch.device.detect import detect
@@ -278,7 +279,7 @@ def test_code_for_something_else_is_refused(device):
 
 def test_code_that_needs_other_instructions_is_refused(device, monkeypatch):
     artifact = compile_source(two_steps(1), TARGET).artifact
-    monkeypatch.setattr("schedsearch.device.cpu._host_features", lambda: frozenset({"sse2"}))
+    monkeypatch.setattr("schedsearch.device.cpu_link._host_features", lambda: frozenset({"sse2"}))
     with pytest.raises(DeviceError, match="this CPU lacks"):
         device.load(artifact)
 
@@ -316,6 +317,29 @@ def test_kernels_may_be_dropped_between_launches(device):
     x, y = device.allocate(4 * N), device.allocate(4 * N)
     for _ in range(50):
         device.load(artifact).bind({"x": x, "y": y}, {"factor": 1.0}).launch()
+
+
+def test_kernels_with_the_same_types_of_parameters_share_the_code_that_calls_them(device):
+    """Compiling it takes longer than linking a kernel."""
+
+    def count(y, start, stop):
+        target = as_array(y, (5,), F32)
+        for i in range(start, stop):
+            target[i] = i
+
+    def count_down(y, start, stop):
+        target = as_array(y, (5,), F32)
+        for i in range(start, stop):
+            target[i] = -i
+
+    def run(function, items):
+        return run_on_cpu(device, simple(function, items=items, threads=2), {}, {"y": ((5,), np.float32)})["y"]
+
+    assert run(count, 5).tolist() == [0, 1, 2, 3, 4]
+    compiled = cpu_link._run.cache_info().misses
+    assert run(count_down, 5).tolist() == [0, -1, -2, -3, -4]
+    assert run(count, 3)[:3].tolist() == [0, 1, 2] and np.isnan(run(count, 3)[3:]).all()
+    assert cpu_link._run.cache_info().misses == compiled
 
 
 def test_closing_ends_the_worker_threads():

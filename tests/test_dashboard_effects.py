@@ -7,7 +7,6 @@ import statistics
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from schedsearch.dashboard import effects
 from schedsearch.dashboard.effects import Searched
@@ -122,6 +121,8 @@ class TestFailures:
 
 class TestModels:
     def test_rank_correlations_are_those_of_scipy_with_ties(self) -> None:
+        from scipy import stats
+
         rng = np.random.default_rng(3)
         groups = rng.integers(0, 6, 200)
         first, second = rng.integers(0, 8, 200).astype(float), rng.integers(0, 8, 200).astype(float)

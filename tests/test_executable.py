@@ -267,11 +267,23 @@ def test_loading_and_running_import_no_compiler_and_no_framework(path: Path) -> 
         "import numpy as np, schedsearch\n"
         f"net = schedsearch.load({str(path)!r})\n"
         "print(float(net(np.ones((1, 8, 6, 6), np.float32)).sum()))\n"
+        "print(*[name for name in sys.modules if name.startswith('schedsearch.')])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     ones = np.ones((1, 8, 6, 6), np.float32)
-    assert float(done.stdout) == expected(ones)["y"].sum()
+    result, modules = done.stdout.splitlines()
+    assert float(result) == expected(ones)["y"].sum()
+    packages = {name.split(".")[1] for name in modules.split()}
+    assert "executable" in packages and not packages & {
+        "backend",
+        "dynamic",
+        "measurement",
+        "network",
+        "session",
+        "workload",
+    }
+    assert "schedsearch.executable.sized" not in modules.split()
 
 
 def test_a_file_that_another_machine_wrote_is_refused_until_it_is_trusted(

@@ -6,6 +6,7 @@ The tests read imports from the source with `ast`, so lazy ones and those under 
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import json
 import subprocess
@@ -118,17 +119,25 @@ def _imports(name: str) -> Iterator[Import]:
             if rest:
                 yield Import(name, base, tuple(rest), eager, node.lineno)
         else:
-            lazy = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            lazy = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
                 lazy = True
             for child in ast.iter_child_nodes(node):
-                yield from visit(child, eager and not lazy)
+                if not isinstance(child, ast.expr):  # holds no statement
+                    yield from visit(child, eager and not lazy)
 
     yield from visit(ast.parse(MODULES[name].read_text(encoding="utf-8")), True)
 
 
-IMPORTS = [item for name in sorted(MODULES) for item in _imports(name)]
-INTERNAL = [item for item in IMPORTS if item.module.split(".")[0] == "schedsearch"]
+@functools.cache
+def _every_import() -> list[Import]:
+    """Not made when this module is imported: every process that collects tests would parse the whole package."""
+    return [item for name in sorted(MODULES) for item in _imports(name)]
+
+
+@functools.cache
+def _internal() -> list[Import]:
+    return [item for item in _every_import() if item.module.split(".")[0] == "schedsearch"]
 
 
 def _layer(module: str) -> int | None:
@@ -141,7 +150,7 @@ def _within(module: str, *packages: str) -> bool:
 
 
 def _importers(library: str) -> set[str]:
-    return {item.importer for item in IMPORTS if item.module.split(".")[0] == library}
+    return {item.importer for item in _every_import() if item.module.split(".")[0] == library}
 
 
 def test_every_module_has_a_layer() -> None:
@@ -150,7 +159,7 @@ def test_every_module_has_a_layer() -> None:
 
 def test_a_module_imports_from_its_own_layer_and_lower_ones_only() -> None:
     upward = []
-    for item in INTERNAL:
+    for item in _internal():
         if item.importer == FACADE:
             continue
         mine, theirs = _layer(item.importer), _layer(item.module)
@@ -164,22 +173,25 @@ def test_templates_tuner_and_records_never_import_one_another() -> None:
     rooms = {name: next((room for room in ROOMS if _within(name, room)), None) for name in MODULES}
     strangers = [
         str(item)
-        for item in INTERNAL
+        for item in _internal()
         if (mine := rooms[item.importer]) and (theirs := rooms.get(item.module)) and mine != theirs
     ]
     assert strangers == []
 
 
 def test_nothing_inside_the_package_imports_the_public_names_from_its_top() -> None:
-    assert [str(item) for item in INTERNAL if item.module == FACADE] == []
+    assert [str(item) for item in _internal() if item.module == FACADE] == []
 
 
 def test_the_top_level_folders_are_imported_under_the_package() -> None:
-    assert [str(item) for item in IMPORTS if item.module.split(".")[0] in ("templates", "tuner", "records")] == []
+    assert [str(item) for item in _every_import() if item.module.split(".")[0] in ("templates", "tuner", "records")] == []
 
 
 def test_no_import_cycle_when_modules_load() -> None:
-    graph = {name: {item.module for item in INTERNAL if item.importer == name and item.eager} for name in MODULES}
+    graph: dict[str, set[str]] = {name: set() for name in MODULES}
+    for item in _internal():
+        if item.eager:
+            graph[item.importer].add(item.module)
     graphlib.TopologicalSorter({name: after - {name} for name, after in graph.items()}).prepare()  # raises CycleError
 
 
@@ -189,7 +201,9 @@ def test_a_tuner_knows_spaces_and_results_only() -> None:
         *(f"schedsearch.{name}" for name in ("config", "errors", "identity", "space", "workload", "measurement")),
     )
     strangers = [
-        str(item) for item in INTERNAL if _within(item.importer, "schedsearch.tuner") and not _within(item.module, *allowed)
+        str(item)
+        for item in _internal()
+        if _within(item.importer, "schedsearch.tuner") and not _within(item.module, *allowed)
     ]
     assert strangers == []
 
@@ -197,7 +211,7 @@ def test_a_tuner_knows_spaces_and_results_only() -> None:
 def test_only_the_backend_uses_more_of_numba_than_cuda_and_types() -> None:
     wrong = [
         f"{item}: {item.names}"
-        for item in IMPORTS
+        for item in _every_import()
         if item.module.split(".")[0] == "numba"
         and not _within(item.importer, "schedsearch.backend")
         and not (
@@ -212,7 +226,7 @@ def test_only_the_backend_uses_more_of_numba_than_cuda_and_types() -> None:
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("llvmlite", ("schedsearch.backend", "schedsearch.device.cpu", "schedsearch.device.cpu_pool")),
+        ("llvmlite", ("schedsearch.backend", "schedsearch.device.cpu_link", "schedsearch.device.cpu_pool")),
         ("cuda", ("schedsearch.backend", "schedsearch.device")),
         ("sqlalchemy", ("schedsearch.records",)),
         ("pydantic", ("schedsearch.workload_file",)),
@@ -228,13 +242,13 @@ def test_a_library_is_used_in_its_home_only(library: str, homes: tuple[str, ...]
 
 
 def test_xgboost_is_imported_in_one_file_and_never_eagerly() -> None:
-    uses = [item for item in IMPORTS if item.module.split(".")[0] == "xgboost"]
+    uses = [item for item in _every_import() if item.module.split(".")[0] == "xgboost"]
     assert {item.importer for item in uses} == {"schedsearch.tuner.model"}
     assert [str(item) for item in uses if item.eager] == []
 
 
 def test_only_the_package_for_pytorch_loads_it_eagerly() -> None:
-    uses = [item for item in IMPORTS if item.module.split(".")[0] == "torch"]
+    uses = [item for item in _every_import() if item.module.split(".")[0] == "torch"]
     assert [str(item) for item in uses if item.eager and not _within(item.importer, "schedsearch.torch")] == []
 
 
@@ -288,4 +302,11 @@ def test_the_public_values_load_nothing_heavy() -> None:
     loaded = _loaded(
         "import schedsearch; schedsearch.Workload, schedsearch.Config, schedsearch.Target, schedsearch.Template"
     )
+    assert [name for name in loaded if name.split(".")[0] in HEAVY] == []
+
+
+def test_tuning_loads_a_compiler_when_it_first_needs_one() -> None:
+    """The process that measures needs none if its kernels are in the build cache, and the compilers are in others."""
+    loaded = _loaded("import schedsearch.session.tune, schedsearch.measure.run_worker, schedsearch.measure.build_worker")
+    assert "schedsearch.measure.build_worker" in loaded
     assert [name for name in loaded if name.split(".")[0] in HEAVY] == []

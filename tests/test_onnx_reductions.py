@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,38 +33,76 @@ REDUCED: dict[str, Callable[..., Array]] = {
 }
 
 
-def model(op: str, shape: Sequence[int], axes: Sequence[int] | None, **attributes: int) -> onnx.ModelProto:
-    given = [] if axes is None else ["axes"]
-    node = helper.make_node(op, ["x", *given], ["y"], "reduce", **attributes)
-    weights = [] if axes is None else [numpy_helper.from_array(np.array(axes, np.int64), "axes")]
-    values = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, list(shape)),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
-    ]
-    graph = helper.make_graph([node], "reduction", values[:1], values[1:], weights)
+@dataclass(frozen=True)
+class Reduction:
+    """One node and its input; axes None: it has no input for them."""
+
+    op: str
+    x: Array
+    axes: Sequence[int] | None
+    attributes: Mapping[str, int] = field(default_factory=dict)
+
+
+def model(*reductions: Reduction) -> onnx.ModelProto:
+    """Each reduces an input of its own: x0 to y0, x1 to y1 ..."""
+    nodes, weights, inputs, outputs = [], [], [], []
+    for number, each in enumerate(reductions):
+        given = [] if each.axes is None else [f"axes{number}"]
+        name = f"reduce{number}"
+        nodes.append(helper.make_node(each.op, [f"x{number}", *given], [f"y{number}"], name, **each.attributes))
+        inputs.append(helper.make_tensor_value_info(f"x{number}", TensorProto.FLOAT, list(each.x.shape)))
+        outputs.append(helper.make_tensor_value_info(f"y{number}", TensorProto.FLOAT, None))
+        weights += [numpy_helper.from_array(np.array(each.axes, np.int64), axes) for axes in given]
+    graph = helper.make_graph(nodes, "reductions", inputs, outputs, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def computed(made: onnx.ModelProto, x: Array, folder: Path) -> Array:
-    onnx.save(made, folder / "m.onnx")
+def computed(reductions: Mapping[Any, Reduction], folder: Path) -> dict[Any, Array]:
+    """What one network computes. Networks of their own would start compiler processes for each reduction."""
+    onnx.save(model(*reductions.values()), folder / "m.onnx")
     with schedsearch.build(folder / "m.onnx", target="cpu", db=folder / "none.db") as net:
-        found: Array = net(x)
-        return found
+        found = net(*(each.x for each in reductions.values()))
+    return dict(zip(reductions, found, strict=True))
 
 
 def positive(shape: Sequence[int]) -> Array:
     return np.random.default_rng(7).uniform(0.5, 2.0, shape).astype(np.float32)  # so that logarithms are ordinary numbers
 
 
-@pytest.mark.parametrize("op", REDUCED)
-def test_every_reduction_of_rows_agrees_with_float64(op: str, tmp_path: Path) -> None:
+def of_rows(op: str) -> Reduction:
     x = positive(SHAPE)
     if op != "ReduceLogSum":
         x[..., ::2] *= -1
-    wanted = REDUCED[op](x.astype(np.float64), axis=-1)
-    found = computed(model(op, SHAPE, [-1], keepdims=0), x, tmp_path)
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    return Reduction(op, x, [-1], {"keepdims": 0})
+
+
+LONG_SUMS: dict[str, tuple[tuple[int, ...], list[int]]] = {
+    "one axis": ((3, 2800), [1]),
+    "all": ((42000,), [0]),
+    "two axes": ((2, 60, 50, 3), [1, 2]),
+}
+LARGE = np.array([[1000.0, 999.0, -1000.0], [-500.0, -501.0, -502.0]], np.float32)
+NETWORK: dict[Any, Reduction] = {
+    **{op: of_rows(op) for op in REDUCED},
+    **{name: Reduction("ReduceSum", positive(shape), axes) for name, (shape, axes) in LONG_SUMS.items()},
+    "large exponents": Reduction("ReduceLogSumExp", LARGE, [1], {"keepdims": 0}),
+    "an axis of one": Reduction("ReduceSum", -positive((3, 1, 4)), [1]),
+    "an axis of one, L2": Reduction("ReduceL2", -positive((3, 1, 4)), [1]),
+    "no axes": Reduction("ReduceSum", positive((3, 4)), []),
+    "no axes, none": Reduction("ReduceSum", positive((3, 4)), [], {"noop_with_empty_axes": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Array]:
+    return computed(NETWORK, tmp_path_factory.mktemp("reductions"))
+
+
+@pytest.mark.parametrize("op", REDUCED)
+def test_every_reduction_of_rows_agrees_with_float64(op: str, results: dict[Any, Array]) -> None:
+    wanted = REDUCED[op](NETWORK[op].x.astype(np.float64), axis=-1)
+    assert results[op].shape == wanted.shape
+    np.testing.assert_allclose(results[op], wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("keepdims", [0, 1])
@@ -75,38 +114,37 @@ def test_all_axes_agree_with_float64(op: str, axes: list[int] | None, keepdims: 
     wanted = REDUCED[op](
         x.astype(np.float64), axis=None if axes is None else tuple(axes), keepdims=bool(keepdims)
     )  # fmt: skip
-    network = lower(simplified(onnx_ir.from_proto(model(op, SHAPE, axes, keepdims=keepdims)), "reduction"))
-    (found,) = (evaluate(network, {"x": x})[name] for name in network.outputs)
+    made = model(Reduction(op, x, axes, {"keepdims": keepdims}))
+    network = lower(simplified(onnx_ir.from_proto(made), "reductions"))
+    (found,) = (evaluate(network, {"x0": x})[name] for name in network.outputs)
     assert found.shape == (wanted.shape or (1,))  # networks have a number as a row of one
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("op", "wanted"), [("ReduceSum", lambda x: x), ("ReduceL2", np.abs)])
-def test_axes_without_elements_to_combine_leave_the_array(op: str, wanted: Callable[[Array], Array], tmp_path: Path) -> None:
-    x = -positive((3, 1, 4))
-    np.testing.assert_allclose(computed(model(op, x.shape, [1]), x, tmp_path), wanted(x), rtol=1e-6)
+@pytest.mark.parametrize(("name", "wanted"), [("an axis of one", lambda x: x), ("an axis of one, L2", np.abs)])
+def test_axes_without_elements_to_combine_leave_the_array(
+    name: str, wanted: Callable[[Array], Array], results: dict[Any, Array]
+) -> None:
+    np.testing.assert_allclose(results[name], wanted(NETWORK[name].x), rtol=1e-6)
 
 
-def test_no_axes_mean_all_or_none(tmp_path: Path) -> None:
-    x = positive((3, 4))
-    np.testing.assert_allclose(computed(model("ReduceSum", (3, 4), []), x, tmp_path), [[np.sum(x, dtype=float)]], rtol=1e-6)
-    kept = computed(model("ReduceSum", (3, 4), [], noop_with_empty_axes=1), x, tmp_path)
-    np.testing.assert_array_equal(kept, x)
+def test_no_axes_mean_all_or_none(results: dict[Any, Array]) -> None:
+    x = NETWORK["no axes"].x
+    np.testing.assert_allclose(results["no axes"], [[np.sum(x, dtype=float)]], rtol=1e-6)
+    np.testing.assert_array_equal(results["no axes, none"], NETWORK["no axes, none"].x)
 
 
-@pytest.mark.parametrize(("shape", "axes"), [((3, 2800), [1]), ((42000,), [0]), ((2, 60, 50, 3), [1, 2])], ids=str)
-def test_sums_of_many_numbers_stay_accurate(shape: tuple[int, ...], axes: list[int], tmp_path: Path) -> None:
-    x = positive(shape)
-    found = computed(model("ReduceSum", shape, axes), x, tmp_path)
-    np.testing.assert_allclose(found, np.sum(x.astype(np.float64), axis=tuple(axes), keepdims=True), rtol=1e-6)
+@pytest.mark.parametrize("name", LONG_SUMS)
+def test_sums_of_many_numbers_stay_accurate(name: str, results: dict[Any, Array]) -> None:
+    wanted = np.sum(NETWORK[name].x.astype(np.float64), axis=tuple(LONG_SUMS[name][1]), keepdims=True)
+    np.testing.assert_allclose(results[name], wanted, rtol=1e-6)
 
 
-def test_sums_of_exponentials_do_not_overflow(tmp_path: Path) -> None:
-    x = np.array([[1000.0, 999.0, -1000.0], [-500.0, -501.0, -502.0]], np.float32)
-    found = computed(model("ReduceLogSumExp", x.shape, [1], keepdims=0), x, tmp_path)
-    np.testing.assert_allclose(found, np.logaddexp.reduce(x.astype(np.float64), axis=1), rtol=1e-6)
+def test_sums_of_exponentials_do_not_overflow(results: dict[Any, Array]) -> None:
+    wanted = np.logaddexp.reduce(LARGE.astype(np.float64), axis=1)
+    np.testing.assert_allclose(results["large exponents"], wanted, rtol=1e-6)
 
 
 def test_an_axis_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"reduce.*axis"):
-        computed(model("ReduceMax", (3, 4), [2]), positive((3, 4)), tmp_path)
+        computed({"wrong": Reduction("ReduceMax", positive((3, 4)), [2])}, tmp_path)

@@ -26,7 +26,7 @@ from schedsearch.records.deployment import export_deploy
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
 from schedsearch.records.writes import put_size_table
-from schedsearch.runtime.explain import explain_ladder
+from schedsearch.runtime.explanation import explain_ladder
 from schedsearch.runtime.ladder import Ladder
 from schedsearch.target import PRESETS
 

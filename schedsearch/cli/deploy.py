@@ -77,7 +77,7 @@ def compile_(workload_file: str, db: str | None, selector: str | None, mode: str
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(workload_file: str, db: str | None, selector: str | None, mode: str | None, as_json: bool) -> None:
     """Show for each task which kernel deployment would use, on which rung of the ladder, and why no higher rung serves."""
-    from schedsearch.runtime import explain as explain_
+    from schedsearch.runtime.deploy import explain as explain_
 
     file, target = resolve(workload_file, selector)
     db, mode = db or file.db, mode or file.measure.mode

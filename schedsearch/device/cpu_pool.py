@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import platform
 import threading
 import weakref
 from typing import Any
@@ -267,7 +266,7 @@ class _Native:
     """The functions of `_POOL_IR`, callable. A foreign call gives up the interpreter lock."""
 
     def __init__(self) -> None:
-        relax = {"x86_64": "pause", "aarch64": "yield"}.get(platform.machine(), "")
+        relax = {"x86_64": "pause", "aarch64": "yield"}.get(os.uname().machine, "")
         module = llvm.parse_assembly(_POOL_IR.format(relax=relax, worker_spins=_WORKER_SPINS, mailbox_bytes=_MAILBOX_BYTES))
         self._engine = llvm.create_mcjit_compiler(module, target_machine())
         self._engine.finalize_object()
@@ -292,9 +291,10 @@ def barrier_address() -> int:
     return int(_native().barrier_address)
 
 
-def target_machine(opt: int = 2) -> llvm.TargetMachine:
-    """LLVM's target machine for code that is linked into this process, at an optimisation level from 0 to 3."""
+def target_machine() -> llvm.TargetMachine:
+    """LLVM's target machine for code that is linked into this process. It does not optimise: what this process compiles does
+    nothing but calls and waits, and optimising it would take most of the time of linking."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
-    return llvm.Target.from_default_triple().create_target_machine(opt=opt, reloc="static", codemodel="large")
+    return llvm.Target.from_default_triple().create_target_machine(opt=0, reloc="static", codemodel="large")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def _detect_cpu() -> Target:
     simd_bits = 512 if "avx512f" in words else 256 if "avx2" in words else 128
     return Target(
         kind="cpu",
-        name=" ".join(name[1].split()) if name else platform.machine(),
+        name=" ".join(name[1].split()) if name else os.uname().machine,
         sms=len(os.sched_getaffinity(0)),
         l2_bytes=_last_level_cache_bytes(),
         simd_bits=simd_bits,

@@ -13,7 +13,7 @@ from schedsearch.executable.kernels import Kernels, find_kernels
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.ops.size_steps import SizeStep
-from schedsearch.runtime import RUNGS
+from schedsearch.runtime.ladder import RUNGS
 from schedsearch.target import Target
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from schedsearch.dynamic.graph import DynamicGraph, Program, Size
 from schedsearch.dynamic.net import DynamicNet
 from schedsearch.errors import DatabaseError, PlanError
 from schedsearch.executable.ports import in_order
-from schedsearch.executable.program import Origin
+from schedsearch.executable.program import DYNAMIC, Origin
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.ops.dtypes import DTYPES
@@ -34,7 +34,6 @@ from schedsearch.records import executables
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
-KIND = "dynamic"
 Way = Literal["exact", "bounded"]
 WAYS: tuple[Way, ...] = ("exact", "bounded")
 
@@ -108,7 +107,7 @@ class DynamicParts:
         recipe = [[method, _plain(args, weights), _plain(named, weights)] for method, args, named in self.graph.recipe]
         text = canonical_json(
             {
-                "kind": KIND, "target": self.target, "model": self.model, "way": self.way, "recipe": recipe,
+                "kind": DYNAMIC, "target": self.target, "model": self.model, "way": self.way, "recipe": recipe,
                 "program": _digest(self.graph.program()),
                 "kernels": [[each.json, one.artifact.sha256, asdict(one.origin)] for each, one in self.kernels.items()],
                 "sizes": [[*place, artifact.sha256] for place, artifact in self.sizes.items()],

@@ -8,21 +8,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
-from schedsearch.dynamic.executable import KIND, DynamicExecutable, stored_parts
 from schedsearch.errors import DatabaseError, DeviceError, PlanError, UsageError
-from schedsearch.executable import references, sized
+from schedsearch.executable import references
 from schedsearch.executable.net import Net
-from schedsearch.executable.program import Program, Reference
+from schedsearch.executable.program import DYNAMIC, SIZED, Program, Reference
 from schedsearch.executable.run import Parts
-from schedsearch.executable.sized import SizedNet, StoredParts
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records import executables
 from schedsearch.target import Target
 from schedsearch.text import quoted
+
+if TYPE_CHECKING:
+    from schedsearch.dynamic.executable import DynamicExecutable
+    from schedsearch.executable.sized import SizedNet
 
 
 def save(parts: Parts, path: str | os.PathLike[str], outside: Mapping[str, Reference] | None = None) -> None:
@@ -75,9 +77,13 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net 
             f"{path} is for {data['target']}, and this device is {target.key}; build it here: schedsearch build "
             f"{data['model'] or 'MODEL.onnx'} -o {Path(path).name}"
         )
-    if data.get("kind") == KIND:
+    if data.get("kind") == DYNAMIC:
+        from schedsearch.dynamic.executable import DynamicExecutable, stored_parts
+
         return DynamicExecutable(stored_parts(Path(path), text), open_device(target))
-    if data.get("kind") == sized.KIND:
+    if data.get("kind") == SIZED:
+        from schedsearch.executable.sized import SizedNet, StoredParts
+
         return SizedNet(StoredParts(Path(path), text), open_device(target))
     return Net(Stored(Path(path), text), open_device(target))
 

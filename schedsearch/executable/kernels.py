@@ -11,7 +11,9 @@ from schedsearch.executable.assemble import Chosen
 from schedsearch.executable.program import Origin
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
-from schedsearch.runtime import RUNGS, Kernel, KernelCache
+from schedsearch.runtime.cache import KernelCache
+from schedsearch.runtime.kernel import Kernel
+from schedsearch.runtime.ladder import RUNGS
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 

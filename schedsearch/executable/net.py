@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 from schedsearch.device import Device
 from schedsearch.device.memory import bytes_at
 from schedsearch.errors import ArgumentError, UsageError
-from schedsearch.executable.explain import PartCost, explain_lines
 from schedsearch.executable.noted import index_notes
 from schedsearch.executable.ports import in_order
 from schedsearch.executable.program import Array, Call
@@ -163,6 +162,8 @@ class Net:
             UsageError: the net has such calls and was closed.
             DeviceError: ONNX Runtime fails in one of them.
         """
+        from schedsearch.executable.explain import PartCost, explain_lines
+
         if all(call.foreign is None for call in self.program.calls):
             return "\n".join(explain_lines(self.program))
         with self._lock:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.ops.dtypes import dtype as dtype_of
 
+DYNAMIC = "dynamic"  # the "kind" in the texts of files that hold more than one program: of dynamic graphs,
+SIZED = "sizes"  # and of networks for several sizes
 Space = Literal["arena", "input", "output", "constant", "once"]
 """Where an array is: in the memory that arrays of one run share; in the caller's memory; among the constants, which are
 copied to the device when the executable is loaded; or among those constants that only steps which run once at load read."""

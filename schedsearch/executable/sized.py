@@ -20,7 +20,7 @@ from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, PlanError
 from schedsearch.executable import references
 from schedsearch.executable.net import Net
-from schedsearch.executable.program import Program, Reference
+from schedsearch.executable.program import SIZED, Program, Reference
 from schedsearch.executable.run import Shared
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
@@ -29,8 +29,6 @@ from schedsearch.ops import ArgSpec
 from schedsearch.records import executables
 from schedsearch.runtime import arrays
 from schedsearch.text import counted
-
-KIND = "sizes"
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class SizedPrograms:
     def json(self) -> str:
         return canonical_json(
             {
-                "kind": KIND, "target": self.target, "model": self.model, "name": self.name, "low": self.low,
+                "kind": SIZED, "target": self.target, "model": self.model, "name": self.name, "low": self.low,
                 "high": self.high, "arena_bytes": self.arena_bytes,
                 "programs": [json.loads(each.to_json()) for each in self.programs],
             }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import statistics
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,6 +18,8 @@ _REPEATS = 20  # launches of one call between two events, which take half a micr
 
 def time_on_cpu_ns(run: Callable[[], None], repeat: int) -> float:
     """The median time of a run that returns when its results are there."""
+    import statistics
+
     times = []
     for _ in range(repeat):
         start = time.perf_counter_ns()
@@ -57,6 +58,8 @@ def time_one_on_gpu_ns(device: Device, launch: Callable[[int], None], repeat: in
 
 
 def _between_events(device: CudaDevice, stream: int, launch: Callable[[int], None], repeat: int) -> float:
+    import statistics
+
     from schedsearch.device.cuda import Event
 
     with device.current(), contextlib.ExitStack() as stack:

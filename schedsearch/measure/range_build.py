@@ -12,7 +12,6 @@ from typing import Any
 
 from schedsearch.backend import BuildResult, RejectedError, compile_source
 from schedsearch.backend.relaunch import relaunched
-from schedsearch.backend.run_time import shared_code
 from schedsearch.config import Config
 from schedsearch.launch_sizes import SizedPlan
 from schedsearch.space import ConfigSpace, closest_legal
@@ -80,6 +79,8 @@ def build_shared(
         workloads: size -> workload.
         spaces: gives the space of a size; None if the template cannot run it.
     """
+    from schedsearch.backend.run_time import shared_code  # with the compiler, which importers of this module need not have
+
     at_origin = workloads[origin]
     if (space := spaces(origin)) is None:
         raise RejectedError(f"{template.name} cannot run {at_origin.label}")

@@ -1,14 +1,45 @@
-"""Operators, which say what to compute: parameters, arguments, outputs, work and epilogue stages, as plain data."""
+"""Operators, which say what to compute: parameters, arguments, outputs, work and epilogue stages, as plain data.
+
+Each name is imported when it is first used: running kernels needs few of them.
+"""
 
 from __future__ import annotations
 
-from schedsearch.ops.base import ArgSpec, Op, Parameter, ScalarSpec, Work
-from schedsearch.ops.checks import Domain
-from schedsearch.ops.dependence import Dependence, ShapeFunction
-from schedsearch.ops.dtypes import DTYPES, DType, decode, dtype, encode
-from schedsearch.ops.layout import Layout
-from schedsearch.ops.registry import operator, operator_names, operators
-from schedsearch.ops.stages import STAGES, Operand, Stage, StageKind
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schedsearch.ops.base import ArgSpec, Op, Parameter, ScalarSpec, Work
+    from schedsearch.ops.checks import Domain
+    from schedsearch.ops.dependence import Dependence, ShapeFunction
+    from schedsearch.ops.dtypes import DTYPES, DType, decode, dtype, encode
+    from schedsearch.ops.layout import Layout
+    from schedsearch.ops.registry import operator, operator_names, operators
+    from schedsearch.ops.stages import STAGES, Operand, Stage, StageKind
+
+_HOMES = {
+    "DTYPES": "dtypes",
+    "STAGES": "stages",
+    "ArgSpec": "base",
+    "DType": "dtypes",
+    "Dependence": "dependence",
+    "Domain": "checks",
+    "Layout": "layout",
+    "Op": "base",
+    "Operand": "stages",
+    "Parameter": "base",
+    "ScalarSpec": "base",
+    "ShapeFunction": "dependence",
+    "Stage": "stages",
+    "StageKind": "stages",
+    "Work": "base",
+    "decode": "dtypes",
+    "dtype": "dtypes",
+    "encode": "dtypes",
+    "operator": "registry",
+    "operator_names": "registry",
+    "operators": "registry",
+}
 
 __all__ = [
     "DTYPES",
@@ -33,3 +64,13 @@ __all__ = [
     "operator_names",
     "operators",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"schedsearch.ops.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'schedsearch.ops' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -17,7 +17,7 @@ from schedsearch.own.arguments import Given, integer_range, is_array, read
 from schedsearch.own.calls import BoundCall, Launches
 from schedsearch.own.declared import check_function, check_names, check_written, code_of, formulation, plain_function
 from schedsearch.runtime.deploy import explain
-from schedsearch.runtime.explain import Explanation
+from schedsearch.runtime.explanation import Explanation
 from schedsearch.runtime.ladder import RUNGS
 from schedsearch.session.summary import RunSummary
 from schedsearch.session.tune import tune

@@ -11,14 +11,16 @@ import operator
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.dtypes import from_library
 from schedsearch.ops.layout import is_torch_tensor
-from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True)

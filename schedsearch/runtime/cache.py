@@ -16,7 +16,7 @@ from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
-from schedsearch.runtime.explain import Explanation, explain_ladder
+from schedsearch.runtime.explanation import Explanation, explain_ladder
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.ladder import RUNGS, Found, Ladder, check_rungs
 from schedsearch.target import Target

@@ -10,7 +10,7 @@ from typing import overload
 from schedsearch.device.detect import detect
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.runtime.cache import DEFAULT_DB, KernelCache, LazyDevice, check_workload, make_kernel, open_lookup
-from schedsearch.runtime.explain import Explanation
+from schedsearch.runtime.explanation import Explanation
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.ladder import RUNGS, Ladder, check_rungs
 from schedsearch.runtime.range_kernel import RangeKernel, compile_range, explain_range

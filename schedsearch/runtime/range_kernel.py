@@ -11,7 +11,7 @@ from typing import Any, Self
 from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, DeviceError, NoRecordError, PlanError
 from schedsearch.runtime import arrays
-from schedsearch.runtime.explain import Explanation, Rung
+from schedsearch.runtime.explanation import Explanation, Rung
 from schedsearch.runtime.kernel import Kernel, Provenance
 from schedsearch.size_table import SizeTable
 from schedsearch.target import Target
