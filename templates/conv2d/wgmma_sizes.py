@@ -83,7 +83,8 @@ def staged_bytes(workload: Workload, columns: Any) -> Any:
 
 def stores_by_tma(workload: Workload) -> bool:
     """Whether y goes through shared memory: rows of y must begin at multiples of 16 bytes."""
-    return (workload.slice_of or workload.k) * dtype_of(workload.out_dtype).nbytes % 16 == 0
+    row_elements: int = workload.slice_of or workload.k
+    return row_elements * dtype_of(workload.out_dtype).nbytes % 16 == 0
 
 
 def stage_bytes(workload: Workload, q: Columns) -> Any:

@@ -16,7 +16,6 @@ import numpy as np
 from numba import types
 
 from schedsearch.backend.ops import shared_base
-from schedsearch.space import Columns
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.hopper import WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.store import Output, Store
@@ -26,8 +25,8 @@ SEGMENT_COLUMNS = 32  # of 128 bytes, TMA's widest swizzle
 BUFFERS = 2
 
 
-def staged_columns(columns: Columns | int) -> Columns | int:
-    """The columns of a part of `columns` that shared memory holds at the same time."""
+def staged_columns(columns: Any) -> Any:
+    """How many of a part's `columns` (a number, or an array of them) shared memory holds at the same time."""
     return np.minimum(columns, BUFFERS * SEGMENT_COLUMNS)
 
 

@@ -28,7 +28,7 @@ def warm_operands(workload: Workload) -> Warm:
     The warp waits for the data. It reads an element of each 32 bytes, up to 32 * 32 bytes of each operand, and nothing if
     `channels` is not positive. `operands` are those of `Epilogue`; k + channels is at most K (both i32).
     """
-    warm = _nothing
+    warm: Warm = _nothing
     for index, operand in enumerate(epilogue_operands(workload)):
         if operand.axes == "K" and operand.present:
             warm = _also(warm, _load_sectors(dtype_of(operand.dtype).nbytes), index)
