@@ -92,6 +92,16 @@ def conv2d_int8(data: dict[str, Any]) -> str:
     return _conv2d(data, {"cuDNN int8": ("cudnn_int8",), "cuDNN fp16": ("cudnn_fp16",), "our fp16": ("fp16",)})
 
 
+def int8_cases(data: dict[str, Any]) -> str:
+    """int8 beside the fastest of cuDNN's int8 plans."""
+    rows = [
+        (_layer(row["workload"]), _us(row, "cudnn_int8"), _us(row, "cudnn_fp16"), f"{row['us']:.2f}",
+         f"{row['cudnn_int8_us'] / row['us']:.2f}", row["template"])
+        for row in data["rows"]
+    ]  # fmt: skip
+    return markdown(("layer, us", "cuDNN int8", "cuDNN fp16", "ours", "cuDNN int8 / ours", "template"), rows)
+
+
 def int8_networks(data: dict[str, Any]) -> str:
     """Sums over all convolutions of one pass, then every layer."""
     rows = [
@@ -522,6 +532,9 @@ TABLES = {
     "conv2d_grouped": Table("conv2d_grouped_h200", "conv2d_fp16.py --suite grouped", conv2d_grouped),
     "conv2d_int8": Table(
         "conv2d_int8_networks_h100", "conv2d_types.py --kind int8 --suite networks --networks networks.json", int8_networks
+    ),
+    "conv2d_int8_cases": Table(
+        "conv2d_int8_cases_h100", "conv2d_types.py --kind int8 --suite cases --cases operator_cases.json", int8_cases
     ),
     "conv2d_tf32": Table("conv2d_tf32_h100", "conv2d_types.py --kind tf32", conv2d_float32),
     "conv2d_fp32": Table("conv2d_fp32_h200", "conv2d_types.py --kind fp32", conv2d_float32),
