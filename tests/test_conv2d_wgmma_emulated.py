@@ -357,8 +357,8 @@ def test_blocks_whose_images_follow_each_other_are_folded_into_rows(
     assert TEMPLATE.space(workload, H200, gemm).check(config) == []
     step = TEMPLATE.kernel(workload, H200, config, gemm).steps[0]
     folded = np.ascontiguousarray(np.moveaxis(x.reshape(3, 5, 6, -1, block), 3, 0))
-    tensors = {"x": folded, "weight": weight.reshape(k, -1, 48)}
-    emulator.run(step, {"y": emulator.memory.add(y)}, 2, tensors)
+    tensors = {"x": folded, "weight": weight.reshape(k, -1, 48), "y": y.reshape(y_blocks.count, 3 * p * q, of_y)}
+    emulator.run(step, {}, 2, tensors)
     right = convolve(workload, x.astype(np.float32), weight.astype(np.float32)).astype(np.int64)
     np.testing.assert_array_equal(np.moveaxis(y, 0, 3).reshape(right.shape), right)
 

@@ -18,6 +18,7 @@ from schedsearch.device.cuda import CudaDevice
 from schedsearch.device.cuda_graph import KernelGraph
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.executable.net import Net
+from schedsearch.executable.noted import index_notes
 from schedsearch.executable.program import Array, Call, Origin, Place, Program, Space
 from schedsearch.executable.run import Calls, Weights
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Scalar, Step
@@ -438,7 +439,8 @@ def test_a_network_that_is_closed_waits_for_its_calls(driver: FakeDriver) -> Non
 
 
 def test_a_network_is_one_graph_whose_arguments_follow_its_inputs(driver: FakeDriver) -> None:
-    calls = Calls(Weights(pair_of_calls(), open_device(PRESETS["h200"])), 32, [64], [96])
+    weights = Weights(pair_of_calls(), open_device(PRESETS["h200"]))
+    calls = Calls(weights, 32, [64], [96], index_notes(weights))
     for inputs in ([64], [64], [128]):
         calls.move(inputs, [96])
         calls.launch(5)
@@ -449,7 +451,8 @@ def test_a_network_is_one_graph_whose_arguments_follow_its_inputs(driver: FakeDr
 
 
 def test_a_network_whose_stream_is_captured_launches_its_kernels(driver: FakeDriver) -> None:
-    calls = Calls(Weights(pair_of_calls(), open_device(PRESETS["h200"])), 32, [64], [96])
+    weights = Weights(pair_of_calls(), open_device(PRESETS["h200"]))
+    calls = Calls(weights, 32, [64], [96], index_notes(weights))
     driver.captured_stream = 5
     calls.launch(5)
     assert driver.launches == [(10, (64, 32)), (10, (32, 96))] and not driver.nodes  # nothing is instantiated either

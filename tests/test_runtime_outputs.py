@@ -25,6 +25,7 @@ class SumAndDifference:
     """Stands for machine code: it computes total = a + b and difference = a - b at the bound addresses."""
 
     artifact = Artifact(b"", LaunchPlan("cpu", "native", ()))
+    device = None  # no kernel that notes indices asks it for memory
 
     def bind(self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Any = None) -> SumAndDifference:
         bound = SumAndDifference()

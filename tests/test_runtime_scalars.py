@@ -28,8 +28,8 @@ def kernel(workload: Workload = WORKLOAD, device: tuple[str, int] = ("cpu", 0)) 
     def refuse(*_: Any) -> None:
         raise Bound
 
-    plan = SimpleNamespace(constants=())
-    loaded = SimpleNamespace(artifact=SimpleNamespace(plan=plan), bind=refuse)
+    plan = SimpleNamespace(constants=(), steps=())
+    loaded = SimpleNamespace(artifact=SimpleNamespace(plan=plan), bind=refuse, device=None)
     return Kernel(workload, loaded, device, Provenance("default", "none", Config({})), verified=False)  # type: ignore[arg-type]
 
 

@@ -45,7 +45,7 @@ class IndexNotes(Generic[_Call]):
 
     def buffers(self, call: _Call) -> Mapping[str, int]:
         """The buffer to bind for a call: where it notes an index; none for a call that is not among `calls`."""
-        return self._buffers.get(call, {})
+        return self._buffers.get(call, {}) if self._buffers else {}
 
     def check(self) -> None:
         """Looks for a note that was made since the last check. The calls must be complete.

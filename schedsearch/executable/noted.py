@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedsearch.device.index_notes import IndexNotes, notes_indices
-from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from schedsearch.executable.run import Weights
@@ -17,6 +16,8 @@ def index_notes(weights: Weights) -> IndexNotes[int]:
     noting = {sha256 for sha256, kernel in weights.kernels.items() if notes_indices(kernel.artifact.plan)}
 
     def describe(number: int, place: int, index: int) -> str:
+        from schedsearch.workload import Workload
+
         call = program.calls[number]
         workload = Workload.from_json(call.workload)
         names = {argument: program.arrays[array].name for argument, array in call.buffers.items()}
