@@ -437,11 +437,10 @@ def _field(model: type[BaseModel], path: tuple[str | int, ...]) -> tuple[FieldIn
 def _unknown_key(model: type[BaseModel], path: tuple[str | int, ...], ops: tuple[Op, ...]) -> str:
     key, parents = str(path[-1]), path[:-1]
     section = (_section(_field(model, parents)[0]) if parents else None) or model
-    allowed = [field.alias or name for name, field in section.model_fields.items()]
-    remedy = did_you_mean(key, allowed)
-    if parents == ("shape",) and key in model.model_fields:
-        remedy = " (it belongs beside shape, not in it)"
-    elif not parents and any(key in sizes(op) for op in ops):
-        remedy = f" (it belongs in shape: {{{key}: ...}})"
     where = f" in {parents[-1]}" if parents else ""
-    return f"unknown key {key!r}{where}{remedy}; allowed: {', '.join(allowed)}"
+    if parents == ("shape",) and key in model.model_fields:
+        return f"unknown key {key!r}{where} (it belongs beside shape, not in it)"
+    if not parents and any(key in sizes(op) for op in ops):
+        return f"unknown key {key!r} (it belongs in shape: {{{key}: ...}})"
+    allowed = [field.alias or name for name, field in section.model_fields.items()]
+    return f"unknown key {key!r}{where}{did_you_mean(key, allowed)}; allowed: {', '.join(allowed)}"
