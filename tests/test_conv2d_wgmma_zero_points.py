@@ -136,7 +136,16 @@ def _bits(value: Any) -> int:
     return int(value.view(np.int32)) if isinstance(value, np.float32) else int(value)
 
 
-@pytest.mark.parametrize("case", CASES)
+# These take a thread of the emulator 4 seconds or more; the others have their blocks, groups and parts one by one.
+SLOW = {
+    "blocks of 16 channels, 2 x 2 tiles that share operands, past the last image",
+    "3 groups of 32 channels, two tiles of each share pixels, int8",
+    "16 merged groups of 4 channels, 8 at a time",
+    "split by 2, two rows of tiles share weights, a quantised residual",
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in SLOW)) for case in CASES])
 def test_results_are_those_of_a_model_in_int64(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     (shape, config), late = CASES[case], list(CASES).index(case) % 2 == 0
     w, memory = conv2d(**shape), Memory()
