@@ -175,7 +175,7 @@ def test_a_negative_extent_is_an_error_that_names_it(device: Any) -> None:
     model = counted("ConstantOfShape", "shape", dtype=TensorProto.FLOAT)
     with DynamicNet(read_graph(model, {"len": Size("len", 0, 9)}).program(), device, artifact) as net:
         assert net(np.array([4])).tolist() == [0.0] * 4 and net(np.array([0])).shape == (0,)
-        with pytest.raises(SizeError, match=r"x cannot be expanded to shape; .* got x=\[1\], shape=\[-2\]"):
+        with pytest.raises(SizeError, match=r"\(ConstantOfShape\): shape has a negative .* got x=\[1\], shape=\[-2\]"):
             net(np.array([-2]))
 
 
