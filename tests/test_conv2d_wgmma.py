@@ -136,7 +136,7 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         loads = found[TMA_LOAD] + found[TMA_LOAD_TO_SELF]
         multicast = sum(instruction & 0xFFF == TMA_LOAD and instruction & MULTICAST > 0 for instruction in code)
         assert loads and multicast == loads // 2 * ((config["cluster_m"] > 1) + (config["cluster_n"] > 1))
-        assert bool(found[TMA_STORE]) == (workload.out_dtype != "float32")
+        assert found[TMA_STORE]  # also of float32
         # Barriers of the cluster are on the path that all threads take, so no warp can miss one or meet one twice.
         barriers = (config["split_k"] > 1) + (tiles_of_cluster(config) > 1)
         assert (found[CLUSTER_ARRIVE], found[CLUSTER_WAIT]) == (barriers, barriers)

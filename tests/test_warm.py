@@ -49,8 +49,9 @@ def test_every_sector_of_the_channels_is_read(
     workload = Workload.conv2d(n=1, h=4, w=4, c=32, k=400, r=1, s=1, **params)
     arrays = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in workload.signature}
     addresses = {name: memory.add(array) for name, array in arrays.items()}
-    operands = tuple(addresses.get(operand.name, 0) for operand in epilogue_operands(workload))
-    function = warm.warm_operands(workload)
+    given = epilogue_operands(workload)
+    operands = tuple(addresses.get(operand.name, 0) for operand in given)
+    function = warm.warm_operands(workload, [operand.param for operand in given])
     for lane in range(32):
         function(lane, k, channels, operands)
     warm._load_sectors.cache_clear()

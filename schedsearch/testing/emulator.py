@@ -317,7 +317,7 @@ class Emulator:
         return [int(each) for each in self.memory.at(table + 4 * entry, 4 * count).view(np.int32)]
 
     @staticmethod
-    def warm_operands(workload: Any) -> Callable[..., None]:
+    def warm_operands(workload: Any, params: Any) -> Callable[..., None]:
         """See `parts.warm`: the channels are those of the workload."""
 
         def warm(lane: int, k: int, channels: int, operands: Any) -> None:

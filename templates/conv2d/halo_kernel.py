@@ -85,7 +85,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     staging_offset = _staging_offset(workload, plan)
     store_tile = _store_tile(workload, geometry, plan, epilogue, zero)
     residual_index = epilogue.index("residual")
-    warm, idle = _warm(workload, geometry, plan, tile_origin), consumers + 64  # a warp without other work
+    warm, idle = _warm(workload, geometry, plan, epilogue, tile_origin), consumers + 64  # a warp without other work
 
     def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
         residual = operands[residual_index]
@@ -423,9 +423,11 @@ def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callabl
     return load_patches
 
 
-def _warm(workload: Workload, geometry: Geometry, plan: Plan, tile_origin: Callable[..., Any]) -> Callable[..., None]:
+def _warm(
+    workload: Workload, geometry: Geometry, plan: Plan, epilogue: Epilogue, tile_origin: Callable[..., Any]
+) -> Callable[..., None]:  # fmt: skip
     """`warm(lane, tile, own_column, operands)`: a warp brings what belongs to the channels of a tile to L1."""
-    outputs, bn, load = geometry.outputs, plan.bn, warm_operands(workload)
+    outputs, bn, load = geometry.outputs, plan.bn, warm_operands(workload, epilogue.params)
 
     def warm(lane: Any, tile: Any, own_column: Any, operands: Any) -> None:
         _, _, _, conv_group, channel = tile_origin(tile, own_column)

@@ -48,7 +48,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections
     flip, multiply = swizzle(chunks), mma.multiply(wm, wn, row_bytes)
     stage_tile = mma.stage(wm, wn, staged_row_bytes)
     set_of, stop_of, store = filter_sets(plan), image_end(plan), output(workload, plan, epilogue, corrections)
-    warm, bn, group_channels = warm_operands(workload), plan.bn, plan.gemm.k
+    warm, bn, group_channels = warm_operands(workload, epilogue.params), plan.bn, plan.gemm.k
 
     def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
         shared = shared_base()

@@ -308,7 +308,7 @@ def build_kernel(
     begin_store, words_ahead, load_ahead, finish = finish_of(workload, gemm, plan, epilogue, corrections)
     own_octets, own_sums, add_up = plan.own_octets, 4 * plan.own_octets, add_up_of(wgmma, plan)
     array_ahead = max(words_ahead, 1)  # an array has a constant size, not 0
-    warm, idle = warm_operands(workload), consumers + 32  # the first thread of a warp without other work
+    warm, idle = warm_operands(workload, epilogue.params), consumers + 32  # the first thread of a warp without other work
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()
