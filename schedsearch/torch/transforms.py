@@ -1,4 +1,4 @@
-"""When a call of a model is no computation of numbers here and now."""
+"""When a call of a model records or transforms operations, instead of computing numbers now."""
 
 from __future__ import annotations
 
