@@ -48,6 +48,7 @@ def _machine() -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
+    query.append(f"--id={os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0]}")  # the card that is used, of several
     try:
         card = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

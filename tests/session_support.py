@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +120,11 @@ class FakeBuilder:
         self._references.append(next(self._tokens))
         return self._references[-1]
 
+    def withdraw(self, tokens: Collection[int]) -> set[int]:
+        taken = {token for token, _ in self._queue if token in tokens}
+        self._queue = [each for each in self._queue if each[0] not in taken]
+        return taken
+
     def poll(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]:
         references = self.poll_references()
         done, self._queue = self._queue, []
@@ -175,6 +180,7 @@ class FakeRunner:
     def race(self, workload: Workload, built: Sequence[Built]) -> list[Measurement]:
         configs = [Config.from_json(each.artifact.code.decode()) for each in built]
         self.raced.append(configs)
+        self.log.append("race")
         return [self._measurement(workload, config, self.race_behaviour or self.behaviour) for config in configs]
 
     def _measurement(self, workload: Workload, config: Config, behaviour: Behaviour) -> Measurement:

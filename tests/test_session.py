@@ -111,18 +111,42 @@ class TestBudget:
         assert 1 <= summary.tasks[0].trials < 100
         assert world.runner.raced
 
-    @pytest.mark.parametrize(("time_s", "trials"), [(10.0, 94), (1.0, 5)])
+    @pytest.mark.parametrize(("time_s", "trials"), [(10.0, 82), (1.0, 5)])
     def test_the_search_leaves_time_for_the_race(self, time_s: float, trials: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A trial takes 0.1 s, and so does each of the six that race; but half of the time is for the search."""
+        """A trial takes 0.1 s, and each of the six that race three times as long; but half of the time is for the search."""
         world = World()
         monkeypatch.setattr(journal.Journal, "elapsed_s", property(lambda _: 0.1 * len(world.runner.measured)))
         summary = world.tune(trials=None, time_s=time_s, queue_depth=1)
         assert summary.stopped == "time" and world.runner.raced
         assert trials <= summary.tasks[0].trials <= trials + 2, "two may be under way"
 
+    def test_what_has_not_begun_when_time_is_over_is_dropped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A trial takes 0.1 s of the 3 s. 40 candidates are under way, and they would take 4 s."""
+        world = World()
+        monkeypatch.setattr(journal.Journal, "elapsed_s", property(lambda _: 0.1 * len(world.runner.measured)))
+        summary = world.tune(trials=None, time_s=3.0, queue_depth=40)
+        assert summary.stopped == "time" and summary.tasks[0].race is not None
+        assert 15 <= summary.tasks[0].trials <= 17, "half of the time is kept for the race, and two trials may be under way"
+        assert len(world.builder.submitted) >= 40
+
+    def test_a_task_without_a_result_waits_for_one_although_time_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = World(behaviour=lambda c: square_ns(c) if c.config["x"] == 5 else Outcome.LAUNCH_ERROR)
+        monkeypatch.setattr(journal.Journal, "elapsed_s", property(lambda _: 1.0 * len(world.runner.measured)))
+        summary = world.tune(trials=None, time_s=1.0, queue_depth=40)
+        assert summary.tasks[0].best_config is not None and summary.tasks[0].best_config["x"] == 5
+
+    def test_fewer_race_when_the_races_would_take_longer_than_the_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each race of the fastest five and the default takes 1.8 s."""
+        for time_s, sizes in ((2.0, {2, 3}), (20.0, {6})):
+            world = World()
+            elapsed_s = property(lambda _, world=world: 0.1 * len(world.runner.measured))
+            monkeypatch.setattr(journal.Journal, "elapsed_s", elapsed_s)
+            world.tune(WORKLOAD, OTHER, trials=None, time_s=time_s, queue_depth=1)
+            assert len(world.runner.raced) == 2 and {len(configs) for configs in world.runner.raced} <= sizes
+
     def test_the_last_batch_on_a_cpu_is_cut_to_the_time_that_is_left(self) -> None:
         world = World(templates=(CpuSquare(),), target=CPU, before=lambda config: time.sleep(0.1))
-        world.tune(trials=None, time_s=1.6, queue_depth=8)  # the race of six is expected to take 0.6 s
+        world.tune(trials=None, time_s=1.6, queue_depth=8)  # half of the time is kept for the race
         assert 8 <= len(world.searched) < 16, "the time is too short for all of the second eight"
 
     def test_impossible_options_are_refused(self) -> None:
@@ -175,7 +199,7 @@ class TestPipeline:
         summary = world.tune(trials=40)
         under_way = 0
         for event in world.log:
-            under_way += {"submit": 1, "built": -1, "measure": 0}[event]
+            under_way += {"submit": 1, "built": -1, "measure": 0, "race": 0}[event]
             assert event != "measure" or under_way == 0, "measured while something was being built"
         assert summary.tasks[0].trials == 40
 
@@ -420,6 +444,20 @@ class TestBest:
         assert again.trials == 10, "what only raced was not tried"
         (restricted,) = world.tune(Task(OTHER, restrict={"x": [3, 4]})).tasks
         assert restricted.race is not None and restricted.race.plain is None
+
+    @pytest.mark.parametrize(("target", "square", "ahead"), [(GPU, Square, True), (CPU, CpuSquare, False)])
+    def test_what_races_is_built_for_all_tasks_at_once_unless_that_disturbs_a_race(
+        self, target: Target, square: type[Square], ahead: bool
+    ) -> None:
+        class Plain(square):  # type: ignore[misc, valid-type]
+            def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+                return Config(x=15, y=15)
+
+        world = World(target=target, templates=(Plain(),))
+        world.tune(WORKLOAD, OTHER, trials=10)
+        races = [place for place, what in enumerate(world.log) if what == "race"]
+        assert len(races) == 2
+        assert ("built" in world.log[races[0] : races[1]]) != ahead
 
     def test_a_plain_configuration_alone_makes_no_race(self) -> None:
         class Plain(Square):

@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from types import TracebackType
 from typing import Self
@@ -245,6 +245,12 @@ class Builder:
             wait_for([worker.process for worker in self._pool], min(deadline, self._next_event_s()) - now)
         done, self._done = self._done, []
         return done
+
+    def withdraw(self, tokens: Collection[int]) -> set[int]:
+        """Takes candidates back that no worker has been given. Returns their tokens, which `poll` will not report."""
+        taken = {queued.task.token for queued in self._queue} & set(tokens)
+        self._queue = deque(queued for queued in self._queue if queued.task.token not in taken)
+        return taken
 
     def drain(self) -> list[tuple[int, Built | Measurement]]:
         """Waits until the builder is idle; returns all finished candidates."""

@@ -27,17 +27,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from schedsearch.config import Config
 from schedsearch.errors import Interrupted, OperatorError, PreparationError
 from schedsearch.measure.builder import Candidate
-from schedsearch.measurement import Anchor, Measurement, Outcome, Record
+from schedsearch.measurement import Measurement, Record
 from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson, Proposal
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
+from schedsearch.session.finals import FinalRaces
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, warm_start
-from schedsearch.session.journal import Entry, Journal
+from schedsearch.session.journal import Journal
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import RACE_SHARE, Options
 from schedsearch.session.pace import DeviceThread, StopSignal, TunerThread
 from schedsearch.session.plan import TaskPlan
 from schedsearch.session.summary import RunSummary, Shares
-from schedsearch.session.task_state import Finalist, TaskState, choose_arm
+from schedsearch.session.task_state import TaskState, choose_arm
 from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.tuner import make_tuner
@@ -102,10 +103,7 @@ class Session:
                 self._resume()
                 self._journal.open(self._trials_budget)
                 stopped = self._search(stop)
-                for task in self._tasks:
-                    if not stop.requested:
-                        self._race_unless_given_up(task, stop)
-                        self._journal.end_task(task)
+                self._final_races().run(stop)
                 shares = self._shares()
             interrupted = stop.requested  # a signal that comes later finds everything done
             summary = self._journal.close(shares, "interrupted" if interrupted else stopped)
@@ -121,6 +119,12 @@ class Session:
     def _shares(self) -> Shares:
         """The shares of wall time so far."""
         return self._device.shares(self._journal.elapsed_s, self._runner.prepare_s - self._prepared_before_s)
+
+    def _final_races(self) -> FinalRaces:
+        return FinalRaces(
+            self._tasks, self._builder, self._poll_builder, self._device, self._runner, self._journal, self._options,
+            self._give_up, ahead=not self._alternate,
+        )  # fmt: skip
 
     def _resume(self) -> None:
         """Starts every arm's tuner, taught by earlier records of the same kind, and sets how many trials may be spent."""
@@ -154,7 +158,9 @@ class Session:
         """Runs the pipeline until the budget, the spaces or the user end it; returns which of these did."""
         while not stop.requested:
             self._take_proposals()
-            if not self._out_of_time():
+            if self._out_of_time():
+                self._drop_the_late()
+            else:
                 self._propose()
             self._feed_device()
             if not (self._building or self._ready or self._measuring):
@@ -172,6 +178,15 @@ class Session:
         wait(self._measuring)
         self._collect_measurements()
         return "interrupted"
+
+    def _drop_the_late(self) -> None:
+        """Time is over: a task that has a result waits for nothing that has not begun."""
+        done = [task for task in self._tasks if task.best_ns is not None]
+        self._ready = deque(each for each in self._ready if each[0].task not in done)
+        self._cancel_measurements(done)
+        late = {token for token, proposal in self._building.items() if proposal.task in done}
+        for token in self._builder.withdraw(late):
+            del self._building[token]
 
     def _cancel_measurements(self, tasks: Sequence[TaskState]) -> None:
         """Takes back what the device has not begun."""
@@ -389,77 +404,6 @@ class Session:
         with self._device.idle_counts_as("tuner"):
             self._thinking.append((self._tuners.submit(arm.tuner.tell, [(config, time_ns)]), task, arm))
 
-    # The final race
-
-    def _race_unless_given_up(self, task: TaskState, stop: StopSignal) -> None:
-        if task.error is None:
-            try:
-                self._race(task, stop)
-            except (PreparationError, OperatorError) as error:
-                self._give_up(task, error)
-
-    def _race(self, task: TaskState, stop: StopSignal) -> None:
-        """Measures a task's fastest configurations and defaults again, interleaved, and promotes the winner.
-
-        Verification uses fresh inputs after many back-to-back launches. If every finalist fails it, the next fastest
-        race instead. A task whose last race is newer than all its outcomes keeps the result of that race.
-        """
-        if task.race is not None:
-            return
-        self._journal.enter("racing")
-        task.enter_plain()
-        standing, entered = task.stored_best, False
-        while not stop.requested and (contenders := task.contenders(self._options.race_size)):
-            entered = entered or any(finalist.is_of(standing) for finalist in contenders)
-            passed = self._race_once(task, self._built(task, contenders))
-            if passed:
-                task.settle([(finalist, entry.record.measurement) for finalist, entry, _ in passed])
-                _, entry, built = min(passed, key=lambda each: each[1].time_ns)
-                # A standing best that entered is replaced even by a slower time: all times are of the same measurement.
-                self._journal.promote(task, entry, built, if_faster=not entered)
-                return
-        if entered and not stop.requested:  # and failed, as all the others did
-            self._journal.demote(task)
-
-    def _race_once(self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]]) -> list[tuple[Finalist, Entry, Built]]:
-        """Returns the finalists that passed, with their records; the others are disqualified."""
-        passed: list[tuple[Finalist, Entry, Built]] = []
-        if not entrants:
-            return passed
-        measurements = self._device.run(self._runner.race, task.workload, [built for _, built in entrants])
-        anchor = _anchor(task, entrants, measurements)
-        for (finalist, built), measurement in zip(entrants, measurements):
-            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor)
-            task.seconds += measurement.run_s
-            if measurement.time_ns is None:
-                if measurement.outcome is Outcome.WRONG_ANSWER and finalist.is_of(task.stored_best):
-                    self._journal.demote(task)
-                task.disqualify(finalist)
-            else:
-                passed.append((finalist, entry, built))
-            self._journal.tell_trial(task, finalist.arm, finalist.config, measurement, final_race=True)
-        return passed
-
-    def _built(self, task: TaskState, finalists: Sequence[Finalist]) -> list[tuple[Finalist, Built]]:
-        """The finalists with their machine code; rebuilt where an earlier run had measured them.
-
-        Those that fail to build are disqualified.
-        """
-        missing = {
-            self._builder.submit(Candidate(task.workload, finalist.arm.template, finalist.config)): finalist
-            for finalist in finalists
-            if finalist.built is None
-        }
-        while missing:
-            for token, result in self._poll_builder(0.5):
-                finalist = missing.pop(token)
-                if isinstance(result, Measurement):
-                    self._journal.keep(task, finalist.arm, finalist.config, result, None)
-                    task.disqualify(finalist)
-                else:
-                    finalist.built = result
-        return [(finalist, finalist.built) for finalist in finalists if finalist.built is not None]
-
     # Clock and budget
 
     def _left_s(self) -> float:
@@ -468,6 +412,7 @@ class Session:
         if time_s is None:
             return math.inf
         races_s = sum(task.expected_race_s(self._options.race_size) for task in self._tasks)
+        races_s += self._runner.prepare_s - self._prepared_before_s  # every task gets new inputs for its race
         return time_s - min(races_s, RACE_SHARE * time_s) - self._journal.elapsed_s
 
     def _out_of_time(self) -> bool:
@@ -499,13 +444,3 @@ class Session:
             return WARM_TRIALS
         arms = max(len(task.arms) for task in self._tasks)
         return max(1, min(WARM_TRIALS, self._options.trials // arms))
-
-
-def _anchor(
-    task: TaskState, entrants: Sequence[tuple[Finalist, Built]], measurements: Sequence[Measurement]
-) -> Anchor | None:
-    """What the task's anchor took in a race; None when it failed there."""
-    for (finalist, built), measurement in zip(entrants, measurements):
-        if finalist is task.anchor and measurement.time_ns is not None:
-            return Anchor(built.canonical_hash, measurement.time_ns)
-    return None

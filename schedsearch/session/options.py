@@ -20,8 +20,9 @@ class Options:
     Attributes:
         trials: per task, shared over the run: the run may spend `trials` times the number of tasks wherever it pays off.
             Resumed earlier trials count. None: no limit (then `time_s` or the spaces end the run).
-        time_s: seconds for the search and the final races. Nothing new is proposed when the races are expected to need the
-            rest, which may be half of the time. Candidates under way are finished, and every race is run to its end.
+        time_s: seconds for the search and the final races. The search ends when the races are expected to need the rest,
+            which may be half of the time. What has not begun then is dropped, unless its task has no result yet. Every task
+            has its race; when little time is left fewer configurations take part, the fastest and those to compare with.
         tuner, seed: name of the tuner, and the seed of every random choice.
         resume: whether records of earlier runs count and teach the tuner, and those of other workloads and devices give it
             a warm start.

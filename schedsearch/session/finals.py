@@ -1,0 +1,157 @@
+"""The final races of a run: every task's fastest configurations meet again, and the winner becomes the store's best.
+
+Races are held one after another. On a GPU the machine code that their entrants lack is built for all tasks at once, so that
+the device does not wait for a compiler before each race. On a CPU a build would disturb the race before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from schedsearch.errors import OperatorError, PreparationError
+from schedsearch.measure.builder import Candidate
+from schedsearch.measurement import Anchor, Measurement, Outcome
+from schedsearch.session.collaborators import BuilderLike, RunnerLike
+from schedsearch.session.journal import Entry, Journal
+from schedsearch.session.options import Options
+from schedsearch.session.pace import DeviceThread, StopSignal
+from schedsearch.session.task_state import Finalist, TaskState
+
+if TYPE_CHECKING:
+    from schedsearch.measure.builder import Built
+
+_TOLERANCE = 1.25  # expected times are rough, and the last trials end a little late
+
+Poll = Callable[[float], "list[tuple[int, Built | Measurement]]"]
+
+
+class FinalRaces:
+    """The races of these tasks.
+
+    Args:
+        poll: the candidates that the builder has finished, waiting up to so many seconds for the first.
+        give_up: called with a task of which nothing can be measured any more, and why.
+        ahead: whether to build for all tasks at once.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[TaskState],
+        builder: BuilderLike,
+        poll: Poll,
+        device: DeviceThread,
+        runner: RunnerLike,
+        journal: Journal,
+        options: Options,
+        give_up: Callable[[TaskState, Exception], None],
+        *,
+        ahead: bool,
+    ) -> None:
+        self._tasks, self._builder, self._poll = tasks, builder, poll
+        self._device, self._runner, self._journal, self._options = device, runner, journal, options
+        self._give_up, self._ahead = give_up, ahead
+        self._building: dict[int, tuple[TaskState, Finalist]] = {}
+
+    def run(self, stop: StopSignal) -> None:
+        """Holds the races, until the user stops the run. A task whose last race is newer than all its outcomes keeps the
+        result of that race.
+        """
+        racing = [task for task in self._tasks if task.error is None and task.race is None]
+        if racing and not stop.requested:
+            self._journal.enter("racing")
+        for task in racing:
+            task.enter_plain()
+        for task in racing if self._ahead else ():
+            self._submit(task, task.contenders(self._options.race_size))
+        for task in self._tasks:
+            if stop.requested:
+                return
+            if task in racing:
+                size = self._affordable_size(racing[racing.index(task) :])
+                try:
+                    self._race(task, size, stop)
+                except (PreparationError, OperatorError) as error:
+                    self._give_up(task, error)
+            self._journal.end_task(task)
+
+    def _affordable_size(self, left: Sequence[TaskState]) -> int:
+        """How many of the fastest configurations of the next task may race, so that the tasks that are left find time."""
+        size, time_s = self._options.race_size, self._options.time_s
+        if time_s is None:
+            return size
+        needed_s = sum(task.expected_race_s(size) for task in left)
+        left_s = max(0.0, _TOLERANCE * (time_s - self._journal.elapsed_s))
+        return size if needed_s <= left_s else max(1, math.floor(size * left_s / needed_s))
+
+    def _race(self, task: TaskState, size: int, stop: StopSignal) -> None:
+        """Measures a task's fastest configurations and defaults again, interleaved, and promotes the winner.
+
+        Verification uses fresh inputs after many back-to-back launches. If every finalist fails it, the next fastest
+        race instead.
+        """
+        standing, entered = task.stored_best, False
+        while not stop.requested and (contenders := task.contenders(size)):
+            entered = entered or any(finalist.is_of(standing) for finalist in contenders)
+            passed = self._race_once(task, self._built(task, contenders))
+            if passed:
+                task.settle([(finalist, entry.record.measurement) for finalist, entry, _ in passed])
+                _, entry, built = min(passed, key=lambda each: each[1].time_ns)
+                # A standing best that entered is replaced even by a slower time: all times are of the same measurement.
+                self._journal.promote(task, entry, built, if_faster=not entered)
+                return
+        if entered and not stop.requested:  # and failed, as all the others did
+            self._journal.demote(task)
+
+    def _race_once(self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]]) -> list[tuple[Finalist, Entry, Built]]:
+        """Returns the finalists that passed, with their records; the others are disqualified."""
+        passed: list[tuple[Finalist, Entry, Built]] = []
+        if not entrants:
+            return passed
+        measurements = self._device.run(self._runner.race, task.workload, [built for _, built in entrants])
+        anchor = _anchor(task, entrants, measurements)
+        for (finalist, built), measurement in zip(entrants, measurements):
+            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor)
+            task.seconds += measurement.run_s
+            if measurement.time_ns is None:
+                if measurement.outcome is Outcome.WRONG_ANSWER and finalist.is_of(task.stored_best):
+                    self._journal.demote(task)
+                task.disqualify(finalist)
+            else:
+                passed.append((finalist, entry, built))
+            self._journal.tell_trial(task, finalist.arm, finalist.config, measurement, final_race=True)
+        return passed
+
+    # Machine code that an entrant lacks, because an earlier run measured it, or none did
+
+    def _submit(self, task: TaskState, finalists: Sequence[Finalist]) -> None:
+        under_way = [finalist for _, finalist in self._building.values()]
+        for finalist in finalists:
+            if finalist.built is None and not any(finalist is each for each in under_way):
+                token = self._builder.submit(Candidate(task.workload, finalist.arm.template, finalist.config))
+                self._building[token] = (task, finalist)
+
+    def _built(self, task: TaskState, finalists: Sequence[Finalist]) -> list[tuple[Finalist, Built]]:
+        """The finalists with their machine code. Those that fail to build are disqualified."""
+        self._submit(task, finalists)
+        while any(owner is task for owner, _ in self._building.values()):
+            for token, result in self._poll(0.5):
+                owner, finalist = self._building.pop(token)
+                if isinstance(result, Measurement):
+                    self._journal.keep(owner, finalist.arm, finalist.config, result, None)
+                    if owner.race is None:  # otherwise it was built, and then there was no time for it to race
+                        owner.disqualify(finalist)
+                else:
+                    finalist.built = result
+        return [(finalist, finalist.built) for finalist in finalists if finalist.built is not None]
+
+
+def _anchor(
+    task: TaskState, entrants: Sequence[tuple[Finalist, Built]], measurements: Sequence[Measurement]
+) -> Anchor | None:
+    """What the task's anchor took in a race; None when it failed there."""
+    for (finalist, built), measurement in zip(entrants, measurements):
+        if finalist is task.anchor and measurement.time_ns is not None:
+            return Anchor(built.canonical_hash, measurement.time_ns)
+    return None
