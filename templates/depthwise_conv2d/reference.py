@@ -1,7 +1,7 @@
 """The reference for depthwise_conv2d: naive kernels in float64 for GPUs and CPUs, and NumPy at single points.
 
-An item of the kernel is one element of an output; with two outputs those of dx come first. Neighbouring threads take
-neighbouring columns of an image, or neighbouring channels where these are innermost in memory.
+An item of a kernel is one element of an output, or for dw first a part of its sum. Neighbouring threads take neighbouring
+columns of an image, or neighbouring channels where these are innermost in memory.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import numpy as np
 from numba import types
 
 from schedsearch.backend.access import access
+from schedsearch.launch import Param, Pointer
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.window import output_hw
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, Reference
+from schedsearch.template import KernelSource, KernelStep, Reference, magnitude_of
 from schedsearch.templates.conv2d.reference import Conv2dReference
 from schedsearch.templates.depthwise_conv2d.convolution import as_convolution
 from schedsearch.templates.parts.addressing import plain_strides
@@ -26,6 +27,7 @@ from schedsearch.templates.parts.reference import (
     gather,
     reader,
     reference_source,
+    reference_step,
     sharer,
     stage_operands,
     stages_function,
@@ -36,6 +38,9 @@ from schedsearch.workload import Workload
 # (addresses of the arguments, index of an element in the output's memory) -> (sum, sum of magnitudes)
 Sum = Callable[[Any, Any], Any]
 
+_PARTS = "dw_parts"  # workspace of sums and sums of magnitudes
+_PART_SUMS = 1 << 18  # that are computed at once
+
 
 class DepthwiseConv2dReference(Reference):
     """The magnitude is the sum of the products' magnitudes after the epilogue, or with the gradient before.
@@ -45,12 +50,13 @@ class DepthwiseConv2dReference(Reference):
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
         if not dtype(workload.dtype).is_float:
             return Conv2dReference().kernel(as_convolution(workload), target)
-        items = sum(output.size for output in workload.outputs)
         if workload.direction == "forward":
-            return reference_source(
-                workload, target, _forward_kernel(workload, target), items, operands=stage_operands(workload)
-            )
-        return reference_source(workload, target, _gradient_kernel(workload, target), items)
+            function, items = _forward_kernel(workload, target), workload.output.size
+            return reference_source(workload, target, function, items, operands=stage_operands(workload))
+        steps = [step for output in workload.outputs for step in _GRADIENTS[output.name](workload, target)]
+        last = workload.outputs[-1]
+        workspaces = {_PARTS: 16 * _dw_parts(workload)[0] * last.size} if last.name == "dw" else {}
+        return KernelSource(target.kind, "native", tuple(steps), workspaces=workspaces)
 
     def points(
         self,
@@ -96,62 +102,74 @@ def _forward_kernel(p: Workload, target: Target) -> Callable[..., None]:
     return on_cpu if target.kind == "cpu" else on_cuda
 
 
-def _gradient_kernel(p: Workload, target: Target) -> Callable[..., None]:
-    """With `accumulate`, the gradients before come after the factors, in the order of the outputs."""
-    write, items, read = writer(target), sharer(target), reader(target, p.dtype)
-    sums = {"dx": _dx_sum, "dw": _dw_sum}
-    dx_items = p.outputs[0].size
+def _gradient_writer(p: Workload, target: Target) -> Callable[[Any, Any, Any, Any, Any, Any], None]:
+    """`put(before, out, magnitude, at, total, bound)`; with `accumulate` the gradient before is an addend."""
+    write, read = writer(target), reader(target, p.dtype)
 
-    def adding(name: str) -> Callable[..., None]:
-        total_of = sums[name](p, target)
+    def replace(before: Any, out: Any, magnitude: Any, at: Any, total: Any, bound: Any) -> None:
+        write(out, at, total)
+        write(magnitude, at, bound)
 
-        def add(factors: Any, before: Any, out: Any, magnitude: Any, at: Any) -> None:
-            total, bound = total_of(factors, at)
-            old = read(before, at)
-            write(out, at, total + old)
-            write(magnitude, at, bound + abs(old))
+    def add(before: Any, out: Any, magnitude: Any, at: Any, total: Any, bound: Any) -> None:
+        old = read(before, at)
+        write(out, at, total + old)
+        write(magnitude, at, bound + abs(old))
 
-        def replace(factors: Any, before: Any, out: Any, magnitude: Any, at: Any) -> None:
-            total, bound = total_of(factors, at)
-            write(out, at, total)
-            write(magnitude, at, bound)
+    return add if p.accumulate else replace
 
-        return add if p.accumulate else replace
 
-    first = adding(p.outputs[0].name)
+def _results(p: Workload, output: ArgSpec) -> list[Param]:
+    """The gradient before, which is any pointer unless it counts, the gradient, and its magnitude."""
+    before = next((each.name for each in p.signature if each.aliases == output.name), output.name)
+    return [Pointer(before), Pointer(output.name), Pointer(magnitude_of(output.name))]
 
-    def one(a: Any, b: Any, out: Any, magnitude: Any, start: Any, stop: Any) -> None:
+
+def _dx_steps(p: Workload, target: Target) -> list[KernelStep]:
+    items, dx_sum, put = sharer(target), _dx_sum(p, target), _gradient_writer(p, target)
+
+    def dx_kernel(dy: Any, weight: Any, before: Any, dx: Any, magnitude: Any, start: Any, stop: Any) -> None:
         for at in items(start, stop):
-            first((types.int64(a), types.int64(b)), 0, out, magnitude, at)
+            total, bound = dx_sum((types.int64(dy), types.int64(weight)), at)
+            put(before, dx, magnitude, at, total, bound)
 
-    def one_more(a: Any, b: Any, before: Any, out: Any, magnitude: Any, start: Any, stop: Any) -> None:
+    output = p.outputs[0]
+    return [reference_step(target, dx_kernel, [Pointer("dy"), Pointer("weight"), *_results(p, output)], output.size)]
+
+
+def _dw_steps(p: Workload, target: Target) -> list[KernelStep]:
+    """There are few filters, and each of their elements is a sum over all images. So the sums are cut into parts."""
+    items, part_of, put = sharer(target), _dw_part(p, target), _gradient_writer(p, target)
+    read, write, output = reader(target, "float64"), writer(target), p.outputs[-1]
+    parts, size = _dw_parts(p)[0], output.size
+
+    def dw_parts(x: Any, dy: Any, sums: Any, start: Any, stop: Any) -> None:
+        for item in items(start, stop):
+            total, bound = part_of((types.int64(x), types.int64(dy)), item % size, item // size)
+            write(sums, 2 * item, total)
+            write(sums, 2 * item + 1, bound)
+
+    def dw_kernel(sums: Any, before: Any, dw: Any, magnitude: Any, start: Any, stop: Any) -> None:
         for at in items(start, stop):
-            first((types.int64(a), types.int64(b)), before, out, magnitude, at)
+            total = bound = 0.0
+            for part in range(parts):
+                total += read(sums, 2 * (part * size + at))
+                bound += read(sums, 2 * (part * size + at) + 1)
+            put(before, dw, magnitude, at, total, bound)
 
-    if len(p.outputs) == 1:
-        return one_more if p.accumulate else one
-    second = adding("dw")
+    return [
+        reference_step(target, dw_parts, [Pointer("x"), Pointer("dy"), Pointer(_PARTS)], parts * size),
+        reference_step(target, dw_kernel, [Pointer(_PARTS), *_results(p, output)], size),
+    ]
 
-    def both(
-        x: Any, weight: Any, dy: Any, dx: Any, dx_magnitude: Any, dw: Any, dw_magnitude: Any, start: Any, stop: Any
-    ) -> None:
-        for at in items(start, stop):
-            if at < dx_items:
-                first((types.int64(dy), types.int64(weight)), 0, dx, dx_magnitude, at)
-            else:
-                second((types.int64(x), types.int64(dy)), 0, dw, dw_magnitude, at - dx_items)
 
-    def both_more(
-        x: Any, weight: Any, dy: Any, dx_before: Any, dw_before: Any, dx: Any, dx_magnitude: Any, dw: Any,
-        dw_magnitude: Any, start: Any, stop: Any,
-    ) -> None:  # fmt: skip
-        for at in items(start, stop):
-            if at < dx_items:
-                first((types.int64(dy), types.int64(weight)), dx_before, dx, dx_magnitude, at)
-            else:
-                second((types.int64(x), types.int64(dy)), dw_before, dw, dw_magnitude, at - dx_items)
+def _dw_parts(p: Workload) -> tuple[int, int]:
+    """(parts of each sum, rows of dy in a part)."""
+    rows = p.n * output_hw(p.params)[0]
+    rows_a_part = -(-rows // max(1, min(rows, _PART_SUMS // p.outputs[-1].size)))
+    return -(-rows // rows_a_part), rows_a_part
 
-    return both_more if p.accumulate else both
+
+_GRADIENTS = {"dx": _dx_steps, "dw": _dw_steps}
 
 
 def _y_sum(p: Workload, target: Target) -> Sum:
@@ -214,33 +232,35 @@ def _dx_sum(p: Workload, target: Target) -> Sum:
     return dx_sum
 
 
-def _dw_sum(p: Workload, target: Target) -> Sum:
+def _dw_part(p: Workload, target: Target) -> Callable[[Any, Any, Any], Any]:
+    """`part_of(factors, at, part)`: the sum over some rows of dy."""
     load = access(target.kind).load(p.dtype)
     arguments = {each.name: each for each in p.signature}
     o_of, _, r_of, s_of = _indices(p.outputs[-1], "OIHW")
     (xn, xc, xh, xw), (yn, yo, yp, yq) = (_byte_strides(arguments[name], "NCHW") for name in ("x", "dy"))
-    batch, height, width, (oh, ow), multiplier = p.n, p.h, p.w, output_hw(p.params), p.multiplier
+    height, width, (oh, ow), multiplier = p.h, p.w, output_hw(p.params), p.multiplier
     (stride_h, stride_w), (dilation_h, dilation_w), (top, left) = p.stride, p.dilation, p.padding[:2]
+    rows, rows_a_part = p.n * oh, _dw_parts(p)[1]
 
-    def dw_sum(factors: Any, at: Any) -> Any:
+    def part_of(factors: Any, at: Any, part: Any) -> Any:
         x, dy = factors
         o = o_of(at)
         x, dy = x + o // multiplier * xc, dy + o * yo
         total = bound = 0.0
-        for n in range(batch):
-            for row in range(oh):
-                h = row * stride_h - top + r_of(at) * dilation_h
-                if h < 0 or h >= height:
-                    continue
-                for column in range(ow):
-                    w = column * stride_w - left + s_of(at) * dilation_w
-                    if w >= 0 and w < width:
-                        product = load(x + n * xn + h * xh + w * xw) * load(dy + n * yn + row * yp + column * yq)
-                        total += product
-                        bound += abs(product)
+        for number in range(part * rows_a_part, min((part + 1) * rows_a_part, rows)):
+            n, row = number // oh, number % oh
+            h = row * stride_h - top + r_of(at) * dilation_h
+            if h < 0 or h >= height:
+                continue
+            for column in range(ow):
+                w = column * stride_w - left + s_of(at) * dilation_w
+                if w >= 0 and w < width:
+                    product = load(x + n * xn + h * xh + w * xw) * load(dy + n * yn + row * yp + column * yq)
+                    total += product
+                    bound += abs(product)
         return total, bound
 
-    return dw_sum
+    return part_of
 
 
 def _byte_strides(spec: ArgSpec, order: str) -> tuple[int, ...]:
