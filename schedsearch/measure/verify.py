@@ -32,8 +32,10 @@ _GUARD_BYTES = 256
 _LAST_GUARD_BYTES = 65536  # what lies behind are truths, which a stray write must not change
 _GUARD = 0xFF  # NaN in every floating-point format
 _WORKSPACE_CONTENTS = (0xFF, 0x5A)  # NaN, and a finite number in every format
-_SPOT_CHECKS = 256
+_SPOT_CHECKS = 256  # elements of which NumPy computes the truth, too
 _RUN = 64  # consecutive elements that are compared after a change of inputs
+_FEWEST = 8  # of both, where an element is the sum of millions of products
+_NUMPY_PRODUCTS = 1 << 24  # more take NumPy seconds
 _SPOT_ERROR = 1e-9  # difference of float64 sums in two orders, relative to their magnitude
 
 
@@ -90,7 +92,7 @@ class _Change:
         argument: its name. The arguments of earlier changes keep their new numbers.
         image: address of the new numbers.
         nbytes: of the argument.
-        truths: output -> (index of the first element, `_RUN` elements as float64 or int64).
+        truths: output -> (index of the first element, up to `_RUN` elements as float64 or int64).
     """
 
     argument: str
@@ -249,7 +251,7 @@ class Verification:
             truths = {}
             for output in self._workload.outputs:
                 run = output.runs[0]
-                count = min(_RUN, run)
+                count = min(self._few(_RUN), run)
                 first = int(rng.integers(0, run - count + 1))
                 if output.name in self._slices:
                     first += run * int(rng.integers(0, output.size // run))
@@ -259,6 +261,10 @@ class Verification:
                 )
             yield _Change(arg.name, self._others + self._offsets[arg.name], arg.nbytes, truths)
 
+    def _few(self, most: int) -> int:
+        """How many elements NumPy computes."""
+        return max(_FEWEST, min(most, _NUMPY_PRODUCTS // max(self._workload.work.reduction, 1)))
+
     def _fill_outputs(self, contents: Mapping[str, int]) -> None:
         for output in self._workload.outputs:
             self._device.fill(self._memory + self._offsets[output.name], contents[output.name], output.span_bytes)
@@ -267,7 +273,7 @@ class Verification:
 
     def _check_truths(self, arrays: Mapping[str, Array], rng: np.random.Generator) -> None:
         for output, truth in self._truths.items():
-            indices = rng.integers(0, truth.size, min(_SPOT_CHECKS, truth.size))
+            indices = rng.integers(0, truth.size, min(self._few(_SPOT_CHECKS), truth.size))
             numpy = self._reference.points(arrays, self.scalars, indices, output)
             kernel = self._elements(truth.address, indices, numpy.dtype.name)
             if truth.tolerance is None:
