@@ -14,6 +14,10 @@ pytest.importorskip("onnxscript")
 from quantised_networks import Codes, QuantisedNet, inception, mobilenet, resnet, vgg
 
 import schedsearch
+from schedsearch.network.evaluate import evaluate
+from schedsearch.network.graph import Node
+from schedsearch.network.lower import lower
+from schedsearch.network.model import read_model
 
 
 def block(net: QuantisedNet) -> Codes:
@@ -57,6 +61,20 @@ def test_every_value_is_that_of_whole_numbers(tmp_path: Path, name: str, form: s
     for value in net.values.keys() & found.keys():
         codes = net.values[value]
         np.testing.assert_array_equal(found[value].reshape(codes.shape), codes, err_msg=value)
+
+
+def test_8_bit_arguments_of_one_scale_are_stored_into_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tools for quantisation write concatenations: every argument has the scale of the result."""
+    net = QuantisedNet("QDQ", 1, 3, 31, 31)
+    monkeypatch.setattr(net, "_linear", lambda numbers, positive: (np.float32(0.0625), 0))
+    result = inception(net)
+    network = lower(read_model(net.save(tmp_path / "net.onnx", result)), dtype="float16")
+    assert sum("Concat" in node.op_type for node in net.nodes) == 3
+    assert "concat" not in {node.ways[0].op for node in network.nodes if isinstance(node, Node)}
+    found = evaluate(network, {"x": net.x})
+    for value in net.values.keys() & found.keys():
+        np.testing.assert_array_equal(found[value].reshape(net.values[value].shape), net.values[value], err_msg=value)
+    assert result.name in found and len(net.values.keys() & found.keys()) > 15
 
 
 def name_of_nodes(net: QuantisedNet) -> str:

@@ -29,10 +29,14 @@ _SIXTH = 1 / 6
 
 
 def rewrite_nodes(model: ir.Model) -> None:
-    """Replaces nodes in the graph, which must be simplified already."""
+    """Replaces nodes in the graph, which must be simplified already. Those that nothing reads afterwards are removed, so that
+    they do not count as readers."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
     for node in list(model.graph):
         if node.domain in ("", "ai.onnx") and (rewrite := _REWRITES.get(node.op_type)) is not None:
             rewrite(model, node)
+    RemoveUnusedNodesPass()(model)
 
 
 # --- Transposed convolutions --------------------------------------------------------------------------------------------
