@@ -29,8 +29,8 @@ _SIXTH = 1 / 6
 
 
 def rewrite_nodes(model: ir.Model) -> None:
-    """Replaces nodes in the graph, which must be simplified already. Those that nothing reads afterwards are removed, so that
-    they do not count as readers."""
+    """Replaces nodes in the graph, which must be simplified already. Those that nothing reads afterwards are removed, so
+    that they do not count as readers."""
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     for node in list(model.graph):
