@@ -27,6 +27,8 @@ tasks:
     shape: {n: 1, h: 8, w: 8, c: 8, k: 8, r: 3, s: 3}
     dtype: float32
 """
+# The tests themselves use all cores: threads that wait for one another burn the time of others.
+ONE_THREAD = TINY + "    restrict: {threads: [1]}\n"
 
 
 def isolate(folder: Path, patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import TINY, events, isolate, schedsearch
+from cli_support import ONE_THREAD, events, isolate, schedsearch
 from records_support import as_of_an_operator_that_is_not_installed
 
 from schedsearch.backend import compile_source
@@ -21,14 +21,14 @@ from schedsearch.template import load_template
 from schedsearch.workload import Workload
 
 TINY_CONV = {"n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3, "dtype": "float32"}
-OTHER = TINY.replace("n: 1, h: 8", "n: 2, h: 8")
+OTHER = ONE_THREAD.replace("n: 1, h: 8", "n: 2, h: 8")
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny.yaml, other.yaml, the database tuned.db of a run over the first, and this machine's key."""
     folder = tmp_path_factory.mktemp("tuned")
-    (folder / "tiny.yaml").write_text(TINY)
+    (folder / "tiny.yaml").write_text(ONE_THREAD)
     (folder / "other.yaml").write_text(OTHER)
     with pytest.MonkeyPatch.context() as patch:
         isolate(folder, patch)
@@ -229,7 +229,7 @@ class TestVerify:
         assert len(listed) == records + 1 and not listed[0]["final_race"], "it ran alone"
 
     def test_each_best_is_verified_in_the_mode_of_its_record(self, folder: Path) -> None:
-        (folder / "hot.yaml").write_text(TINY.replace("workers: 1", "workers: 1, mode: hot-graph-v1"))
+        (folder / "hot.yaml").write_text(ONE_THREAD.replace("workers: 1", "workers: 1, mode: hot-graph-v1"))
         ok("tune", "hot.yaml", "--db", "tuned.db", "--trials", 1)
         entries = events(schedsearch("records", "verify", "--db", "tuned.db", "--target", "cpu", "--json").stdout)
         assert [entry["mode"] for entry in entries] == ["cold-graph-v1", "hot-graph-v1"]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_support import TINY, isolate, schedsearch
+from cli_support import ONE_THREAD, isolate, schedsearch
 from records_support import artifact, record
 
 from schedsearch import errors, text
@@ -30,7 +30,7 @@ SHOWN = r"evil\x1b[2J\u202egnp.exe\r\nschedsearch: all is well"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     isolate(tmp_path, monkeypatch)
-    (tmp_path / "tiny.yaml").write_text(TINY)
+    (tmp_path / "tiny.yaml").write_text(ONE_THREAD)
     return tmp_path
 
 
@@ -249,7 +249,7 @@ class TestLongMessages:
         ],
     )
     def test_no_command_prints_a_long_value_whole(self, folder: Path, arguments: list[str]) -> None:
-        Path("long.yaml").write_text(TINY.replace("op: conv2d", f"op: {self.LONG}"))
+        Path("long.yaml").write_text(ONE_THREAD.replace("op: conv2d", f"op: {self.LONG}"))
         result = schedsearch(*arguments)
         assert result.exit_code == 2
         assert 0 < len(result.stderr) <= text.MESSAGE_LIMIT + 100

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_support import TINY, alive, children, events, isolate, schedsearch, start
+from cli_support import ONE_THREAD, TINY, alive, children, events, isolate, schedsearch, start
 from session_support import Counted
 
 from schedsearch.cli.tune import _print_next
@@ -261,6 +261,7 @@ class TestInterruption:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_the_first_signal_saves_everything_and_says_how_to_go_on(self, folder: Path, number: signal.Signals) -> None:
+        (folder / "tiny.yaml").write_text(ONE_THREAD)
         process = start("tune", "tiny.yaml", "--db", "t.db", "--trials", 3000, "--json", "--fresh", cwd=folder)
         self.until_first_trial(process)
         workers = children(process.pid)
@@ -294,6 +295,7 @@ class TestInterruption:
         assert "interrupted" in errors.splitlines()[-1] and "Traceback" not in errors
 
     def test_a_kill_loses_only_the_trial_under_way_and_leaves_no_process(self, folder: Path) -> None:
+        (folder / "tiny.yaml").write_text(ONE_THREAD)
         process = start("tune", "tiny.yaml", "--db", "t.db", "--trials", 3000, "--json", cwd=folder)
         told = self.until_first_trial(process)
         assert process.stdout is not None

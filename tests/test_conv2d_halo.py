@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conv2d_numpy import FLOAT_STAGES, KINDS, check_sampled, check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
+from long_cases import each_one_way
 
 import schedsearch.templates.conv2d.halo as module
 import schedsearch.templates.conv2d.halo_kernel as kernel_module
@@ -213,8 +214,9 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
-@pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.parametrize(
+    ("name", "late"), each_one_way({name: [name] for name in EMULATED}, {"at once": False, "late": True})
+)
 def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.MonkeyPatch, name: str, late: bool) -> None:
     workload, config, sms = EMULATED[name]
     y, reference = emulate(monkeypatch, workload, config, sms, late)

@@ -12,6 +12,7 @@ import integer_model
 import numpy as np
 import pytest
 from conv2d_support import run_on_cpu
+from long_cases import each_one_way
 from test_conv2d_halo import IN_TURN, TOGETHER
 from test_conv2d_wgmma import LOCAL_LOAD, LOCAL_STORE, instructions
 
@@ -142,8 +143,9 @@ EMULATED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
-@pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.parametrize(
+    ("name", "late"), each_one_way({name: [name] for name in EMULATED}, {"at once": False, "late": True})
+)
 def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, name: str, late: bool) -> None:
     params, config, sms = EMULATED[name]
     w, memory = conv2d(**params), Memory()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_numpy import convolve, depth_to_space, integers, to_bits
+from long_cases import each_one_way
 
 import schedsearch.templates.conv2d.weight_rows as weight_rows
 import schedsearch.templates.conv2d.wgmma as module
@@ -149,8 +150,10 @@ class BiasInMemory:
         return fuse
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize(("shape", "config"), CASES.values(), ids=CASES)
+WAYS = {"copies at once": False, "copies late": True}
+
+
+@pytest.mark.parametrize(("shape", "config", "late"), each_one_way(CASES, WAYS))
 def test_the_kernel_computes_the_convolution(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], late: bool
 ) -> None:
@@ -295,8 +298,7 @@ class Requantise:
         return fuse
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize(("shape", "config"), INTEGER_CASES.values(), ids=INTEGER_CASES)
+@pytest.mark.parametrize(("shape", "config", "late"), each_one_way(INTEGER_CASES, WAYS))
 def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, config: Any, late: bool) -> None:
     run_integers(monkeypatch, shape, config, ClusterEmulator(Memory(), lambda value, *_: value, late))
 

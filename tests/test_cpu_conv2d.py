@@ -14,6 +14,7 @@ from conv2d_numpy import FLOAT_STAGES, expected
 from conv2d_support import integer_arguments, run_on_cpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long_cases import except_long
 
 from schedsearch.backend.cpu import _optimised_ir, _signature, _target_machine
 from schedsearch.config import Config
@@ -92,8 +93,11 @@ def variants() -> list[Any]:
     """Every shape once, and some of them in the other layout with the other configuration."""
     pairs = list(zip(SHAPES, itertools.cycle(VARIANTS)))
     other = {"NHWC": "NCHW", "NCHW": "NHWC", "default": "random", "random": "default"}
-    pairs += [(name, (other[layout], other[config])) for name, (layout, config) in pairs if name in IN_BOTH_LAYOUTS]
-    return [pytest.param(SHAPES[name], *rest, id="-".join([name, *rest])) for name, rest in pairs]
+    params = [pytest.param(SHAPES[name], *rest, id="-".join([name, *rest])) for name, rest in pairs]
+    others = [(name, other[layout], other[config]) for name, (layout, config) in pairs if name in IN_BOTH_LAYOUTS]
+    return params + [
+        pytest.param(SHAPES[name], *rest, id="-".join([name, *rest]), marks=pytest.mark.long) for name, *rest in others
+    ]
 
 
 @pytest.mark.parametrize(("shape", "layout", "config"), variants())
@@ -108,7 +112,7 @@ def test_weights_in_the_other_layout(device, layouts):
     check(device, workload, some_configs(workload, 1)[layouts[0] == "NCHW" :][:1])
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("layout", except_long(["NHWC", "NCHW"], long=["NCHW"]))
 def test_epilogues_are_fused_in_order(device, layout):
     epilogue = ("residual", "leaky_relu", "scale_shift", "relu", "bias", "clip", "relu")
     workload = Workload.conv2d(n=1, h=7, w=6, c=5, k=20, r=3, s=3, dtype="float32", layout=layout, epilogue=epilogue)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from integer_cases import FAMILIES, cases, workload_of
 from llvmlite import binding as llvm
+from long_cases import except_long
 from numba import types
 
 from schedsearch.backend.cpu import _optimised_ir, _signature, _target_machine
@@ -92,7 +93,10 @@ CASES: dict[str, dict[str, Any]] = {  # each has several properties, because a c
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("int8 by uint8, in place, other layout of weights, bfloat16", "NCHW32c in place, a batch norm, quantised")
+
+
+@pytest.mark.parametrize("case", except_long(CASES, LONG))
 def test_the_default_is_exact(device: CpuDevice, case: str) -> None:
     w = conv2d(**CASES[case])
     check(device, w, default(w))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from conv2d_numpy import KINDS, check_schedules
 from conv2d_support import run_on_cpu as run  # it takes any device
+from long_cases import each_one_way
 from test_conv2d_wgmma import instructions
 
 import schedsearch
@@ -376,8 +377,9 @@ class TestCudaTemplate(TemplateContract):
     samples, compiled = 4, 1
 
 
-@pytest.mark.parametrize("target", [PRESETS["a100"], H200], ids=["sm_80", "sm_90"])
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize(
+    ("name", "target"), each_one_way({name: [name] for name in WIDE}, {"sm_80": PRESETS["a100"], "sm_90": H200})
+)
 def test_defaults_spill_nothing_and_access_16_bytes(target: Target, name: str) -> None:
     workload = WIDE[name]
     config = CUDA.default(workload, target, CUDA.space(workload, target))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import Size
 from schedsearch.dynamic.model import read_graph
 from schedsearch.dynamic.net import DynamicNet
+from schedsearch.dynamic.run import Run
 from schedsearch.network.model import ModelError
 from schedsearch.ops.dependence import SizeError
 
@@ -124,6 +127,29 @@ def test_arithmetic_of_shapes_costs_no_calls(device: Any) -> None:
     assert len(calls) == len(ARITHMETIC) and all("copied" in call.name for call in calls)
     arrays = [{"x": np.zeros((n, 4, m), np.float32), "p": np.array(p)} for n, m, p in ((1, 0, (0, -1)), (6, 5, (2, 1)))]
     agrees(device, arithmetic(), sizes, *arrays)
+
+
+def test_a_bounded_run_keeps_all_memory_that_it_writes(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the sizes that it computes, if no result shows them. Otherwise another array would get their memory."""
+    new, made = Run.new, list[Any]()
+
+    def noted(*given: Any) -> Any:
+        array = new(*given)
+        made.append(weakref.ref(array))
+        return array
+
+    monkeypatch.setattr(Run, "new", noted)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Add", ["s", "s"], ["y"])]
+    graph = helper.make_graph(nodes, "twice", [x], [helper.make_tensor_value_info("y", TensorProto.INT64, [2])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with DynamicNet(read_graph(model, {"n": Size("n", 1, 6)}).program(), device, artifact) as net:
+        bound = net.bind(np.zeros((3, 4), np.float32))
+        gc.collect()
+        assert len(made) == 2 and all(each() is not None for each in made)
+        (result,) = bound.step()
+        assert result.array.tolist() == [6, 8] and result.extents is None
+        bound.close()
 
 
 def test_models_without_an_operator_say_which_nodes_and_why() -> None:

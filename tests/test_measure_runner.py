@@ -29,7 +29,7 @@ WORKLOAD = Workload.conv2d(n=2, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(CPU, timeout_s=5.0) as runner:
+    with Runner(CPU, timeout_s=3.0) as runner:
         yield runner
 
 
@@ -149,7 +149,7 @@ def test_a_write_outside_the_output_is_a_wrong_answer(runner: Runner, template: 
     ("template", "outcome", "text"),
     [
         (faulty.NullWrite(), Outcome.WORKER_LOST, "SIGSEGV"),
-        (faulty.EndlessKernel(), Outcome.RUN_TIMEOUT, "within 5 s"),
+        (faulty.EndlessKernel(), Outcome.RUN_TIMEOUT, "within 3 s"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -265,7 +265,7 @@ def spoil_the_first_race(
     [
         ({"wrong": {1: "spoiled"}, "worn": "its child processes"}, True),
         ({"wrong": {1: "spoiled"}}, False),
-        ({"wrong": {0: "spoiled", 1: "spoiled", 2: "spoiled"}}, False),
+        ({"wrong": {0: "spoiled", 1: "spoiled"}}, False),
         ({"outcome": Outcome.WORKER_LOST, "times_ns": ()}, True),
     ],
     ids=["a racer forked", "a racer spoiled the memory", "all are wrong", "a racer ended the process"],
@@ -274,9 +274,9 @@ def test_a_racer_that_another_one_may_have_spoiled_races_alone_in_a_fresh_proces
     runner: Runner, monkeypatch: pytest.MonkeyPatch, finds: Mapping[str, Any], judges: bool
 ) -> None:
     raced = spoil_the_first_race(runner, monkeypatch, finds, judges=judges)
-    results = runner.race(WORKLOAD, [build(faulty.PointwiseCpu()) for _ in range(3)])
-    assert [result.outcome for result in results] == [Outcome.OK] * 3
-    assert raced == [3, 1, 1, 1]
+    results = runner.race(WORKLOAD, [build(faulty.PointwiseCpu()) for _ in range(2)])
+    assert [result.outcome for result in results] == [Outcome.OK] * 2
+    assert raced == [2, 1, 1]
 
 
 def test_a_racer_that_wrote_where_it_must_not_is_alone_to_blame(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Array]:
     return computed(NETWORK, tmp_path_factory.mktemp("reductions"))
 
 
+@pytest.mark.long  # builds a network
 @pytest.mark.parametrize("op", REDUCED)
 def test_every_reduction_of_rows_agrees_with_float64(op: str, results: dict[Any, Array]) -> None:
     wanted = REDUCED[op](NETWORK[op].x.astype(np.float64), axis=-1)
@@ -121,6 +122,7 @@ def test_all_axes_agree_with_float64(op: str, axes: list[int] | None, keepdims: 
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+@pytest.mark.long  # builds a network
 @pytest.mark.parametrize(("name", "wanted"), [("an axis of one", lambda x: x), ("an axis of one, L2", np.abs)])
 def test_axes_without_elements_to_combine_leave_the_array(
     name: str, wanted: Callable[[Array], Array], results: dict[Any, Array]
@@ -128,18 +130,21 @@ def test_axes_without_elements_to_combine_leave_the_array(
     np.testing.assert_allclose(results[name], wanted(NETWORK[name].x), rtol=1e-6)
 
 
+@pytest.mark.long  # builds a network
 def test_no_axes_mean_all_or_none(results: dict[Any, Array]) -> None:
     x = NETWORK["no axes"].x
     np.testing.assert_allclose(results["no axes"], [[np.sum(x, dtype=float)]], rtol=1e-6)
     np.testing.assert_array_equal(results["no axes, none"], NETWORK["no axes, none"].x)
 
 
+@pytest.mark.long  # builds a network
 @pytest.mark.parametrize("name", LONG_SUMS)
 def test_sums_of_many_numbers_stay_accurate(name: str, results: dict[Any, Array]) -> None:
     wanted = np.sum(NETWORK[name].x.astype(np.float64), axis=tuple(LONG_SUMS[name][1]), keepdims=True)
     np.testing.assert_allclose(results[name], wanted, rtol=1e-6)
 
 
+@pytest.mark.long  # builds a network
 def test_sums_of_exponentials_do_not_overflow(results: dict[Any, Array]) -> None:
     wanted = np.logaddexp.reduce(LARGE.astype(np.float64), axis=1)
     np.testing.assert_allclose(results["large exponents"], wanted, rtol=1e-6)

@@ -38,14 +38,9 @@ NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[QuantisedNet], Codes]]] = {
 }
 
 
-CASES = [
-    pytest.param(name, form, marks=() if (name, form) == ("one of every layer", "QLinear") else pytest.mark.long)
-    for name in NETWORKS
-    for form in ("QDQ", "QLinear")
-]
-
-
-@pytest.mark.parametrize(("name", "form"), CASES)
+@pytest.mark.long  # each builds a network
+@pytest.mark.parametrize("form", ["QDQ", "QLinear"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_value_is_that_of_whole_numbers(tmp_path: Path, name: str, form: str) -> None:
     shape, make = NETWORKS[name]
     net = QuantisedNet(form, *shape)

@@ -33,7 +33,7 @@ GPU_WORKLOAD = schedsearch.Workload.conv2d(n=2, h=9, w=8, c=16, k=24, r=3, s=3, 
 @pytest.fixture(scope="module")
 def cpu_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     db = tmp_path_factory.mktemp("deploy") / "records.db"
-    schedsearch.tune([CPU_WORKLOAD], db, target="cpu", trials=2, tuner="random")
+    schedsearch.tune([schedsearch.Task(CPU_WORKLOAD, restrict={"threads": [1]})], db, target="cpu", trials=2, tuner="random")
     return db
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bandwidth_support import H200, default, emulated, on_cpu, verdict
+from long_cases import except_long
 
 import schedsearch
 from schedsearch import Workload, elementwise
@@ -126,7 +127,7 @@ def gate(first: int, channels: int = 64) -> Workload:
     return elementwise(y=y, expression="a * sigmoid(b)", inputs=inputs)
 
 
-@pytest.mark.parametrize(("first", "bytes_of_a"), [(64, 16), (68, 8), (65, 2)])
+@pytest.mark.parametrize(("first", "bytes_of_a"), [(64, 16), pytest.param(68, 8, marks=pytest.mark.long), (65, 2)])
 def test_aligned_slices_are_loaded_with_16_bytes_and_others_with_what_their_place_allows(
     first: int, bytes_of_a: int
 ) -> None:
@@ -254,7 +255,7 @@ def test_shorter_formats_are_read_in_place_too(tmp_path: Path, dtype: str) -> No
     np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=3e-2, atol=3e-2)
 
 
-@pytest.mark.parametrize("name", ["uneven", "boxes", "strides", "quantised"])
+@pytest.mark.parametrize("name", except_long(["uneven", "boxes", "strides", "quantised"], long=["uneven", "boxes"]))
 def test_built_networks_read_slices_in_place(tmp_path: Path, name: str) -> None:
     built = CASES[name][0]()
     path = built.save(tmp_path)

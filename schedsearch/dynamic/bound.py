@@ -57,6 +57,7 @@ class BoundNet:
         program = net.program
         net.send(run)
         block = run.new("sizes", (program.words,), "int64")
+        self._block = block  # the kernels write there as long as this run lives, whether or not a result shows part of it
         run.block = arrays.view(block, "sizes").address
         net.device.copy(run.block, net.sizes, WORD * program.words)
         for value in program.values.values():
