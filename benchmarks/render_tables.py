@@ -449,6 +449,23 @@ def networks_graphs(data: dict[str, Any]) -> str:
     return markdown(("network, us", *header), rows)
 
 
+def torch_models(data: dict[str, Any]) -> str:
+    """Models of PyTorch by its backends; times are those of a CUDA graph's replay."""
+    best = [min(row["eager_us"], row["compile_us"]) / row["network_us"] for row in data["rows"]]
+    rows: list[Sequence[object]] = [
+        (
+            row["case"].replace(":", ", batch "),
+            *(f"{row[f'{name}_us']:.0f}" for name in ("eager", "compile", "network")),
+            f"{ratio:.2f}",
+            *(f"{row[f'{name}_error']:.1e}" for name in ("compile", "network")),
+        )
+        for row, ratio in zip(data["rows"], best)
+    ]
+    rows.append(("geometric mean", "", "", "", f"**{common.geometric_mean(best):.2f}**", "", ""))
+    header = ("PyTorch", "torch.compile", "backend of ours", "ratio", "error of torch.compile", "error of ours")
+    return markdown(("model, us", *header), rows)
+
+
 def own_kernels(data: dict[str, Any]) -> str:
     """The examples of kernels of users: the author's choice, the tuned kernel, its share of the limit, peers."""
     rows = [
@@ -465,8 +482,8 @@ def own_kernels(data: dict[str, Any]) -> str:
     return f"{markdown(header, rows)}\n\nHost time in us: {host}; the first call after import takes {first_ms:.1f} ms."
 
 
-def depthwise_sample(data: dict[str, Any]) -> str:
-    """Depthwise layers by default configurations, beside PyTorch's best way and a copy of the same bytes."""
+def depthwise(data: dict[str, Any]) -> str:
+    """Depthwise layers beside PyTorch's best way and a copy of the same bytes."""
     ratios = [row["torch_us"] / row["us"] for row in data["rows"]]
     rows: list[Sequence[object]] = [
         (
@@ -561,10 +578,12 @@ TABLES = {
     "dynamic_ops": Table("dynamic_ops_h200", "dynamic_ops.py", dynamic_ops),
     "dynamic_slice": Table("dynamic_slice_h200", "dynamic_slice.py", dynamic_slice),
     "own_kernels": Table("own_kernels_h200", "own_kernels.py", own_kernels),
-    "depthwise_sample": Table("depthwise_sample_h100", "depthwise.py", depthwise_sample),
+    "depthwise": Table("depthwise_tuned_h100", "depthwise.py", depthwise),
     "data_movement_random": Table("data_movement_random_h100", "data_movement.py --what random", data_movement),
     "bandwidth_ops": Table("bandwidth_ops_h200", "bandwidth_ops.py", bandwidth_ops),
     "networks_graphs": Table("networks_graphs_h200", "networks.py", networks_graphs),
+    "networks_graphs_h100": Table("networks_graphs_h100", "networks.py", networks_graphs),
+    "torch_models": Table("torch_models_h100", "torch_models.py", torch_models),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
 }

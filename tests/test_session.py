@@ -129,6 +129,24 @@ class TestBudget:
         assert 15 <= summary.tasks[0].trials <= 17, "half of the time is kept for the race, and two trials may be under way"
         assert len(world.builder.submitted) >= 40
 
+    def test_the_default_of_the_first_template_is_measured_although_time_is_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is what the task has without tuning, and may be better than all that there was time for."""
+
+        class SlowDefault(FakeBuilder):
+            def poll(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]:
+                late = [each for each in self._queue if each[1].config == Config(z=0)] if not world.runner.measured else []
+                self._queue = [each for each in self._queue if each not in late]
+                done = super().poll(timeout_s)
+                self._queue += late
+                return done
+
+        world = World(templates=(Line(), Square()), make_builder=SlowDefault)
+        monkeypatch.setattr(journal.Journal, "elapsed_s", property(lambda _: 1.0 * len(world.runner.measured)))
+        world.tune(trials=None, time_s=1.0, queue_depth=40)
+        assert Config(z=0) in [config for config, _ in world.runner.measured]
+
     def test_a_task_without_a_result_waits_for_one_although_time_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = World(behaviour=lambda c: square_ns(c) if c.config["x"] == 5 else Outcome.LAUNCH_ERROR)
         monkeypatch.setattr(journal.Journal, "elapsed_s", property(lambda _: 1.0 * len(world.runner.measured)))

@@ -47,6 +47,11 @@ class Proposal:
     started_at: float
     twins: list[Proposal] = field(default_factory=list)  # duplicates that wait for the time of this one
 
+    @property
+    def is_untuned(self) -> bool:
+        """Whether this is what the task gets without tuning: the default of its first template."""
+        return self.arm is self.task.arms[0] and self.config == self.arm.plan.default
+
 
 @dataclass(frozen=True)
 class Lesson:

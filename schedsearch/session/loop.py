@@ -20,7 +20,7 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -174,31 +174,35 @@ class Session:
                 return "trials" if self._trials_left == 0 else "exhausted"
             self._wait()
         self._ready.clear()
-        self._cancel_measurements(self._tasks)
+        self._cancel_measurements(lambda _: True)
         wait(self._measuring)
         self._collect_measurements()
         return "interrupted"
 
     def _drop_the_late(self) -> None:
-        """Time is over: a task that has a result waits for nothing that has not begun."""
-        done = [task for task in self._tasks if task.best_ns is not None]
-        self._ready = deque(each for each in self._ready if each[0].task not in done)
-        self._cancel_measurements(done)
-        late = {token for token, proposal in self._building.items() if proposal.task in done}
+        """Time is over: a task that has a result waits for nothing that has not begun, but for the kernel that it would have
+        without tuning."""
+
+        def is_late(proposal: Proposal) -> bool:
+            return proposal.task.best_ns is not None and not proposal.is_untuned
+
+        self._ready = deque(each for each in self._ready if not is_late(each[0]))
+        self._cancel_measurements(is_late)
+        late = {token for token, proposal in self._building.items() if is_late(proposal)}
         for token in self._builder.withdraw(late):
             del self._building[token]
 
-    def _cancel_measurements(self, tasks: Sequence[TaskState]) -> None:
+    def _cancel_measurements(self, chosen: Callable[[Proposal], bool]) -> None:
         """Takes back what the device has not begun."""
         for future, (proposal, _) in list(self._measuring.items()):
-            if proposal.task in tasks and future.cancel():
+            if chosen(proposal) and future.cancel():
                 del self._measuring[future]
 
     def _give_up(self, task: TaskState, error: Exception) -> None:
         """Nothing of this task can be measured: it gets no more trials, and what it has under way is dropped."""
         task.error = task.error or error
         self._ready = deque(each for each in self._ready if each[0].task is not task)
-        self._cancel_measurements([task])
+        self._cancel_measurements(lambda proposal: proposal.task is task)
 
     def _propose(self) -> None:
         """Keeps the builders fed: asks the arms that deserve it most, up to the queue's depth."""
