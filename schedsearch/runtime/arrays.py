@@ -7,6 +7,7 @@ or DLPack. Nothing is copied.
 from __future__ import annotations
 
 import ctypes
+import functools
 import operator
 import sys
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,13 @@ def view(array: Any, name: str) -> ArrayView:
         device = (array.device.type, array.device.index or 0)
         dtype = from_library(str(array.dtype).removeprefix("torch."))
         return ArrayView(array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, device, "torch")
+    if library == "numpy" and type(array) is sys.modules["numpy"].ndarray and (known := _known(array.dtype)):
+        itemsize, dtype = known
+        strides_bytes = array.strides
+        _check_strides(name, array.shape, strides_bytes, itemsize)
+        address, readonly = array.__array_interface__["data"]
+        strides = tuple(stride // itemsize for stride in strides_bytes)
+        return ArrayView(address, array.shape, strides, dtype, ("cpu", 0), library, readonly)
     if hasattr(array, "__cuda_array_interface__"):
         return _from_interface(array.__cuda_array_interface__, array, ("cuda", _cuda_ordinal(array)), library, name)
     if hasattr(array, "__array_interface__"):
@@ -66,6 +74,20 @@ def view(array: Any, name: str) -> ArrayView:
         f"{name} is a {type(array).__name__}; allowed: a torch, CuPy or NumPy array, or one with DLPack or "
         "__cuda_array_interface__"
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _known(dtype: Any) -> tuple[int, str] | None:
+    """Bytes of an element and our name of a dtype of NumPy; None if it needs a closer look. NumPy makes its name anew every
+    time it is asked."""
+    return (dtype.itemsize, from_library(dtype.name)) if dtype.isnative and dtype.itemsize else None
+
+
+def _check_strides(name: str, shape: Sequence[int], strides_bytes: Sequence[int], itemsize: int) -> None:
+    if any(n > 1 and stride % itemsize for n, stride in zip(shape, strides_bytes)):
+        raise ArgumentError(
+            f"{name} has strides of {strides_bytes} bytes, not whole elements of {itemsize}; make it contiguous"
+        )
 
 
 def _cuda_ordinal(array: Any) -> int:
@@ -90,10 +112,7 @@ def _from_interface(interface: Any, array: Any, device: tuple[str, int], library
             f"{name}, a {type(array).__name__}, has an array interface that makes no sense ({reason:.200}); "
             "give an array of torch, CuPy or NumPy"
         ) from None
-    if any(n > 1 and stride % dtype.itemsize for n, stride in zip(shape, strides_bytes or ())):
-        raise ArgumentError(
-            f"{name} has strides of {strides_bytes} bytes, not whole elements of {dtype.itemsize}; make it contiguous"
-        )
+    _check_strides(name, shape, strides_bytes or (), dtype.itemsize)
     strides = contiguous_strides(shape) if strides_bytes is None else tuple(s // dtype.itemsize for s in strides_bytes)
     declared = getattr(array, "dtype", dtype)  # bfloat16 has no typestr of its own
     dtype_name = from_library(getattr(declared, "name", dtype.name))
