@@ -18,6 +18,7 @@ from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.measure import Builder, Built, Candidate, process, restarts
+from schedsearch.measure.builder import TASKS_PER_WORKER
 from schedsearch.measure.reference import CheckedReference
 from schedsearch.measure.sessions import MARK
 from schedsearch.measurement import Measurement, Outcome
@@ -75,6 +76,14 @@ def test_every_submission_is_reported_once_under_its_token(builder: Builder) -> 
     assert all(isinstance(built, Built) for _, built in results)
     assert builder.pending == 0
     assert builder.poll(5.0) == []  # nothing pending: returns at once
+
+
+def test_what_no_worker_was_given_can_be_taken_back(builder: Builder) -> None:
+    tokens = [builder.submit(candidate(faulty.PointwiseCpu(), step)) for step in (1, 2, 4, 8)]
+    taken = builder.withdraw(tokens[1:])
+    assert taken == set(tokens[TASKS_PER_WORKER:])
+    assert sorted(token for token, _ in builder.drain()) == tokens[:TASKS_PER_WORKER]
+    assert builder.withdraw(tokens) == set(), "all are done"
 
 
 def test_an_illegal_configuration_is_rejected_before_it_is_built(builder: Builder) -> None:
