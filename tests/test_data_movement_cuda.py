@@ -42,6 +42,7 @@ from schedsearch.device import open_device
 from schedsearch.ops import Layout
 from schedsearch.ops.data_movement import DataMovement
 from schedsearch.ops.movement import Box, Factor, Movement, Ragged, permuted, row_strides
+from schedsearch.space import ConfigSpace
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource
 from schedsearch.templates.data_movement.cuda import DataMovementCuda
@@ -266,6 +267,61 @@ def test_threads_that_store_several_vectors_move_every_element(
         assert legal, across
         for config in (legal[0], legal[-1]):
             emulated.check(CUDA.kernel(workload, H200, config), arrays, y, f"{dict(config)}")
+
+
+def random_configs(space: ConfigSpace, rng: np.random.Generator, count: int) -> list[Config]:
+    """Legal configurations that the emulator runs in little time."""
+    found = [config for config in space.sample(60, rng) if config["threads"] <= 128 and config["blocks_per_sm"] <= 2]
+    return found[:count]
+
+
+@pytest.mark.parametrize("distance", range(16))
+def test_bytes_at_any_distance_from_an_aligned_address_are_moved(monkeypatch: pytest.MonkeyPatch, distance: int) -> None:
+    """A slice of odd rows, transposed into y behind bytes that stay as they are."""
+    rng = np.random.default_rng([29, distance])
+    rows, row, columns, at = 37, 75, 43, 5 * distance % 16
+    x = any_bits(rng, (rows, row), 1)
+    y = np.full(rows * columns + 32, 0xA5, np.uint8)
+    y[at : at + rows * columns] = x[:, distance : distance + columns].T.ravel()
+    box = Box.of("x", [Factor(columns, 1, rows), Factor(rows, row, 1)], x_start=distance, y_start=at)
+    moved = Moved(Movement(1, (box,)), {"x": x}, y)
+    emulated = Emulated(monkeypatch, late=bool(distance % 2))
+    ((name, mover),) = movers(moved, H200)
+    for config in (mover.default(), *random_configs(mover.space(), rng, 4)):
+        source = KernelSource("cuda", "native", (mover.step(config, x=name, y="y"),))
+        emulated.check(source, moved.arrays, y, f"{dict(config)}")
+
+
+def blocks_of_pixels(make: Callable[..., Workload], block: int) -> dict[str, int]:
+    """Sizes of an image with 3 channels and 3 x 13 blocks, as depth or as space."""
+    if make is depth_to_space:
+        return {"n": 1, "c": 3 * block**2, "h": 3, "w": 13}
+    return {"n": 1, "c": 3, "h": 3 * block, "w": 13 * block}
+
+
+BYTES: dict[str, Workload] = {
+    "few odd channels to NHWC": layout_transform(n=2, c=23, h=9, w=11, layout="NCHW", to="NHWC", dtype="int8"),
+    "odd channels to NCHW": layout_transform(n=2, c=27, h=9, w=7, layout="NHWC", to="NCHW", dtype="int8"),
+    "one column": transpose(x=(3, 61, 2), permutation=(2, 0, 1), dtype="int8"),
+    "short rows": transpose(x=(5, 7, 3, 2), permutation=(1, 3, 0, 2), dtype="int8"),
+    **{
+        f"{make.__name__} {block} {mode} {layout}": make(**image, block=block, mode=mode, layout=layout, dtype="int8")
+        for make in (depth_to_space, space_to_depth)
+        for block in (2, 3, 4, 5)
+        for mode in ("DCR", "CRD")
+        for layout in ("NCHW", "NHWC")
+        for image in [blocks_of_pixels(make, block)]
+    },
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_of_odd_shapes_are_moved(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    workload, rng = BYTES[name], np.random.default_rng([37, len(name)])
+    arrays, y = of_operator(workload, rng)
+    emulated, space = Emulated(monkeypatch, late=True), CUDA.space(workload, H200)
+    for config in (CUDA.default(workload, H200, space), *random_configs(space, rng, 3)):
+        emulated.check(CUDA.kernel(workload, H200, config), arrays, y, f"{dict(config)}")
 
 
 def test_offsets_beyond_2_to_the_31_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
