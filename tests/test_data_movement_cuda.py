@@ -354,6 +354,27 @@ def test_runs_that_are_not_aligned_are_loaded_from_the_aligned_address_before() 
     assert (s.x_span_bytes, s.x_unit, s.x_chunks, s.pitch) == (128, 2, 9, 144)
 
 
+def test_rows_of_bytes_are_as_far_apart_as_in_x_apart_from_multiples_of_16() -> None:
+    """Planes of 111826 pixels: 2 bytes beyond a multiple of 16."""
+    s = Staging(Move.of(permuted("x", (8, 23, 111826), (0, 2, 1)), 1, 10**8, 10**8), (1, 768, 23), 16, 16)
+    assert (s.x_unit, s.pitch, s.shared_strides) == (2, 784, (0, 1, 784 + 2))
+    assert s.shared_bytes >= 14 + 22 * 786 + 784
+    assert (s.segment, s.segment_ends) == ((1, 23), 1)
+
+
+@pytest.mark.parametrize(
+    ("extents", "segment", "ends"),
+    [((3, 97, 5), (3, 97), 1), ((10, 2, 24), (1, 10), 2), ((2, 3, 9), (2, 3), 3), ((40,), (1, 40), 0)],
+)
+def test_segments_of_a_run_of_bytes(extents: tuple[int, ...], segment: tuple[int, int], ends: int) -> None:
+    """y is one run whose digits have strides in x that do not follow one another; a vector has 16 elements."""
+    in_y = row_strides(extents[::-1])
+    factors = [Factor(extent, 3 * at, to) for extent, at, to in zip(extents[::-1], in_y[::-1], in_y)]
+    s = Staging(Move(1, tuple(factors), 0, 0, (), 10**6, 10**6), extents[::-1], 16, 16)
+    assert len(s.y_run) == len(extents)
+    assert (s.segment, s.segment_ends) == (segment, ends)
+
+
 def test_a_backward_run_starts_at_its_last_element() -> None:
     box = Box.of("x", [Factor(8, -1, 1)], x_start=7)
     s = Staging(Move.of(box, 4, 32, 32), (8,), 16, 16)

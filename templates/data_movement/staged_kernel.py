@@ -9,7 +9,7 @@ y. For each tile
        read several neighbours at once and transpose them in registers (`Staging.across`).
 
 A vector of which the tile does not have all elements, at the ends of a run that is not aligned, is stored element by
-element.
+element. Vectors of bytes have a way of their own (`_segment_storer`).
 """
 
 from __future__ import annotations

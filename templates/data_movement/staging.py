@@ -10,8 +10,9 @@ channels:
 A block loads the runs of x as chunks of up to 16 bytes, from the aligned address before a run to the end of the run, and
 puts them into rows of shared memory as they are. A run may therefore start anywhere. An element then has a place in shared
 memory that is linear in its digits, apart from the run's distance to its aligned address. To store a vector of y, a thread
-collects its elements one by one. An exclusive or permutes the chunks of shared memory, so that threads that collect together
-meet different banks: `Staging.swizzle` counts the conflicts of a few permutations, and takes the one with the fewest.
+collects its elements one by one; bytes, which are many, by segments (`Staging.segment`). An exclusive or permutes the
+chunks of shared memory, so that threads that collect together meet different banks: `Staging.swizzle` counts the conflicts
+of a few permutations, and takes the one with the fewest.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SAMPLED_WARPS = 4
 _LEAST_RUN_BYTES = 2 * SECTOR_BYTES  # of y: one store of a warp then fills sectors, although its rows are apart
 _VECTOR_INSTRUCTIONS, _ELEMENT_INSTRUCTIONS, _ISSUED_PER_CYCLE = 30, 8, 4
 _READ_INSTRUCTIONS, _TURN_INSTRUCTIONS = 4, 10  # of a read for several vectors, and of each vector after it
-_SEGMENT_INSTRUCTIONS, _LINEAR_INSTRUCTIONS, _SWIZZLE_INSTRUCTIONS = 120, 6, 4  # of a vector, and of its elements
+_SEGMENT_INSTRUCTIONS, _LINEAR_INSTRUCTIONS, _SWIZZLE_INSTRUCTIONS = 80, 6, 4  # of a vector, and of its elements
 _MOST_STREAMS = 4  # of a segment
 
 Ints = NDArray[np.int64]
