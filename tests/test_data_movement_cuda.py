@@ -42,6 +42,7 @@ from schedsearch.device import open_device
 from schedsearch.ops import Layout
 from schedsearch.ops.data_movement import DataMovement
 from schedsearch.ops.movement import Box, Factor, Movement, Ragged, permuted, row_strides
+from schedsearch.space import ConfigSpace
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource
 from schedsearch.templates.data_movement.cuda import DataMovementCuda
@@ -268,6 +269,61 @@ def test_threads_that_store_several_vectors_move_every_element(
             emulated.check(CUDA.kernel(workload, H200, config), arrays, y, f"{dict(config)}")
 
 
+def random_configs(space: ConfigSpace, rng: np.random.Generator, count: int) -> list[Config]:
+    """Legal configurations that the emulator runs in little time."""
+    found = [config for config in space.sample(60, rng) if config["threads"] <= 128 and config["blocks_per_sm"] <= 2]
+    return found[:count]
+
+
+@pytest.mark.parametrize("distance", range(16))
+def test_bytes_at_any_distance_from_an_aligned_address_are_moved(monkeypatch: pytest.MonkeyPatch, distance: int) -> None:
+    """A slice of odd rows, transposed into y behind bytes that stay as they are."""
+    rng = np.random.default_rng([29, distance])
+    rows, row, columns, at = 37, 75, 43, 5 * distance % 16
+    x = any_bits(rng, (rows, row), 1)
+    y = np.full(rows * columns + 32, 0xA5, np.uint8)
+    y[at : at + rows * columns] = x[:, distance : distance + columns].T.ravel()
+    box = Box.of("x", [Factor(columns, 1, rows), Factor(rows, row, 1)], x_start=distance, y_start=at)
+    moved = Moved(Movement(1, (box,)), {"x": x}, y)
+    emulated = Emulated(monkeypatch, late=bool(distance % 2))
+    ((name, mover),) = movers(moved, H200)
+    for config in (mover.default(), *random_configs(mover.space(), rng, 4)):
+        source = KernelSource("cuda", "native", (mover.step(config, x=name, y="y"),))
+        emulated.check(source, moved.arrays, y, f"{dict(config)}")
+
+
+def blocks_of_pixels(make: Callable[..., Workload], block: int) -> dict[str, int]:
+    """Sizes of an image with 3 channels and 3 x 13 blocks, as depth or as space."""
+    if make is depth_to_space:
+        return {"n": 1, "c": 3 * block**2, "h": 3, "w": 13}
+    return {"n": 1, "c": 3, "h": 3 * block, "w": 13 * block}
+
+
+BYTES: dict[str, Workload] = {
+    "few odd channels to NHWC": layout_transform(n=2, c=23, h=9, w=11, layout="NCHW", to="NHWC", dtype="int8"),
+    "odd channels to NCHW": layout_transform(n=2, c=27, h=9, w=7, layout="NHWC", to="NCHW", dtype="int8"),
+    "one column": transpose(x=(3, 61, 2), permutation=(2, 0, 1), dtype="int8"),
+    "short rows": transpose(x=(5, 7, 3, 2), permutation=(1, 3, 0, 2), dtype="int8"),
+    **{
+        f"{make.__name__} {block} {mode} {layout}": make(**image, block=block, mode=mode, layout=layout, dtype="int8")
+        for make in (depth_to_space, space_to_depth)
+        for block in (2, 3, 4, 5)
+        for mode in ("DCR", "CRD")
+        for layout in ("NCHW", "NHWC")
+        for image in [blocks_of_pixels(make, block)]
+    },
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_of_odd_shapes_are_moved(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    workload, rng = BYTES[name], np.random.default_rng([37, len(name)])
+    arrays, y = of_operator(workload, rng)
+    emulated, space = Emulated(monkeypatch, late=True), CUDA.space(workload, H200)
+    for config in (CUDA.default(workload, H200, space), *random_configs(space, rng, 3)):
+        emulated.check(CUDA.kernel(workload, H200, config), arrays, y, f"{dict(config)}")
+
+
 def test_offsets_beyond_2_to_the_31_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last tile of a transposition of 5 x 2**31 elements."""
     monkeypatch.setattr(tile_places, "types", TYPES)
@@ -296,6 +352,27 @@ def test_runs_that_are_not_aligned_are_loaded_from_the_aligned_address_before() 
     """Rows of 361 pixels of 2 bytes: they begin at any even address, so that 128 bytes take up to 9 loads."""
     s = Staging(Move.of(permuted("x", (1, 64, 361), (0, 2, 1)), 2, 10**6, 10**6), (64, 64), 16, 16)
     assert (s.x_span_bytes, s.x_unit, s.x_chunks, s.pitch) == (128, 2, 9, 144)
+
+
+def test_rows_of_bytes_are_as_far_apart_as_in_x_apart_from_multiples_of_16() -> None:
+    """Planes of 111826 pixels: 2 bytes beyond a multiple of 16."""
+    s = Staging(Move.of(permuted("x", (8, 23, 111826), (0, 2, 1)), 1, 10**8, 10**8), (1, 768, 23), 16, 16)
+    assert (s.x_unit, s.pitch, s.shared_strides) == (2, 784, (0, 1, 784 + 2))
+    assert s.shared_bytes >= 14 + 22 * 786 + 784
+    assert (s.segment, s.segment_ends) == ((1, 23), 1)
+
+
+@pytest.mark.parametrize(
+    ("extents", "segment", "ends"),
+    [((3, 97, 5), (3, 97), 1), ((10, 2, 24), (1, 10), 2), ((2, 3, 9), (2, 3), 3), ((40,), (1, 40), 0)],
+)
+def test_segments_of_a_run_of_bytes(extents: tuple[int, ...], segment: tuple[int, int], ends: int) -> None:
+    """y is one run whose digits have strides in x that do not follow one another; a vector has 16 elements."""
+    in_y = row_strides(extents[::-1])
+    factors = [Factor(extent, 3 * at, to) for extent, at, to in zip(extents[::-1], in_y[::-1], in_y)]
+    s = Staging(Move(1, tuple(factors), 0, 0, (), 10**6, 10**6), extents[::-1], 16, 16)
+    assert len(s.y_run) == len(extents)
+    assert (s.segment, s.segment_ends) == (segment, ends)
 
 
 def test_a_backward_run_starts_at_its_last_element() -> None:

@@ -33,6 +33,7 @@ class DataMovementCuda(Template):
     """
 
     name = "data_movement_cuda"
+    version = 2
     op = "transpose"
     kind = "cuda"
 

@@ -9,7 +9,7 @@ y. For each tile
        read several neighbours at once and transpose them in registers (`Staging.across`).
 
 A vector of which the tile does not have all elements, at the ends of a run that is not aligned, is stored element by
-element.
+element. Vectors of bytes have a way of their own (`_segment_storer`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def staged_kernel(s: Staging, schedule: Schedule) -> Callable[..., None]:
     held_words = 1 if late else -(-s.loads // schedule.threads) * moves.words_of(s.load_bytes)
     found_words, one_words = moves.words_of(s.store_bytes), moves.words_of(s.p.element_bytes)
     load_tile = _tile_copier(s, schedule) if late else _tile_loader(s, schedule)
-    store_tile = _tile_storer(s, schedule) if s.across == 1 else _square_storer(s, schedule)
+    storer = _segment_storer if s.linear else _tile_storer if s.across == 1 else _square_storer
+    store_tile = storer(s, schedule)
+    if s.linear:
+        one_words += s.segment[0] * (s.segment_ends + 1)
     if s.across > 1:
         one_words = s.store_bytes // s.p.element_bytes * moves.words_of(s.across * s.p.element_bytes)
     wait_for_all, wait_for_one = ptx.cp_async_wait(0), ptx.cp_async_wait(1)
@@ -118,6 +121,8 @@ def _chunk_of(s: Staging, along_y: bool) -> Callable[[Any, Any], Any]:
     row_x, read_row, span = load_limits(s, along_y)
     shift_of, swizzle = _distance(load_bytes, s.x_unit), _swizzle(s.swizzle)
     clips = s.x_unit < load_bytes or bool(s.p.ragged) or s.backwards or x_bytes % load_bytes > 0
+    linear, aligned = s.linear, -load_bytes
+    row_shared = digit_sum(s.extents(s.x_rows), [s.shared_strides[i] for i in s.x_rows])
 
     def chunk(tile: Any, number: Any) -> Any:
         row = types.uint32(number // types.uint32(x_chunks))
@@ -133,7 +138,11 @@ def _chunk_of(s: Staging, along_y: bool) -> Callable[[Any, Any], Any]:
             count = types.int32(min(types.int64(load_bytes), types.int64(x_bytes) - from_byte))
         if not valid:
             count = types.int32(0)
-        return types.uint32(swizzle(types.int32(row * pitch + at))), from_byte, count
+        if linear:
+            place = types.int32((shift_of(tile_x(tile)) + row_shared(row)) & aligned)
+        else:
+            place = types.int32(row * pitch)
+        return types.uint32(swizzle(types.int32(place + at))), from_byte, count
 
     return chunk
 
@@ -211,6 +220,96 @@ def _tile_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
                                 store_one(one, 0, types.uint64(y + types.uint64(to_byte + j * element)))
                 else:
                     store(found, 0, types.uint64(y + to_byte))
+
+    return store_tile
+
+
+def _segment_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
+    """`store_tile(found, one, y, tile, shared, thread)` for elements of one byte (`Staging.linear`).
+
+    A vector finds its digits once. Element j has the place of the first one of its stream, and a constant; behind each end
+    of a segment it has another first one. A vector that goes beyond an end of the run is collected within the run, as all
+    others are, and what belongs to it is stored in parts. Only runs shorter than a vector are stored byte by byte.
+    """
+    vector, threads, stores, y_chunks = s.store_bytes, schedule.threads, s.stores, s.y_chunks
+    turns, exact = -(-stores // threads), stores % threads == 0
+    tile_x, tile_y = tile_offsets(s, schedule.along_y)
+    row_y, written_row, run_end = store_limits(s, schedule.along_y)
+    shift_of, x_shift_of, in_parts = _distance(vector, s.y_unit), _distance(s.load_bytes, s.x_unit), s.partial_vectors
+    row_shared = digit_sum(s.extents(s.y_rows), [s.shared_strides[i] for i in s.y_rows], s.shared_start)
+    strides, extents = [s.shared_strides[i] for i in s.y_run] or [0], s.extents(s.y_run) or (1,)
+    run_shared = digit_sum(extents, strides)
+    (streams, length), ends = s.segment, s.segment_ends
+    digits = 2 if streams > 1 else 1
+    elements, step = streams * length, strides[digits - 1]
+    in_segment = digit_sum(extents[:digits], strides[:digits])
+    of_segment = digit_sum(extents[digits:], strides[digits:])
+    swizzle, swizzled = _swizzle(s.swizzle), s.swizzle > 0
+    ends_of_runs = s.run_ends
+    fits, short = max(ends_of_runs) >= vector, min(ends_of_runs) < vector
+    part = math.gcd(4, s.y_unit, *ends_of_runs)  # what vectors that are not whole are stored in
+    load, store = moves.load_shared(1), moves.store_global(vector, schedule.streaming)
+    store_part, part_of = moves.store_global(part, schedule.streaming), _element_of(part)
+    store_one = moves.store_global(1, schedule.streaming)
+    pair, two_pairs = moves.permute_bytes(0x0040), moves.permute_bytes(0x5410)
+
+    def collect(found: Any, one: Any, of_row: Any, first: Any, shared: Any) -> None:
+        number = types.uint32(types.uint32(first) // types.uint32(elements))
+        within = types.int32(first - types.int32(number) * types.int32(elements))
+        before_end = types.int32(elements - within)
+        for i in range(streams):
+            start = types.int32(of_row + in_segment(types.int32(within + i)))
+            for t in range(ends + 1):
+                segment = of_segment(types.uint32(number + types.uint32(t)))
+                at = types.int32(start + segment - types.int32(t * length * step))
+                one[1 + i * (ends + 1) + t] = types.uint32(at) if swizzled else types.uint32(shared + types.uint32(at))
+        for j in range(vector):
+            t = j // elements
+            base = one[1 + j % streams * (ends + 1) + min(t, ends)]
+            if t < ends and j - t * elements >= before_end:
+                base = one[1 + j % streams * (ends + 1) + t + 1]
+            at = types.uint32(base + types.uint32(j // streams * step))
+            if swizzled:
+                at = types.uint32(shared + types.uint32(swizzle(types.int32(at))))
+            load(one, 0, at)
+            if j % 4 == 0:
+                low = one[0]
+            elif j % 4 == 1:
+                low = pair(low, one[0])
+            elif j % 4 == 2:
+                high = one[0]
+            else:
+                found[j // 4] = two_pairs(low, pair(high, one[0]))
+
+    def store_tile(found: Any, one: Any, y: Any, tile: Any, shared: Any, thread: Any) -> None:
+        x_shift, y_at = x_shift_of(tile_x(tile)), tile_y(tile)
+        for i in range(turns):
+            item = types.uint32(thread + types.uint32(i * threads))
+            row = types.uint32(item // types.uint32(y_chunks))
+            chunk = types.int32(item - row * types.uint32(y_chunks))
+            to_row = types.int64(y_at + row_y(row))
+            shift = shift_of(to_row)
+            first = types.int32(chunk * vector - shift)
+            end = run_end(tile)
+            if (exact or item < stores) and written_row(tile, row) and first < end:
+                of_row = types.int32(x_shift + row_shared(row))
+                to_run = types.uint64(y + to_row)
+                if fits and end >= vector:
+                    from_e = types.int32(max(types.int32(0), min(first, types.int32(end - vector)))) if in_parts else first
+                    collect(found, one, of_row, from_e, shared)
+                    if in_parts and from_e != first:
+                        for j in range(0, vector, part):
+                            e = types.int32(from_e + j)
+                            if e >= first and e < first + vector:
+                                part_of(one, found, j // part)
+                                store_part(one, 0, types.uint64(to_run + types.uint64(e)))
+                    else:
+                        store(found, 0, types.uint64(to_run + types.uint64(types.int64(first))))
+                elif short:
+                    for e in range(max(first, types.int32(0)), min(types.int32(first + vector), end)):
+                        at = types.int32(of_row + run_shared(types.int32(e)))
+                        load(one, 0, types.uint32(shared + types.uint32(swizzle(at))))
+                        store_one(one, 0, types.uint64(to_run + types.uint64(types.int64(e))))
 
     return store_tile
 

@@ -10,8 +10,9 @@ channels:
 A block loads the runs of x as chunks of up to 16 bytes, from the aligned address before a run to the end of the run, and
 puts them into rows of shared memory as they are. A run may therefore start anywhere. An element then has a place in shared
 memory that is linear in its digits, apart from the run's distance to its aligned address. To store a vector of y, a thread
-collects its elements one by one. An exclusive or permutes the chunks of shared memory, so that threads that collect together
-meet different banks: `Staging.swizzle` counts the conflicts of a few permutations, and takes the one with the fewest.
+collects its elements one by one; bytes, which are many, by segments (`Staging.segment`). An exclusive or permutes the
+chunks of shared memory, so that threads that collect together meet different banks: `Staging.swizzle` counts the conflicts
+of a few permutations, and takes the one with the fewest.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _SAMPLED_WARPS = 4
 _LEAST_RUN_BYTES = 2 * SECTOR_BYTES  # of y: one store of a warp then fills sectors, although its rows are apart
 _VECTOR_INSTRUCTIONS, _ELEMENT_INSTRUCTIONS, _ISSUED_PER_CYCLE = 30, 8, 4
 _READ_INSTRUCTIONS, _TURN_INSTRUCTIONS = 4, 10  # of a read for several vectors, and of each vector after it
+_SEGMENT_INSTRUCTIONS, _LINEAR_INSTRUCTIONS, _SWIZZLE_INSTRUCTIONS = 80, 6, 4  # of a vector, and of its elements
+_MOST_STREAMS = 4  # of a segment
 
 Ints = NDArray[np.int64]
 
@@ -151,8 +154,11 @@ class Staging:
 
     @functools.cached_property
     def shared_bytes(self) -> int:
-        octet = 8 * CHUNK_BYTES
-        return -(-self.pitch * math.prod(self.extents(self.x_rows)) // octet) * octet
+        octet, nbytes = 8 * CHUNK_BYTES, self.pitch * math.prod(self.extents(self.x_rows))
+        if self.linear:
+            last = sum((self.tile[i] - 1) * self.shared_strides[i] for i in self.x_rows)
+            nbytes = last + self.pitch + self.load_bytes - self.x_unit
+        return -(-nbytes // octet) * octet
 
     @functools.cached_property
     def shared_strides(self) -> tuple[int, ...]:
@@ -161,6 +167,8 @@ class Staging:
         for i in self.x_run:
             strides[i] = self.p.factors[i].x * self.p.element_bytes
         for i in self.x_rows:
+            if self.linear:
+                apart += (self.p.factors[i].x * self.p.element_bytes - apart) % self.load_bytes
             strides[i] = apart
             apart *= self.tile[i]
         return tuple(strides)
@@ -192,18 +200,51 @@ class Staging:
     def partial_vectors(self) -> bool:
         """Whether some vector of y has elements that the tile does not have, so that it is stored in parts."""
         vector = self.store_bytes // self.p.element_bytes
-        last = self.y_run[-1] if self.y_run else None
-        ends = [self.run_elements]
-        if last in self.partial:
-            inner = self.run_elements // self.tile[last]
-            ends.append(self.p.factors[last].extent % self.tile[last] * inner)
         ragged = any(self.p.factors[i].axis >= 0 and self.ends(self.p.factors[i].axis) for i in self.y_run)
-        return self.y_unit < self.store_bytes or any(end % vector for end in ends) or ragged
+        return self.y_unit < self.store_bytes or any(end % vector for end in self.run_ends) or ragged
+
+    @functools.cached_property
+    def run_ends(self) -> tuple[int, ...]:
+        """Elements of a run of y: of a full tile, and of the last one if that is not full."""
+        last = self.y_run[-1] if self.y_run else None
+        if last not in self.partial:
+            return (self.run_elements,)
+        inner = self.run_elements // self.tile[last]
+        return self.run_elements, self.p.factors[last].extent % self.tile[last] * inner
 
     def ends(self, axis: int) -> bool:
         """Whether y ends along a ragged axis before its factors do."""
         own = [factor for factor in self.p.factors if factor.axis == axis]
         return self.p.ragged[axis].written < 1 + sum((factor.extent - 1) * factor.unit for factor in own)
+
+    # ---- segments of a run of y
+
+    @functools.cached_property
+    def linear(self) -> bool:
+        """Whether vectors of y are collected by segments (`segment`), which is for elements of one byte.
+
+        Rows in shared memory are then as far apart as in x, apart from multiples of `load_bytes`: what the first of them is
+        away from its aligned address, all are, and an element's place is linear in its digits.
+        """
+        return self.p.element_bytes == 1 and not self.p.ragged and self.across == 1
+
+    @functools.cached_property
+    def segment(self) -> tuple[int, int]:
+        """Streams and length of a segment of a run of y: element m of it is element m // streams of stream m % streams.
+
+        The elements of a stream are equally far apart. A short first digit of the run makes streams, such as the columns of
+        blocks of pixels. The digits after them are those of segments.
+        """
+        extents = self.extents(self.y_run) or (1,)
+        if len(extents) > 1 and extents[0] <= _MOST_STREAMS:
+            return extents[0], extents[1]
+        return 1, extents[0]
+
+    @functools.cached_property
+    def segment_ends(self) -> int:
+        """How many ends of segments a vector of y may go beyond."""
+        elements = math.prod(self.segment)
+        return -(-(self.store_bytes - 1) // elements) if self.run_elements > elements else 0
 
     # ---- several vectors of a thread
 
@@ -252,8 +293,11 @@ class Staging:
         """
         vectors = CHUNK_BYTES // self.store_bytes
         elements = self.store_bytes // self.p.element_bytes
-        if self.across == 1:
-            per_vector: float = _VECTOR_INSTRUCTIONS + _ELEMENT_INSTRUCTIONS * elements
+        if self.linear:
+            each = _LINEAR_INSTRUCTIONS + (_SWIZZLE_INSTRUCTIONS if self.swizzle else 0)
+            per_vector: float = _SEGMENT_INSTRUCTIONS + each * elements
+        elif self.across == 1:
+            per_vector = _VECTOR_INSTRUCTIONS + _ELEMENT_INSTRUCTIONS * elements
         else:
             per_vector = (_VECTOR_INSTRUCTIONS + _READ_INSTRUCTIONS * elements) / self.across + _TURN_INSTRUCTIONS
         issue = _SAMPLED_WARPS * vectors * per_vector / _ISSUED_PER_CYCLE
@@ -263,7 +307,9 @@ class Staging:
     def _best(self) -> tuple[int, int]:
         places = self._sampled_places()
         nbytes = self.across * self.p.element_bytes
-        return min((_wavefronts(_swizzled(places, shift), nbytes), shift) for shift in (0, *_SWIZZLES))
+        found = [(_wavefronts(_swizzled(places, shift), nbytes), shift) for shift in (0, *_SWIZZLES)]
+        extra = len(places) * _SWIZZLE_INSTRUCTIONS // _ISSUED_PER_CYCLE if self.linear else 0  # what a swizzle has to save
+        return min(found, key=lambda each: (each[0] + (extra if each[1] else 0), each[1]))
 
     def _sampled_places(self) -> Ints:
         """(access, lane): the bytes of shared memory that warps collect together."""
