@@ -76,7 +76,7 @@ class RunStart:
         target: key of the device.
         tasks: in the order in which later events count them.
         trials: what the run may still spend over all tasks, None without such a limit.
-        time_s: after which the search ends, None without such a limit.
+        time_s: for the search and the final races, None without such a limit.
         resumed: trials that earlier runs spent on these tasks and that count.
         device: facts about the device, `Target.facts`.
         options: how the run searches, the fields of `schedsearch.session.options.Options`.
