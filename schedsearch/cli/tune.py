@@ -55,7 +55,7 @@ class Duration(click.ParamType["float"]):
     "--target", "selector", metavar="TARGET", help="auto, cpu, cuda or cuda:N. With --dry-run also a100, h200, b200."
 )
 @click.option("--trials", metavar="N", type=AtLeast(1), help="Trials per task; all tasks share the sum.")
-@click.option("--time", "time_s", metavar="TIME", type=Duration(), help="For the search and the final races, e.g. 90s, 10m, 1h30m.")
+@click.option("--time", "time_s", metavar="TIME", type=Duration(), help="For search and final races, e.g. 90s, 10m, 1h30m.")
 @click.option("--tuner", type=click.Choice(list(TUNERS)), help="xgb (models), ga (genetic), annealing, random or grid.")
 @mode_option
 @click.option("--seed", metavar="N", type=AtLeast(0), help="Seed of every random choice.")
