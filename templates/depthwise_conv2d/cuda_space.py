@@ -30,7 +30,8 @@ MOST_SUMS = 128
 OTHER_REGISTERS = 26  # addresses, coordinates, predicates
 REGISTERS = (64, 96, 128, 168, 255)
 
-TILES = (1, 2, 4, 8, 16)
+HEIGHTS = (1, 2, 4, 7, 8)  # of a patch, in units of a gradient's stride
+WIDTHS = (1, 2, 4, 7, 8, 14, 16)
 ACROSS = (1, 2, 4, 7, 8, 14, 16, 28, 32)
 DOWN = (1, 2, 4, 7, 8, 14, 16, 32)
 LANES = (1, 2, 4, 8, 16, 32, 64)
@@ -146,8 +147,8 @@ def knobs_of(shape: Shape) -> list[Knob]:
     unit_h, unit_w = shape.rows.down, shape.columns.down
     return [
         Knob("vector", shape.vectors, "channels of a thread, neighbours in memory"),
-        Knob("tile_h", tuple(unit_h * n for n in TILES[:4]), "rows of a patch, which a thread computes at once"),
-        Knob("tile_w", tuple(unit_w * n for n in TILES), "columns of a patch"),
+        Knob("tile_h", tuple(unit_h * n for n in HEIGHTS), "rows of a patch, which a thread computes at once"),
+        Knob("tile_w", tuple(unit_w * n for n in WIDTHS), "columns of a patch"),
         Knob("channels", LANES, "threads of a block along the channels"),
         Knob("columns", ACROSS, "threads of a block along the columns"),
         Knob("rows", DOWN, "threads of a block along the rows"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Patch, Piece, filter_pieces
+from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Axis, Patch, Piece, filter_pieces
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import BYTES
 
@@ -322,9 +322,21 @@ class Rows:
             self._pieces: Sequence[Piece] = [Piece(column, 1) for column in wanted]
         else:
             self._pieces = patch.source_pieces
-        self._columns = [text.one("b32") for _ in self._pieces] if tested else []
-        for register, piece in zip(self._columns, self._pieces):
-            text.add(f"add.s32 {register}, $column, {piece.first};")
+        rows, columns = patch.rows, patch.columns
+        one_round = patch.tap_h == rows.taps, patch.tap_w == columns.taps
+
+        def tests(axis: Axis, tile: int, source: int, known: bool) -> tuple[int, int] | None:
+            """None if the source is inside in every patch; sources with equal tests need one of them."""
+            found = axis.outside(tile, source) if known else (source, source)
+            return found if any(found) or not known else None
+
+        self._row_tests = {row: tests(rows, patch.tile_h, row, one_round[0]) for row in patch.row_meetings}
+        self._piece_tests = [tests(columns, patch.tile_w, piece.first, one_round[1]) for piece in self._pieces]
+        self._columns: dict[tuple[int, int] | None, str] = {None: ""}  # test -> register with a column to be tested
+        for test, piece in zip(self._piece_tests if tested else (), self._pieces):
+            if test not in self._columns:
+                self._columns[test] = text.one("b32")
+                text.add(f"add.s32 {self._columns[test]}, $column, {piece.first};")
 
     def take(self, row: int) -> dict[int, list[str]]:
         """column -> float32 registers of its channels, in one row; rows are taken in order."""
@@ -340,13 +352,14 @@ class Rows:
 
     def _load(self, row: int) -> None:
         text, patch = self._text, self._patch
-        row_inside = inside_of(text, "$row", row, patch.rows.sources) if self._tested else ""
-        loads = []
-        for number, piece in enumerate(self._pieces):
-            inside = ""
-            if self._tested:
-                inside = text.one("pred")
-                text.add(f"setp.lt.and.u32 {inside}, {self._columns[number]}, {patch.columns.sources}, {row_inside};")
+        row_inside = ""
+        if self._tested and self._row_tests[row]:
+            row_inside = inside_of(text, "$row", row, patch.rows.sources)
+        insides, loads = {None: row_inside}, []
+        for test, piece in zip(self._piece_tests, self._pieces):
+            if self._tested and test not in insides:
+                insides[test] = inside_of(text, self._columns[test], 0, patch.columns.sources, row_inside)
+            inside = insides[test] if self._tested else ""
             offset = (row * patch.source[0] + piece.first * patch.source[1]) * patch.nbytes
             at, count, zero = f"{self._base}+{offset}", patch.vector * piece.length, _source_zero(patch)[0]
             loads.append((piece, text.load(at, patch.dtype, count, inside, zero_point=zero)))
@@ -369,12 +382,11 @@ def add_products(patch: Patch) -> Callable[..., None]:
     guard = _targets_outside(text, patch)
     to = _address(text, "$target", "$target_row", "$target_column", patch.target, patch.nbytes)
     factors: dict[tuple[int, int], list[str]] = {}
-    moved = [Piece(i, 1) for i in range(patch.tile_w)] if patch.channels_last else patch.target_pieces
-    loaded = []
-    for row in range(patch.tile_h):
-        row_inside = inside_of(text, "$target_row", row, patch.rows.targets)
+    moved, loaded = _moved(patch), []
+    for row in range(patch.target_rows):
+        row_inside = target_inside(text, "$target_row", row, patch.rows, patch.tile_h)
         for piece in moved:
-            inside = inside_of(text, "$target_column", piece.first, patch.columns.targets, row_inside)
+            inside = target_inside(text, "$target_column", piece.first, patch.columns, patch.tile_w, row_inside)
             offset = (row * patch.target[0] + piece.first * patch.target[1]) * patch.nbytes
             loaded.append((row, piece, text.load(f"{to}+{offset}", patch.dtype, patch.vector * piece.length, inside)))
     rows = Rows(text, patch, base, tested=True)
@@ -398,11 +410,11 @@ def add_products(patch: Patch) -> Callable[..., None]:
 
 def _targets_outside(text: Text, patch: Patch) -> Callable[[int, int], str]:
     """(row, column) of a target -> the guard of its products. Only the last patch of an axis reaches beyond the image."""
-    exist, axes = [], (("row", patch.rows.targets, patch.tile_h), ("column", patch.columns.targets, patch.tile_w))
-    for name, targets, tile in axes:
-        exist.append(text.one("pred") if targets % tile else "")
+    exist, axes = [], (("row", patch.rows, patch.tile_h), ("column", patch.columns, patch.tile_w))
+    for name, axis, tile in axes:
+        exist.append(text.one("pred") if axis.targets % tile and axis.patches(tile) > 1 else "")
         if exist[-1]:
-            text.add(f"setp.le.s32 {exist[-1]}, $target_{name}, {targets - tile};")
+            text.add(f"setp.le.s32 {exist[-1]}, $target_{name}, {axis.targets - tile};")
     return _guards(text, exist[0], patch.rows.targets % patch.tile_h, exist[1], patch.columns.targets % patch.tile_w)
 
 
@@ -429,22 +441,22 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
         text.add(*stages.begin)
     values = {
         (row, column): [f"$sums[{(row * patch.tile_w + column) * patch.vector + i}]" for i in range(patch.vector)]
-        for row in range(patch.tile_h)
-        for column in range(patch.tile_w)
+        for row in range(patch.target_rows)
+        for column in range(patch.target_columns)
     }
     if patch.dtype in BYTES:
         values = {place: _whole(text, sums) for place, sums in values.items()}
     most = VECTOR_BYTES // size  # elements of a store; y may have wider ones than x
-    moved = [Piece(i, 1) for i in range(patch.tile_w)] if patch.channels_last else patch.target_pieces
-    for row in range(patch.tile_h):
-        row_inside = inside_of(text, "$row", row, patch.rows.targets)
+    moved = _moved(patch)
+    for row in range(patch.target_rows):
+        row_inside = target_inside(text, "$row", row, patch.rows, patch.tile_h)
         for piece in moved:
-            inside = inside_of(text, "$column", piece.first, patch.columns.targets, row_inside)
+            inside = target_inside(text, "$column", piece.first, patch.columns, patch.tile_w, row_inside)
             results = []
             for column in range(piece.first, piece.first + piece.length):
                 results += values[row, column]
                 if stages:
-                    text.add(*stages.of_pixel(values[row, column], row, column, inside))
+                    text.add(*stages.of_pixel(values[row, column], row, column, inside or "always"))
             offset = (row * patch.target[0] + piece.first * patch.target[1]) * size
             if accumulate:
                 loaded = text.load(f"{old}+{offset}", out_dtype, len(results), inside)
@@ -455,6 +467,18 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
     body = text.block()
     unused = [f"${name}" for name in ins if f"${name}" not in body]
     return device_op("finish", body + " // unused: " + " ".join(unused), inout={"sums": ("f32", patch.sums)}, ins=ins)
+
+
+def _moved(patch: Patch) -> Sequence[Piece]:
+    """Accesses that move a row of targets of a patch."""
+    return [Piece(i, 1) for i in range(patch.target_columns)] if patch.channels_last else patch.target_pieces
+
+
+def target_inside(text: Text, first: str, more: int, axis: Axis, tile: int, also: str = "") -> str:
+    """A predicate as of `inside_of`, or `also` if no patch of `tile` targets, which starts inside of the image, needs a test."""
+    if axis.patches(tile) == 1 or axis.targets % tile == 0 or more < axis.targets % tile:
+        return also
+    return inside_of(text, first, more, axis.targets, also)
 
 
 def _whole(text: Text, sums: Sequence[str]) -> list[str]:
@@ -480,8 +504,10 @@ def _address(text: Text, base: str, row: str, column: str, strides: tuple[int, i
 
 def inside_of(text: Text, first: str, more: int, extent: int, also: str = "") -> str:
     """A predicate: 0 <= first + more < extent, and `also`."""
-    at, inside = text.one("b32"), text.one("pred")
-    text.add(f"add.s32 {at}, {first}, {more};")
+    at, inside = first, text.one("pred")
+    if more:
+        at = text.one("b32")
+        text.add(f"add.s32 {at}, {first}, {more};")
     both = f"setp.lt.and.u32 {inside}, {at}, {extent}, {also};" if also else f"setp.lt.u32 {inside}, {at}, {extent};"
     text.add(both)
     return inside

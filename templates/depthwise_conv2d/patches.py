@@ -69,6 +69,22 @@ class Axis:
                     found.setdefault(source, []).append((target, tap))
         return dict(sorted(found.items()))
 
+    def patches(self, tile: int) -> int:
+        """Patches of `tile` targets."""
+        return -(-self.targets // tile)
+
+    def outside(self, tile: int, source: int) -> tuple[int, int]:
+        """How many of the first patches, and of the last ones, have a source outside of the image.
+
+        Args:
+            tile: targets of a patch.
+            source: relative to the first one of a patch.
+        """
+        step, count = tile * self.up // self.down, self.patches(tile)
+        before = min(count, max(0, -(source // step)))
+        inside = min(count, max(0, -((source - self.sources) // step)))  # patches that start early enough
+        return before, count - inside
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -128,31 +144,56 @@ class Patch:
 
     @cached_property
     def row_meetings(self) -> dict[int, list[tuple[int, int]]]:
-        return self.rows.meetings(self.tile_h, self.tap_h)
+        return _existing(self.rows, self.tile_h, self.tap_h)
 
     @cached_property
     def column_meetings(self) -> dict[int, list[tuple[int, int]]]:
-        return self.columns.meetings(self.tile_w, self.tap_w)
+        return _existing(self.columns, self.tile_w, self.tap_w)
+
+    @property
+    def target_rows(self) -> int:
+        """Rows of the patch, without those that no patch has inside of the image."""
+        return min(self.tile_h, self.rows.targets)
+
+    @property
+    def target_columns(self) -> int:
+        return min(self.tile_w, self.columns.targets)
 
     @cached_property
     def source_pieces(self) -> tuple[Piece, ...]:
         """Accesses that load a row of sources of a plane; relative to the first source."""
         axis, several = self.columns, self.tap_w < self.columns.taps
         apart = 1 if several else self.tile_w * axis.up // axis.down
+        if not several and axis.patches(self.tile_w) == 1:
+            apart = 0
         return pieces(self.column_meetings, math.gcd(axis.sources, apart), self.nbytes)
 
     @cached_property
     def target_pieces(self) -> tuple[Piece, ...]:
         """Accesses that move a row of targets of a plane."""
-        return pieces(range(self.tile_w), math.gcd(self.columns.targets, self.tile_w), self.nbytes)
+        columns = self.target_columns
+        return pieces(range(columns), math.gcd(self.columns.targets, columns), self.nbytes)
 
     @property
     def alignments(self) -> tuple[int, int]:
         """Bytes of which the addresses of the source and target must be multiples."""
         if self.channels_last:
             return self.vector * self.nbytes, self.vector * self.nbytes
-        source, target = (max(piece.length for piece in each) for each in (self.source_pieces, self.target_pieces))
+        source, target = (max((piece.length for piece in each), default=1) for each in (self.source_pieces, self.target_pieces))
         return source * self.nbytes, target * self.nbytes
+
+
+def _existing(axis: Axis, tile: int, taps: int) -> dict[int, list[tuple[int, int]]]:
+    """`Axis.meetings`; those inside of the image only, if one patch and one round of taps cover the axis."""
+    found = axis.meetings(tile, taps)
+    if taps < axis.taps or axis.patches(tile) > 1:
+        return found
+    inside = {
+        source: [(target, tap) for target, tap in pairs if target < axis.targets]
+        for source, pairs in found.items()
+        if 0 <= source < axis.sources
+    }
+    return {source: pairs for source, pairs in inside.items() if pairs}
 
 
 def arrays_of(workload: Workload) -> tuple[str, str, str]:

@@ -39,27 +39,15 @@ class Strip:
         """Columns of the targets."""
         return self.patch.columns.targets
 
-    @cached_property
+    @property
     def columns(self) -> dict[int, list[tuple[int, int]]]:
-        """`Patch.column_meetings` of the columns that exist."""
-        found = {}
-        for source, meetings in self.patch.column_meetings.items():
-            existing = [(target, tap) for target, tap in meetings if target < self.width]
-            if existing and 0 <= source < self.patch.columns.sources:
-                found[source] = existing
-        return found
+        """`Patch.column_meetings`: those that exist."""
+        return self.patch.column_meetings
 
-    @cached_property
+    @property
     def rows(self) -> dict[int, list[tuple[int, int]]]:
-        """`Patch.row_meetings`, of the rows that exist if the strip is alone."""
-        if not self.alone:
-            return self.patch.row_meetings
-        axis, found = self.patch.rows, {}
-        for source, meetings in self.patch.row_meetings.items():
-            existing = [(target, tap) for target, tap in meetings if target < axis.targets]
-            if existing and 0 <= source < axis.sources:
-                found[source] = existing
-        return found
+        """`Patch.row_meetings`: of a strip that is alone, those that exist."""
+        return self.patch.row_meetings
 
     @cached_property
     def source_pieces(self) -> tuple[Piece, ...]:
