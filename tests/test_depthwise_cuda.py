@@ -12,6 +12,8 @@ import pytest
 from conv2d_numpy import KINDS, check_schedules
 from depthwise_cuda_support import H200, KERNEL_MODULES, assert_compiles, emulate, run_on_device
 from depthwise_support import case_workloads, random_workload
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schedsearch import Workload, depthwise_conv2d
 from schedsearch.device.detect import detect
@@ -80,6 +82,26 @@ def test_taps_meet_the_sources_of_the_definition() -> None:
         for p, tap in np.ndindex(outputs, 5):
             h = p * 2 - 6 + tap * 3
             assert (not first <= h < first + 4) or (p, h, tap) in met
+
+
+@given(
+    st.integers(1, 20), st.integers(1, 5), st.sampled_from((1, 2, 3)), st.integers(1, 3), st.integers(0, 4),
+    st.sampled_from(("forward", "grad_input")), st.sampled_from((1, 2, 4, 7)),
+)  # fmt: skip
+def test_patches_with_a_source_outside_are_counted(
+    size: int, kernel: int, stride: int, dilation: int, padding: int, direction: str, units: int
+) -> None:
+    if size + 2 * padding < (kernel - 1) * dilation + 1:
+        return
+    workload = depthwise_conv2d(
+        n=1, c=2, h=size, w=size, r=kernel, s=kernel, stride=stride, padding=padding, dilation=dilation, direction=direction
+    )
+    axis = Axis.of(workload, 0)
+    tile = units * axis.down
+    firsts = [first // axis.down * axis.up for first in range(0, axis.targets, tile)]  # sources at which patches start
+    for source in axis.meetings(tile, kernel):
+        before, after = sum(first + source < 0 for first in firsts), sum(first + source >= axis.sources for first in firsts)
+        assert axis.outside(tile, source) == (before, after)
 
 
 def test_pieces_are_aligned_and_cover_what_is_wanted() -> None:

@@ -355,7 +355,8 @@ class Rows:
         row_inside = ""
         if self._tested and self._row_tests[row]:
             row_inside = inside_of(text, "$row", row, patch.rows.sources)
-        insides, loads = {None: row_inside}, []
+        insides: dict[tuple[int, int] | None, str] = {None: row_inside}
+        loads = []
         for test, piece in zip(self._piece_tests, self._pieces):
             if self._tested and test not in insides:
                 insides[test] = inside_of(text, self._columns[test], 0, patch.columns.sources, row_inside)
@@ -475,7 +476,7 @@ def _moved(patch: Patch) -> Sequence[Piece]:
 
 
 def target_inside(text: Text, first: str, more: int, axis: Axis, tile: int, also: str = "") -> str:
-    """A predicate as of `inside_of`, or `also` if no patch of `tile` targets, which starts inside of the image, needs a test."""
+    """As `inside_of` for a target of a patch, or `also` if all patches of `tile` targets that start in the image have it."""
     if axis.patches(tile) == 1 or axis.targets % tile == 0 or more < axis.targets % tile:
         return also
     return inside_of(text, first, more, axis.targets, also)

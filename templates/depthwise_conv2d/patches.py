@@ -179,7 +179,9 @@ class Patch:
         """Bytes of which the addresses of the source and target must be multiples."""
         if self.channels_last:
             return self.vector * self.nbytes, self.vector * self.nbytes
-        source, target = (max((piece.length for piece in each), default=1) for each in (self.source_pieces, self.target_pieces))
+        source, target = (
+            max((piece.length for piece in each), default=1) for each in (self.source_pieces, self.target_pieces)
+        )
         return source * self.nbytes, target * self.nbytes
 
 
