@@ -11,7 +11,6 @@ from schedsearch.dynamic.program import Call, Program, Segment
 from schedsearch.dynamic.run import WORD, Result, Run
 from schedsearch.ops.dependence import EXTENTS, check_bound
 from schedsearch.ops.size_steps import KINDS
-from schedsearch.runtime import arrays
 from schedsearch.runtime.streams import raw_stream
 
 if TYPE_CHECKING:
@@ -56,9 +55,8 @@ class BoundNet:
         on_cuda = net.device.target.kind == "cuda"
         program = net.program
         net.send(run)
-        block = run.new("sizes", (program.words,), "int64")
+        block, run.block = run.new("sizes", (program.words,), "int64")
         self._block = block  # the kernels write there as long as this run lives, whether or not a result shows part of it
-        run.block = arrays.view(block, "sizes").address
         net.device.copy(run.block, net.sizes, WORD * program.words)
         for value in program.values.values():
             if value.name not in run.places and not value.numbers:

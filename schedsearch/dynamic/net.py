@@ -19,6 +19,7 @@ from schedsearch.device.memory import bytes_at
 from schedsearch.dynamic.bound import BoundNet
 from schedsearch.dynamic.code import size_artifact
 from schedsearch.dynamic.exact import ExactRuns, values_read
+from schedsearch.dynamic.fetch import Fetch
 from schedsearch.dynamic.noted import index_notes
 from schedsearch.dynamic.pool import Pool
 from schedsearch.dynamic.program import Call, Program, Segment, Value
@@ -71,11 +72,15 @@ class DynamicNet:
         self._prepared = {call.name: self._prepare(call) for segment in program.segments for call in segment.calls}
         device.synchronize()
         self._exact: ExactRuns | None = None
-        self._in_words: dict[Words, list[tuple[Value, Words]]] = {}  # the values whose extents lie in words that are fetched
-        self._owners: dict[Words, str] = {}
-        for value in program.values.values():
-            if value.words is not None:
-                self._owners.setdefault(value.words, value.name)
+        self._fetches: dict[int, Fetch] = {}  # first word -> what gets it
+        self._last_sent: tuple[Any, ...] = ()  # a stream, and the extents of the inputs that it got
+        sized = [(name, program.values[name].words) for name in program.inputs]
+        self._sized = [(name, words) for name, words in sized if words is not None]
+        # the first value that has the extents of each: calls that work element by element pass them on
+        first = {value.words: name for name, value in reversed(list(program.values.items())) if value.words is not None}
+        self.owners = {name: first.get(value.words, name) for name, value in program.values.items()}
+        # what has memory that the caller gets
+        self.returned = {program.values[name].view_of or name for name in program.outputs}
         self._size_kernels: dict[tuple[int, bool], LoadedKernel] = {}
 
     def __call__(self, *given: Any, stream: Any = None) -> Any:
@@ -99,6 +104,7 @@ class DynamicNet:
             self._exact = ExactRuns(self)
         run = self._exact.run(given, stream)
         found = [run.sliced(name) for name in self.program.outputs]
+        run.release()
         return found[0] if len(found) == 1 else tuple(found)
 
     def bind(self, *given: Any, overlapped: bool = False) -> BoundNet:
@@ -142,16 +148,17 @@ class DynamicNet:
 
     def send(self, run: Run) -> None:
         """Writes the extents of the inputs to the block of sizes."""
-        written = []
-        for name in self.program.inputs:
-            words = self.program.values[name].words
-            if words is not None:
-                self._sent[words.first : words.first + words.count] = run.extents[name]
-                written.append(words)
-        if written:
-            first, last = written[0].first, written[-1].first + written[-1].count
-            at = WORD * first
-            self.device.copy_from_host(self.sizes + at, self._sent.ctypes.data + at, WORD * (last - first), run.stream)
+        if not self._sized:
+            return
+        sent = (run.stream, *(run.extents[name] for name, _ in self._sized))
+        if sent == self._last_sent:
+            return
+        for name, words in self._sized:
+            self._sent[words.first : words.first + words.count] = run.extents[name]
+        first, last = self._sized[0][1].first, self._sized[-1][1].first + self._sized[-1][1].count
+        at = WORD * first
+        self.device.copy_from_host(self.sizes + at, self._sent.ctypes.data + at, WORD * (last - first), run.stream)
+        self._last_sent = sent
 
     def bind_sizes(self, number: int, run: Run, bounded: bool) -> BoundKernel | None:
         """The kernel of sizes of a segment, if there is anything to compute."""
@@ -178,24 +185,15 @@ class DynamicNet:
 
     def fetch(self, words: Words, run: Run) -> None:
         """Gets sizes in one copy, and waits once."""
-        at = WORD * words.first
-        self.device.copy_to_host(self._host + at, self.sizes + at, WORD * words.count, run.stream)
-        self.device.wait(run.stream)
+        fetch = self._fetches.get(words.first)
+        if fetch is None:
+            at = WORD * words.first
+            fetch = Fetch(self.program, words, self.device, self._host + at, self.sizes + at)
+            self._fetches[words.first] = fetch
+        fetch.get(run.stream)
         run.notes.check()
-        if words not in self._in_words:
-            inside, values = range(words.first, words.first + words.count), self.program.values.values()
-            self._in_words[words] = [(each, each.words) for each in values if each.words and each.words.first in inside]
-        for value, own in self._in_words[words]:
-            found = self.words_at(own)
-            if min(found, default=0) < 0:
-                self.explain_mistake(run, value.name)
-            if value.counted:
-                check_bound(found, value.shape, value.name)
-            run.extents[value.name] = found
-
-    def owner(self, value: Value) -> str:
-        """The first value that has the extents of this one: calls that work element by element pass them on."""
-        return value.name if value.words is None else self._owners[value.words]
+        if (wrong := fetch.into(run.extents)) is not None:
+            self.explain_mistake(run, wrong)
 
     def words_at(self, words: Words) -> Extents:
         """Extents that the host has."""

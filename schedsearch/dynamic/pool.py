@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+
 from schedsearch.device import Device
 
 _GRAIN = 1 << 12
@@ -16,12 +18,12 @@ class Pool:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._pieces: list[tuple[int, int]] = []  # (bytes, address)
+        self._pieces: list[tuple[int, int]] = []  # (bytes, address), sorted
         self._free: list[tuple[int, int]] = []
         self.allocations = 0
 
     def restart(self) -> None:
-        self._free = sorted(self._pieces)
+        self._free = self._pieces.copy()
 
     def take(self, nbytes: int) -> int:
         """The address of a piece of at least so many bytes: the smallest free one, or a new one.
@@ -36,7 +38,7 @@ class Pool:
         size = -(-max(nbytes, 1) // _GRAIN) * _GRAIN
         address = self._device.allocate(size)
         self.allocations += 1
-        self._pieces.append((size, address))
+        bisect.insort(self._pieces, (size, address))
         return address
 
     def close(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.device import BoundKernel
 from schedsearch.device.index_notes import IndexNotes
+from schedsearch.dynamic.given import Make, maker
 from schedsearch.dynamic.pool import Pool
 from schedsearch.dynamic.program import Call, Value
 from schedsearch.errors import ArgumentError
@@ -44,6 +45,7 @@ class Run:
         block: address of the block of sizes.
         places: value -> address.
         shapes: value -> the shape whose strides the array has.
+        staged: the inputs that are copied to arrays of their bounds: to, from, bytes.
     """
 
     def __init__(self, net: DynamicNet, given: tuple[Any, ...], stream: Any, pool: Pool, notes: IndexNotes[str]) -> None:
@@ -58,13 +60,17 @@ class Run:
         self.shapes: dict[str, Extents] = {}
         self.extents: dict[str, Extents] = {}
         self._made: dict[str, Any] = {}
-        self._staged: list[tuple[int, int, int]] = []  # to, from, bytes
+        self._makers: dict[str, Make] = {}
+        self._at_bound: dict[str, int] = {}  # inputs that are copied to arrays of their bound -> bytes
+        self.staged: list[tuple[int, int, int]] = []
         for name, view in zip(program.inputs, self.views):
             value = program.values[name]
             self._check(value, view)
             self.places[name], self.shapes[name], self.extents[name] = view.address, view.shape, view.shape
             if view.shape != value.shape and not value.strided:
-                self._stage(value, view)
+                self._check_rows(value, view)
+                self._at_bound[name] = value.bytes_of(view.shape)
+                self._stage(name, view.address)
             self._place_views(name)
         for name, address in net.constants.items():
             self.places[name], self.shapes[name] = address, program.values[name].shape
@@ -96,48 +102,72 @@ class Run:
                     raise ArgumentError(f"{size.name} is {before} in {first} and {extent} in {name}; give arrays that agree")
         return {name: extent for name, (_, extent) in chosen.items()}
 
-    def _stage(self, value: Value, view: arrays.ArrayView) -> None:
-        """Copies an input to an array of its bound, for kernels that read all of it."""
+    @staticmethod
+    def _check_rows(value: Value, view: arrays.ArrayView) -> None:
+        """Whether an input can be copied to an array of its bound, for kernels that read all of it."""
         if view.shape[1:] != value.shape[1:]:
             raise ArgumentError(
                 f"{value.name} has shape {list(view.shape)}, and calls that read it need the strides of "
                 f"{list(value.shape)}; give sizes to the first dimension only"
             )
-        self.place_at_bound(value)
-        self._staged.append((self.places[value.name], view.address, value.bytes_of(view.shape)))
+
+    def _stage(self, name: str, address: int) -> None:
+        self.place_at_bound(self.net.program.values[name])
+        self.staged.append((self.places[name], address, self._at_bound[name]))
+
+    def renew(self, given: tuple[Any, ...], addresses: Sequence[int], stream: Any) -> None:
+        """Takes other arrays of the same shapes and formats; what depends on these alone stays."""
+        self.given = given
+        self.stream = raw_stream(stream, self.library, self.net._kind)
+        self.staged.clear()
+        for name, address in zip(self.net.program.inputs, addresses):
+            if name in self._at_bound:
+                self._stage(name, address)
+            else:
+                self.places[name] = address
+            self._place_views(name)
+
+    def release(self) -> None:
+        """Forgets the arrays of the caller."""
+        self.given = ()
+        self._made.clear()
+        if self.library not in ("numpy", "torch"):
+            self._makers.clear()  # they hold an array
 
     def copy_staged(self, stream: int) -> None:
         """Copies the inputs that kernels read at their bounds."""
-        for to, source, nbytes in self._staged:
+        for to, source, nbytes in self.staged:
             self.net.device.copy(to, source, nbytes, stream)
 
     def place(self, value: Value) -> None:
         """Places an output of a call in an exact run."""
-        exact = value.strided and not value.counted and value.name in self.extents
-        shape = self.extents[value.name] if exact else value.shape
-        self._place_of(value, shape)
+        exact = self.extents.get(value.name) if value.strided and not value.counted else None
+        self._place_of(value, value.shape if exact is None else exact)
 
     def place_at_bound(self, value: Value) -> None:
         self._place_of(value, value.shape)
 
     def _place_of(self, value: Value, shape: Extents) -> None:
-        self.shapes[value.name] = shape
-        names = {value.name, *(each.name for each in self.net.views.get(value.name, ()))}
-        if not names.isdisjoint(self.net.program.outputs):
-            array = self.new(value.name, shape, value.dtype)
-            self._made[value.name] = array
-            self.places[value.name] = arrays.view(array, value.name).address
+        name = value.name
+        self.shapes[name] = shape
+        if name in self.net.returned:
+            self._made[name], self.places[name] = self._maker(name, value.dtype)(shape)
         else:
-            self.places[value.name] = self.pool.take(value.bytes_of(shape))
-        self._place_views(value.name)
+            self.places[name] = self.pool.take(value.bytes_of(shape))
+        self._place_views(name)
 
     def _place_views(self, name: str) -> None:
         for value in self.net.views.get(name, ()):
             self.places[value.name], self.shapes[value.name] = self.places[name], value.shape
 
-    def new(self, name: str, shape: Extents, dtype: str) -> Any:
-        spec = ArgSpec(name, AXES[: len(shape)], shape, dtype)
-        return arrays.empty_like(self.given[0], self.views[0], spec, arrays.forms(spec)[0])
+    def new(self, name: str, shape: Extents, dtype: str) -> tuple[Any, int]:
+        """A new array of the caller's library, and its address."""
+        return self._maker(name, dtype)(shape)
+
+    def _maker(self, name: str, dtype: str) -> Make:
+        if name not in self._makers:
+            self._makers[name] = maker(self.given[0], self.views[0], name, dtype)
+        return self._makers[name]
 
     def buffers(self, call: Call) -> dict[str, int]:
         """Address of each argument and output; extents are words of the block of sizes. And where it notes wrong indices."""
@@ -161,13 +191,6 @@ class Run:
                 found |= {f"{mine}{STRIDE}{axis}": n for axis, n in enumerate(row_strides(self.shapes[name]))}
         return found
 
-    def move(self, call: Call, bound: BoundKernel) -> None:
-        """Gives a bound call the arrays of this run."""
-        for mine, address in self.buffers(call).items():
-            bound.set_pointer(mine, address)
-        for name, value in self.strides(call).items():
-            bound.set_scalar(name, value)
-
     def sliced(self, name: str) -> Any:
         """An output of an exact run."""
         value = self.net.program.values[name]
@@ -176,7 +199,7 @@ class Run:
         if name not in self._made:
             return self.given[self.net.program.inputs.index(name)]
         array = self._made[name]
-        extents = self.extents.get(self.net.owner(value), self.shapes[name])
+        extents = self.extents.get(self.net.owners[name], self.shapes[name])
         return array if extents == self.shapes[name] else array[tuple(map(slice, extents))]
 
     def result(self, name: str, block: Any) -> Result:
