@@ -77,8 +77,10 @@ class DynamicNet:
         sized = [(name, program.values[name].words) for name in program.inputs]
         self._sized = [(name, words) for name, words in sized if words is not None]
         # the first value that has the extents of each: calls that work element by element pass them on
-        first = {value.words: name for name, value in reversed(list(program.values.items())) if value.words is not None}
-        self.owners = {name: first.get(value.words, name) for name, value in program.values.items()}
+        first: dict[Words | None, str] = {}
+        for name, value in program.values.items():
+            first.setdefault(value.words, name)
+        self.owners = {name: name if value.words is None else first[value.words] for name, value in program.values.items()}
         # what has memory that the caller gets
         self.returned = {program.values[name].view_of or name for name in program.outputs}
         self._size_kernels: dict[tuple[int, bool], LoadedKernel] = {}

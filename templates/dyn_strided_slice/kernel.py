@@ -27,16 +27,17 @@ from schedsearch.workload import Workload
 VECTOR_BYTES = 16
 EXACT_BELOW = 2**31  # units; more are divided by 64-bit divisions
 # Instead of a width, vectors of 16 bytes of y that x has otherwise:
-_SHIFTED = 32  # at the same distance from multiples of 16
+_WINDOWS = 32  # anywhere; runs of y may begin anywhere, too
 _GATHERED = 64  # element by element
-_SHIFTED_AT_ONCE = 2  # such vectors that a thread loads before it stores any
+_WINDOWS_AT_ONCE = 2  # such vectors that a thread loads before it stores any
 _LONG_RUN = 16  # vectors; shorter runs that are no multiple of a vector take a narrower one
 
 # The description, in words of int64.
 _DIMS, _KIND_COUNT = 0, 1  # merged dimensions, none if the slice is impossible; kinds of units
 _KINDS = 2  # vectors and single elements, four words each:
 _UNITS, _WIDTH, _X, _Y = 0, 1, 2, 3  # of all runs, in bytes, and the addresses of the first one
-_ENTRIES = 10  # the run in vectors, outer merged dimensions, the run's rest, and then the dimensions of x, four words each:
+_RUN_BYTES, _X_FIRST, _X_END = 10, 11, 12  # of a run; the addresses between which all runs of x lie
+_ENTRIES = 13  # the run in vectors, outer merged dimensions, the run's rest, and then the dimensions of x, four words each:
 _EXTENT, _FACTOR, _X_STEP, _Y_STEP = 0, 1, 2, 3  # the factor is for division, or a dimension's first element
 
 
@@ -126,6 +127,7 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
         start, possible, empty, dims = types.int64(0), True, False, types.int64(0)
         rows = types.int64(1)  # runs; and all bits of where they begin, but for the first one in x
         x_places, y_places = types.int64(0), types.int64(y)
+        below, above = types.int64(0), types.int64(0)  # bytes of x between the first run and the outermost ones
         extent, x_step, y_step = types.int64(1), types.int64(1), types.int64(1)  # the dimension that may still grow
         run, x_run, y_run = types.int64(1), types.int64(1), types.int64(1)
         for back in range(rank + 1):
@@ -145,6 +147,8 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
                 else:
                     at = _ENTRIES + 4 * dims
                     shared[at], shared[at + _X_STEP], shared[at + _Y_STEP] = extent, x_step * nbytes, y_step * nbytes
+                    span = (extent - 1) * x_step * nbytes
+                    below, above = below + min(span, types.int64(0)), above + max(span, types.int64(0))
                     rows, x_places, y_places = rows * extent, x_places | x_step * nbytes, y_places | y_step * nbytes
                 dims += 1
                 extent, x_step, y_step = count, x_next, y_next
@@ -152,11 +156,12 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
             start, run = types.int64(0), types.int64(0)
         x_at, y_at, run_bytes = types.int64(x) + start * nbytes, types.int64(y), run * nbytes
         width, vectors = types.int64(nbytes), types.int64(0)
-        shift, places = x_at % VECTOR_BYTES, x_places | y_places
+        places = x_places | y_places
         is_long = run_bytes >= _LONG_RUN * VECTOR_BYTES
         if x_run == 1 and y_run == 1:
-            if is_long and shift != 0 and (places | types.int64(x)) % VECTOR_BYTES == 0:
-                width, vectors = types.int64(_SHIFTED), (run_bytes + shift) // VECTOR_BYTES - 1
+            if is_long and (places | x_at) % VECTOR_BYTES != 0:
+                most = types.int64(0) if y_places % VECTOR_BYTES == 0 else types.int64(VECTOR_BYTES - nbytes)
+                width, vectors = types.int64(_WINDOWS), (run_bytes + most + VECTOR_BYTES - 1) // VECTOR_BYTES
             else:
                 for wider in (2, 4, 8, 16):
                     fits = run_bytes % wider == 0 or run_bytes >= _LONG_RUN * wider
@@ -167,9 +172,10 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
             width, vectors = types.int64(_GATHERED), run_bytes // VECTOR_BYTES
         step = min(width, types.int64(VECTOR_BYTES))
         done = vectors * step
-        rest = run - done // nbytes
+        rest = max(run - done // nbytes, types.int64(0))
         shared[_DIMS] = dims if possible else types.int64(0)
         shared[_KIND_COUNT] = types.int64(1) if rest == 0 else types.int64(2)
+        shared[_RUN_BYTES], shared[_X_FIRST], shared[_X_END] = run_bytes, x_at + below, x_at + above + run_bytes
         shared[_KINDS + _UNITS], shared[_KINDS + _WIDTH] = vectors * rows, width
         shared[_KINDS + _X], shared[_KINDS + _Y] = x_at, y_at
         shared[_KINDS + 4 + _UNITS], shared[_KINDS + 4 + _WIDTH] = rest * rows, types.int64(nbytes)
@@ -201,20 +207,21 @@ def _finish(rank: int) -> Callable[[Any, Any, Any], None]:
 def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[Any, Any], None]:
     """`copy(shared, kind)`: this block's share of the units of a kind."""
     rank, nbytes, span = len(p.x), dtype(p.dtype).nbytes, threads * unroll
-    short = max(math.prod(p.x), math.prod(p.bound)) * nbytes < 2**31
+    short = max(math.prod(p.x), math.prod(p.bound)) * nbytes + 2 * VECTOR_BYTES < 2**31
     offset = types.int32 if short else types.int64  # within x and within y, in bytes
     number, divide = (types.uint32, _quotient) if exact_by_factor(p) else (types.uint64, _slow_quotient)
     move = _move(nbytes, offset, number, threads, unroll, streaming)
     for width in (2, 4, 8, 16):
         if width > nbytes:
             move = _choose(width, _move(width, offset, number, threads, unroll, streaming), move)
-    move = _choose(_SHIFTED, _move_shifted(number, threads, unroll, streaming), move)
-    move = _choose(_GATHERED, _move_gathered(nbytes, number, threads, unroll, streaming), move)
+    move = _choose(_WINDOWS, _move_windows(nbytes, number, threads, unroll, streaming), move)
+    move = _choose(_GATHERED, _move_gathered(nbytes, rank, number, threads, unroll, streaming), move)
 
     def copy(shared: Any, kind: Any) -> None:
         rest = cuda.local.array(unroll, number)
         x_at = cuda.local.array(unroll, offset)
         y_at = cuda.local.array(unroll, offset)
+        within = cuda.local.array(unroll, offset)  # a run of y, in bytes
         kind_at, entry = _KINDS + 4 * kind, _ENTRIES + 4 * rank * kind
         units, width = number(shared[kind_at + _UNITS]), shared[kind_at + _WIDTH]
         x, y, dims = shared[kind_at + _X], shared[kind_at + _Y], shared[_DIMS]
@@ -232,23 +239,27 @@ def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[
                     x_at[i] = offset(x_at[i] + offset(digit * offset(x_step)))
                     y_at[i] = offset(y_at[i] + offset(digit * offset(y_step)))
                     rest[i] = quotient
+                    if d == 1:
+                        within[i] = y_at[i]
                 at = types.int64(_ENTRIES + 4 * d)
             x_step, y_step = shared[at + _X_STEP], shared[at + _Y_STEP]
             for i in range(unroll):
                 x_at[i] = offset(x_at[i] + offset(offset(rest[i]) * offset(x_step)))
                 y_at[i] = offset(y_at[i] + offset(offset(rest[i]) * offset(y_step)))
-            move(width, x, y, x_at, y_at, first, units, shared[_ENTRIES + 4 * rank + _X_STEP])
+                if dims == 1:
+                    within[i] = y_at[i]
+            move(width, x, y, x_at, y_at, within, first, units, shared)
             first = number(first + number(number(cuda.gridDim.x) * number(span)))
 
     return copy
 
 
 def _move(width: int, offset: Any, number: Any, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
-    """`move(_, x, y, x_at, y_at, first, units, _)`: a thread's units of `width` bytes, as far as there are so many."""
+    """`move(_, x, y, x_at, y_at, within, first, units, shared)`: a thread's units, of `width` bytes, if they exist."""
     load, store, words = moves.load_global(width), moves.store_global(width, streaming), moves.words_of(width)
     held = unroll * words
 
-    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any, __: Any) -> None:
+    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, __: Any, first: Any, units: Any, ___: Any) -> None:
         values = cuda.local.array(held, types.uint32)
         for i in range(unroll):
             exists = types.int32(number(first + number(i * threads)) < units)
@@ -260,32 +271,56 @@ def _move(width: int, offset: Any, number: Any, threads: int, unroll: int, strea
     return move
 
 
-def _move_shifted(number: Any, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
-    """As `_move` for vectors of 16 bytes, each from two at multiples of 16 bytes of x."""
+def _move_windows(nbytes: int, number: Any, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
+    """As `_move` for windows: 16 bytes of y at a multiple of 16. A window that lies in its run is put together from two
+    vectors at multiples of 16 bytes of x. Of one that is partly in its run, the elements in it move one by one.
+    """
     load, store, words = moves.load_global(VECTOR_BYTES), moves.store_global(VECTOR_BYTES, streaming), VECTOR_BYTES // 4
-    at_once = min(unroll, _SHIFTED_AT_ONCE)
+    load_element, store_element = moves.load_global(nbytes), moves.store_global(nbytes)
+    element_words, at_once = moves.words_of(nbytes), min(unroll, _WINDOWS_AT_ONCE)
     held = at_once * 2 * words
 
-    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any, __: Any) -> None:
+    def move_part(source: Any, to: Any, begin: Any, end: Any) -> None:
+        parts = cuda.local.array(element_words, types.uint32)
+        for at in range(begin, end, nbytes):
+            load_element(parts, 0, types.uint64(source + types.int64(at)), types.int32(1))
+            store_element(parts, 0, types.uint64(to + types.int64(at)))
+
+    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, within: Any, first: Any, units: Any, shared: Any) -> None:
         pairs = cuda.local.array(held, types.uint32)
         vector = cuda.local.array(words, types.uint32)
-        shift = types.uint32(types.uint64(x) % types.uint64(VECTOR_BYTES))
-        bits = types.uint64(types.uint32(types.uint32(shift % types.uint32(4)) * types.uint32(8)))
-        by_one, by_two = types.uint32(shift & types.uint32(4)) != 0, types.uint32(shift & types.uint32(8)) != 0
+        whole = cuda.local.array(at_once, types.int32)
+        run_bytes, x_first, x_end = shared[_RUN_BYTES], shared[_X_FIRST], shared[_X_END]
         for begin in range(0, unroll, at_once):
             for i in range(at_once):
-                exists = types.int32(number(first + number((begin + i) * threads)) < units)
-                source = types.uint64(x - types.int64(shift) + types.int64(x_at[begin + i]))
-                load(pairs, 2 * i * words, source, exists)
-                load(pairs, (2 * i + 1) * words, types.uint64(source + types.uint64(VECTOR_BYTES)), exists)
+                head = types.int64(types.int64(y + types.int64(y_at[begin + i])) & types.int64(VECTOR_BYTES - 1))
+                source = types.int64(x + types.int64(x_at[begin + i]) - head)
+                shift = types.int64(source & types.int64(VECTOR_BYTES - 1))
+                near = types.int64(source - shift)
+                start = types.int64(types.int64(within[begin + i]) - head)
+                is_whole = (start >= 0) & (start + VECTOR_BYTES <= run_bytes)
+                is_whole = is_whole & ((shift == 0) | ((near >= x_first) & (near + 2 * VECTOR_BYTES <= x_end)))
+                whole[i] = types.int32(is_whole & (number(first + number((begin + i) * threads)) < units))
+                load(pairs, 2 * i * words, types.uint64(near), whole[i])
+                far = types.int32(whole[i] & types.int32(shift != 0))
+                load(pairs, (2 * i + 1) * words, types.uint64(near + VECTOR_BYTES), far)
             for i in range(at_once):
-                if number(first + number((begin + i) * threads)) < units:
+                head = types.int64(types.int64(y + types.int64(y_at[begin + i])) & types.int64(VECTOR_BYTES - 1))
+                source = types.int64(x + types.int64(x_at[begin + i]) - head)
+                to = types.int64(y + types.int64(y_at[begin + i]) - head)
+                if whole[i] != 0:
+                    shift = types.uint32(types.uint32(types.uint64(source)) & types.uint32(VECTOR_BYTES - 1))
+                    bits = types.uint64(types.uint32(types.uint32(shift % types.uint32(4)) * types.uint32(8)))
+                    by_one, by_two = types.uint32(shift & types.uint32(4)) != 0, types.uint32(shift & types.uint32(8)) != 0
                     for word in range(words):
                         low = _word(pairs, 2 * i * words + word, by_one, by_two)
                         high = _word(pairs, 2 * i * words + word + 1, by_one, by_two)
                         both = types.uint64(types.uint64(low) | types.uint64(types.uint64(high) << types.uint64(32)))
                         vector[word] = types.uint32(types.uint64(both >> bits))
-                    store(vector, 0, types.uint64(y + types.int64(y_at[begin + i])))
+                    store(vector, 0, types.uint64(to))
+                elif number(first + number((begin + i) * threads)) < units:
+                    start = types.int64(types.int64(within[begin + i]) - head)
+                    move_part(source, to, max(-start, types.int64(0)), min(run_bytes - start, types.int64(VECTOR_BYTES)))
 
     return move
 
@@ -297,13 +332,14 @@ def _word(words: Any, at: Any, by_one: Any, by_two: Any) -> Any:
     return far if by_two else near
 
 
-def _move_gathered(nbytes: int, number: Any, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
-    """As `_move` for vectors of 16 bytes, from elements that are `x_step` bytes apart in x."""
+def _move_gathered(nbytes: int, rank: int, number: Any, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
+    """As `_move` for vectors of 16 bytes, from elements that are apart in x."""
     load, store = moves.load_global(nbytes), moves.store_global(VECTOR_BYTES, streaming)
     count, words = VECTOR_BYTES // nbytes, moves.words_of(nbytes)
     held, in_word, bits = count * words, max(4 // nbytes, 1), 8 * nbytes
 
-    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any, x_step: Any) -> None:
+    def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, __: Any, first: Any, units: Any, shared: Any) -> None:
+        x_step = shared[_ENTRIES + 4 * rank + _X_STEP]
         parts = cuda.local.array(held, types.uint32)
         vector = cuda.local.array(4, types.uint32)
         for i in range(unroll):
@@ -324,11 +360,11 @@ def _move_gathered(nbytes: int, number: Any, threads: int, unroll: int, streamin
 
 
 def _choose(width: int, move: Callable[..., None], otherwise: Callable[..., None]) -> Callable[..., None]:
-    def chosen(found: Any, x: Any, y: Any, x_at: Any, y_at: Any, first: Any, units: Any, x_step: Any) -> None:
+    def chosen(found: Any, x: Any, y: Any, x_at: Any, y_at: Any, within: Any, first: Any, units: Any, shared: Any) -> None:
         if found == width:
-            move(found, x, y, x_at, y_at, first, units, x_step)
+            move(found, x, y, x_at, y_at, within, first, units, shared)
         else:
-            otherwise(found, x, y, x_at, y_at, first, units, x_step)
+            otherwise(found, x, y, x_at, y_at, within, first, units, shared)
 
     return chosen
 
