@@ -134,9 +134,9 @@ def test_a_bounded_run_keeps_all_memory_that_it_writes(device: Any, monkeypatch:
     new, made = Run.new, list[Any]()
 
     def noted(*given: Any) -> Any:
-        array = new(*given)
+        array, address = new(*given)
         made.append(weakref.ref(array))
-        return array
+        return array, address
 
     monkeypatch.setattr(Run, "new", noted)
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])

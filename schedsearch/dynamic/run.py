@@ -151,7 +151,7 @@ class Run:
         name = value.name
         self.shapes[name] = shape
         if name in self.net.returned:
-            self._made[name], self.places[name] = self._maker(name, value.dtype)(shape)
+            self._made[name], self.places[name] = self.new(name, shape, value.dtype)
         else:
             self.places[name] = self.pool.take(value.bytes_of(shape))
         self._place_views(name)
