@@ -457,7 +457,7 @@ def torch_models(data: dict[str, Any]) -> str:
             row["case"].replace(":", ", batch "),
             *(f"{row[f'{name}_us']:.0f}" for name in ("eager", "compile", "network")),
             f"{ratio:.2f}",
-            *(f"{row[f'{name}_error']:.1e}" for name in ("compile", "network")),
+            *(f"{row[key]:.1e}" if (key := f"{name}_error") in row else "" for name in ("compile", "network")),
         )
         for row, ratio in zip(data["rows"], best)
     ]

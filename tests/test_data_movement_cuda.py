@@ -39,6 +39,7 @@ from schedsearch import (
 from schedsearch.backend import RejectedError, compile_source
 from schedsearch.config import Config
 from schedsearch.device import open_device
+from schedsearch.measure.verify import verify_once
 from schedsearch.ops import Layout
 from schedsearch.ops.data_movement import DataMovement
 from schedsearch.ops.movement import Box, Factor, Movement, Ragged, permuted, row_strides
@@ -529,6 +530,16 @@ def test_a_gpu_runs_the_operators(some_of: Callable[..., Any], name: str) -> Non
             np.testing.assert_array_equal(found, y, err_msg=f"{workload.label} {dict(config)}")
 
         check_schedules(check, CUDA, workload, target, np.random.default_rng(3), some_of(KINDS, number))
+
+
+@pytest.mark.gpu
+def test_a_gpu_stores_no_more_of_the_last_vector_of_bytes_than_y_has() -> None:
+    workload = schedsearch.depth_to_space(n=2, c=342, h=1117, w=97, block=3, mode="DCR", layout="NCHW", dtype="int8")
+    target = schedsearch.detect("cuda")
+    with contextlib.closing(open_device(target)) as gpu:
+        source = CUDA.kernel(workload, target, CUDA.default(workload, target, CUDA.space(workload, target)))
+        kernel = gpu.load(compile_source(source, target).artifact)
+        assert verify_once(gpu, workload, kernel) is None
 
 
 # --- The benchmark ------------------------------------------------------------------------------------------------------

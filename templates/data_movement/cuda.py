@@ -33,7 +33,7 @@ class DataMovementCuda(Template):
     """
 
     name = "data_movement_cuda"
-    version = 2
+    version = 3
     op = "transpose"
     kind = "cuda"
 

@@ -295,9 +295,14 @@ def _segment_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
                 of_row = types.int32(x_shift + row_shared(row))
                 to_run = types.uint64(y + to_row)
                 if fits and end >= vector:
-                    from_e = types.int32(max(types.int32(0), min(first, types.int32(end - vector)))) if in_parts else first
+                    # Written with min and max, the compiled kernel stored whole vectors beyond the end of a run.
+                    from_e, whole = types.int32(first), True
+                    if in_parts:
+                        whole = first >= 0 and types.int32(first + vector) <= end
+                        if not whole:
+                            from_e = types.int32(0) if first < 0 else types.int32(end - vector)
                     collect(found, one, of_row, from_e, shared)
-                    if in_parts and from_e != first:
+                    if in_parts and not whole:
                         for j in range(0, vector, part):
                             e = types.int32(from_e + j)
                             if e >= first and e < first + vector:
