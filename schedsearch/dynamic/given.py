@@ -26,7 +26,7 @@ def look(array: Any, name: str) -> tuple[Hashable, int]:
         name: of the argument, for messages.
 
     Raises:
-        ArgumentError: it is no array, or on a device that no kernel runs on.
+        ArgumentError: it is not an array, or it is on a device that no kernel runs on.
     """
     kind = type(array)
     if kind is np.ndarray:
