@@ -344,6 +344,61 @@ def test_no_extent_need_be_known(
         bounded.close()
 
 
+def test_an_embedding_of_words_of_which_no_extent_is_known(device: CpuDevice) -> None:
+    """The kernel reads the extents of the words, and not those of the table."""
+    table, words = np.arange(32, dtype=np.float32).reshape(X_BOUND), np.arange(-8, 12).reshape(5, 4) % 8
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Slice", ["words", "begin", "end"], ["some"], "cut"),
+        helper.make_node("Gather", ["table", "some"], ["y"], "pick"),
+    ]
+    inputs = [info("words", TensorProto.INT64, [5, 4]), info("end", TensorProto.INT64, [2])]
+    constants = [numpy_helper.from_array(np.array([0, 0]), "begin"), numpy_helper.from_array(table, "table")]
+    graph = helper.make_graph(nodes, "embedding", inputs, [info("y", TensorProto.FLOAT, None)], constants)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    program = read_graph(made).program()
+    with DynamicNet(program, device, functools.partial(artifact, device.target)) as net:
+        for n, s in ((5, 4), (2, 3), (0, 2), (4, 1)):
+            np.testing.assert_array_equal(net(words, np.array([n, s])), table[words[:n, :s]])
+    assert [dynamic_of(call.workload) for segment in program.segments for call in segment.calls][-1] == (True, False)
+
+
+def dynamic_of(workload: schedsearch.Workload) -> tuple[bool, bool]:
+    """Whether a gather or scatter reads the extents of indices and of x."""
+    return workload.dynamic, workload.params.get("dynamic_x", False)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "rows_of_places", "read"),
+    [
+        ("Gather", {"axis": 1}, 3, (False, False)),
+        ("Gather", {"axis": 1}, "n", (True, True)),
+        ("Gather", {"axis": 0}, 3, (False, True)),
+        ("GatherElements", {"axis": 1}, "n", (True, False)),
+        ("GatherElements", {"axis": 1}, "m", (True, True)),
+        ("GatherElements", {"axis": 0}, "n", (True, True)),
+        ("ScatterElements", {"axis": 1}, "n", (True, False)),
+        ("ScatterElements", {"axis": 1}, 3, (False, True)),
+    ],
+)
+def test_extents_of_x_are_read_where_an_index_may_count_along_them(
+    op: str, attributes: dict[str, Any], rows_of_places: Any, read: tuple[bool, bool]
+) -> None:
+    """x is [n, 4], and the indices have two columns."""
+    names = ["x", "places", "updates"][: 3 if op == "ScatterElements" else 2]
+    info = helper.make_tensor_value_info
+    shapes = {"x": ["n", 4], "places": [rows_of_places, 2], "updates": [rows_of_places, 2]}
+    types = {"x": TensorProto.FLOAT, "places": TensorProto.INT64, "updates": TensorProto.FLOAT}
+    inputs = [info(name, types[name], shapes[name]) for name in names]
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], "pick", **attributes)], "one", inputs, [info("y", TensorProto.FLOAT, None)]
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    sizes = {name: Size(name, 1, 6) for name in "nm" if name in ("n", rows_of_places)}
+    (segment,) = read_graph(made, sizes).program().segments
+    assert [dynamic_of(call.workload) for call in segment.calls] == [read]
+
+
 def test_a_row_of_an_array_of_which_nothing_is_known(device: CpuDevice) -> None:
     """The axis of a single index goes."""
     x = np.arange(32, dtype=np.float32).reshape(8, 4)

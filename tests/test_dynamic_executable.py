@@ -205,6 +205,22 @@ def test_mistakes_of_a_run(built: Any, options: list[str], message: str) -> None
     assert result.exit_code == 2 and message in result.stderr, result.stderr
 
 
+def test_run_draws_indices_that_rows_in_use_have(built: Any) -> None:
+    """With two rows the indices are -2 to 1, though there is memory for 64."""
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, ["n", 3]), info("places", TensorProto.INT64, [50])]
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["x", "places"], ["y"], "pick")], "rows", inputs, [info("y", TensorProto.FLOAT, None)]
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), built[0] / "rows.onnx")
+    options = ("--dynamic", "n=1..64", "--way", "exact", "--db", "none.db", "--target", "cpu")
+    assert command("build", "rows.onnx", *options).exit_code == 0
+    for n in (2, 64):
+        shown = command("run", "rows.ssx", "--size", f"n={n}", "--repeat", 0, "--json")
+        assert shown.exit_code == 0, shown.output
+        assert json.loads(shown.stdout)["inputs"] == {"x": [n, 3], "places": [50]}
+
+
 def test_impossible_sizes_name_call_and_numbers(built: Any, tmp_path: Path) -> None:
     graph = DynamicGraph()
     given = [graph.input("x", (4, 6), "float32"), *(graph.input(name, (2,), "int64") for name in ("begin", "end"))]

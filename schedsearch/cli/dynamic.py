@@ -17,6 +17,7 @@ from schedsearch.ops.base import MAX_INT
 
 if TYPE_CHECKING:
     from schedsearch.dynamic.executable import DynamicExecutable, DynamicPort, Way
+    from schedsearch.dynamic.program import Call
     from schedsearch.executable.net import Net
     from schedsearch.executable.sized import SizedNet
 
@@ -86,7 +87,7 @@ def run(
     limits = {each.name: each for port in net.inputs for each in port.shape if not isinstance(each, int)}
     sizes = chosen(texts, limits)
     drawn = [Drawn(port, sizes) for port in net.inputs]
-    given = read_inputs(drawn, files, _index_limits(net))
+    given = read_inputs(drawn, files, _index_limits(net, sizes))
     arrays = [_on_device(array, net.net.device.target.kind) for array in given.values()]
     outputs = net.net(*arrays)
     net.check()
@@ -114,15 +115,25 @@ def run(
         render.say(f"exact {render.duration(exact_ns)}, bounded {render.duration(bounded_ns)}, each with its wait")
 
 
-def _index_limits(net: DynamicExecutable) -> dict[str, int]:
-    """Input that a call reads as indices -> what they must be less than."""
+def _index_limits(net: DynamicExecutable, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Input that a call reads as indices -> what they must be less than, as far as it follows from the sizes."""
     found: dict[str, int] = {}
     for call in (call for segment in net.program.segments for call in segment.calls):
         for spec in call.workload.signature:
             value = net.program.values.get(call.inputs.get(spec.name, ""))
             if spec.below is not None and value is not None and (name := value.view_of or value.name) in net.program.inputs:
-                found[name] = min(spec.below, found.get(name, spec.below))
+                found[name] = min(spec.below, *_extents_in_use(net, call, sizes), found.get(name, spec.below))
     return found
+
+
+def _extents_in_use(net: DynamicExecutable, call: Call, sizes: Mapping[str, int]) -> list[int]:
+    """The extents that indices count along, if the call reads them and they follow from the sizes of inputs; 1 for none."""
+    from schedsearch.ops.index_map import index_map
+
+    if not call.workload.params.get("dynamic_x") or (known := net.program.values[call.inputs["x"]].known) is None:
+        return []
+    extents = [known[axis] for axis in index_map(call.workload.params).axes]
+    return [max(1, sizes[n] if isinstance(n, str) else n) for n in extents]
 
 
 def at_size(net: SizedNet, texts: tuple[str, ...], files: tuple[str, ...]) -> Net:

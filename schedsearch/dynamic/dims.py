@@ -220,11 +220,16 @@ def _looked_up(call: str, workload: Workload, dims: Dims) -> ShapeFunction | Non
     if _unknown(indices) and not p["dynamic"]:
         raise _fixed(call, workload, "indices", dims)
     if p["by"] == "tuples" and isinstance(indices[-1], Unknown):
-        raise UsageError(f"{call}: the tuples in indices of {list(indices)} have a length that is known at run time only")
+        raise UsageError(
+            f"{call}: the tuples in indices of {list(indices)} have a length that is known at run time only; give them one"
+        )
     if not p["dynamic_x"] and must_read_x(workload, dims):
         raise _fixed(call, workload, "x", dims)
     places = len(indices) - 1 if p["by"] == "tuples" else len(indices)
-    alike = [("indices", indices[: p.get("batch_dims", 0)], x)]
+    batch = [axis for axis in range(p.get("batch_dims", 0)) if isinstance(x[axis], Unknown)]
+    alike: list[tuple[str, Sequence[Dim], Sequence[Dim]]] = [
+        ("indices", [indices[axis] for axis in batch], [x[axis] for axis in batch])
+    ]
     if "updates" in dims:
         rows = (*indices[:places], *(x[p["indices"][-1] :] if p["by"] == "tuples" else ()))
         alike.append(("updates", dims["updates"], rows or (1,)))

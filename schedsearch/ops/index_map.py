@@ -173,7 +173,9 @@ class ByIndices(AlongAxis):
         if params["dynamic"]:
             found["indices_extents"] = replace(_fewer(params["indices"], 4), second=_all(params["indices"]))
         if params["dynamic_x"]:
-            found["x_extents"] = replace(_fewer(params["x"], 4), second=_fewer(params["x"], 2))
+            shared = _shared_axes(params)
+            first = _fewer(params["x"], 4, () if params["dynamic"] else shared)
+            found["x_extents"] = replace(first, second=_fewer(params["x"], 2, shared))
         return found
 
     def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
@@ -199,6 +201,14 @@ def _all(shape: Sequence[int]) -> Domain:
     return Domain(tuple(shape), ordered=True)
 
 
-def _fewer(shape: Sequence[int], share: int) -> Domain:
-    """Extents that lack one and a share of the bounds, but are at least 1."""
-    return Domain(tuple(max(1, n - n // share - 1) for n in shape), ordered=True)
+def _fewer(shape: Sequence[int], share: int, whole: Iterable[int] = ()) -> Domain:
+    """Extents that lack one and a share of the bounds, but are at least 1; along the axes `whole` they are the bounds."""
+    extents = (n if axis in whole else max(1, n - n // share - 1) for axis, n in enumerate(shape))
+    return Domain(tuple(extents), ordered=True)
+
+
+def _shared_axes(p: Mapping[str, Any]) -> tuple[int, ...]:
+    """The axes of x that are axes of indices, too: x must not be shorter along them."""
+    if p["by"] == "tuples":
+        return tuple(range(p.get("batch_dims", 0)))
+    return tuple(axis for axis in range(len(p["x"])) if axis != p["axis"]) if p["by"] == "elements" else ()
