@@ -226,6 +226,42 @@ def test_arrays_in_use_give_what_arrays_of_these_extents_give(device: CpuDevice,
                 np.testing.assert_array_equal(y.reshape(wanted.shape), wanted, err_msg=f"{which}: {each.label}")
 
 
+def random_workload(rng: Any) -> Workload:
+    """Small arrays of one to four axes, looked up in any way, of which some extents are known at run time only."""
+    op = str(rng.choice(["gather", "scatter"]))
+    x = rng.integers(1, 6, rng.integers(1, 5)).tolist()
+    params: dict[str, Any] = {"x": x, "dtype": str(rng.choice(["float32", "int64", "int32"])), **rng.choice(OPEN)}
+    by = str(rng.choice(["slices", "elements", "tuples"] if op == "gather" else ["elements", "tuples"]))
+    if by == "tuples":
+        batch = int(rng.integers(0, len(x))) if op == "gather" else 0
+        depth = int(rng.integers(1, len(x) - batch + 1))
+        params["indices"] = [*x[:batch], *rng.integers(1, 5, rng.integers(batch == 0, 3)).tolist(), depth]
+        params |= {"batch_dims": batch} if op == "gather" else {}
+    else:
+        axis = params["axis"] = int(rng.integers(0, len(x)))
+        if by == "slices":
+            params["indices"] = rng.integers(1, 5, rng.integers(1, 3)).tolist()
+        else:
+            params["indices"] = [int(rng.integers(1, 7 if each == axis else n + 1)) for each, n in enumerate(x)]
+    if op == "scatter":
+        params["reduction"] = str(rng.choice(["none", "add", "max", "min"]))
+    return Workload(op, params | {"by": by})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_look_up_is_that_of_onnx(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    workload = random_workload(rng)
+    arrays = example(workload, seed, wrong=False, least=int(rng.integers(0, 2)))
+    wanted = numpy_of(workload, arrays)
+    for found in (
+        expected(workload, arrays),
+        emulated(monkeypatch, TEMPLATES[workload.op][0], workload, arrays, None, *MODULES),
+    ):
+        assert found["y"].shape == (wanted.shape or (1,)), workload.label
+        np.testing.assert_array_equal(found["y"].reshape(wanted.shape), wanted, err_msg=workload.label)
+
+
 def test_extents_beyond_the_bound_touch_nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """They say that the bound was too small; the emulator checks every access. No index reaches beyond the memory."""
     workload = gather(x=(4, 6), indices=(3, 2), axis=1, dynamic=True, dynamic_x=True)
