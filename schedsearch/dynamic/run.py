@@ -12,6 +12,7 @@ from schedsearch.dynamic.pool import Pool
 from schedsearch.dynamic.program import Call, Value
 from schedsearch.errors import ArgumentError
 from schedsearch.ops import ArgSpec
+from schedsearch.ops.bounded import DYNAMIC
 from schedsearch.ops.data_movement import AXES
 from schedsearch.ops.dependence import EXTENTS, STRIDE
 from schedsearch.ops.movement import row_strides
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from schedsearch.dynamic.net import DynamicNet
 
 Extents = tuple[int, ...]
+Box = tuple[Extents, Extents, int]  # extents, bound, bytes of an element
 WORD = 8  # bytes of an extent
 
 
@@ -45,7 +47,7 @@ class Run:
         block: address of the block of sizes.
         places: value -> address.
         shapes: value -> the shape whose strides the array has.
-        staged: the inputs that are copied to arrays of their bounds: to, from, bytes.
+        staged: the inputs that are copied to arrays of their bounds: to, from, and the box as of `Device.copy_box`.
     """
 
     def __init__(self, net: DynamicNet, given: tuple[Any, ...], stream: Any, pool: Pool, notes: IndexNotes[str]) -> None:
@@ -61,15 +63,15 @@ class Run:
         self.extents: dict[str, Extents] = {}
         self._made: dict[str, Any] = {}
         self._makers: dict[str, Make] = {}
-        self._at_bound: dict[str, int] = {}  # inputs that are copied to arrays of their bound -> bytes
-        self.staged: list[tuple[int, int, int]] = []
+        self._boxes: dict[str, Box] = {}  # of inputs that are copied to arrays of their bound
+        self.staged: list[tuple[int, int, Box]] = []
         for name, view in zip(program.inputs, self.views):
             value = program.values[name]
             self._check(value, view)
             self.places[name], self.shapes[name], self.extents[name] = view.address, view.shape, view.shape
             if view.shape != value.shape and not value.strided:
-                self._check_rows(value, view)
-                self._at_bound[name] = value.bytes_of(view.shape)
+                self._check_counted(value, view)
+                self._boxes[name] = view.shape, value.shape, value.bytes_of(())
                 self._stage(name, view.address)
             self._place_views(name)
         for name, address in net.constants.items():
@@ -102,18 +104,23 @@ class Run:
                     raise ArgumentError(f"{size.name} is {before} in {first} and {extent} in {name}; give arrays that agree")
         return {name: extent for name, (_, extent) in chosen.items()}
 
-    @staticmethod
-    def _check_rows(value: Value, view: arrays.ArrayView) -> None:
-        """Whether an input can be copied to an array of its bound, for kernels that read all of it."""
-        if view.shape[1:] != value.shape[1:]:
-            raise ArgumentError(
-                f"{value.name} has shape {list(view.shape)}, and calls that read it need the strides of "
-                f"{list(value.shape)}; give sizes to the first dimension only"
-            )
+    def _check_counted(self, value: Value, view: arrays.ArrayView) -> None:
+        """Whether calls that read an input at its bound, or a value of the same extents, know where each axis of it ends."""
+        if view.shape[1:] == value.shape[1:]:
+            return
+        for call in (call for segment in self.net.program.segments for call in segment.calls):
+            only_rows = call.workload.definition.parameters().get("dynamic") is DYNAMIC
+            counted = {spec.name for spec in call.workload.signature} if only_rows else ()
+            for mine, name in call.inputs.items():
+                if self.net.owners.get(name) == value.name and f"{mine}{EXTENTS}" in counted:
+                    raise ArgumentError(
+                        f"{value.name} has shape {list(view.shape)}, and {call.what} reads all {list(value.shape[1:])} of "
+                        "each row; give sizes to the first dimension only"
+                    )
 
     def _stage(self, name: str, address: int) -> None:
         self.place_at_bound(self.net.program.values[name])
-        self.staged.append((self.places[name], address, self._at_bound[name]))
+        self.staged.append((self.places[name], address, self._boxes[name]))
 
     def renew(self, given: tuple[Any, ...], addresses: Sequence[int], stream: Any) -> None:
         """Takes other arrays of the same shapes and formats; what depends on these alone stays."""
@@ -121,7 +128,7 @@ class Run:
         self.stream = raw_stream(stream, self.library, self.net._kind)
         self.staged.clear()
         for name, address in zip(self.net.program.inputs, addresses):
-            if name in self._at_bound:
+            if name in self._boxes:
                 self._stage(name, address)
             else:
                 self.places[name] = address
@@ -136,8 +143,8 @@ class Run:
 
     def copy_staged(self, stream: int) -> None:
         """Copies the inputs that kernels read at their bounds."""
-        for to, source, nbytes in self.staged:
-            self.net.device.copy(to, source, nbytes, stream)
+        for to, source, box in self.staged:
+            self.net.device.copy_box(to, source, *box, stream)
 
     def place(self, value: Value) -> None:
         """Places an output of a call in an exact run."""

@@ -1,0 +1,176 @@
+"""ONNX models whose inputs are open in later axes, such as height and width of images and the length of texts.
+
+Expected values are onnx.reference's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxscript")
+
+from onnx import TensorProto, helper, numpy_helper
+from test_dynamic_model import agrees, artifact, device  # noqa: F401
+
+import schedsearch
+from schedsearch import elementwise
+from schedsearch.device import open_device
+from schedsearch.device.detect import detect
+from schedsearch.dynamic.graph import DynamicGraph, Size
+from schedsearch.dynamic.model import read_graph
+from schedsearch.dynamic.net import DynamicNet
+from schedsearch.errors import ArgumentError
+
+FLOAT, HALF, WHOLE, TRUTH = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL
+NUMPY = {FLOAT: np.float32, HALF: np.float16, WHOLE: np.int64, TRUTH: np.uint8}
+LIMITS = {TRUTH: (0, 2)}
+SIZES = {"n": Size("n", 0, 3), "h": Size("h", 0, 4), "w": Size("w", 1, 5), "s": Size("s", 1, 6)}
+IMAGE, TEXT = ("n", "h", "w"), ("n", "s")
+Inputs = dict[str, tuple[int, tuple[str, ...]]]  # name -> format and open sizes
+
+
+def model(inputs: Inputs, *nodes: tuple[Any, ...], results: int = 1, **constants: Any) -> Any:
+    """Nodes (operator, inputs, attributes) in order; t is the result before. The last `results` of them are outputs."""
+    made: list[Any] = []
+    for number, (op, given, attributes) in enumerate(nodes):
+        names = [f"t{number - 1}" if name == "t" else name for name in given.split()]
+        made.append(helper.make_node(op, names, [f"t{number}"], name=f"{op} {number}", **attributes))
+    ports = [helper.make_tensor_value_info(name, dtype, sizes) for name, (dtype, sizes) in inputs.items()]
+    positions = [name for name in ("begin", "end") if any(name in given.split() for _, given, _ in nodes)]
+    ports += [helper.make_tensor_value_info(name, WHOLE, [3]) for name in positions]
+    outputs = [helper.make_empty_tensor_value_info(node.output[0]) for node in made[-results:]]
+    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(made, "open", ports, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def arrays(inputs: Inputs, least: int = 0, **more: Any) -> list[dict[str, Any]]:
+    """Inputs of all combinations of sizes within their bounds, in an order that changes several sizes at once."""
+    names = list(dict.fromkeys(name for _, sizes in inputs.values() for name in sizes))
+    found, rng = [], np.random.default_rng(0)
+    for numbers in itertools.product(*(range(max(SIZES[name].least, least), SIZES[name].most + 1) for name in names)):
+        sizes = dict(zip(names, numbers))
+        given = {
+            name: rng.integers(*LIMITS.get(dtype, (-20, 20)), [sizes[each] for each in axes]).astype(NUMPY[dtype])
+            for name, (dtype, axes) in inputs.items()
+        }
+        found.append(given | more)
+    rng.shuffle(found)  # type: ignore[arg-type]
+    return found
+
+
+def sizes_of(*inputs: Inputs) -> dict[str, Size]:
+    return {name: SIZES[name] for each in inputs for _, axes in each.values() for name in axes}
+
+
+X: Inputs = {"x": (FLOAT, IMAGE)}
+XY: Inputs = {"x": (FLOAT, IMAGE), "y": (FLOAT, IMAGE)}
+WINDOW = {"begin": np.array([0, 1, -4]), "end": np.array([9, 3, -1])}
+
+CASES: dict[str, tuple[Inputs, tuple[tuple[Any, ...], ...], dict[str, Any]]] = {
+    "element by element": (X, (("Relu", "x", {}),), {}),
+    "two inputs, half": ({"x": (HALF, IMAGE), "y": (HALF, IMAGE)}, (("Add", "x y", {}), ("Mul", "t x", {})), {}),
+    "rows of pixels": (X, (("Relu", "x", {}), ("Reshape", "t to", {})), {"to": [0, -1]}),
+    "an input reshaped": ({"x": (WHOLE, IMAGE)}, (("Reshape", "x to", {}),), {"to": [-1]}),
+    "an input transposed": ({"x": (HALF, IMAGE)}, (("Transpose", "x", {"perm": [2, 0, 1]}),), {}),
+    "a window": (X, (("Relu", "x", {}), ("Slice", "t begin end", {})), {}),
+    "a window of an input that is also read whole": (
+        X, (("Slice", "x begin end", {}), ("Add", "x x", {})), {},
+    ),
+    "one of two by a condition": (
+        {"c": (TRUTH, IMAGE), "x": (WHOLE, IMAGE), "y": (WHOLE, IMAGE)}, (("Where", "c x y", {}),), {},
+    ),
+    "side by side": (XY, (("Concat", "x y", {"axis": 1}), ("Neg", "t", {})), {}),
+    "rows of texts": ({"x": (WHOLE, TEXT), "y": (WHOLE, TEXT)}, (("Concat", "x y", {"axis": 0}),), {}),
+    "texts": ({"x": (FLOAT, TEXT), "y": (FLOAT, TEXT)}, (("Sub", "x y", {}),), {}),
+    "of other sizes": ({"x": (FLOAT, IMAGE), "y": (FLOAT, TEXT)}, (("Relu", "x", {}), ("Relu", "y", {})), {}),
+}  # fmt: skip
+TWO_RESULTS = ("a window of an input that is also read whole", "of other sizes")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_sizes_between_the_bounds(device: Any, name: str) -> None:  # noqa: F811
+    inputs, nodes, constants = CASES[name]
+    made = model(inputs, *nodes, results=1 + (name in TWO_RESULTS), **constants)
+    assert not all(read_graph(made, sizes_of(inputs)).program().values[each].strided for each in inputs)
+    positions = WINDOW if any("begin" in given for _, given, _ in nodes) else {}
+    agrees(device, made, sizes_of(inputs), *arrays(inputs, 1 if "to" in constants else 0, **positions))
+
+
+def test_images_with_channels(device: Any) -> None:  # noqa: F811
+    graph = DynamicGraph()
+    bound = (3, 3, 4, 5)
+    x, y = (graph.input(name, (SIZES["n"], 3, SIZES["h"], SIZES["w"]), "float32") for name in "xy")
+    both = elementwise(y=bound, expression="a - b", dtype="float32")
+    graph.output(graph.call(both, x, y, name="both"))
+    with DynamicNet(graph.program(), device, artifact) as net:
+        for n, h, w in itertools.product(range(4), range(5), range(1, 6)):
+            a, b = np.random.default_rng(n * h * w).random((2, n, 3, h, w), np.float32)
+            np.testing.assert_array_equal(net(a, b), a - b)
+            bounded = net.bind(a, b)
+            for _ in range(2):
+                bounded.step()
+                np.testing.assert_array_equal(bounded.sliced()[0], a - b)
+                a += 1
+            bounded.close()
+
+
+def test_later_runs_take_other_arrays_of_the_same_sizes(device: Any) -> None:  # noqa: F811
+    made = model(XY, ("Add", "x y", {}))
+    with DynamicNet(read_graph(made, sizes_of(XY)).program(), device, artifact) as net:
+        runs = []
+        for given in arrays(XY)[:12] * 3:
+            a, b = (array + len(runs) for array in given.values())
+            runs.append((net(a, b), a + b))
+        for found, wanted in runs:
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_arrays_that_are_not_contiguous_are_refused(device: Any) -> None:  # noqa: F811
+    with DynamicNet(read_graph(model(X, ("Relu", "x", {})), sizes_of(X)).program(), device, artifact) as net:
+        whole = np.zeros((3, 4, 5), np.float32)
+        for part in (whole[:, :2], whole[:, :, :3], whole.transpose(0, 2, 1)[:, :4, :4]):
+            with pytest.raises(ArgumentError, match="strides"):
+                net(part)
+            with pytest.raises(ArgumentError, match="strides"):
+                net.bind(part)
+            np.testing.assert_array_equal(net(part.copy()), np.maximum(part, 0))
+
+
+def test_operators_that_only_count_rows_say_so(device: Any) -> None:  # noqa: F811
+    """Their kernels know where the first axis of x ends, and no other."""
+    text: Inputs = {"x": (FLOAT, TEXT)}
+    nodes = ("Relu", "x", {}), ("TopK", "t one", {"axis": 1})
+    made = model(text, *nodes, one=np.array([1]))
+    made.graph.node[1].output.append("places")
+    made.graph.output.append(helper.make_empty_tensor_value_info("places"))
+    with DynamicNet(read_graph(made, sizes_of(text)).program(), device, artifact) as net:
+        for _ in range(2):
+            message = r"x has shape \[2, 4\], and node TopK 1 \(TopK\) reads all \[6\] of each row; give sizes to the first"
+            with pytest.raises(ArgumentError, match=message):
+                net(np.ones((2, 4), np.float32))
+    agrees(device, made, sizes_of(text), {"x": np.arange(12, dtype=np.float32).reshape(2, 6)})
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_images_of_any_height_and_width() -> None:
+    torch = pytest.importorskip("torch")
+    program = read_graph(model(XY, ("Add", "x y", {}), ("Relu", "t", {})), sizes_of(XY)).program()
+    with contextlib.closing(open_device(detect("cuda"))) as gpu:
+        code = functools.partial(schedsearch.compile, target="cuda", allow=("default",))
+        with DynamicNet(program, gpu, lambda workload: code(workload).artifact) as net:
+            for given in arrays(XY)[:20]:
+                x, y = (torch.from_numpy(each).cuda() for each in given.values())
+                assert torch.equal(net(x, y), torch.relu(x + y))
+                bound = net.bind(x, y)
+                for _ in range(2):
+                    bound.step()
+                    assert torch.equal(bound.sliced()[0], torch.relu(x + y))
+                    x += 1
+                bound.close()
