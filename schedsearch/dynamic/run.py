@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.device.index_notes import IndexNotes
 from schedsearch.dynamic.given import Make, maker
 from schedsearch.dynamic.pool import Pool
-from schedsearch.dynamic.program import Call, Value
+from schedsearch.dynamic.program import Call, Value, axes_of_view
 from schedsearch.errors import ArgumentError
 from schedsearch.ops import ArgSpec
-from schedsearch.ops.bounded import DYNAMIC
 from schedsearch.ops.data_movement import AXES
-from schedsearch.ops.dependence import EXTENTS, STRIDE
+from schedsearch.ops.dependence import EXTENTS, STRIDE, SizeError
 from schedsearch.ops.movement import row_strides
 from schedsearch.runtime import arrays
 from schedsearch.runtime.streams import raw_stream
@@ -70,7 +69,6 @@ class Run:
             self._check(value, view)
             self.places[name], self.shapes[name], self.extents[name] = view.address, view.shape, view.shape
             if view.shape != value.shape and not value.strided:
-                self._check_counted(value, view)
                 self._boxes[name] = view.shape, value.shape, value.bytes_of(())
                 self._stage(name, view.address)
             self._place_views(name)
@@ -80,7 +78,11 @@ class Run:
         sizes = self._chosen_sizes()
         for value in program.values.values():
             if value.known is not None and value.words is not None:
-                self.extents[value.name] = tuple(sizes[n] if isinstance(n, str) else n for n in value.known)
+                extents = tuple(n if isinstance(n, int) else n.at(sizes) for n in value.known)
+                if min(extents) < 0:
+                    raise SizeError(net.negative(value.name, extents, sizes))
+                self.extents[value.name] = extents
+        net.check_known(self.extents)
 
     def _check(self, value: Value, view: arrays.ArrayView) -> None:
         if len(view.shape) != len(value.shape):
@@ -103,20 +105,6 @@ class Run:
                 if before != extent:
                     raise ArgumentError(f"{size.name} is {before} in {first} and {extent} in {name}; give arrays that agree")
         return {name: extent for name, (_, extent) in chosen.items()}
-
-    def _check_counted(self, value: Value, view: arrays.ArrayView) -> None:
-        """Whether calls that read an input at its bound, or a value of the same extents, know where each axis of it ends."""
-        if view.shape[1:] == value.shape[1:]:
-            return
-        for call in (call for segment in self.net.program.segments for call in segment.calls):
-            only_rows = call.workload.definition.parameters().get("dynamic") is DYNAMIC
-            counted = {spec.name for spec in call.workload.signature} if only_rows else ()
-            for mine, name in call.inputs.items():
-                if self.net.owners.get(name) == value.name and f"{mine}{EXTENTS}" in counted:
-                    raise ArgumentError(
-                        f"{value.name} has shape {list(view.shape)}, and {call.what} reads all {list(value.shape[1:])} of "
-                        "each row; give sizes to the first dimension only"
-                    )
 
     def _stage(self, name: str, address: int) -> None:
         self.place_at_bound(self.net.program.values[name])
@@ -202,7 +190,7 @@ class Run:
         """An output of an exact run."""
         value = self.net.program.values[name]
         if value.view_of:
-            return _seen(self.sliced(value.view_of), value)
+            return self._seen(self.sliced(value.view_of), value)
         if name not in self._made:
             return self.given[self.net.program.inputs.index(name)]
         array = self._made[name]
@@ -214,12 +202,16 @@ class Run:
         value = self.net.program.values[name]
         source = value.view_of or name
         array = self._made[source] if source in self._made else self.given[self.net.program.inputs.index(source)]
-        array = _seen(array, value) if value.view_of else array
+        array = self._seen(array, value) if value.view_of else array
         if value.words is None:
             return Result(array, None)
         return Result(array, block[value.words.first : value.words.first + value.words.count])
 
-
-def _seen(array: Any, value: Value) -> Any:
-    """An array as a view that keeps the first axis if that is known at run time only."""
-    return array.reshape((int(array.shape[0]), *value.shape[1:]) if value.words is not None else value.shape)
+    def _seen(self, array: Any, view: Value) -> Any:
+        """An array, perhaps sliced, as a view of it."""
+        bound = self.net.program.values[view.view_of].shape
+        if tuple(array.shape) == bound:
+            return array.reshape(view.shape)
+        places = axes_of_view(bound, view.shape, [used != most for used, most in zip(array.shape, bound)])
+        assert places is not None  # the graph has only such views
+        return array.reshape([int(array.shape[place]) if place >= 0 else n for place, n in zip(places, view.shape)])
