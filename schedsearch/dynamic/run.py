@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -153,7 +154,8 @@ class Run:
 
     def _place_views(self, name: str) -> None:
         for value in self.net.views.get(name, ()):
-            self.places[value.name], self.shapes[value.name] = self.places[name], value.shape
+            self.places[value.name] = self.places[name]
+            self.shapes[value.name] = _shape_of_view(self.shapes[name], self.net.program.values[name].shape, value.shape)
 
     def new(self, name: str, shape: Extents, dtype: str) -> tuple[Any, int]:
         """A new array of the caller's library, and its address."""
@@ -209,9 +211,22 @@ class Run:
 
     def _seen(self, array: Any, view: Value) -> Any:
         """An array, perhaps sliced, as a view of it."""
-        bound = self.net.program.values[view.view_of].shape
-        if tuple(array.shape) == bound:
-            return array.reshape(view.shape)
-        places = axes_of_view(bound, view.shape, [used != most for used, most in zip(array.shape, bound)])
-        assert places is not None  # the graph has only such views
-        return array.reshape([int(array.shape[place]) if place >= 0 else n for place, n in zip(places, view.shape)])
+        shape = tuple(int(extent) for extent in array.shape)
+        return array.reshape(_shape_of_view(shape, self.net.program.values[view.view_of].shape, view.shape))
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape_of_view(shape: Extents, bound: Extents, view: Extents) -> Extents:
+    """The shape of a view of an array of this shape.
+
+    Args:
+        bound: what the shape is at most.
+        view: the shape of the view then.
+    """
+    if shape == bound:
+        return view
+    if view == bound:
+        return shape
+    places = axes_of_view(bound, view, [used != most for used, most in zip(shape, bound)])
+    assert places is not None  # the graph has only such views
+    return tuple(shape[place] if place >= 0 else n for place, n in zip(places, view))
