@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,12 @@ import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from test_dynamic_model import agrees, artifact, device
 
-from schedsearch.device import Device
+import schedsearch
+from schedsearch.device import Device, open_device
+from schedsearch.device.detect import detect
 from schedsearch.dynamic.dims import Unknown
 from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import Size
@@ -33,7 +38,7 @@ SIZES = {"n": Size("n", 1, 3), "h": Size("h", 6, 18), "w": Size("w", 6, 14)}
 
 def random(*shape: int) -> Any:
     """Weights keep the magnitude of an image."""
-    scale = np.sqrt(np.prod(shape[1:])) if max(shape[2:]) < 6 else 1.0
+    scale = np.sqrt(np.prod(shape[1:])) if max(shape[2:], default=0) < 6 else 1.0
     return (np.random.default_rng(sum(shape)).standard_normal(shape) / scale).astype(np.float32)
 
 
@@ -66,9 +71,7 @@ def node(op: str, inputs: str, output: str, **attributes: Any) -> Any:
     return helper.make_node(op, inputs.split(), [output], f"make {output}", **attributes)
 
 
-@pytest.mark.long
-def test_windows_meet_padding_where_an_image_ends(device: Device) -> None:
-    """As the beginning of a ResNet."""
+def resnet() -> onnx.ModelProto:
     weights = {"stem": random(8, 3, 5, 5), "a": random(8, 8, 3, 3), "b": random(8, 8, 3, 3), "wide": random(8, 1, 5, 5)}
     nodes = [
         node("Conv", "x stem", "c0", pads=[2] * 4, strides=[2, 2]),
@@ -80,7 +83,13 @@ def test_windows_meet_padding_where_an_image_ends(device: Device) -> None:
         node("Add", "c2 p0", "s"),
         node("Conv", "s wide", "y", pads=[1, 2, 2, 0], group=8),
     ]
-    agrees(device, network(nodes, weights), SIZES, *images(*SHAPES))
+    return network(nodes, weights)
+
+
+@pytest.mark.long
+def test_windows_meet_padding_where_an_image_ends(device: Device) -> None:
+    """As the beginning of a ResNet."""
+    agrees(device, resnet(), SIZES, *images(*SHAPES))
 
 
 def test_numbers_that_are_none_beyond_an_image_do_not_count(device: Device) -> None:
@@ -132,6 +141,29 @@ def test_averages_count_padding_or_have_none(device: Device) -> None:
         node("AveragePool", "a", "y", kernel_shape=[2, 3], strides=[2, 1]),
     ]
     agrees(device, network(nodes), SIZES, *images(*SHAPES))
+
+
+def pooled(op: str) -> onnx.ModelProto:
+    kept = {"axes": [2, 3], "keepdims": 1} if op == "ReduceMean" else {}
+    nodes = [
+        node("LeakyRelu", "x", "r"),
+        node(op, "r", "p", **kept),
+        node("Sigmoid", "p", "g"),
+        node("Mul", "r g", "scaled"),
+        node(op, "scaled", "q", **({"axes": [2, 3], "keepdims": 0} if kept else {})),
+        *([] if kept else [node("Flatten", "q", "f")]),
+        node("Gemm", "q b" if kept else "f b", "y"),
+    ]
+    return network(nodes, {"b": random(3, 5)})
+
+
+OTHERS = [pytest.param(op, marks=pytest.mark.long) for op in ("GlobalMaxPool", "ReduceMean")]
+
+
+@pytest.mark.parametrize("op", ["GlobalAveragePool", *OTHERS])
+def test_global_pools_count_the_pixels_in_use(device: Device, op: str) -> None:
+    """As in the end of a network for classification, and in squeeze-and-excitation."""
+    agrees(device, pooled(op), SIZES, *images(*SHAPES))
 
 
 def unet() -> onnx.ModelProto:
@@ -220,3 +252,24 @@ def test_equal_formulas_are_one_extent() -> None:
     assert 2 * (h // 2) is not h
     with pytest.raises(TypeError, match=r"\(h - 1\) // 2 is known at run time only"):
         assert (h - 1) // 2 == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [resnet, unet, lambda: pooled("GlobalAveragePool")], ids=["resnet", "unet", "pooled"])
+def test_images_of_any_size_on_a_gpu(make: Callable[[], onnx.ModelProto]) -> None:
+    torch = pytest.importorskip("torch")
+    model = make()
+    reference, program = ReferenceEvaluator(model), read_graph(model, SIZES).program()
+    code = functools.partial(schedsearch.compile, target="cuda", allow=("default",))
+    with (
+        contextlib.closing(open_device(detect("cuda"))) as gpu,
+        DynamicNet(program, gpu, lambda workload: code(workload).artifact) as net,
+    ):
+        for each in images((3, 3, 18, 14), (1, 3, 6, 6), (2, 3, 8, 12), (3, 3, 10, 6)):
+            (want,) = reference.run(None, each)
+            x = torch.as_tensor(each["x"], device="cuda")
+            exact, bound = net(x), net.bind(x)
+            bound.step()
+            for got in (exact, *bound.sliced()):
+                np.testing.assert_allclose(got.cpu().numpy(), want, rtol=2e-3, atol=2e-3)  # products of TF32
+            bound.close()

@@ -73,7 +73,7 @@ class DynamicGraph:
         self._sizes: dict[str, tuple[Size, Unknown]] = {}
         self._constants: dict[str, np.ndarray[Any, Any]] = {}
         self._elements: dict[str, tuple[Dim, ...]] = {}  # of numbers and short constants
-        self._margins: dict[str, dict[tuple[str, Margin], str]] = {}  # memory -> (array, margin) -> the same with a margin
+        self._margins: dict[str, dict[tuple[str, Margin, bool], str]] = {}  # memory -> what it has been filled with
         self.recipe: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._inside = False
 
@@ -246,23 +246,44 @@ class DynamicGraph:
                 self._add(value, output.shape if same is None else dims[same])
         return outputs[workload.outputs[0].name]
 
-    def _with_margin(self, array: str, read: Margin, name: str, source: str) -> str:
-        """The array with numbers beyond its extents that stand for padding, in its own memory if nothing else is there."""
+    @_noted
+    def filled(self, array: str, axes: Sequence[int], value: str = "zero", *, source: str = "") -> str:
+        """The array up to its bound along some axes, with one number in all that lies beyond its extents there.
+
+        Args:
+            value: "zero" or "lowest", as of `schedsearch.fill_margin`.
+            source: as of `call`.
+        """
+        bound = self._value(array, "filled").shape
+        width = tuple(extent if axis in axes else 0 for axis, extent in enumerate(bound))
+        return self._with_margin(array, Margin(width, value), f"{array} filled", source, whole=axes)
+
+    def _with_margin(self, array: str, read: Margin, name: str, source: str, whole: Sequence[int] = ()) -> str:
+        """The array with numbers beyond its extents that stand for padding, in its own memory if nothing else is there.
+
+        Args:
+            whole: axes along which the result counts up to the bound.
+        """
         unknown = [isinstance(each, Unknown) for each in self._dims[array]]
         width = tuple(n if open_ else 0 for n, open_ in zip(read.width, unknown))
         if not any(width):
             return array
         value = self._value(array, name)
         memory = value.view_of or array
-        made, wanted = self._margins.setdefault(memory, {}), (array, Margin(width, read.value))
+        made, wanted = self._margins.setdefault(memory, {}), (array, Margin(width, read.value), bool(whole))
         if wanted not in made:
             params = {"x": value.shape, "margin": width, "value": read.value, "dtype": value.dtype}
             workload, name = Workload("fill_margin", params), self.unused(name)
-            in_place = all(other.value == read.value for _, other in made)
+            in_place = all(other.value == read.value for _, other, _ in made)
             y = Value(f"{name}.y", value.shape, value.dtype, view_of=memory if in_place else "")
-            self._steps.append(Call(name, workload, {"x": array}, {"y": y.name}, {}, {}, source))
-            self._same[y.name] = self._same.get(array, array)
-            self._add(y, self._dims[array])
+            left = tuple(-1 if axis in whole else axis for axis in range(len(value.shape)))
+            dims = [self._dims[array][axis] if axis >= 0 else extent for axis, extent in zip(left, value.shape)]
+            counts = whole and any(isinstance(each, Unknown) for each in dims)
+            functions = {"y": _extents_of_view(value.shape, left)} if counts else {}
+            self._steps.append(Call(name, workload, {"x": array}, {"y": y.name}, functions, {}, source))
+            if not whole:
+                self._same[y.name] = self._same.get(array, array)
+            self._add(y, dims)
             made[wanted] = y.name
         return made[wanted]
 
