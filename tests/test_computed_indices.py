@@ -15,12 +15,14 @@ from onnx.reference import ReferenceEvaluator
 from test_dynamic_net import artifact
 
 import schedsearch
+from schedsearch import dyn_strided_slice, expand, gather, scatter
 from schedsearch.device import Device
 from schedsearch.device.cpu import CpuDevice
-from schedsearch.dynamic.graph import Size
+from schedsearch.dynamic.graph import DynamicGraph, Size
 from schedsearch.dynamic.model import read_graph
 from schedsearch.dynamic.net import DynamicNet
 from schedsearch.errors import IndexRangeError, UsageError
+from schedsearch.ops.dependence import SizeError
 
 X = (4, 3, 5)
 # operator, attributes, indices that reach both ends of what is allowed, place of an end, its axis
@@ -205,25 +207,25 @@ def test_dynamic_graphs_on_a_gpu_say_so_when_they_are_asked(
         bound.close()
 
 
-# ---- what graphs cannot look up
+# ---- extents of x that are known at run time only
 
 
-NO_ROWS = "known at run time only; give them one size"
-# operator, attributes, indices and the rest of their shape, whether a graph can look rows of x up that are known at run time
-ALIKE: list[tuple[str, dict[str, Any], Any, bool]] = [
-    ("Gather", {"axis": 0}, [0, -1, 1], False),
-    ("GatherElements", {"axis": 0}, [[0, -1, 1, 2]] * 3, False),
-    ("GatherElements", {"axis": 1}, [[0, -1]] * 3, True),
-    ("GatherND", {}, [[0], [-1], [2]], False),
-    ("GatherND", {"batch_dims": 1}, [[0], [-1], [2]], True),
-    ("ScatterElements", {"axis": 1}, [[0, -1]] * 3, True),
-    ("ScatterND", {}, [[0], [-1], [1]], False),
+# operator, attributes, indices, the axis that the index at the first place counts along
+ALIKE: list[tuple[str, dict[str, Any], Any, int]] = [
+    ("Gather", {"axis": 0}, [0, -1, 1], 0),
+    ("GatherElements", {"axis": 0}, [[0, -1, 1, 2]] * 3, 0),
+    ("GatherElements", {"axis": 1}, [[0, -1]] * 3, 1),
+    ("GatherND", {}, [[0], [-1], [2]], 0),
+    ("GatherND", {"batch_dims": 1}, [[0], [-1], [2]], 1),
+    ("ScatterElements", {"axis": 0}, [[0], [-1], [-2]], 0),
+    ("ScatterElements", {"axis": 1}, [[0, -1]] * 3, 1),
+    ("ScatterND", {}, [[0], [-1], [1]], 0),
 ]
 
 
-@pytest.mark.parametrize(("op", "attributes", "indices", "possible"), ALIKE, ids=[f"{op} {at}" for op, at, *_ in ALIKE])
-def test_indices_never_count_rows_that_are_not_in_use(
-    op: str, attributes: dict[str, Any], indices: Any, possible: bool, device: CpuDevice
+@pytest.mark.parametrize(("op", "attributes", "indices", "axis"), ALIKE, ids=[f"{op} {at}" for op, at, *_ in ALIKE])
+def test_indices_count_the_rows_in_use(
+    op: str, attributes: dict[str, Any], indices: Any, axis: int, device: CpuDevice
 ) -> None:
     """x and indices have n = 1 to 6 rows. -1 is the last of those, not of the memory for 6."""
     places = np.array(indices)
@@ -238,10 +240,6 @@ def test_indices_never_count_rows_that_are_not_in_use(
     made = helper.make_model(
         helper.make_graph(nodes, "alike", inputs, outputs), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
     )
-    if not possible:
-        with pytest.raises(UsageError, match=rf"node pick \({op}\): .* takes x of fixed extents; .* {NO_ROWS}"):
-            read_graph(made, {"n": Size("n", 1, 6)})
-        return
     (expected,) = ReferenceEvaluator(made).run(None, dict(zip(names, given)))
     program = read_graph(made, {"n": Size("n", 1, 6)}).program()
     with DynamicNet(program, device, functools.partial(artifact, device.target)) as net:
@@ -249,25 +247,204 @@ def test_indices_never_count_rows_that_are_not_in_use(
         bound = net.bind(*given)
         bound.step()
         np.testing.assert_array_equal(bound.sliced()[0], expected)
+        places[(0,) * places.ndim] = x.shape[axis]  # within the bound, if the axis is the first
+        where = r"the index at \[0(, 0)?\] of 'places'"
+        with pytest.raises(
+            IndexRangeError, match=rf"node pick \({op}\): {where} is {x.shape[axis]}, but axis {axis} of 'x'"
+        ):
+            net(*given)
+        bound.step()
+        with pytest.raises(IndexRangeError, match=rf"node pick \({op}\): {where}"):
+            bound.sliced()
         bound.close()
 
 
-@pytest.mark.parametrize("way", [None, "exact"])
-def test_constant_indices_must_be_legal_at_every_size(way: Any, tmp_path: Path) -> None:
-    """41 rows or more have a row 40; a range that begins at 1 is refused, whatever is made of it."""
+@functools.cache
+def compiled(workload: schedsearch.Workload) -> Any:
+    return schedsearch.compile(workload, target="cpu", allow=("default",)).artifact
+
+
+def cut_graph(op: str, attributes: dict[str, Any], x: Any, indices: Any) -> onnx.ModelProto:
+    """A node called pick on the beginnings of arrays, so that all extents of x and indices are known at run time only:
+    Slices end where the inputs `x_end` and `places_end` say. Updates are the negatives of what they replace."""
+    node, info = helper.make_node, helper.make_tensor_value_info
+    nodes = [
+        node("Slice", ["x", "begin_x", "x_end"], ["some_x"], "cut x"),
+        node("Slice", ["places", "begin_places", "places_end"], ["some_places"], "cut places"),
+    ]
+    given = ["some_x", "some_places"]
+    if op.startswith("Scatter"):
+        same = {name: value for name, value in attributes.items() if name == "axis"}
+        nodes.append(node(op.replace("Scatter", "Gather"), given, ["chosen"], "chosen", **same))
+        nodes.append(node("Neg", ["chosen"], ["updates"], "negatives"))
+    given += ["updates"] if op.startswith("Scatter") else []
+    nodes.append(node(op, given, ["y"], "pick", **attributes))
+    inputs = [info("x", TensorProto.FLOAT, x.shape), info("places", TensorProto.INT64, indices.shape)]
+    ends = {"x_end": x.ndim, "places_end": indices.ndim - (1 if op.endswith("ND") else 0)}
+    inputs += [info(name, TensorProto.INT64, [count]) for name, count in ends.items()]
+    constants = [
+        numpy_helper.from_array(np.zeros(count, np.int64), f"begin_{name.removesuffix('_end')}")
+        for name, count in ends.items()
+    ]
+    graph = helper.make_graph(nodes, "cut", inputs, [info("y", TensorProto.FLOAT, None)], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+X_BOUND = (8, 4)
+# operator, attributes, bounds of indices, ends of x and indices, axis that indices count along
+CUTS: list[tuple[str, dict[str, Any], Any, list[tuple[Any, Any]], int]] = [
+    ("Gather", {"axis": 0}, (5, 4), [((8, 4), (5, 4)), ((6, 4), (2, 3)), ((2, 3), (5, 1)), ((3, 0), (0, 2))], 0),
+    ("Gather", {"axis": 1}, (5, 4), [((8, 4), (5, 4)), ((5, 2), (3, 3)), ((0, 3), (1, 2))], 1),
+    ("GatherElements", {"axis": 0}, (5, 4), [((8, 4), (5, 4)), ((4, 3), (5, 3)), ((1, 4), (2, 4))], 0),
+    ("GatherElements", {"axis": 1}, (5, 4), [((5, 4), (5, 4)), ((4, 3), (4, 2)), ((3, 1), (3, 4))], 1),
+    ("GatherND", {}, (5, 4, 1), [((8, 4), (5, 4)), ((2, 4), (3, 2)), ((5, 3), (0, 1))], 0),
+    ("ScatterElements", {"axis": 0}, (5, 4), [((8, 4), (5, 4)), ((4, 3), (2, 3))], 0),
+    ("ScatterElements", {"axis": 1, "reduction": "add"}, (5, 4), [((5, 4), (5, 4)), ((3, 3), (3, 2))], 1),
+    ("ScatterND", {}, (4, 1), [((8, 4), (4,)), ((5, 2), (3,)), ((3, 3), (0,))], 0),
+]
+
+
+@pytest.mark.parametrize(("op", "attributes", "bound", "ends", "axis"), CUTS, ids=[f"{op} {at}" for op, at, *_ in CUTS])
+def test_no_extent_need_be_known(
+    op: str, attributes: dict[str, Any], bound: Any, ends: list[tuple[Any, Any]], axis: int, device: CpuDevice
+) -> None:
+    x = np.arange(np.prod(X_BOUND), dtype=np.float32).reshape(X_BOUND)
+    rng = np.random.default_rng(0)
+    places = np.zeros(bound, np.int64)
+    made = cut_graph(op, attributes, x, places)
+    with DynamicNet(read_graph(made).program(), device, functools.partial(artifact, device.target)) as net:
+        x_end, places_end = (np.array(each) for each in ends[0])
+        given = [x, places, x_end, places_end]
+        bounded = net.bind(*given)
+        for x_end[:], places_end[:] in ends:
+            extent = int(x_end[axis])
+            every = rng.permutation(np.arange(-(extent // 2), extent - extent // 2))  # each target once
+            along_first = op.endswith("Elements") and axis == 0
+            places[...] = np.resize(every, bound[0])[:, None] if along_first else np.resize(every, bound)
+            if op == "ScatterElements" and not along_first:
+                places[...] = np.resize(every, bound[-1])
+            (expected,) = ReferenceEvaluator(made).run(None, dict(zip(("x", "places", "x_end", "places_end"), given)))
+            np.testing.assert_array_equal(net(*given), expected)
+            bounded.step()
+            np.testing.assert_array_equal(bounded.sliced()[0], expected)
+            np.testing.assert_array_equal(net(*given), expected)
+        x_end[:], places_end[:] = ends[1]
+        places[...] = -int(x_end[axis])  # the first one
+        net(*given)
+        bounded.step()
+        bounded.check()
+        places[(0,) * places.ndim] = x_end[axis]  # within the bound
+        first = "chosen" if op.startswith("Scatter") else "pick"
+        text = rf"node {first} \(.*\): the index at \[0.*\] of .* is {x_end[axis]}, but axis {axis} of .* was shorter"
+        with pytest.raises(IndexRangeError, match=text):
+            net(*given)
+        bounded.step()
+        with pytest.raises(IndexRangeError, match=text):
+            bounded.check()
+        bounded.close()
+
+
+def test_a_row_of_an_array_of_which_nothing_is_known(device: CpuDevice) -> None:
+    """The axis of a single index goes."""
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Slice", ["x", "begin", "end"], ["some"], "cut"),
+        helper.make_node("Gather", ["some", "last"], ["y"], "pick"),
+    ]
+    inputs = [info("x", TensorProto.FLOAT, [8, 4]), info("end", TensorProto.INT64, [2])]
+    constants = [numpy_helper.from_array(np.array([0, 0]), "begin"), numpy_helper.from_array(np.array(-1), "last")]
+    graph = helper.make_graph(nodes, "last row", inputs, [info("y", TensorProto.FLOAT, None)], constants)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with DynamicNet(read_graph(made).program(), device, functools.partial(artifact, device.target)) as net:
+        for end in ((8, 4), (2, 3), (1, 0)):
+            np.testing.assert_array_equal(net(x, np.array(end)), x[: end[0], : end[1]][-1])
+        with pytest.raises(IndexRangeError, match=r"node pick \(Gather\): the index at \[0\] of 'last' is -1"):
+            net(x, np.array([0, 4]))
+
+
+def test_impossible_sizes_come_before_the_indices_that_they_make_wrong(device: CpuDevice) -> None:
+    """Of an array that is larger than its bound nothing counts, so no index is legal."""
+    graph = DynamicGraph()
+    x, count = graph.input("x", (1, 4), "float32"), graph.input("count", (2,), "int64")
+    wide = graph.call(expand(x=(1, 4), bound=(3, 4), dtype="float32"), x, count, name="wide")
+    looked_up = gather(x=(3, 4), indices=(2,), dtype="float32", dynamic_x=True)
+    graph.output(graph.call(looked_up, wide, graph.constant("places", np.array([0, -1])), name="pick"))
+    x, count = np.arange(4, dtype=np.float32).reshape(1, 4), np.array([3, 4])
+    with DynamicNet(graph.program(), device, compiled) as net:
+        bound = net.bind(x, count)
+        bound.step()
+        np.testing.assert_array_equal(bound.sliced()[0], x[[0, 0]])
+        count[0] = 4
+        bound.step()
+        with pytest.raises(SizeError, match="exceeds its declared bound"):
+            bound.check()
+        count[0] = 2
+        bound.step()
+        bound.check()
+        bound.close()
+
+
+def test_extents_that_may_differ_are_refused() -> None:
+    graph = DynamicGraph()
+    every = graph.input("every", (6, 4), "int64")
+    begin, ends = graph.constant("begin", np.array([0])), [graph.input(name, (1,), "int64") for name in "nm"]
+    window = dyn_strided_slice(x=(6, 4), entries=1, strided=False, dtype="int64")
+    some, others = (graph.call(window, every, begin, end, name=f"{end} rows") for end in ends)
+    scatters = scatter(x=(6, 4), indices=(6, 4), dtype="int64", dynamic=True)
+    with pytest.raises(
+        UsageError, match=r"pick reads updates of \[m rows\.y:0, 4\] with .* indices of \[n rows\.y:0, 4\]; "
+    ):
+        graph.call(scatters, every, some, others, name="pick")
+    with pytest.raises(UsageError, match=r"takes indices of fixed extents; .*give them one size, or set dynamic"):
+        graph.call(scatters.replace(dynamic=False), every, some, some, name="pick")
+    with pytest.raises(UsageError, match=r"takes x of fixed extents; .*give them one size, or set dynamic_x"):
+        graph.call(scatters, some, others, others, name="pick")
+    in_batches = gather(x=(6, 4), indices=(6, 1), by="tuples", batch_dims=1, dtype="int64", dynamic=True, dynamic_x=True)
+    column = dyn_strided_slice(x=(6, 1), entries=1, strided=False, dtype="int64", dynamic=False)
+    one = graph.call(column, graph.input("column", (6, 1), "int64"), begin, ends[1], name="column")
+    with pytest.raises(UsageError, match=r"pick reads indices of .* with x of .*; their extents may differ"):
+        graph.call(in_batches, some, one, name="pick")
+    tuples = gather(x=(6, 4), indices=(6, 2), by="tuples", dtype="int64", dynamic=True)
+    lengths = dyn_strided_slice(x=(6, 2), axes=(1,), entries=1, strided=False, dtype="int64")
+    pairs = graph.call(lengths, graph.input("pairs", (6, 2), "int64"), begin, ends[0], name="pairs")
+    with pytest.raises(UsageError, match=r"the tuples in indices of .* have a length that is known at run time only"):
+        graph.call(tuples, every, pairs, name="pick")
+
+
+def constant_rows(path: Path) -> Path:
+    """y is rows 0 and 40 of x, which has n."""
     info = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Gather", ["x", "places"], ["y"], "pick")], "constant",
         [info("x", TensorProto.FLOAT, ["n", 2])], [info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(np.array([0, 40]), "places")],
     )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path / "m.onnx")
+    return path / "m.onnx"
+
+
+def test_constant_indices_must_be_legal_at_every_size_of_a_table(tmp_path: Path) -> None:
+    """41 rows or more have a row 40; a range that begins at 1 is refused."""
     text = (
         r"at n = 1: node pick \(Gather\): the index at \[1\] of 'places' is 40, but axis 0 of 'x' has extent 1; allowed: "
         "-1 to 0. Correct the model, or give n a range of larger sizes"
     )
-    with pytest.raises(UsageError, match=text if way is None else f"node pick .* {NO_ROWS}"):
-        schedsearch.build_dynamic(tmp_path / "m.onnx", {"n": (1, 64)}, target="cpu", way=way, db=tmp_path / "none.db")
+    with pytest.raises(UsageError, match=text):
+        schedsearch.build_dynamic(constant_rows(tmp_path), {"n": (1, 64)}, target="cpu", db=tmp_path / "none.db")
+
+
+def test_constant_indices_of_a_dynamic_graph_must_be_legal_in_each_run(tmp_path: Path) -> None:
+    x = np.arange(128, dtype=np.float32).reshape(64, 2)
+    model = constant_rows(tmp_path)
+    with schedsearch.build_dynamic(model, {"n": (1, 64)}, target="cpu", way="exact", db=tmp_path / "none.db") as net:
+        np.testing.assert_array_equal(net(x), x[[0, 40]])
+        np.testing.assert_array_equal(net(x[:41]), x[[0, 40]])
+        text = r"node pick \(Gather\): the index at \[1\] of 'places' is 40, but axis 0 of 'x' was shorter: .* at most 64"
+        with pytest.raises(IndexRangeError, match=text):
+            net(x[:40])
+    with pytest.raises(UsageError, match=r"the index at .* is 40, but axis 0 of 'x' has extent 40"):
+        schedsearch.build_dynamic(model, {"n": (1, 40)}, target="cpu", way="exact", db=tmp_path / "none.db")
 
 
 def test_given_indices_into_a_shape_are_looked_at(device: CpuDevice) -> None:

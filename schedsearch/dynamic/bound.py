@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.device import BoundKernel
 from schedsearch.dynamic.program import Call, Program, Segment
 from schedsearch.dynamic.run import WORD, Result, Run
+from schedsearch.errors import IndexRangeError
 from schedsearch.ops.dependence import EXTENTS, check_bound
 from schedsearch.ops.size_steps import KINDS
 from schedsearch.runtime.streams import raw_stream
@@ -116,7 +117,11 @@ class BoundNet:
         """
         net = self._net
         net.device.synchronize()
-        self._run.notes.check()
+        wrong: IndexRangeError | None = None
+        try:
+            self._run.notes.check()
+        except IndexRangeError as error:  # impossible sizes come first: arrays without elements have no legal index
+            wrong = error
         net.read_words(self._run)
         for number, segment in enumerate(net.program.segments):
             if code := net.status(number):
@@ -124,6 +129,8 @@ class BoundNet:
         for value in net.program.values.values():
             if value.counted and value.words is not None:
                 check_bound(net.words_at(value.words), value.shape, value.name)
+        if wrong is not None:
+            raise wrong
 
     def sliced(self) -> tuple[Any, ...]:
         """What counts of each output, after `check`: views."""

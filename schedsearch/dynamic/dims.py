@@ -168,6 +168,8 @@ def followed(call: str, workload: Workload, dims: Dims, meetings: list[Meeting])
     Raises:
         UsageError: the call cannot take such an array.
     """
+    if workload.op in _LOOK_UPS:
+        return _looked_up(call, workload, dims)
     arguments = [argument.name for argument in workload.signature]
     taken = [argument for argument in dims if f"{argument}{EXTENTS}" in arguments]
     counts_first = workload.definition.parameters().get("dynamic") is DYNAMIC
@@ -180,7 +182,7 @@ def followed(call: str, workload: Workload, dims: Dims, meetings: list[Meeting])
         if argument in taken or not _unknown(dims[argument]):
             continue
         alike = any(dims[argument][0] is dims[each][0] for each in taken) and not _unknown(dims[argument][1:])
-        if alike and _is_read_by_row(workload, argument):
+        if alike:
             continue
         axes = follows(workload, argument) if follows is not None and (alike or not taken) else {}
         apart: dict[int, int] = {}  # axis of the argument -> axis of y, where another argument has another extent
@@ -260,9 +262,10 @@ def _chosen(*arrays: Sequence[Dim]) -> bool:
 
 
 def _fixed(call: str, workload: Workload, argument: str, dims: Dims) -> UsageError:
+    remedy = {"indices": ", or set dynamic", "x": ", or set dynamic_x"} if workload.op in _LOOK_UPS else {}
     return UsageError(
         f"{call}: {workload.label} takes {argument} of fixed extents; it gets {list(dims[argument])}, some of which are "
-        "known at run time only; give them one size"
+        f"known at run time only; give them one size{remedy.get(argument, '')}"
     )
 
 
@@ -286,12 +289,49 @@ def _function(workload: Workload, dims: Dims, source: str, axes: Mapping[int, Al
     return ShapeFunction(needs, dict(zip(_NAMES, (of_x, of_x0)))[source])
 
 
-def _is_read_by_row(workload: Workload, argument: str) -> bool:
-    """Of an array with as many rows as one whose rows the kernel counts: whether each row is only used with the same row
-    there, and no other."""
-    p = workload.params
-    if workload.op == "scatter" and argument == "x":  # all of it is copied
-        return False
-    if workload.op == "gather" and argument == "x":  # an index must not count rows beyond those in use
-        return bool(p["batch_dims"]) if p["by"] == "tuples" else p["by"] == "elements" and p["axis"] > 0
-    return True
+# ---- gather and scatter
+
+
+_LOOK_UPS = ("gather", "scatter")
+
+
+def must_read_x(workload: Workload, dims: Dims) -> bool:
+    """Whether a gather or scatter needs `dynamic_x`: extents of x are unknown, and an index might count along them, or y has
+    them in a way that does not follow from x alone."""
+    axes = {axis for axis, extent in enumerate(dims["x"]) if isinstance(extent, Unknown)}
+    return bool(axes) and not axes <= _rows_of_x(workload, dims)
+
+
+def _rows_of_x(workload: Workload, dims: Dims) -> set[int]:
+    """The axes of x that may be unknown without `dynamic_x`: each row is only used with the same row of indices or y."""
+    p, x, indices = workload.params, dims["x"], dims["indices"]
+    if workload.op == "gather" and p["by"] == "slices":
+        return set() if p["dynamic"] else set(range(p["axis"]))
+    if workload.op == "gather" and p["by"] == "tuples":
+        is_later = p["batch_dims"] > 0
+    else:
+        is_later = p["by"] == "elements" and p["axis"] > 0
+    return {0} if is_later and p["dynamic"] and x[0] is indices[0] else set()
+
+
+def _looked_up(call: str, workload: Workload, dims: Dims) -> ShapeFunction | None:
+    """`followed` of a gather or scatter."""
+    p, x, indices = workload.params, dims["x"], dims["indices"]
+    if _unknown(indices) and not p["dynamic"]:
+        raise _fixed(call, workload, "indices", dims)
+    if p["by"] == "tuples" and isinstance(indices[-1], Unknown):
+        raise UsageError(f"{call}: the tuples in indices of {list(indices)} have a length that is known at run time only")
+    if not p["dynamic_x"] and must_read_x(workload, dims):
+        raise _fixed(call, workload, "x", dims)
+    places = len(indices) - 1 if p["by"] == "tuples" else len(indices)
+    alike = [("indices", indices[: p.get("batch_dims", 0)], x)]
+    if "updates" in dims:
+        rows = (*indices[:places], *(x[p["indices"][-1] :] if p["by"] == "tuples" else ()))
+        alike.append(("updates", dims["updates"], rows or (1,)))
+    for name, found, wanted in alike:
+        if any(isinstance(one, Unknown) and one is not other for one, other in zip(found, wanted)):
+            others = " and ".join(f"{each} of {list(dims[each])}" for each in ("x", "indices") if each != name)
+            raise UsageError(f"{call} reads {name} of {list(dims[name])} with {others}; their extents may differ")
+    if p["dynamic_x"] or not _unknown(x) or (workload.op == "gather" and p["dynamic"]):
+        return None  # the operator has a shape function, or y fixed extents
+    return _function(workload, dims, "x", {axis: Along(axis) for axis in _rows_of_x(workload, dims)})

@@ -123,19 +123,6 @@ def _rows(workload: Workload, argument: str) -> Follows:
     return _same((0,)) if argument == "x" or (spec.shape == workload.outputs[0].shape and not spec.constant) else {}
 
 
-def _gathered(workload: Workload, argument: str) -> Follows:
-    """What is chosen along a later axis is chosen in each row."""
-    p = workload.params
-    rows = argument == "x" and p["by"] == "slices" and not p["dynamic"]
-    return _same(range(p["axis"])) if rows else {}
-
-
-def _scattered(workload: Workload, argument: str) -> Follows:
-    """What is written along a later axis is written in each row."""
-    p = workload.params
-    return _same((0,)) if argument == "x" and p["dynamic"] and p["by"] == "elements" and p["axis"] > 0 else {}
-
-
 def _permuted(workload: Workload, argument: str) -> Follows:
     return {axis: Along(to) for to, axis in enumerate(workload.params["permutation"])}
 
@@ -170,7 +157,5 @@ FOLLOWS: Mapping[str, Callable[[Workload, str], Follows]] = {
     "softmax": _along,
     "concat": _along,
     "layer_norm": _rows_of_norms,
-    "gather": _gathered,
-    "scatter": _scattered,
     "transpose": _permuted,
 }

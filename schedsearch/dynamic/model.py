@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 TAKEN = tuple(sorted({*nodes.READERS, *nodes.VIEWS, *OF_ROWS, *OF_NETWORKS}))
+_SHAPED_BY = {"Slice": (1, 2, 3, 4), "Expand": (1,), "Reshape": (1,)}  # inputs whose values a result's extents depend on
 _MOST_FOLDED = 1 << 20  # elements of a constant that is computed when a model is read
 
 
@@ -254,6 +255,8 @@ class _Reader:
             ):
                 continue
             if any(value not in axes and value not in self.names for value in computed):
+                continue
+            if any(node.inputs[place] in computed for place in _SHAPED_BY.get(node.op_type, ()) if place < len(node.inputs)):
                 continue
             unknown = {value: axes[value] if value in axes else self._unknown(value) for value in computed}
             result = unknown_axes(node, unknown) if any(unknown.values()) else set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.dynamic.dims import Unknown, traced
+from schedsearch.dynamic.dims import Unknown, must_read_x, traced
 from schedsearch.dynamic.graph import DynamicGraph
 from schedsearch.dynamic.numbers import Range, Row
 from schedsearch.dynamic.rows import Rows
@@ -133,6 +133,12 @@ class Nodes:
                 )
             found.append(max(bound, 1))
         return found
+
+    @staticmethod
+    def is_one_index(node: ir.Node) -> bool:
+        """Whether a node gathers by an index that is a number, not an array."""
+        index = node.inputs[1] if node.op_type == "Gather" else None
+        return index is not None and index.shape is not None and not len(index.shape)
 
     def dynamic(self, names: Mapping[str, str]) -> dict[str, Any]:
         """The parameter `dynamic`: the arguments of which extents are known at run time only."""
@@ -377,11 +383,15 @@ def _indexed(nodes: Nodes, node: ir.Node) -> list[str]:
     arguments = _ARGUMENTS.get(chain.op, ("x", "rois", "batch_indices"))
     values = dict(zip(arguments, nodes.taken(node, len(arguments))))
     params["dynamic"] = nodes.graph.is_dynamic(values[_COUNTED[chain.op]])
+    if chain.op in ("gather", "scatter"):
+        dims = {argument: nodes.graph.dims(value) for argument, value in values.items()}
+        if nodes.is_one_index(node) and params["axis"] in (0, -len(dims["x"])) and nodes.graph.is_dynamic(values["x"]):
+            params |= {"by": "tuples", "axis": 0}  # the axis goes without a view
+        params["dynamic_x"] = must_read_x(Workload(chain.op, params), dims)
     if chain.op == "roi_align":
         params["layout"] = "NCHW"
     made = nodes.call(node, Workload(chain.op, params), list(values.values()))
-    index = node.inputs[1] if node.op_type == "Gather" else None
-    if index is not None and index.shape is not None and not len(index.shape):
+    if nodes.is_one_index(node) and params["by"] == "slices":
         kept = list(nodes.shape(made[0]))  # the axis of a single index goes
         del kept[params["axis"]]
         made[0] = nodes.seen(made[0], kept or (1,))

@@ -30,6 +30,12 @@ def count_argument(argument: ArgSpec) -> ArgSpec:
     )
 
 
+def extents_argument(argument: ArgSpec) -> ArgSpec:
+    """The extents of an argument of which every axis is bounded."""
+    rank = len(argument.shape)
+    return ArgSpec(extents_of(argument.name), "A", (rank,), "int64", role="index", below=min(argument.shape) + 1)
+
+
 def bounded(output: ArgSpec) -> tuple[ArgSpec, ArgSpec]:
     """An output of its largest extents, and the extents in use."""
     name = extents_of(output.name)

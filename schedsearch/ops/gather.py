@@ -5,8 +5,8 @@
     tuples     y[a, m, b] = x[a, indices[a, m, 0], indices[a, m, 1] ..., b]
 
 An index out of range gives zeros, and nothing outside of x is read; kernels note it where a caller asks for that, see
-`ops.wrong_index`. With `dynamic` only the first `indices_extents[0]` elements along the first axis of indices count: see
-`ops.bounded`.
+`ops.wrong_index`. With `dynamic` the extents of indices are read from `indices_extents`, with `dynamic_x` those of x from
+`x_extents`; y is bounded then, see `ops.bounded`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Parameter, Work
-from schedsearch.ops.bounded import DYNAMIC, bounded
+from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, too_large, whole_numbers
 from schedsearch.ops.dependence import Dependence, ShapeFunction
@@ -25,12 +25,13 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import (
     AXIS,
     BATCH_DIMS,
+    DYNAMIC,
+    DYNAMIC_X,
     INDEX_DTYPE,
     INDICES,
     ByIndices,
     X,
     dense_shape,
-    index_map,
     index_problems,
 )
 
@@ -48,6 +49,7 @@ _PARAMETERS = {
     "dtype": Parameter.choice("of x and y; default float16", tuple(ALL_DTYPES), "float16"),
     "index_dtype": INDEX_DTYPE,
     "dynamic": DYNAMIC,
+    "dynamic_x": DYNAMIC_X,
 }
 
 
@@ -68,48 +70,40 @@ class Gather(ByIndices):
             return [Problem("indices", f"y has {len(shape)} axes; allowed: up to {len(AXES)}")]
         return too_large("indices", shape, dtype_of(params["dtype"]).nbytes)
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        x = ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"])
-        return (x, *self.index_arguments(params))
-
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         shape = dense_shape(params)
         y = ArgSpec("y", AXES[: len(shape)], shape, params["dtype"])
-        return bounded(y) if params["dynamic"] else (y,)
+        return bounded(y) if _is_open(params) else (y,)
 
     def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
-        if not params["dynamic"]:
+        if not _is_open(params):
             return {}
         needs = {"x": Dependence.SHAPE, "indices": Dependence.SHAPE}
         return {"y": ShapeFunction(needs, _extent(params))}
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """Indices of both signs, so that a kernel that does not count from the end is found."""
-        shortest = min(index_map(params).extents)
-        found = {"x": whole_numbers(params["dtype"]), "indices": Domain(range(-shortest, shortest))}
-        if params["dynamic"]:
-            found["indices_extents"] = Domain(range(params["indices"][0] + 1))
-        return found
-
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """All of a bounded array is in use."""
-        return {"indices_extents": Domain((params["indices"][0],))} if params["dynamic"] else {}
+        return {"x": whole_numbers(params["dtype"]), **self.index_inputs(params)}
 
     def work(self, params: Mapping[str, Any]) -> Work:
         """Rows that no index chooses need not be read; at worst every index chooses the same one."""
         read = sum(spec.nbytes for spec in self.arguments(params)[1:])
         written = sum(spec.nbytes for spec in self.outputs(params))
-        return Work(0, read + 2 * written, least_bytes=0 if params["dynamic"] else read + written)
+        return Work(0, read + 2 * written, least_bytes=0 if _is_open(params) else read + written)
 
     def label(self, params: Mapping[str, Any]) -> str:
         p = params
         where = f"axis {p['axis']}" if p["by"] != "tuples" else f"batch_dims {p['batch_dims']}"
         words = [f"gather {shown(p['x'])} by {p['by']} {shown(p['indices'])}", where]
-        words += ["dynamic"] if p["dynamic"] else []
+        words += [name.replace("_", " ") for name in ("dynamic", "dynamic_x") if p[name]]
         return " ".join([*words, dtype_of(p["dtype"]).short, *([] if p["index_dtype"] == "int64" else ["i32"])])
 
 
 GATHER = Gather()
+
+
+def _is_open(p: Mapping[str, Any]) -> bool:
+    """Whether extents of y are known at run time only."""
+    return bool(p["dynamic"] or p["dynamic_x"])
 
 
 def _extent(p: Mapping[str, Any]) -> Callable[..., int]:
@@ -148,6 +142,7 @@ def gather(
     dtype: str = "float16",
     index_dtype: str = "int64",
     dynamic: bool = False,
+    dynamic_x: bool = False,
 ) -> Workload:
     """Elements of x that indices choose.
 
@@ -159,8 +154,10 @@ def gather(
         batch_dims: of tuples: leading axes that x and indices have in common.
         dtype: of x and y: any format.
         index_dtype: int64 or int32.
-        dynamic: a third argument, `indices_extents`, says how much of the first axis of indices is in use, and a second
-            output, `y_extents`, how much of y.
+        dynamic: the extents of indices are read from a further argument, `indices_extents`, when the kernel runs, and
+            `indices` are their upper bounds.
+        dynamic_x: those of x are read from `x_extents`. With either of both, a second output `y_extents` says how much of y
+            is in use. Extents are int64, one for each axis.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -175,6 +172,6 @@ def gather(
         "gather",
         {
             "x": tuple(x), "indices": tuple(indices), "axis": axis, "by": by, "batch_dims": batch_dims, "dtype": dtype,
-            "index_dtype": index_dtype, "dynamic": dynamic,
+            "index_dtype": index_dtype, "dynamic": dynamic, "dynamic_x": dynamic_x,
         },
     )  # fmt: skip

@@ -7,6 +7,10 @@ The chosen elements form rows of neighbours. Row r of the dense array (y of gath
 of the indexed array, where base and position are sums of (r // divisor % modulus * factor). A negative index counts from the
 end of its extent. An index is out of range if it is outside of [-extent, extent).
 
+Extents may be known at run time only: those of indices with `dynamic`, those of x with `dynamic_x`. Arrays then have the
+strides of their bounds, which are the parameters `x` and `indices`. A row is in use if its place in indices is within the
+extents of these. The length of a tuple is always that of the parameter.
+
 Indices choose `slices` along an axis (Gather of ONNX), single `elements` along an axis (GatherElements, ScatterElements), or
 are `tuples` of the leading indices (GatherND, ScatterND).
 """
@@ -14,14 +18,15 @@ are `tuples` of the leading indices (GatherND, ScatterND).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import AlongAxis, axis_number
 from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
-from schedsearch.ops.bounded import count_argument
+from schedsearch.ops.bounded import extents_argument
+from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.wrong_index import out_of_range
@@ -35,6 +40,9 @@ BATCH_DIMS = Parameter(
 X = extents(f"extents of x, 1 to {len(AXES)} of them")
 INDICES = extents("extents of indices; of tuples, the last one is the length of a tuple")
 INDEX_DTYPE = Parameter.choice("of indices; default int64", INDEX_DTYPES)
+_OPEN = {"type": "boolean", "default": False}
+DYNAMIC = Parameter("the extents of indices are read from memory at run time; default false", _OPEN)
+DYNAMIC_X = Parameter("the extents of x are read from memory at run time; default false", _OPEN)
 Term = tuple[int, int, int]  # (divisor, modulus, factor)
 
 
@@ -46,8 +54,9 @@ class IndexMap:
     targets: rows of the indexed array.
     base, position: terms; see the module.
     extents: those that the indices of a row count along.
+    axes: the axes of x that they count along.
     strides: rows between neighbours along each of `extents`.
-    per_index: rows of the dense array for each element along the first axis of indices.
+    places: the extents of indices, without that of a tuple: a position counts along them.
     """
 
     rows: int
@@ -56,8 +65,9 @@ class IndexMap:
     base: tuple[Term, ...]
     position: tuple[Term, ...]
     extents: tuple[int, ...]
+    axes: tuple[int, ...]
     strides: tuple[int, ...]
-    per_index: int
+    places: tuple[int, ...]
 
     @property
     def depth(self) -> int:
@@ -75,13 +85,14 @@ def index_map(p: Mapping[str, Any]) -> IndexMap:
         strides = tuple(math.prod(chosen[place + 1 :]) for place in range(depth))
         run = math.prod(x[batch + depth :])
         base = ((of_batch, batches, targets),) if batches > 1 else ()
-        return IndexMap(rows, run, batches * targets, base, ((1, rows, 1),), chosen, strides, rows // indices[0])
+        axes = tuple(range(batch, batch + depth))
+        return IndexMap(rows, run, batches * targets, base, ((1, rows, 1),), chosen, axes, strides, indices[:-1])
     axis = p["axis"]
     if p["by"] == "slices":
         outer, chosen, count = math.prod(x[:axis]), x[axis], math.prod(indices)
         base = ((count, outer, chosen),) if outer > 1 else ()
         rows, run = outer * count, math.prod(x[axis + 1 :])
-        return IndexMap(rows, run, outer * chosen, base, ((1, count, 1),), (chosen,), (1,), count // indices[0])
+        return IndexMap(rows, run, outer * chosen, base, ((1, count, 1),), (chosen,), (axis,), (1,), indices)
     steps = [math.prod(x[place + 1 :]) for place in range(len(x))]
     terms = tuple(
         (math.prod(indices[place + 1 :]), extent, steps[place])
@@ -89,7 +100,7 @@ def index_map(p: Mapping[str, Any]) -> IndexMap:
         if place != axis and extent > 1
     )
     rows = math.prod(indices)
-    return IndexMap(rows, 1, math.prod(x), terms, ((1, rows, 1),), (x[axis],), (steps[axis],), rows // indices[0])
+    return IndexMap(rows, 1, math.prod(x), terms, ((1, rows, 1),), (x[axis],), (axis,), (steps[axis],), indices)
 
 
 def index_problems(p: Mapping[str, Any]) -> Iterable[Problem]:
@@ -131,14 +142,44 @@ def dense_shape(p: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 class ByIndices(AlongAxis):
-    """gather and scatter. With `dynamic` their last argument says how much of the first axis of indices is in use."""
+    """gather and scatter. Their last arguments are the extents that are known at run time only.
 
-    def index_arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        """indices and, with `dynamic`, the last argument."""
+    Attributes:
+        updated: the output that may have the memory of x.
+    """
+
+    updated: ClassVar[str | None] = None
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         shape = params["indices"]
+        x = ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"], aliases=self.updated)
         shortest = min(index_map(params).extents)
         indices = ArgSpec("indices", AXES[: len(shape)], shape, params["index_dtype"], role="index", below=shortest)
-        return (indices, count_argument(indices)) if params["dynamic"] else (indices,)
+        is_open = {"indices": params["dynamic"], "x": params["dynamic_x"]}
+        return (
+            x, indices, *self.more_arguments(params),
+            *(extents_argument(each) for each in (indices, x) if is_open[each.name]),
+        )  # fmt: skip
+
+    def more_arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        """Those behind indices."""
+        return ()
+
+    def index_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Indices of both signs, so that a kernel that does not count from the end is found, and extents below the bounds.
+        Some indices lie between the extent and the bound. Then other extents, those of indices at their bounds."""
+        shortest = min(index_map(params).extents)
+        found = {"indices": Domain(range(-shortest, shortest))}
+        if params["dynamic"]:
+            found["indices_extents"] = replace(_fewer(params["indices"], 4), second=_all(params["indices"]))
+        if params["dynamic_x"]:
+            found["x_extents"] = replace(_fewer(params["x"], 4), second=_fewer(params["x"], 2))
+        return found
+
+    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """All of a bounded array is in use."""
+        found = {"indices_extents": _all(params["indices"])} if params["dynamic"] else {}
+        return found | ({"x_extents": _all(params["x"])} if params["dynamic_x"] else {})
 
     def wrong_index(self, params: Mapping[str, Any], place: int, index: int, names: Mapping[str, str]) -> str:
         where: list[int] = []
@@ -146,7 +187,18 @@ class ByIndices(AlongAxis):
             place, at = divmod(place, extent)
             where.insert(0, at)
         axis = params.get("batch_dims", 0) + where[-1] if params["by"] == "tuples" else params["axis"]
-        return out_of_range(names["indices"], where, index, axis, names["x"], params["x"][axis])
+        return out_of_range(
+            names["indices"], where, index, axis, names["x"], params["x"][axis], is_bound=params["dynamic_x"]
+        )
 
     def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
         return "exact"
+
+
+def _all(shape: Sequence[int]) -> Domain:
+    return Domain(tuple(shape), ordered=True)
+
+
+def _fewer(shape: Sequence[int], share: int) -> Domain:
+    """Extents that lack one and a share of the bounds, but are at least 1."""
+    return Domain(tuple(max(1, n - n // share - 1) for n in shape), ordered=True)

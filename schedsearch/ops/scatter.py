@@ -3,7 +3,8 @@
 y is x at first. Then each row of updates goes to the row of y that its indices choose (see `ops.index_map`): it replaces the
 row, or is added to it, or their maximum or minimum stays. Where several rows replace the same one, the last of them stays.
 Additions of floats happen in any order. An index out of range changes nothing; kernels note it where a caller asks for that,
-see `ops.wrong_index`. With `dynamic` only the first `indices_extents[0]` elements along the first axis of indices count.
+see `ops.wrong_index`. With `dynamic` the extents of indices are read from `indices_extents`, and those of updates follow.
+With `dynamic_x` the extents of x are read from `x_extents`, and y is bounded: see `ops.bounded`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter, Work
-from schedsearch.ops.bounded import DYNAMIC
+from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, whole_numbers
+from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import (
     AXIS,
+    DYNAMIC,
+    DYNAMIC_X,
     INDEX_DTYPE,
     INDICES,
     ByIndices,
@@ -46,6 +50,7 @@ _PARAMETERS = {
     "dtype": Parameter.choice("of x, updates and y; default float32", tuple(ALL_DTYPES), "float32"),
     "index_dtype": INDEX_DTYPE,
     "dynamic": DYNAMIC,
+    "dynamic_x": DYNAMIC_X,
 }
 
 
@@ -53,6 +58,7 @@ class Scatter(ByIndices):
     name: ClassVar[str] = "scatter"
     reference: ClassVar[str] = "schedsearch.templates.indexing.reference:ScatterReference"
     constructor: ClassVar[str] = "schedsearch:scatter"
+    updated: ClassVar[str | None] = "y"
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
@@ -71,43 +77,44 @@ class Scatter(ByIndices):
             return [Problem("x", f"x has {targets} rows; allowed: up to {MAX_INT}")]
         return []
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def more_arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         shape = dense_shape(params)
-        x = ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"], aliases="y")
-        indices, *count = self.index_arguments(params)
-        return (x, indices, ArgSpec("updates", AXES[: len(shape)], shape, params["dtype"]), *count)
+        return (ArgSpec("updates", AXES[: len(shape)], shape, params["dtype"]),)
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         y = ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"])
-        return (y,)
+        return bounded(y) if params["dynamic_x"] else (y,)
+
+    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+        needs = {"x": Dependence.SHAPE, "indices": Dependence.NOTHING, "updates": Dependence.NOTHING}
+        return {"y": ShapeFunction(needs, _extent)} if params["dynamic_x"] else {}
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """Indices of both signs; several updates have the same target. Sums of these numbers are exact in any order."""
-        shortest = min(index_map(params).extents)
+        """Several updates have the same target. Sums of these numbers are exact in any order."""
         whole = whole_numbers(params["dtype"]) if params["reduction"] == "none" else Domain(range(-_LARGEST, _LARGEST + 1))
-        found = {"x": whole, "indices": Domain(range(-shortest, shortest)), "updates": whole}
-        if params["dynamic"]:
-            found["indices_extents"] = Domain(range(params["indices"][0] + 1))
-        return found
-
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """All of a bounded array is in use."""
-        return {"indices_extents": Domain((params["indices"][0],))} if params["dynamic"] else {}
+        return {"x": whole, "updates": whole, **self.index_inputs(params)}
 
     def work(self, params: Mapping[str, Any]) -> Work:
         x, *others = self.arguments(params)
-        return Work(0, 2 * x.nbytes + 2 * sum(spec.nbytes for spec in others), least_bytes=x.nbytes)
+        return Work(
+            0, 2 * x.nbytes + 2 * sum(spec.nbytes for spec in others), least_bytes=0 if params["dynamic_x"] else x.nbytes
+        )
 
     def label(self, params: Mapping[str, Any]) -> str:
         p = params
         words = [f"scatter {shown(p['x'])} by {p['by']} {shown(p['indices'])}"]
         words += [f"axis {p['axis']}"] if p["by"] == "elements" else []
         words += [p["reduction"]] if p["reduction"] != "none" else []
-        words += ["dynamic"] if p["dynamic"] else []
+        words += [name.replace("_", " ") for name in ("dynamic", "dynamic_x") if p[name]]
         return " ".join([*words, dtype_of(p["dtype"]).short, *([] if p["index_dtype"] == "int64" else ["i32"])])
 
 
 SCATTER = Scatter()
+
+
+def _extent(axis: int, x: Sequence[int]) -> int:
+    """The shape function of y."""
+    return x[axis]
 
 
 def scatter(
@@ -120,6 +127,7 @@ def scatter(
     dtype: str = "float32",
     index_dtype: str = "int64",
     dynamic: bool = False,
+    dynamic_x: bool = False,
 ) -> Workload:
     """x with some elements replaced by updates, or combined with them.
 
@@ -131,7 +139,10 @@ def scatter(
         reduction: "none", "add", "max" or "min".
         dtype: of x, updates and y: any format; with a reduction float32, float64, int32 or int64.
         index_dtype: int64 or int32.
-        dynamic: a last argument, `indices_extents`, says how much of the first axis of indices is in use.
+        dynamic: the extents of indices are read from a further argument, `indices_extents`, when the kernel runs, and
+            `indices` are their upper bounds. Those of updates follow.
+        dynamic_x: those of x are read from `x_extents`, and a second output `y_extents` says how much of y is in use: as
+            much as of x. Extents are int64, one for each axis.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -146,6 +157,6 @@ def scatter(
         "scatter",
         {
             "x": tuple(x), "indices": tuple(indices), "axis": axis, "by": by, "reduction": reduction, "dtype": dtype,
-            "index_dtype": index_dtype, "dynamic": dynamic,
+            "index_dtype": index_dtype, "dynamic": dynamic, "dynamic_x": dynamic_x,
         },
     )  # fmt: skip

@@ -11,13 +11,19 @@ WRONG_INDEX = "wrong_index"  # the buffer
 WRONG_INDEX_WORDS = 2  # int64; zeros: no index was out of range
 
 
-def out_of_range(array: str, where: list[int], index: int, axis: int, x: str, extent: int) -> str:
+def out_of_range(array: str, where: list[int], index: int, axis: int, x: str, extent: int, is_bound: bool = False) -> str:
     """What is wrong with an index, and what is allowed.
 
     Args:
         array, x: names of the array of indices, and of the array that is indexed.
         where: the place of the index.
         axis, extent: what it counts along.
+        is_bound: the extent is known at run time only, and `extent` is its bound.
     """
+    if is_bound:
+        return (
+            f"the index at {where} of {array!r} is {index}, but axis {axis} of {x!r} was shorter: its extent e is known at "
+            f"run time only, and at most {extent}; allowed: -e to e - 1"
+        )
     allowed = f"allowed: {-extent} to {extent - 1}" if extent else "it allows none"
     return f"the index at {where} of {array!r} is {index}, but axis {axis} of {x!r} has extent {extent}; {allowed}"

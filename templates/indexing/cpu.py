@@ -16,7 +16,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.indexing.cuda import WRONG, arrays_of, map_of
-from schedsearch.templates.indexing.places import counter, finder, noter
+from schedsearch.templates.indexing.places import counter, extents_writer, finder, noter
 from schedsearch.workload import Workload
 
 _ROWS = (1, 16, 256)
@@ -27,7 +27,7 @@ class GatherCpu(Template):
     """A work item has some rows."""
 
     name = "gather_cpu"
-    version = 2
+    version = 3
     op = "gather"
     kind = "cpu"
 
@@ -45,7 +45,8 @@ class GatherCpu(Template):
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         m, arrays = map_of(workload), arrays_of(workload)
         params: tuple[Param, ...] = (
-            _bits(arrays["x"]), arrays["indices"], arrays["indices_extents"], _bits(arrays["y"]), arrays["y_extents"], WRONG,
+            _bits(arrays["x"]), arrays["indices"], arrays["indices_extents"], arrays["x_extents"], _bits(arrays["y"]),
+            arrays["y_extents"], WRONG,
         )  # fmt: skip
         items = -(-m.rows // config["rows"])
         step = KernelStep(gather_kernel(workload, m, config["rows"]), params, Grid(items), min(items, config["threads"]))
@@ -56,7 +57,7 @@ class ScatterCpu(Template):
     """A work item has some columns of all rows, so that rows of one target come one after the other."""
 
     name = "scatter_cpu"
-    version = 2
+    version = 3
     op = "scatter"
     kind = "cpu"
 
@@ -78,9 +79,9 @@ class ScatterCpu(Template):
         shares = -(-size // 4096)
         steps = [KernelStep(_copy_kernel(size), views, Grid(shares), min(threads, shares), restores=True)]
         moved = workload.reduction == "none"
-        params = (
-            arrays["indices"], arrays["indices_extents"], _bits(arrays["updates"]) if moved else arrays["updates"],
-            _bits(arrays["y"]) if moved else arrays["y"], WRONG,
+        params: tuple[Param, ...] = (
+            arrays["indices"], arrays["indices_extents"], arrays["x_extents"],
+            *(_bits(arrays[name]) if moved else arrays[name] for name in ("updates", "y")), arrays["y_extents"], WRONG,
         )  # fmt: skip
         columns = -(-m.run // threads)
         items = -(-m.run // columns)
@@ -89,25 +90,25 @@ class ScatterCpu(Template):
 
 
 def gather_kernel(p: Workload, m: IndexMap, rows: int) -> Callable[..., None]:
-    """The kernel (x, indices, indices_extents, y, y_extents, wrong_index, start, stop) over groups of rows."""
-    find, counts, note, run, all_rows = finder(m), counter(m, p.dynamic), noter(m, note_index), m.run, m.rows
-    dynamic, shape, counted = p.dynamic, p.outputs[0].shape, p.axis if p.by == "slices" else 0
+    """The kernel (x, indices, indices_extents, x_extents, y, y_extents, wrong_index, start, stop) over groups of rows."""
+    find, counts, run, all_rows = finder(m, p.dynamic_x), counter(m, p.dynamic), m.run, m.rows
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic or p.dynamic_x
 
     def gather(
-        x: Any, indices: Any, indices_extents: Any, y: Any, y_extents: Any, wrong_index: Any, start: Any, stop: Any
+        x: Any, indices: Any, indices_extents: Any, x_extents: Any, y: Any, y_extents: Any, wrong_index: Any, start: Any,
+        stop: Any,
     ) -> None:  # fmt: skip
-        if dynamic and start == 0:
-            for axis in range(len(shape)):
-                y_extents[axis] = indices_extents[0] if axis == counted else shape[axis]
+        if bounded and start == 0:
+            write_extents(indices_extents, x_extents, y_extents)
         for row in range(start * rows, min(stop * rows, all_rows)):
             if counts(row, indices_extents):
-                found, inside = find(row, indices)
+                found, inside = find(row, indices, x_extents)
                 to, source = types.int64(row * run), types.int64(found * run)
                 if inside:
                     for i in range(run):
                         y[to + i] = x[source + i]
                 else:
-                    note(row, indices, wrong_index)
+                    note(row, indices, x_extents, wrong_index)
                     for i in range(run):
                         y[to + i] = 0
 
@@ -115,22 +116,27 @@ def gather_kernel(p: Workload, m: IndexMap, rows: int) -> Callable[..., None]:
 
 
 def scatter_kernel(p: Workload, m: IndexMap, columns: int) -> Callable[..., None]:
-    """The kernel (indices, indices_extents, updates, y, wrong_index, start, stop) over groups of columns."""
-    find, counts, note, run, rows = finder(m), counter(m, p.dynamic), noter(m, note_index), m.run, m.rows
+    """The kernel (indices, indices_extents, x_extents, updates, y, y_extents, wrong_index, start, stop) over groups of
+    columns."""
+    find, counts, run, rows = finder(m, p.dynamic_x), counter(m, p.dynamic), m.run, m.rows
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic_x
     combine = _COMBINE[p.reduction]
 
     def scatter(
-        indices: Any, indices_extents: Any, updates: Any, y: Any, wrong_index: Any, start: Any, stop: Any
+        indices: Any, indices_extents: Any, x_extents: Any, updates: Any, y: Any, y_extents: Any, wrong_index: Any,
+        start: Any, stop: Any,
     ) -> None:  # fmt: skip
+        if bounded and start == 0:
+            write_extents(indices_extents, x_extents, y_extents)
         for row in range(rows):
             if counts(row, indices_extents):
-                found, inside = find(row, indices)
+                found, inside = find(row, indices, x_extents)
                 if inside:
                     to, source = types.int64(found * run), types.int64(row) * run
                     for i in range(start * columns, min(stop * columns, run)):
                         y[to + i] = combine(y[to + i], updates[source + i])
                 else:
-                    note(row, indices, wrong_index)
+                    note(row, indices, x_extents, wrong_index)
 
     return scatter
 

@@ -68,14 +68,14 @@ class _RowsCuda(Template):
 
 class GatherCuda(_RowsCuda):
     name = "gather_cuda"
-    version = 2
+    version = 3
     op = "gather"
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         m, arrays = map_of(workload), arrays_of(workload)
         params = (
-            Pointer("x"), arrays["indices"], arrays["indices_extents"], Pointer("y"), arrays["y_extents"],
-            WRONG,
+            Pointer("x"), arrays["indices"], arrays["indices_extents"], arrays["x_extents"], Pointer("y"),
+            arrays["y_extents"], WRONG,
         )  # fmt: skip
         function = kernels.gather_kernel(workload, m, config["vector"], config["lanes"], config["each"], config["threads"])
         step = KernelStep(function, params, _grid(m, config), config["threads"])
@@ -84,7 +84,7 @@ class GatherCuda(_RowsCuda):
 
 class ScatterCuda(_RowsCuda):
     name = "scatter_cuda"
-    version = 2
+    version = 3
     op = "scatter"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
@@ -105,7 +105,7 @@ class ScatterCuda(_RowsCuda):
         shape = config["lanes"], config["each"], config["threads"]
         if workload.reduction != "none":
             params: tuple[Param, ...] = (
-                *(arrays[name] for name in ("indices", "indices_extents", "updates", "y")),
+                *(arrays[name] for name in ("indices", "indices_extents", "x_extents", "updates", "y", "y_extents")),
                 WRONG,
             )
             function = kernels.combine_kernel(workload, m, *shape)
@@ -113,9 +113,10 @@ class ScatterCuda(_RowsCuda):
             return KernelSource("cuda", "native", tuple(steps))
         last = NumbaArray("last", "int32", (m.targets,), (4,))
         steps.append(KernelStep(kernels.fill_kernel(m.targets), (last,), Grid(-(-m.targets // 256)), 256))
-        marking = arrays["indices"], arrays["indices_extents"], last, WRONG
+        read = arrays["indices"], arrays["indices_extents"], arrays["x_extents"]
+        marking = (*read, last, arrays["y_extents"], WRONG)
         steps.append(KernelStep(kernels.mark_kernel(workload, m), marking, Grid(-(-m.rows // 256)), 256))
-        params = (Pointer("updates"), arrays["indices"], arrays["indices_extents"], last, Pointer("y"))
+        params = (Pointer("updates"), *read, last, Pointer("y"))
         function = kernels.replace_kernel(workload, m, config["vector"], *shape)
         steps.append(KernelStep(function, params, _grid(m, config), config["threads"]))
         alignments = dict.fromkeys(("updates", "y"), config["vector"])

@@ -9,21 +9,21 @@ from numba import cuda, types
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import IndexMap
-from schedsearch.templates.indexing.places import counter, finder, noter
+from schedsearch.templates.indexing.places import counter, extents_writer, finder, noter
 from schedsearch.templates.parts import moves
 from schedsearch.templates.parts.ptx import note_index
 from schedsearch.workload import Workload
 
 
 def gather_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, threads: int) -> Callable[..., None]:
-    """The kernel (x, indices, indices_extents, y, y_extents, wrong_index). A wrong index gives zeros."""
+    """The kernel (x, indices, indices_extents, x_extents, y, y_extents, wrong_index). A wrong index gives zeros."""
     rows, row_bytes, apart = m.rows, m.run * dtype_of(p.dtype).nbytes, threads // lanes
     words = moves.words_of(vector)
     held, load, store = words * each, moves.load_global(vector), moves.store_global(vector)
-    find, counts, note, dynamic = finder(m), counter(m, p.dynamic), noter(m, note_index), p.dynamic
-    shape, counted = p.outputs[0].shape, p.axis if p.by == "slices" else 0
+    find, counts = finder(m, p.dynamic_x), counter(m, p.dynamic)
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic or p.dynamic_x
 
-    def gather(x, indices, indices_extents, y, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
+    def gather(x, indices, indices_extents, x_extents, y, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(held, types.uint32)
         source = cuda.local.array(each, types.int64)
         usable = cuda.local.array(each, types.int32)
@@ -31,17 +31,17 @@ def gather_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, 
         thread = types.int32(cuda.threadIdx.x)
         lane = types.int32(thread % lanes)
         first = types.int64(types.int64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
-        if dynamic and (cuda.blockIdx.x == 0) & (thread < len(shape)):
-            y_extents[thread] = indices_extents[0] if thread == counted else shape[thread]
+        if bounded and (cuda.blockIdx.x == 0) & (thread == 0):
+            write_extents(indices_extents, x_extents, y_extents)
         for e in range(each):
             row = types.int64(first + e * apart)
             usable[e], wanted[e], source[e] = 0, 0, 0
             if row < rows and counts(row, indices_extents):
-                found, inside = find(row, indices)
+                found, inside = find(row, indices, x_extents)
                 source[e] = types.int64(found * row_bytes)
                 usable[e], wanted[e] = types.int32(inside), 1
                 if (lane == 0) & (usable[e] == 0):
-                    note(row, indices, wrong_index)
+                    note(row, indices, x_extents, wrong_index)
         for at in range(lane * vector, row_bytes, lanes * vector):
             for e in range(each):
                 load(word, e * words, types.uint64(x + types.uint64(source[e] + at)), usable[e])
@@ -54,13 +54,14 @@ def gather_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, 
 
 
 def replace_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, threads: int) -> Callable[..., None]:
-    """The kernel (updates, indices, indices_extents, last, y): rows that are the last of their target replace it."""
+    """The kernel (updates, indices, indices_extents, x_extents, last, y): rows that are the last of their target replace
+    it."""
     rows, row_bytes, apart = m.rows, m.run * dtype_of(p.dtype).nbytes, threads // lanes
     words = moves.words_of(vector)
     held, load, store = words * each, moves.load_global(vector), moves.store_global(vector)
-    find, counts = finder(m), counter(m, p.dynamic)
+    find, counts = finder(m, p.dynamic_x), counter(m, p.dynamic)
 
-    def replace(updates, indices, indices_extents, last, y) -> None:  # type: ignore[no-untyped-def]
+    def replace(updates, indices, indices_extents, x_extents, last, y) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(held, types.uint32)
         target = cuda.local.array(each, types.int64)
         usable = cuda.local.array(each, types.int32)
@@ -71,7 +72,7 @@ def replace_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int,
             row = types.int64(first + e * apart)
             usable[e], target[e] = 0, 0
             if row < rows and counts(row, indices_extents):
-                found, inside = find(row, indices)
+                found, inside = find(row, indices, x_extents)
                 if inside:
                     target[e] = types.int64(found * row_bytes)
                     usable[e] = types.int32(last[found] == row)
@@ -87,35 +88,45 @@ def replace_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int,
 
 
 def mark_kernel(p: Workload, m: IndexMap) -> Callable[..., None]:
-    """The kernel (indices, indices_extents, last, wrong_index): the last row of updates for each target."""
-    rows, find, counts, note = m.rows, finder(m), counter(m, p.dynamic), noter(m, note_index)
+    """The kernel (indices, indices_extents, x_extents, last, y_extents, wrong_index): the last row of updates for each
+    target, and the extents of y."""
+    rows, find, counts = m.rows, finder(m, p.dynamic_x), counter(m, p.dynamic)
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic_x
 
-    def mark(indices, indices_extents, last, wrong_index) -> None:  # type: ignore[no-untyped-def]
+    def mark(indices, indices_extents, x_extents, last, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
         row = types.int64(types.int64(cuda.blockIdx.x) * 256 + cuda.threadIdx.x)
+        if bounded and row == 0:
+            write_extents(indices_extents, x_extents, y_extents)
         if row < rows and counts(row, indices_extents):
-            found, inside = find(row, indices)
+            found, inside = find(row, indices, x_extents)
             if inside:
                 cuda.atomic.max(last, found, types.int32(row))
             else:
-                note(row, indices, wrong_index)
+                note(row, indices, x_extents, wrong_index)
 
     return mark
 
 
 def combine_kernel(p: Workload, m: IndexMap, lanes: int, each: int, threads: int) -> Callable[..., None]:
-    """The kernel (indices, indices_extents, updates, y, wrong_index): rows are combined with their targets."""
+    """The kernel (indices, indices_extents, x_extents, updates, y, y_extents, wrong_index): rows are combined with their
+    targets."""
     rows, run, apart = m.rows, m.run, threads // lanes
-    find, counts, note = finder(m), counter(m, p.dynamic), noter(m, note_index)
+    find, counts = finder(m, p.dynamic_x), counter(m, p.dynamic)
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic_x
     adds, raises = p.reduction == "add", p.reduction == "max"
 
-    def combine(indices, indices_extents, updates, y, wrong_index) -> None:  # type: ignore[no-untyped-def]
+    def combine(  # type: ignore[no-untyped-def]
+        indices, indices_extents, x_extents, updates, y, y_extents, wrong_index
+    ) -> None:
         thread = types.int32(cuda.threadIdx.x)
         lane = types.int32(thread % lanes)
         first = types.int64(types.int64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
+        if bounded and (cuda.blockIdx.x == 0) & (thread == 0):
+            write_extents(indices_extents, x_extents, y_extents)
         for e in range(each):
             row = types.int64(first + e * apart)
             if row < rows and counts(row, indices_extents):
-                found, inside = find(row, indices)
+                found, inside = find(row, indices, x_extents)
                 if inside:
                     for i in range(lane, run, lanes):
                         at, value = types.int64(found * run + i), updates[row * run + i]
@@ -126,7 +137,7 @@ def combine_kernel(p: Workload, m: IndexMap, lanes: int, each: int, threads: int
                         else:
                             cuda.atomic.min(y, at, value)
                 elif lane == 0:
-                    note(row, indices, wrong_index)
+                    note(row, indices, x_extents, wrong_index)
 
     return combine
 

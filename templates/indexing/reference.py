@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from schedsearch.ops.index_map import dense_shape
+from schedsearch.ops.bounded import extents_of, in_use
+from schedsearch.ops.dependence import evaluate
 from schedsearch.templates.parts.whole_reference import WholeReference
 from schedsearch.workload import Workload
 
@@ -17,18 +18,21 @@ _COMBINE: Mapping[str, Callable[..., Any]] = {"add": np.add.at, "max": np.maximu
 
 class GatherReference(WholeReference):
     def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        places, valid = chosen(dict(workload.params), _indices(arrays))
+        used = {name: _extents(workload, arrays, name) for name in ("x", "indices")}
+        places, valid = chosen(workload.params, _indices(workload, arrays), used["x"])
         x = np.asarray(arrays["x"]).reshape(-1)
         y = np.where(valid, x[np.where(valid, places, 0)], np.zeros((), x.dtype))
-        whole = dense_shape(workload.params)
-        shape = [used if n == whole_n else n for n, used, whole_n in zip(y.shape, y.shape, whole)]
-        return {"y": y.reshape(shape)}
+        function = workload.shape_functions.get("y")
+        if function is None:
+            return {"y": y}
+        extents = evaluate(function, y.ndim, used)
+        return {"y": y[in_use(y.shape, extents)], "y_extents": np.array(extents, np.int64)}
 
 
 class ScatterReference(WholeReference):
     def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        indices = _indices(arrays)
-        places, valid = chosen(workload.params, indices)
+        used = _extents(workload, arrays, "x")
+        places, valid = chosen(workload.params, _indices(workload, arrays), used)
         updates = np.asarray(arrays["updates"])[tuple(slice(0, n) for n in places.shape)]
         y = np.array(arrays["x"]).reshape(-1)
         at, values = places[valid], updates[valid]
@@ -37,30 +41,33 @@ class ScatterReference(WholeReference):
                 y[place] = value
         else:
             _COMBINE[workload.reduction](y, at, values)
-        return {"y": y.reshape(workload.x)}
+        return {"y": y.reshape(workload.x)[in_use(workload.x, used) if workload.dynamic_x else ...]}
 
 
-def chosen(p: Mapping[str, Any], indices: Array) -> tuple[Array, Array]:
+def chosen(p: Mapping[str, Any], indices: Array, extents: Sequence[int]) -> tuple[Array, Array]:
     """For each element of the dense array: its flat place in the indexed array, and whether its indices are in range.
 
     Args:
-        indices: those in use, whose first axis may be shorter than that of the workload.
+        indices: those in use.
+        extents: of x, not beyond its bounds.
     """
     x, by = p["x"], p["by"]
     everywhere = np.arange(int(np.prod(x)), dtype=np.int64).reshape(x)
 
-    def wrapped(index: Array, extent: int) -> tuple[Array, Array]:
-        return np.where(index < 0, index + extent, index).clip(0, extent - 1), (index >= -extent) & (index < extent)
+    def wrapped(index: Array, axis: int) -> tuple[Array, Array]:
+        extent = extents[axis]
+        inside = (index >= -extent) & (index < extent)
+        return np.where(inside, np.where(index < 0, index + extent, index), 0), inside
 
     if by == "tuples":
         batch, depth = p.get("batch_dims", 0), indices.shape[-1]
-        found, inside = zip(*(wrapped(indices[..., j], x[batch + j]) for j in range(depth)))
+        found, inside = zip(*(wrapped(indices[..., j], batch + j) for j in range(depth)))
         grid = np.ogrid[tuple(slice(0, n) for n in indices.shape[:-1])][:batch]
         places = everywhere[(*grid, *found)]
         valid = np.logical_and.reduce(inside)
     else:
         axis = p["axis"]
-        index, valid = wrapped(indices, x[axis])
+        index, valid = wrapped(indices, axis)
         if by == "slices":
             places = np.take(everywhere, index, axis=axis)
             valid = valid.reshape((1,) * axis + indices.shape)
@@ -73,6 +80,15 @@ def chosen(p: Mapping[str, Any], indices: Array) -> tuple[Array, Array]:
     return places, np.broadcast_to(valid, places.shape)
 
 
-def _indices(arrays: Mapping[str, Array]) -> Array:
-    indices = np.asarray(arrays["indices"], np.int64)
-    return indices[: int(arrays["indices_extents"][0])] if "indices_extents" in arrays else indices
+def _indices(workload: Workload, arrays: Mapping[str, Array]) -> Array:
+    """The indices in use; tuples are whole."""
+    used = list(_extents(workload, arrays, "indices"))
+    if workload.by == "tuples":
+        used[-1] = workload.indices[-1]
+    return np.asarray(arrays["indices"], np.int64)[in_use(workload.indices, used)]
+
+
+def _extents(workload: Workload, arrays: Mapping[str, Array], name: str) -> list[int]:
+    """The extents in use of an argument."""
+    bound = workload.params[name]
+    return [min(int(used), most) for used, most in zip(arrays.get(extents_of(name), bound), bound)]
