@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.dyn_strided_slice import dyn_strided_slice
     from schedsearch.ops.elementwise import elementwise
     from schedsearch.ops.expand import expand
+    from schedsearch.ops.fill_margin import fill_margin
     from schedsearch.ops.gather import gather
     from schedsearch.ops.layer_norm import layer_norm
     from schedsearch.ops.layout_transform import layout_transform
@@ -149,6 +150,7 @@ _HOMES = {
     "nonzero": "schedsearch.ops.nonzero",
     "arange": "schedsearch.ops.arange",
     "dyn_concat": "schedsearch.ops.dyn_concat",
+    "fill_margin": "schedsearch.ops.fill_margin",
     "expand": "schedsearch.ops.expand",
     "reshape": "schedsearch.ops.reshape",
     "where": "schedsearch.ops.where",
@@ -227,6 +229,7 @@ __all__ = [
     "elementwise",
     "expand",
     "explain",
+    "fill_margin",
     "folded",
     "gather",
     "layer_norm",

@@ -74,6 +74,7 @@ PUBLIC = [
     "elementwise",
     "expand",
     "explain",
+    "fill_margin",
     "folded",
     "gather",
     "layer_norm",

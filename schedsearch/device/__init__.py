@@ -212,6 +212,24 @@ class Device(Protocol):
     def copy(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         """Copies within the device's memory, in stream order (0: the default stream). The ranges do not overlap."""
 
+    def copy_box(
+        self,
+        destination: int,
+        source: int,
+        extents: tuple[int, ...],
+        bound: tuple[int, ...],
+        element_bytes: int,
+        stream: int = 0,
+    ) -> None:
+        """Copies an array to the first places of a larger one, in stream order; other elements stay as they are.
+
+        Args:
+            destination: address of the larger array, which is contiguous and of shape `bound`.
+            source: address of a contiguous array of shape `extents`. The arrays do not overlap.
+            extents: one for each axis, none of them larger than that of `bound`.
+            element_bytes: 1, 2, 4 or 8.
+        """
+
     def copy_out(self, data: memoryview, address: int) -> None: ...
 
     def pinned(self, nbytes: int) -> int:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from schedsearch.device import Workspaces, check_alignment, needed_steps, place_buffers, split_steps
 from schedsearch.device.cpu_link import STEP_WORDS, LinkedCode, block_words, first_words, run_address, word_count
@@ -73,6 +76,24 @@ class CpuDevice:
 
     def copy(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         ctypes.memmove(destination, source, nbytes)
+
+    def copy_box(
+        self,
+        destination: int,
+        source: int,
+        extents: tuple[int, ...],
+        bound: tuple[int, ...],
+        element_bytes: int,
+        stream: int = 0,
+    ) -> None:
+        if extents[1:] == bound[1:]:
+            self.copy(destination, source, element_bytes * math.prod(extents))
+        elif 0 not in extents:
+            form = f"u{element_bytes}"
+            larger = np.ndarray(bound, form, bytes_at(destination, element_bytes * math.prod(bound)))
+            larger[tuple(map(slice, extents))] = np.ndarray(
+                extents, form, bytes_at(source, element_bytes * math.prod(extents))
+            )
 
     def pinned(self, nbytes: int) -> int:
         return self.allocate(nbytes)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from schedsearch.device import cuda_driver
+from schedsearch.device.cuda_box import Memcpy3d, copies
 from schedsearch.device.cuda_driver import DriverError
 from schedsearch.device.cuda_kernel import CudaKernel
 from schedsearch.errors import DeviceError
@@ -99,6 +100,23 @@ class CudaDevice:
         if nbytes:
             addresses = ctypes.c_uint64(destination), ctypes.c_uint64(source)
             self.enqueue("cuMemcpyDtoDAsync_v2", stream, *addresses, ctypes.c_size_t(nbytes))
+
+    def copy_box(
+        self,
+        destination: int,
+        source: int,
+        extents: tuple[int, ...],
+        bound: tuple[int, ...],
+        element_bytes: int,
+        stream: int = 0,
+    ) -> None:
+        for to, at, nbytes, packed in copies(extents, bound, element_bytes):
+            if packed is None:
+                self.copy(destination + to, source + at, nbytes, stream)
+            else:
+                box = Memcpy3d.from_buffer_copy(packed)
+                box.to_device, box.source_device = destination + to, source + at
+                self.enqueue("cuMemcpy3DAsync_v2", stream, ctypes.byref(box))
 
     def pinned(self, nbytes: int) -> int:
         with self.current():

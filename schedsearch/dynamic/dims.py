@@ -6,11 +6,14 @@ called with these: one that hands an extent on is traced to where it comes from;
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+from schedsearch.dynamic.follow import FOLLOWS, Along
 from schedsearch.errors import UsageError
+from schedsearch.ops.bounded import DYNAMIC
 from schedsearch.ops.dependence import EXTENTS, Dependence, ShapeFunction
 from schedsearch.ops.elementwise import reads_of
 from schedsearch.workload import Workload
@@ -21,17 +24,24 @@ _COUNTED_AXIS = {"nms": 0, "nonzero": 1}  # the only axis whose extent the kerne
 
 
 class Unknown:
-    """An extent that is known at run time only. It cannot be compared, so that nobody decides by it. Sums of the same ones
-    are the same object.
+    """An extent that is known at run time only. It cannot be compared, so that nobody decides by it.
+
+    Sums of the same ones are the same object. So is what whole numbers make of the same one, as 2 * h or (h - 1) // 2 + 1:
+    (times * base + plus) // over.
 
     Attributes:
         is_extent: it is at least 0.
+        chosen: it follows from a size that the caller chooses, so that the host knows it.
+        base: what it is computed from; itself if it is not.
+        line: (times, plus, over).
     """
 
     _sums: ClassVar[weakref.WeakValueDictionary[tuple[int, ...], Unknown]] = weakref.WeakValueDictionary()
+    _lines: ClassVar[weakref.WeakValueDictionary[tuple[int, ...], Unknown]] = weakref.WeakValueDictionary()
 
-    def __init__(self, name: str, is_extent: bool = True, terms: Sequence[Unknown] = ()) -> None:
-        self.name, self.is_extent, self.terms = name, is_extent, tuple(terms) or (self,)
+    def __init__(self, name: str, is_extent: bool = True, terms: Sequence[Unknown] = (), *, chosen: bool = False) -> None:
+        self.name, self.is_extent, self.terms, self.chosen = name, is_extent, tuple(terms) or (self,), chosen
+        self.base, self.line = self, (1, 0, 1)
 
     def __add__(self, other: object) -> Unknown:
         if isinstance(other, Unknown):
@@ -42,9 +52,47 @@ class Unknown:
                 name = " + ".join(sorted(term.name for term in terms))
                 found = self._sums[key] = Unknown(name, self.is_extent and other.is_extent, terms)
             return found
-        return self if type(other) is int and other == 0 else NotImplemented
+        if type(other) is not int:
+            return NotImplemented
+        times, plus, over = self.line
+        return self.base._at(times, plus + other * over, over)
 
     __radd__ = __add__
+
+    def __sub__(self, other: object) -> Unknown:
+        return self + -other if type(other) is int else NotImplemented
+
+    def __mul__(self, other: object) -> Unknown | int:
+        if type(other) is not int:
+            return NotImplemented
+        times, plus, over = self.line
+        if not other:
+            return 0
+        return self.base._at(times * other, plus * other, 1) if over == 1 else self._at(other, 0, 1)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: object) -> Unknown:
+        if type(other) is not int or other < 1:
+            return NotImplemented
+        times, plus, over = self.line
+        return self.base._at(times, plus, over * other)
+
+    def _at(self, times: int, plus: int, over: int) -> Unknown:
+        """(times * self + plus) // over, in lowest terms."""
+        common = math.gcd(times, over)
+        times, plus, over = times // common, plus // common, over // common
+        if (times, plus, over) == (1, 0, 1):
+            return self
+        found = self._lines.get((id(self), times, plus, over))
+        if found is None:
+            name = f"{times} * {self.name}" if times != 1 else self.name
+            name = f"({name} {'-' if plus < 0 else '+'} {abs(plus)})" if plus else name
+            name = f"{name} // {over}" if over != 1 else name
+            found = Unknown(name, self.is_extent and times > 0 and plus >= 0, chosen=self.chosen)
+            found.base, found.line = self, (times, plus, over)  # the base lives as long, so that its id is its own
+            self._lines[id(self), times, plus, over] = found
+        return found
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self.name} is known at run time only")
@@ -62,11 +110,26 @@ Dim = int | Unknown
 Dims = Mapping[str, Sequence[Dim]]  # argument -> its extents
 
 
-def same_dims(call: str, workload: Workload, dims: Dims) -> str | None:
+class Meeting(NamedTuple):
+    """Extents of two arguments that a run has to compare: the sizes that a caller chooses decide whether they agree.
+
+    Attributes:
+        axes: axis of `one`, and what has to be the extent of `other`.
+    """
+
+    one: str
+    other: str
+    axes: tuple[tuple[int, Along], ...]
+
+
+def same_dims(call: str, workload: Workload, dims: Dims, meetings: list[Meeting]) -> str | None:
     """The argument whose extents, some unknown, are those of the output of an elementwise call.
 
+    Args:
+        meetings: takes what is to be compared at run time.
+
     Raises:
-        UsageError: arguments may have different extents.
+        UsageError: arguments may have different extents, whatever sizes a caller chooses.
     """
     unknown = [argument for argument in dims if _unknown(dims[argument])]
     if workload.op != ELEMENTWISE or not unknown:
@@ -78,18 +141,29 @@ def same_dims(call: str, workload: Workload, dims: Dims) -> str | None:
     cut = any(each.slice_of for each in reads if each.name in unknown)
     if cut or shapes[first] != workload.outputs[0].shape:
         raise _fixed(call, workload, first, dims)
+    rank = len(shapes[first])
     for argument in dims:
-        for one, other, extent in zip(dims[first][::-1], dims[argument][::-1], shapes[argument][::-1]):
-            if extent != 1 and (isinstance(one, Unknown) or isinstance(other, Unknown)) and one is not other:
-                raise UsageError(
-                    f"{call} reads {first} of {list(dims[first])} and {argument} of {list(dims[argument])}; "
-                    "their extents may differ"
-                )
+        skipped = rank - len(shapes[argument])
+        apart = [
+            (skipped + axis, Along(axis))
+            for axis, (one, other) in enumerate(zip(dims[first][skipped:], dims[argument]))
+            if shapes[argument][axis] != 1 and (isinstance(one, Unknown) or isinstance(other, Unknown)) and one is not other
+        ]
+        if apart and not _chosen(dims[first], dims[argument]):
+            raise UsageError(
+                f"{call} reads {first} of {list(dims[first])} and {argument} of {list(dims[argument])}; "
+                "their extents may differ"
+            )
+        if apart:
+            meetings.append(Meeting(first, argument, tuple(apart)))
     return first
 
 
-def followed(call: str, workload: Workload, dims: Dims) -> ShapeFunction | None:
+def followed(call: str, workload: Workload, dims: Dims, meetings: list[Meeting]) -> ShapeFunction | None:
     """The shape function of the output of a call that has none, but gets arrays of unknown extents.
+
+    Args:
+        meetings: takes what is to be compared at run time.
 
     Raises:
         UsageError: the call cannot take such an array.
@@ -98,20 +172,36 @@ def followed(call: str, workload: Workload, dims: Dims) -> ShapeFunction | None:
         return _looked_up(call, workload, dims)
     arguments = [argument.name for argument in workload.signature]
     taken = [argument for argument in dims if f"{argument}{EXTENTS}" in arguments]
-    follows = _ROWS.get(workload.op)
+    counts_first = workload.definition.parameters().get("dynamic") is DYNAMIC
+    follows = FOLLOWS.get(workload.op)
     first: str | None = None
     found: dict[int, Dim] = {}  # axis of y -> its extent
     for argument in dims:
+        if argument in taken and counts_first and _unknown(dims[argument][1:]):
+            raise _fixed(call, workload, argument, dims)
         if argument in taken or not _unknown(dims[argument]):
             continue
         alike = any(dims[argument][0] is dims[each][0] for each in taken) and not _unknown(dims[argument][1:])
         if alike:
             continue
         axes = follows(workload, argument) if follows is not None and (alike or not taken) else {}
+        apart: dict[int, int] = {}  # axis of the argument -> axis of y, where another argument has another extent
         for axis, extent in enumerate(dims[argument]):
-            if isinstance(extent, Unknown) and (axis not in axes or found.setdefault(axes[axis], extent) is not extent):
+            if not isinstance(extent, Unknown):
+                continue
+            if axis not in axes:
                 raise _fixed(call, workload, argument, dims)
+            followed = axes[axis].of(extent)
+            if found.setdefault(axes[axis].axis, followed) is followed:
+                continue
+            if first is None or not _chosen(dims[first], dims[argument]):
+                raise _fixed(call, workload, argument, dims)
+            apart[axis] = axes[axis].axis
         first = first or argument
+        if apart:
+            to_first = {along.axis: (mine, along) for mine, along in follows(workload, first).items()}  # type: ignore[misc]
+            lines = ((to_first[to][0], to_first[to][1]._replace(axis=axis)) for axis, to in apart.items())
+            meetings.append(Meeting(first, argument, tuple(lines)))
     if first is None or follows is None:
         return None
     if first not in _NAMES:
@@ -166,6 +256,11 @@ def _unknown(extents: Sequence[Dim]) -> bool:
     return any(isinstance(extent, Unknown) for extent in extents)
 
 
+def _chosen(*arrays: Sequence[Dim]) -> bool:
+    """Whether all extents follow from the sizes that a caller chooses."""
+    return all(not isinstance(each, Unknown) or each.chosen for extents in arrays for each in extents)
+
+
 def _fixed(call: str, workload: Workload, argument: str, dims: Dims) -> UsageError:
     remedy = {"indices": ", or set dynamic", "x": ", or set dynamic_x"} if workload.op in _LOOK_UPS else {}
     return UsageError(
@@ -174,13 +269,18 @@ def _fixed(call: str, workload: Workload, argument: str, dims: Dims) -> UsageErr
     )
 
 
-def _function(workload: Workload, dims: Dims, source: str, axes: Mapping[int, int]) -> ShapeFunction:
+def _function(workload: Workload, dims: Dims, source: str, axes: Mapping[int, Along]) -> ShapeFunction:
     """Extents of one argument where an axis of y follows one of it, otherwise the bound's."""
     shape = workload.outputs[0].shape
-    places = tuple(next((mine for mine, to in axes.items() if to == axis), -1) for axis in range(len(shape)))
+    to = {along.axis: (mine, along) for mine, along in axes.items()}
+    none = (-1, Along(-1))
+    places = tuple(to.get(axis, none)[0] for axis in range(len(shape)))
+    times, plus, over = (
+        tuple(getattr(to.get(axis, none)[1], name) for axis in range(len(shape))) for name in ("times", "plus", "over")
+    )
 
     def of_x(axis: int, x: Sequence[int]) -> int:
-        return x[places[axis]] if places[axis] >= 0 else shape[axis]
+        return (times[axis] * x[places[axis]] + plus[axis]) // over[axis] if places[axis] >= 0 else shape[axis]
 
     def of_x0(axis: int, x0: Sequence[int]) -> int:
         return x0[places[axis]] if places[axis] >= 0 else shape[axis]
@@ -239,50 +339,4 @@ def _looked_up(call: str, workload: Workload, dims: Dims) -> ShapeFunction | Non
             raise UsageError(f"{call} reads {name} of {list(dims[name])} with {others}; their extents may differ")
     if p["dynamic_x"] or not _unknown(x) or (workload.op == "gather" and p["dynamic"]):
         return None  # the operator has a shape function, or y fixed extents
-    return _function(workload, dims, "x", {axis: axis for axis in _rows_of_x(workload, dims)})
-
-
-def _permuted(workload: Workload, argument: str) -> Mapping[int, int]:
-    return {axis: to for to, axis in enumerate(workload.params["permutation"])}
-
-
-def _images(workload: Workload, argument: str) -> Mapping[int, int]:
-    """Each image, or each row of a matrix, by itself; so does an operand of the epilogue that has as many as y."""
-    spec = next(each for each in workload.signature if each.name == argument)
-    alike = argument == "x" or (spec.shape == workload.outputs[0].shape and not spec.constant)
-    return {0: 0} if alike else {}
-
-
-def _along(workload: Workload, argument: str) -> Mapping[int, int]:
-    """Numbers along one axis together."""
-    rank, axis = len(workload.outputs[0].shape), workload.params["axis"]
-    return {each: each for each in range(rank) if each != axis % rank}
-
-
-def _rows_of_norms(workload: Workload, argument: str) -> Mapping[int, int]:
-    return {0: 0} if argument == "x" and len(workload.outputs[0].shape) > 1 else {}
-
-
-def _layouts(workload: Workload, argument: str) -> Mapping[int, int]:
-    """Images stay images."""
-    p = workload.params
-    return {0: 0} if p["layout"][0] == p["to"][0] == "N" else {}
-
-
-# Operators that compute each row of y, or each part along several axes, from the same one of their arguments:
-# (workload, argument) -> axis of the argument -> axis of y. What lies beyond the extents of arguments gives what lies beyond
-# those of y.
-_ROWS: Mapping[str, Callable[[Workload, str], Mapping[int, int]]] = {
-    "conv2d": _images,
-    "depthwise_conv2d": _images,
-    "dense": _images,
-    "pool2d": _images,
-    "resize": _images,
-    "depth_to_space": _images,
-    "space_to_depth": _images,
-    "layout_transform": _layouts,
-    "softmax": _along,
-    "concat": _along,
-    "layer_norm": _rows_of_norms,
-    "transpose": _permuted,
-}
+    return _function(workload, dims, "x", {axis: Along(axis) for axis in _rows_of_x(workload, dims)})

@@ -56,7 +56,7 @@ class ExactRuns:
     def _place_still(self, call: Call) -> None:
         program = self._net.program
         for name in call.outputs.values():
-            if (value := program.values.get(name)) is None or name in self._moving:
+            if (value := program.values.get(name)) is None or name in self._moving or value.view_of:
                 continue
             address = self._still.take(value.bytes_of(value.shape))
             for each in (value, *self._net.views.get(name, ())):
@@ -111,7 +111,8 @@ class ExactRuns:
         for call in segment.calls:
             outputs = [net.program.values[name] for name in call.outputs.values() if name in net.program.values]
             if self._moving.intersection((*call.inputs.values(), *call.outputs.values())):
-                steps.append(_Moving(net, call, [value for value in outputs if value.name in self._moving], self._moving))
+                placed = [value for value in outputs if value.name in self._moving and not value.view_of]
+                steps.append(_Moving(net, call, placed, self._moving))
             elif steps and isinstance(steps[-1], _Chain):
                 steps[-1].kernels.append(net.bind_call(call, run))
             else:

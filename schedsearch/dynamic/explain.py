@@ -57,5 +57,7 @@ def _needs(call: Call) -> str:
 def _allocates(call: Call, program: Program) -> str:
     made = [output for output, name in call.outputs.items() if name in program.values]
     values = [program.values[call.outputs[output]] for output in made]
+    if all(value.view_of for value in values):
+        return "allocates nothing"
     at_bound = any(value.words and (value.counted or not value.strided) for value in values)
     return f"allocates {', '.join(made)}{' at the bound' if at_bound else ''}"

@@ -10,10 +10,11 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from schedsearch.dynamic.dims import Dim, Unknown, followed, same_dims, traced
+from schedsearch.dynamic.dims import Dim, Meeting, Unknown, followed, same_dims, traced
+from schedsearch.dynamic.follow import Along, Margin, margin
 from schedsearch.dynamic.numbers import MOST
 from schedsearch.dynamic.numbers import function as rule_of
-from schedsearch.dynamic.program import Call, Numbers, Program, Segment, Size, Value
+from schedsearch.dynamic.program import Call, Formula, Numbers, Program, Segment, Size, Value, axes_of_view
 from schedsearch.dynamic.segments import Planner
 from schedsearch.errors import UsageError
 from schedsearch.ops.declared_shapes import is_extents
@@ -72,6 +73,7 @@ class DynamicGraph:
         self._sizes: dict[str, tuple[Size, Unknown]] = {}
         self._constants: dict[str, np.ndarray[Any, Any]] = {}
         self._elements: dict[str, tuple[Dim, ...]] = {}  # of numbers and short constants
+        self._margins: dict[str, dict[tuple[str, Margin, bool], str]] = {}  # memory -> what it has been filled with
         self.recipe: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._inside = False
 
@@ -86,7 +88,7 @@ class DynamicGraph:
         """
         sizes = {axis: each for axis, each in enumerate(shape) if isinstance(each, Size)}
         for size in sizes.values():
-            known, _ = self._sizes.setdefault(size.name, (size, Unknown(size.name)))
+            known, _ = self._sizes.setdefault(size.name, (size, Unknown(size.name, chosen=True)))
             if known != size:
                 raise UsageError(
                     f"size {size.name} of {name} is {size.least}..{size.most}; before it was {known.least}..{known.most}"
@@ -156,7 +158,8 @@ class DynamicGraph:
     def view(self, array: str, shape: Sequence[int], name: str = "") -> str:
         """The same elements in another shape, without a copy.
 
-        An array of which only the first extent is known at run time keeps this axis.
+        An array of which only the first extent is known at run time keeps this axis. One of which others are keeps all axes
+        but those of extent 1.
 
         Raises:
             UsageError: there is no such array, or the shape does not fit it.
@@ -164,19 +167,22 @@ class DynamicGraph:
         value, shape = self._value(array, "a view"), tuple(shape)
         dims = self._dims[array]
         fixed = not any(isinstance(each, Unknown) for each in dims)
-        rows = not any(isinstance(each, Unknown) for each in dims[1:]) and shape[:1] == value.shape[:1]
-        if math.prod(shape) != math.prod(value.shape) or not (fixed or rows) or value.numbers:
+        places = axes_of_view(value.shape, shape, [isinstance(each, Unknown) for each in dims])
+        if math.prod(shape) != math.prod(value.shape) or not (fixed or places) or value.numbers:
             raise UsageError(
                 f"{array} of {list(dims)} cannot be seen as {list(shape)}; allowed: as many elements, and of an array with "
-                "extents that are known at run time only: with the same first axis, if the others are known"
+                "extents that are known at run time only: with the same first axis, if the others are known, or with all "
+                "axes but those of extent 1"
             )
         name = name or f"{array}.view{len(self._values)}"
         source = value.view_of or array
-        self._add(Value(name, shape, value.dtype, view_of=source), shape if fixed else (dims[0], *shape[1:]))
+        places = places or (-1,) * len(shape)
+        seen = [dims[place] if place >= 0 else extent for place, extent in zip(places, shape)]
+        self._add(Value(name, shape, value.dtype, view_of=source), shape if fixed else seen)
         if not fixed and len(shape) == 1:
             self._same[name] = self._same.get(array, array)
         elif not fixed:
-            self._steps.append(Numbers(name, _first_of(shape), {"x": array}))
+            self._steps.append(Numbers(name, _extents_of_view(shape, places), {"x": array}))
         return name
 
     @_noted
@@ -212,16 +218,23 @@ class DynamicGraph:
                 is_, takes = f"{value.dtype} {list(value.shape)}", f"{spec.dtype} {list(spec.shape)}"
                 raise UsageError(f"{name} takes {argument} as {takes}; {array} is {is_}")
         inputs = dict(zip(wanted, arrays))
+        if (read := margin(workload)) is not None:
+            inputs["x"] = self._with_margin(inputs["x"], read, f"margin of {name}", source)
         outputs = {output.name: f"{name}.{output.name}" for output in workload.outputs}
         functions = dict(workload.shape_functions)
         dims = {argument: self._dims[array] for argument, array in inputs.items()}
         what = source or name
-        same = same_dims(what, workload, dims)
+        meetings: list[Meeting] = []
+        same = same_dims(what, workload, dims, meetings)
         if same is not None:
             root = inputs[same]
             self._same[outputs[workload.outputs[0].name]] = self._same.get(root, root)
-        elif rows := followed(what, workload, dims):
+        elif rows := followed(what, workload, dims, meetings):
             functions[workload.outputs[0].name] = rows
+        for one, other, axes in meetings:
+            columns = {name: [getattr(along, name) for _, along in axes] for name in Along._fields}
+            params = {"place": [place for place, _ in axes], **columns}
+            self.numbers(self.unused(f"{what}: {one} and {other}"), 1, "agree", [inputs[one], inputs[other]], params)
         self._steps.append(Call(name, workload, inputs, outputs, functions, dict(scalars or {}), source))
         for output in workload.outputs:
             if is_extents(output.name, outputs):
@@ -232,6 +245,47 @@ class DynamicGraph:
             else:
                 self._add(value, output.shape if same is None else dims[same])
         return outputs[workload.outputs[0].name]
+
+    @_noted
+    def filled(self, array: str, axes: Sequence[int], value: str = "zero", *, source: str = "") -> str:
+        """The array up to its bound along some axes, with one number in all that lies beyond its extents there.
+
+        Args:
+            value: "zero" or "lowest", as of `schedsearch.fill_margin`.
+            source: as of `call`.
+        """
+        bound = self._value(array, "filled").shape
+        width = tuple(extent if axis in axes else 0 for axis, extent in enumerate(bound))
+        return self._with_margin(array, Margin(width, value), f"{array} filled", source, whole=axes)
+
+    def _with_margin(self, array: str, read: Margin, name: str, source: str, whole: Sequence[int] = ()) -> str:
+        """The array with numbers beyond its extents that stand for padding, in its own memory if nothing else is there.
+
+        Args:
+            whole: axes along which the result counts up to the bound.
+        """
+        unknown = [isinstance(each, Unknown) for each in self._dims[array]]
+        width = tuple(n if open_ else 0 for n, open_ in zip(read.width, unknown))
+        if not any(width):
+            return array
+        value = self._value(array, name)
+        memory = value.view_of or array
+        made, wanted = self._margins.setdefault(memory, {}), (array, Margin(width, read.value), bool(whole))
+        if wanted not in made:
+            params = {"x": value.shape, "margin": width, "value": read.value, "dtype": value.dtype}
+            workload, name = Workload("fill_margin", params), self.unused(name)
+            in_place = all(other.value == read.value for _, other, _ in made)
+            y = Value(f"{name}.y", value.shape, value.dtype, view_of=memory if in_place else "")
+            left = tuple(-1 if axis in whole else axis for axis in range(len(value.shape)))
+            dims = [self._dims[array][axis] if axis >= 0 else extent for axis, extent in zip(left, value.shape)]
+            counts = whole and any(isinstance(each, Unknown) for each in dims)
+            functions = {"y": _extents_of_view(value.shape, left)} if counts else {}
+            self._steps.append(Call(name, workload, {"x": array}, {"y": y.name}, functions, {}, source))
+            if not whole:
+                self._same[y.name] = self._same.get(array, array)
+            self._add(y, dims)
+            made[wanted] = y.name
+        return made[wanted]
 
     @_noted
     def output(self, *names: str, called: str = "") -> None:
@@ -269,14 +323,19 @@ class DynamicGraph:
         """Whether extents of a value are known at run time only."""
         return any(isinstance(each, Unknown) for each in self._dims[name])
 
-    def _host_knows(self) -> dict[str, tuple[int | str, ...]]:
+    def _host_knows(self) -> dict[str, tuple[int | Formula, ...]]:
         """The extents that follow from those of the inputs: a run need not fetch them."""
-        sizes = {unknown: size.name for size, unknown in self._sizes.values()}
-        names: dict[str, list[Any]] = {
-            name: [sizes.get(each) if isinstance(each, Unknown) else each for each in dims]
-            for name, dims in self._dims.items()
-        }
-        return {name: tuple(found) for name, found in names.items() if None not in found}
+        formulas = {name: [self._formula(each) for each in dims] for name, dims in self._dims.items()}
+        return {name: tuple(found) for name, found in formulas.items() if None not in found}  # type: ignore[arg-type]
+
+    def _formula(self, dim: Dim) -> int | Formula | None:
+        """What an extent is at given sizes; None if it does not follow from them."""
+        if not isinstance(dim, Unknown):
+            return dim
+        base: str | int | Formula | None = next((size.name for size, each in self._sizes.values() if each is dim.base), None)
+        if base is None and dim.base is not dim:
+            base = self._formula(dim.base)
+        return Formula(base, *dim.line) if isinstance(base, str | Formula) else None
 
     def _known(self, inputs: Mapping[str, str]) -> tuple[dict[str, Sequence[Dim]], dict[str, Sequence[Dim]]]:
         """What is known of the extents of each input, and of its elements."""
@@ -312,11 +371,11 @@ class DynamicGraph:
         return replace(program, constants=dict(self._constants), called=tuple(self._called))
 
 
-def _first_of(shape: Sequence[int]) -> ShapeFunction:
-    """The extents of a view that keeps the first axis of x."""
-    extents = tuple(shape)
+def _extents_of_view(shape: Sequence[int], places: Sequence[int]) -> ShapeFunction:
+    """The extents of a view of x."""
+    extents, of_x = tuple(shape), tuple(places)
 
     def extent(axis: int, x: Sequence[int]) -> int:
-        return x[0] if axis == 0 else extents[axis]
+        return x[of_x[axis]] if of_x[axis] >= 0 else extents[axis]
 
     return ShapeFunction({"x": Dependence.SHAPE}, extent)

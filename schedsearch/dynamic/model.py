@@ -106,6 +106,7 @@ class _Reader:
         self.names: dict[ir.Value, str] = {}  # value of the model -> value of the graph
         self.rows = Rows(self.graph, self.names)
         self.refused: dict[ir.Node, str] = {}  # nodes without a static operator
+        self.unfit: dict[ir.Node, str] = {}  # nodes whose static operator would need to know extents
         self.used: set[str] = set()  # names of sizes
         self.declared = {value: self._declared(value) for node in model.graph for value in node.outputs}
         self.nodes = nodes.Nodes(self.graph, self.rows, self.operand, self.declared)
@@ -127,7 +128,7 @@ class _Reader:
             left = self._read_static(left)
             left = [node for node in left if not (self._is_ready(node) and self._read(node))]
             if len(left) == before:
-                stuck = {node: self.refused.get(node, self._of_floats(node)) for node in left if self._is_ready(node)}
+                stuck = {node: self._why_not(node) for node in left if self._is_ready(node)}
                 raise ModelError(_without_operator(self.what, stuck or dict.fromkeys(left, "")))
         for value in self.model.graph.outputs:
             self.graph.output(self._output(value), called=value.name or "")
@@ -202,6 +203,9 @@ class _Reader:
 
     # ---- nodes
 
+    def _why_not(self, node: ir.Node) -> str:
+        return self.refused.get(node) or self.unfit.get(node) or self._of_floats(node)
+
     def _of_floats(self, node: ir.Node) -> str:
         floats = [f"{value.name!r}" for value in node.inputs if value in self.rows.of and self.rows.of[value].is_float]
         if not floats:
@@ -256,7 +260,9 @@ class _Reader:
                 continue
             unknown = {value: axes[value] if value in axes else self._unknown(value) for value in computed}
             result = unknown_axes(node, unknown) if any(unknown.values()) else set()
-            if result is not None:
+            if isinstance(result, str):
+                self.unfit[node] = result
+            else:
                 group[node] = None
                 axes |= dict.fromkeys(node.outputs, result)
         return group

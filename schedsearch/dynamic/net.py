@@ -207,12 +207,29 @@ class DynamicNet:
         for segment in self.program.segments:
             if name in segment.values:
                 for value, step in zip(segment.values, segment.steps):
-                    if step.bound is None:
+                    if step.bound is None and step.function.problem is None:
                         continue
                     inputs = dict(zip(step.function.inputs, (self._read(each, run) for each in step.inputs)))
                     what = self._named(segment, value)
-                    check_bound(evaluate(step.function, step.to.count, inputs, what), step.bound, what)
+                    extents = evaluate(step.function, step.to.count, inputs, what)
+                    if step.bound is not None:
+                        check_bound(extents, step.bound, what)
         raise SizeError(f"the sizes of {name} are impossible")
+
+    def check_known(self, extents: Mapping[str, Extents]) -> None:
+        """Raises the SizeError of sizes that the host knows and that are impossible together."""
+        known = {value.words: extents[name] for name, value in self.program.values.items() if name in extents}
+        for segment in self.program.segments:
+            for name, step in zip(segment.values, segment.steps):
+                if step.function.problem is not None and all(each in known for each in step.inputs):
+                    inputs = dict(zip(step.function.inputs, (known[each] for each in step.inputs)))  # type: ignore[index]
+                    evaluate(step.function, step.to.count, inputs, self._named(segment, name))
+
+    def negative(self, name: str, extents: Extents, sizes: Mapping[str, int]) -> str:
+        """The message about sizes that would give a value a negative extent."""
+        what = next((self._named(each, name) for each in self.program.segments if name in each.values), name)
+        given = ", ".join(f"{size}={n}" for size, n in sizes.items())
+        return f"{what} would have the extents {list(extents)} for {given}; allowed: sizes that give 0 and above"
 
     @staticmethod
     def _named(segment: Segment, name: str) -> str:

@@ -254,9 +254,28 @@ def _each(op: str) -> ShapeFunction:
     return _values(extent, "a")
 
 
+def _agreeing(
+    place: Sequence[int], axis: Sequence[int], times: Sequence[int], plus: Sequence[int], over: Sequence[int]
+) -> ShapeFunction:
+    """1, if extents of a give those of b: (times * a[place] + plus) // over is b[axis] for all of these."""
+
+    def extent(axis: int, a: Sequence[int], b: Sequence[int]) -> int:
+        return 1
+
+    def problem(a: Sequence[int], b: Sequence[int]) -> int:
+        for each in range(len(place)):
+            if (times[each] * a[place[each]] + plus[each]) // over[each] != b[axis[each]]:
+                return 1
+        return 0
+
+    message = "the extents do not fit each other; allowed: sizes for which they do"
+    return ShapeFunction(dict.fromkeys("ab", Dependence.SHAPE), extent, problem, (message,))
+
+
 RULES: Mapping[str, Callable[..., ShapeFunction]] = {
     "extents": _of_shape, "elements": _of_size, "two": _of_two, "where": _of_three, "concat": _one_after_the_other,
     "at": _at, "at computed": _at_computed, "reduce": _all_as_one, "each": _each,
+    "agree": _agreeing,
 }  # fmt: skip
 
 

@@ -37,6 +37,24 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Formula:
+    """(times * base + plus) // over.
+
+    Attributes:
+        base: name of a size, or another formula.
+    """
+
+    base: str | Formula
+    times: int
+    plus: int
+    over: int
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        base = sizes[self.base] if isinstance(self.base, str) else self.base.at(sizes)
+        return (self.times * base + self.plus) // self.over
+
+
+@dataclass(frozen=True)
 class Value:
     """An array of the graph.
 
@@ -46,9 +64,9 @@ class Value:
         sizes: of an input: axis -> the size that the caller chooses.
         strided: whether all calls that use it take its strides, so that it may have exactly its extents in memory.
         counted: the kernel that makes it counts its extents.
-        view_of: the value whose memory it has; empty if it has memory of its own.
+        view_of: the value whose memory it has, whether or not a call makes it there; empty if it has memory of its own.
         fixed: where its extents are in the block of sizes if they never change, but a kernel reads them.
-        known: its extents where they follow from those of the inputs: numbers, and names of sizes.
+        known: its extents where they follow from those of the inputs.
         numbers: it is a row of whole numbers that the kernel of sizes computes; its memory is `words` of the block of sizes.
     """
 
@@ -61,7 +79,7 @@ class Value:
     counted: bool = False
     view_of: str = ""
     fixed: Words | None = None
-    known: tuple[int | str, ...] | None = None
+    known: tuple[int | Formula, ...] | None = None
     numbers: bool = False
 
     @property
@@ -145,3 +163,16 @@ class Program:
     last: Words | None
     constants: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     called: tuple[str, ...] = ()
+
+
+def axes_of_view(bound: Sequence[int], shape: Sequence[int], unknown: Sequence[bool]) -> tuple[int, ...] | None:
+    """For each axis of a view the axis of the array that it is, or -1; None if an unknown extent would not be an axis."""
+    if not any(unknown[1:]) and shape[:1] == bound[:1]:
+        return (0, *(-1,) * (len(shape) - 1))
+    kept = [axis for axis, extent in enumerate(bound) if extent != 1]
+    if [bound[axis] for axis in kept] != [extent for extent in shape if extent != 1]:
+        return None
+    if any(open_ and extent == 1 for open_, extent in zip(unknown, bound)):
+        return None
+    left = iter(kept)
+    return tuple(next(left) if extent != 1 else -1 for extent in shape)

@@ -15,14 +15,12 @@ from schedsearch.network.facts import constant_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_IMAGES = (
-    "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Upsample",
-    "DepthToSpace", "SpaceToDepth", "LayerNormalization",
-)  # fmt: skip
+_IMAGES = ("Conv", "MaxPool", "AveragePool", "Resize", "Upsample", "DepthToSpace")
+_ONLY_ROWS = ("ConvTranspose", "GlobalAveragePool", "GlobalMaxPool", "SpaceToDepth", "LayerNormalization")
 
 
-def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int] | None:
-    """The axes of the first result, or None if a static operator would need to know them.
+def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
+    """The axes of the first result, or why a static operator would need to know them; the reason may be empty.
 
     Args:
         unknown: axes of unknown extents of each computed input.
@@ -33,38 +31,65 @@ def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int
     if node.op_type in ELEMENTWISE:
         return _of_elements(unknown)
     if any(of_other for value, of_other in unknown.items() if value is not x):
-        return _of_concat(node, unknown) if node.op_type == "Concat" else None
+        return _of_concat(node, unknown) if node.op_type == "Concat" else ""
+    if node.op_type in _ONLY_ROWS:
+        return axes if axes <= {0} else _but_the_first(axes)
     if node.op_type in _IMAGES:
-        return axes if axes <= {0} else None
+        return axes if axes <= {0} else _of_images(node, axes, rank)
     if node.op_type in ("Gemm", "MatMul"):
         weight = node.inputs[1]
         is_matrix = constant_of(weight) is not None and rank == 2 and not node.attributes.get_int("transA", 0)
-        return axes if is_matrix and axes <= {0} else None
+        return axes if is_matrix and axes <= {0} else _but_the_first(axes - {0})
     if rank is None:
-        return None
+        return ""
     if node.op_type == "Softmax":
-        return axes if node.attributes.get_int("axis", -1) % rank not in axes else None
+        axis = node.attributes.get_int("axis", -1) % rank
+        return axes if axis not in axes else f"the extent of axis {axis}, along which it sums, is known at run time only"
     if node.op_type == "Concat":
         return _of_concat(node, unknown)
     if node.op_type == "Transpose":
         order = list(node.attributes.get_ints("perm", range(rank)[::-1]))
         return {order.index(axis) for axis in axes}
-    return None
+    return ""
 
 
-def _of_elements(unknown: Mapping[ir.Value, set[int]]) -> set[int] | None:
+def _but_the_first(axes: set[int]) -> str:
+    return f"it takes an unknown extent of axis 0 only, and {_named(axes - {0})} is known at run time only" if axes else ""
+
+
+def _named(axes: set[int]) -> str:
+    return "that of axis " + " and ".join(map(str, sorted(axes)))
+
+
+def _of_images(node: ir.Node, axes: set[int], rank: int | None) -> set[int] | str:
+    """Batch, height and width, where what windows do at the ends does not depend on these."""
+    if rank != 4 or 1 in axes:
+        return "images may have an unknown batch, height and width; it gets others"
+    read = node.attributes
+    padding = read.get_string("auto_pad", "NOTSET")
+    if padding not in ("NOTSET", "VALID") and any(n != 1 for n in read.get_ints("strides", ())):
+        return f"auto_pad {padding} with strides depends on height and width; give pads"
+    if read.get_int("ceil_mode", 0):
+        return "ceil_mode depends on height and width; give pads"
+    padded = padding not in ("NOTSET", "VALID") or any(read.get_ints("pads", ()))
+    if node.op_type == "AveragePool" and padded and not read.get_int("count_include_pad", 0):
+        return "an average without the pixels of padding depends on height and width; set count_include_pad"
+    return axes
+
+
+def _of_elements(unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
     """Axes count from the last one."""
     ranks = {value: None if value.shape is None else len(value.shape) for value in unknown}
     if None in ranks.values():
-        return None
+        return ""
     most = max(rank for rank in ranks.values() if rank is not None)
     return {axis + most - (ranks[value] or 0) for value, axes in unknown.items() for axis in axes}
 
 
-def _of_concat(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int] | None:
+def _of_concat(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
     """All parts have the same unknown axes, and are not put together along one of them."""
     (first, *_) = every = [unknown.get(value, set()) for value in node.inputs if value is not None]
     axis = node.attributes.get_int("axis", 0)
     x = node.inputs[0]
     rank = len(x.shape) if x is not None and x.shape is not None else 1
-    return first if axis % rank not in first and all(each == first for each in every) else None
+    return first if axis % rank not in first and all(each == first for each in every) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.device.index_notes import IndexNotes
 from schedsearch.dynamic.given import Make, maker
 from schedsearch.dynamic.pool import Pool
-from schedsearch.dynamic.program import Call, Value
+from schedsearch.dynamic.program import Call, Value, axes_of_view
 from schedsearch.errors import ArgumentError
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.data_movement import AXES
-from schedsearch.ops.dependence import EXTENTS, STRIDE
+from schedsearch.ops.dependence import EXTENTS, STRIDE, SizeError
 from schedsearch.ops.movement import row_strides
 from schedsearch.runtime import arrays
 from schedsearch.runtime.streams import raw_stream
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from schedsearch.dynamic.net import DynamicNet
 
 Extents = tuple[int, ...]
+Box = tuple[Extents, Extents, int]  # extents, bound, bytes of an element
 WORD = 8  # bytes of an extent
 
 
@@ -45,7 +47,7 @@ class Run:
         block: address of the block of sizes.
         places: value -> address.
         shapes: value -> the shape whose strides the array has.
-        staged: the inputs that are copied to arrays of their bounds: to, from, bytes.
+        staged: the inputs that are copied to arrays of their bounds: to, from, and the box as of `Device.copy_box`.
     """
 
     def __init__(self, net: DynamicNet, given: tuple[Any, ...], stream: Any, pool: Pool, notes: IndexNotes[str]) -> None:
@@ -61,15 +63,14 @@ class Run:
         self.extents: dict[str, Extents] = {}
         self._made: dict[str, Any] = {}
         self._makers: dict[str, Make] = {}
-        self._at_bound: dict[str, int] = {}  # inputs that are copied to arrays of their bound -> bytes
-        self.staged: list[tuple[int, int, int]] = []
+        self._boxes: dict[str, Box] = {}  # of inputs that are copied to arrays of their bound
+        self.staged: list[tuple[int, int, Box]] = []
         for name, view in zip(program.inputs, self.views):
             value = program.values[name]
             self._check(value, view)
             self.places[name], self.shapes[name], self.extents[name] = view.address, view.shape, view.shape
             if view.shape != value.shape and not value.strided:
-                self._check_rows(value, view)
-                self._at_bound[name] = value.bytes_of(view.shape)
+                self._boxes[name] = view.shape, value.shape, value.bytes_of(())
                 self._stage(name, view.address)
             self._place_views(name)
         for name, address in net.constants.items():
@@ -78,7 +79,11 @@ class Run:
         sizes = self._chosen_sizes()
         for value in program.values.values():
             if value.known is not None and value.words is not None:
-                self.extents[value.name] = tuple(sizes[n] if isinstance(n, str) else n for n in value.known)
+                extents = tuple(n if isinstance(n, int) else n.at(sizes) for n in value.known)
+                if min(extents) < 0:
+                    raise SizeError(net.negative(value.name, extents, sizes))
+                self.extents[value.name] = extents
+        net.check_known(self.extents)
 
     def _check(self, value: Value, view: arrays.ArrayView) -> None:
         if len(view.shape) != len(value.shape):
@@ -102,18 +107,9 @@ class Run:
                     raise ArgumentError(f"{size.name} is {before} in {first} and {extent} in {name}; give arrays that agree")
         return {name: extent for name, (_, extent) in chosen.items()}
 
-    @staticmethod
-    def _check_rows(value: Value, view: arrays.ArrayView) -> None:
-        """Whether an input can be copied to an array of its bound, for kernels that read all of it."""
-        if view.shape[1:] != value.shape[1:]:
-            raise ArgumentError(
-                f"{value.name} has shape {list(view.shape)}, and calls that read it need the strides of "
-                f"{list(value.shape)}; give sizes to the first dimension only"
-            )
-
     def _stage(self, name: str, address: int) -> None:
         self.place_at_bound(self.net.program.values[name])
-        self.staged.append((self.places[name], address, self._at_bound[name]))
+        self.staged.append((self.places[name], address, self._boxes[name]))
 
     def renew(self, given: tuple[Any, ...], addresses: Sequence[int], stream: Any) -> None:
         """Takes other arrays of the same shapes and formats; what depends on these alone stays."""
@@ -121,7 +117,7 @@ class Run:
         self.stream = raw_stream(stream, self.library, self.net._kind)
         self.staged.clear()
         for name, address in zip(self.net.program.inputs, addresses):
-            if name in self._at_bound:
+            if name in self._boxes:
                 self._stage(name, address)
             else:
                 self.places[name] = address
@@ -136,8 +132,8 @@ class Run:
 
     def copy_staged(self, stream: int) -> None:
         """Copies the inputs that kernels read at their bounds."""
-        for to, source, nbytes in self.staged:
-            self.net.device.copy(to, source, nbytes, stream)
+        for to, source, box in self.staged:
+            self.net.device.copy_box(to, source, *box, stream)
 
     def place(self, value: Value) -> None:
         """Places an output of a call in an exact run."""
@@ -158,7 +154,8 @@ class Run:
 
     def _place_views(self, name: str) -> None:
         for value in self.net.views.get(name, ()):
-            self.places[value.name], self.shapes[value.name] = self.places[name], value.shape
+            self.places[value.name] = self.places[name]
+            self.shapes[value.name] = _shape_of_view(self.shapes[name], self.net.program.values[name].shape, value.shape)
 
     def new(self, name: str, shape: Extents, dtype: str) -> tuple[Any, int]:
         """A new array of the caller's library, and its address."""
@@ -195,7 +192,7 @@ class Run:
         """An output of an exact run."""
         value = self.net.program.values[name]
         if value.view_of:
-            return _seen(self.sliced(value.view_of), value)
+            return self._seen(self.sliced(value.view_of), value)
         if name not in self._made:
             return self.given[self.net.program.inputs.index(name)]
         array = self._made[name]
@@ -207,12 +204,29 @@ class Run:
         value = self.net.program.values[name]
         source = value.view_of or name
         array = self._made[source] if source in self._made else self.given[self.net.program.inputs.index(source)]
-        array = _seen(array, value) if value.view_of else array
+        array = self._seen(array, value) if value.view_of else array
         if value.words is None:
             return Result(array, None)
         return Result(array, block[value.words.first : value.words.first + value.words.count])
 
+    def _seen(self, array: Any, view: Value) -> Any:
+        """An array, perhaps sliced, as a view of it."""
+        shape = tuple(int(extent) for extent in array.shape)
+        return array.reshape(_shape_of_view(shape, self.net.program.values[view.view_of].shape, view.shape))
 
-def _seen(array: Any, value: Value) -> Any:
-    """An array as a view that keeps the first axis if that is known at run time only."""
-    return array.reshape((int(array.shape[0]), *value.shape[1:]) if value.words is not None else value.shape)
+
+@functools.lru_cache(maxsize=1024)
+def _shape_of_view(shape: Extents, bound: Extents, view: Extents) -> Extents:
+    """The shape of a view of an array of this shape.
+
+    Args:
+        bound: what the shape is at most.
+        view: the shape of the view then.
+    """
+    if shape == bound:
+        return view
+    if view == bound:
+        return shape
+    places = axes_of_view(bound, view, [used != most for used, most in zip(shape, bound)])
+    assert places is not None  # the graph has only such views
+    return tuple(shape[place] if place >= 0 else n for place, n in zip(places, view))

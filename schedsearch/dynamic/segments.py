@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from schedsearch.dynamic.program import Call, Numbers, Program, Segment, Value
+from schedsearch.dynamic.program import Call, Formula, Numbers, Program, Segment, Value
 from schedsearch.ops.dependence import EXTENTS, STRIDE, Dependence, ShapeFunction
 from schedsearch.ops.size_steps import SizeStep, Values, Words
 
@@ -22,7 +22,7 @@ class Planner:
         outputs: Sequence[str],
         calls: Sequence[Call | Numbers],
         same: Mapping[str, str],
-        known: Mapping[str, tuple[int | str, ...]],
+        known: Mapping[str, tuple[int | Formula, ...]],
     ) -> None:
         self.known = known  # value -> its extents, if they follow from those of the inputs
         self.values, self.inputs, self.outputs, self.steps, self.same = dict(values), inputs, outputs, calls, same

@@ -75,6 +75,8 @@ BUILT_IN = {
     "unique_cpu": "schedsearch.templates.selection.unique_cpu:UniqueCpu",
     "arrange_cuda": "schedsearch.templates.arrange.cuda:ArrangeCuda",
     "arrange_cpu": "schedsearch.templates.arrange.cpu:ArrangeCpu",
+    "fill_margin_cuda": "schedsearch.templates.arrange.margin:FillMarginCuda",
+    "fill_margin_cpu": "schedsearch.templates.arrange.margin:FillMarginCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

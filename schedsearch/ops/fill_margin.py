@@ -1,0 +1,130 @@
+"""fill_margin: the elements just beyond the extents in use become one number, in place.
+
+A graph whose sizes are known at run time only keeps arrays at their bounds; see `ops.bounded`. A window over an image reads
+as many rows and columns beyond the extents in use as its padding has: these have to be what padding stands for.
+
+y is x, but along each axis with a margin the elements from `x_extents` on, `margin` of them and none beyond the bound, are
+zero or the lowest finite number of the format. x and y may share memory; kernels then write the margin only. Extents beyond
+the bound, or below 0, count as the bound or 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.bounded import extents_of
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, extents, shown, too_large, whole_numbers
+from schedsearch.ops.dtypes import DTYPES, encode
+from schedsearch.ops.dtypes import dtype as dtype_of
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+VALUES = ("zero", "lowest")
+_BITS = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}
+
+_PARAMETERS = {
+    "x": extents(f"bounds of the extents of x, 1 to {len(AXES)} of them"),
+    "margin": Parameter(
+        "elements to fill along each axis, beyond its extent in use",
+        {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT}, "maxItems": len(AXES)},
+        size=True,
+    ),
+    "value": Parameter.choice("of the elements: zero, or the lowest number of the format; default zero", VALUES, "zero"),
+    "dtype": Parameter.choice("of x and y; default float16", tuple(DTYPES), "float16"),
+}
+
+
+class FillMargin(Op):
+    name: ClassVar[str] = "fill_margin"
+    reference: ClassVar[str] = "schedsearch.templates.arrange.margin:FillMarginReference"
+    constructor: ClassVar[str] = "schedsearch:fill_margin"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        x, margin = params["x"], params["margin"]
+        if len(margin) != len(x):
+            return [Problem("margin", f"margin has {len(margin)} numbers; allowed: {len(x)}, one for each axis of x")]
+        if not any(margin):
+            return [Problem("margin", "margin is 0 along every axis; allowed: above 0 along one at least")]
+        wide = [axis for axis, (width, extent) in enumerate(zip(margin, x)) if width > extent]
+        if wide:
+            return [Problem("margin", f"margin is {margin[wide[0]]} along axis {wide[0]}; allowed: 0 to {x[wide[0]]}")]
+        return too_large("x", x, dtype_of(params["dtype"]).nbytes)
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        x, rank = params["x"], len(params["x"])
+        name = extents_of("x")
+        spec = ArgSpec("x", AXES[:rank], x, params["dtype"], aliases="y")
+        return (spec, ArgSpec(name, "A", (rank,), "int64", role="index", below=max(x) + 1))
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        return "exact"
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Extents that leave room for the margin and one element more; then margins that end at the bound, in part."""
+        sizes = list(zip(params["x"], params["margin"]))
+        room = tuple(max(n - width - 1, 0) if width else n for n, width in sizes)
+        narrow = tuple(max(n - (width + 1) // 2, 0) for n, width in sizes)
+        inputs = {"x": whole_numbers(params["dtype"])}
+        return {**inputs, extents_of("x"): Domain(room, ordered=True, second=Domain(narrow, ordered=True))}
+
+    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        return {extents_of("x"): self.check_inputs(params)[extents_of("x")]}
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        """x is copied to y where they do not share memory."""
+        (y,) = self.outputs(params)
+        return Work(0, 2 * y.nbytes, least_bytes=0)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        words = [self.name, shown(params["x"]), "margin", ",".join(map(str, params["margin"]))]
+        return " ".join([*words, *(["lowest"] if params["value"] == "lowest" else []), dtype_of(params["dtype"]).short])
+
+
+FILL_MARGIN = FillMargin()
+
+
+def margin_bits(value: str, dtype: str) -> tuple[int, str]:
+    """The bits of a margin's elements as a whole number, and its format."""
+    import numpy as np
+
+    row = dtype_of(dtype)
+    bits = _BITS[row.nbytes]
+    if value == "zero":
+        return 0, bits
+    stored = np.asarray(encode(np.array([row.lowest], np.float64 if row.is_float else np.int64), dtype))
+    return int(stored.view(bits)[0]), bits
+
+
+def fill_margin(*, x: Sequence[int], margin: Sequence[int], value: str = "zero", dtype: str = "float16") -> Workload:
+    """x, with one number in the elements just beyond its extents in use.
+
+    Args:
+        x: bounds of the extents of x.
+        margin: how many elements to fill along each axis, beyond its extent in use; at most those of the bound.
+        value: "zero", or "lowest": the lowest finite number of the format.
+        dtype: of x and y: any format.
+
+    Returns:
+        A workload with the arguments x and x_extents (int64, one for each axis) and the output y, which may be x's memory.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> fill_margin(x=(4, 800, 800, 64), margin=(0, 1, 1, 0)).label
+        'fill_margin 4x800x800x64 margin 0,1,1,0 f16'
+    """
+    from schedsearch.workload import Workload
+
+    return Workload("fill_margin", {"x": tuple(x), "margin": tuple(margin), "value": value, "dtype": dtype})

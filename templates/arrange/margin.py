@@ -1,0 +1,164 @@
+"""fill_margin on GPUs and CPUs: see docs/kernels/arrange.md.
+
+The elements beyond the extent along one axis form a slab: `margin` neighbours for all places along the other axes. Threads
+count through the slabs of all axes, one after the other. Where slabs cross, both write the same number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numba import cuda, types
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, NumbaArray
+from schedsearch.launch_rules import MAX_GRID_X
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.fill_margin import margin_bits
+from schedsearch.space import ConfigSpace, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.own_kernel.copies import copy_on_cpu, copy_on_gpu
+from schedsearch.templates.parts.whole_reference import WholeReference
+from schedsearch.workload import Workload
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_THREADS = (128, 256, 512)
+_COPY_THREADS = 256
+_LEAST = 4096  # elements that are worth a thread of a CPU
+_Fill = Callable[[Any, Any, Any, Any], None]
+
+
+class FillMarginCuda(Template):
+    """A thread has an element of a slab."""
+
+    name = "fill_margin_cuda"
+    version = 1
+    op = "fill_margin"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        blocks = max(-(-workload.output.size // _COPY_THREADS), -(-_slabs(workload) // _THREADS[0]))
+        return None if blocks <= MAX_GRID_X else f"x needs {blocks} blocks; allowed: less than 2**31"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        return ConfigSpace((Knob("threads", _THREADS, "threads of a block"),))
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        return Config(threads=128)
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        fill, threads, count = filling(workload), config["threads"], _slabs(workload)
+        bits = margin_bits(workload.value, workload.dtype)[0]
+
+        def fill_margin(y, x_extents) -> None:  # type: ignore[no-untyped-def]
+            item = types.int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
+            if item < count:
+                fill(y, x_extents, item, bits)
+
+        x, y, x_extents = _arrays(workload)
+        copied = Grid(-(-workload.output.size // _COPY_THREADS))
+        steps = (
+            KernelStep(copy_on_gpu, (x, y), copied, _COPY_THREADS, restores=True),
+            KernelStep(fill_margin, (y, x_extents), Grid(-(-count // threads)), threads),
+        )
+        return KernelSource("cuda", "native", steps)
+
+
+class FillMarginCpu(Template):
+    """Threads share the elements of the slabs."""
+
+    name = "fill_margin_cpu"
+    version = 1
+    op = "fill_margin"
+    kind = "cpu"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
+        return ConfigSpace((Knob("threads", threads, "threads that share the elements"),))
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        wanted = max(1, _slabs(workload) // _LEAST)
+        return Config(threads=max(n for n in space.values["threads"] if n == 1 or n <= wanted))
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        fill, threads, count = filling(workload), config["threads"], _slabs(workload)
+        bits, size = margin_bits(workload.value, workload.dtype)[0], workload.output.size
+
+        def copy(x: Any, y: Any, start: Any, stop: Any) -> None:
+            copy_on_cpu(x, y, size * start // threads, size * stop // threads)
+
+        def fill_margin(y: Any, x_extents: Any, start: Any, stop: Any) -> None:
+            for item in range(count * start // threads, count * stop // threads):
+                fill(y, x_extents, item, bits)
+
+        x, y, x_extents = _arrays(workload)
+        steps = (
+            KernelStep(copy, (x, y), Grid(threads), threads, restores=True),
+            KernelStep(fill_margin, (y, x_extents), Grid(threads), threads),
+        )
+        return KernelSource("cpu", "native", steps)
+
+
+class FillMarginReference(WholeReference):
+    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        y = np.array(arrays["x"])
+        row = dtype_of(workload.dtype)
+        number = (row.lowest if row.is_float else int(row.lowest)) if workload.value == "lowest" else 0
+        for axis, (extent, width) in enumerate(zip(arrays["x_extents"], workload.margin)):
+            first = min(max(int(extent), 0), workload.x[axis])
+            y[(slice(None),) * axis + (slice(first, first + width),)] = number
+        return {"y": y}
+
+
+def filling(p: Workload) -> _Fill:
+    """`fill(y, x_extents, item, bits)`: writes an element of the slabs of all axes, if it is within the bound."""
+    found: _Fill = _nothing
+    for axis, width in enumerate(p.margin):
+        if width:
+            found = _slab_first(found, p, axis, width)
+    return found
+
+
+def _slab_first(others: _Fill, p: Workload, axis: int, width: int) -> _Fill:
+    """The slab of an axis before those of others, by divisions of 32 bits where the numbers allow it."""
+    bound, inner = p.x[axis], math.prod(p.x[axis + 1 :])
+    block = width * inner
+    count = math.prod(p.x[:axis]) * block
+    number = types.uint32 if _slabs(p) < 2**32 else types.uint64
+
+    def fill(y: Any, x_extents: Any, item: Any, bits: Any) -> None:
+        if item >= count:
+            others(y, x_extents, types.int64(item - count), bits)
+            return
+        outer = number(number(item) // number(block))
+        rest = number(number(item) - number(outer * number(block)))
+        above = number(rest // number(inner))
+        place = types.int64(max(x_extents[axis], 0)) + types.int64(above)
+        column = types.int64(number(rest - number(above * number(inner))))
+        if place < bound:
+            y[(types.int64(outer) * bound + place) * inner + column] = bits
+
+    return fill
+
+
+def _nothing(y: Any, x_extents: Any, item: Any, bits: Any) -> None:
+    pass
+
+
+def _slabs(p: Workload) -> int:
+    """Elements of all slabs."""
+    return sum(p.output.size // extent * width for extent, width in zip(p.x, p.margin))
+
+
+def _arrays(p: Workload) -> tuple[NumbaArray, NumbaArray, NumbaArray]:
+    """x, y and x_extents as flat arrays; elements as their bits."""
+    bits, nbytes = margin_bits(p.value, p.dtype)[1], dtype_of(p.dtype).nbytes
+    x, y = (NumbaArray(name, bits, (p.output.size,), (nbytes,)) for name in "xy")
+    return x, y, NumbaArray("x_extents", "int64", (len(p.x),), (8,))
