@@ -399,23 +399,24 @@ def test_extents_of_x_are_read_where_an_index_may_count_along_them(
     assert [dynamic_of(call.workload) for call in segment.calls] == [read]
 
 
-def test_a_row_of_an_array_of_which_nothing_is_known(device: CpuDevice) -> None:
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_row_of_an_array_of_which_nothing_is_known(axis: int, device: CpuDevice) -> None:
     """The axis of a single index goes."""
     x = np.arange(32, dtype=np.float32).reshape(8, 4)
     info = helper.make_tensor_value_info
     nodes = [
         helper.make_node("Slice", ["x", "begin", "end"], ["some"], "cut"),
-        helper.make_node("Gather", ["some", "last"], ["y"], "pick"),
+        helper.make_node("Gather", ["some", "last"], ["y"], "pick", axis=axis),
     ]
     inputs = [info("x", TensorProto.FLOAT, [8, 4]), info("end", TensorProto.INT64, [2])]
     constants = [numpy_helper.from_array(np.array([0, 0]), "begin"), numpy_helper.from_array(np.array(-1), "last")]
     graph = helper.make_graph(nodes, "last row", inputs, [info("y", TensorProto.FLOAT, None)], constants)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     with DynamicNet(read_graph(made).program(), device, functools.partial(artifact, device.target)) as net:
-        for end in ((8, 4), (2, 3), (1, 0)):
-            np.testing.assert_array_equal(net(x, np.array(end)), x[: end[0], : end[1]][-1])
+        for end in ((8, 4), (2, 3), (1, 1)):
+            np.testing.assert_array_equal(net(x, np.array(end)), x[: end[0], : end[1]].take(-1, axis))
         with pytest.raises(IndexRangeError, match=r"node pick \(Gather\): the index at \[0\] of 'last' is -1"):
-            net(x, np.array([0, 4]))
+            net(x, np.array([0, 4][:: 1 - 2 * axis]))
 
 
 def test_impossible_sizes_come_before_the_indices_that_they_make_wrong(device: CpuDevice) -> None:
@@ -516,3 +517,43 @@ def test_given_indices_into_a_shape_are_looked_at(device: CpuDevice) -> None:
         places[1] = 2
         with pytest.raises(IndexRangeError, match=r"node pick \(Gather\): the index at \[1\] of 'places' is 2, .*: -2 to 1"):
             net(x, places)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "table", "ids", "legal"),
+    [
+        ("Gather", {"axis": 0}, [8, 3], ["n", "s"], 8),
+        ("Gather", {"axis": 1}, ["b", "m"], ["s"], None),
+        ("GatherElements", {"axis": 1}, ["n", "m"], ["n", "s"], None),
+        ("GatherND", {"batch_dims": 1}, ["n", "m"], ["n", "s", 1], None),
+    ],
+)
+def test_inputs_may_be_open_in_all_axes(
+    op: str, attributes: dict[str, Any], table: list[Any], ids: list[Any], legal: int | None, device: CpuDevice
+) -> None:
+    """An index counts along m, unless `legal` is its extent."""
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, table), info("places", TensorProto.INT64, ids)]
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x", "places"], ["y"], "pick", **attributes)], "one", inputs,
+        [info("y", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    named = {name: Size(name, 1, 6) for name in {*table, *ids} if isinstance(name, str)}
+    rng = np.random.default_rng(0)
+    with DynamicNet(read_graph(made, named).program(), device, functools.partial(artifact, device.target)) as net:
+        for chosen in ({"n": 6, "s": 6, "m": 6, "b": 6}, {"n": 2, "s": 3, "m": 4, "b": 5}, {"n": 3, "s": 1, "m": 1, "b": 1}):
+            of_x, of_places = ([chosen.get(each, each) for each in shape] for shape in (table, ids))
+            extent = legal or chosen["m"]
+            x = rng.standard_normal(of_x).astype(np.float32)
+            places = rng.integers(-extent, extent, of_places)
+            (expected,) = ReferenceEvaluator(made).run(None, {"x": x, "places": places})
+            np.testing.assert_array_equal(net(x, places), expected)
+            bound = net.bind(x, places)
+            bound.step()
+            np.testing.assert_array_equal(bound.sliced()[0], expected)
+            places[(0,) * places.ndim] = extent
+            bound.step()
+            with pytest.raises(IndexRangeError, match=rf"is {extent}, but axis"):
+                bound.check()
+            bound.close()

@@ -133,7 +133,7 @@ def _extents_in_use(net: DynamicExecutable, call: Call, sizes: Mapping[str, int]
     if not call.workload.params.get("dynamic_x") or (known := net.program.values[call.inputs["x"]].known) is None:
         return []
     extents = [known[axis] for axis in index_map(call.workload.params).axes]
-    return [max(1, sizes[n] if isinstance(n, str) else n) for n in extents]
+    return [max(1, n if isinstance(n, int) else n.at(sizes)) for n in extents]
 
 
 def at_size(net: SizedNet, texts: tuple[str, ...], files: tuple[str, ...]) -> Net:

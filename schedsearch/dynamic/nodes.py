@@ -134,12 +134,6 @@ class Nodes:
             found.append(max(bound, 1))
         return found
 
-    @staticmethod
-    def is_one_index(node: ir.Node) -> bool:
-        """Whether a node gathers by an index that is a number, not an array."""
-        index = node.inputs[1] if node.op_type == "Gather" else None
-        return index is not None and index.shape is not None and not len(index.shape)
-
     def dynamic(self, names: Mapping[str, str]) -> dict[str, Any]:
         """The parameter `dynamic`: the arguments of which extents are known at run time only."""
         return {"dynamic": [argument for argument, name in names.items() if self.graph.is_dynamic(name)]}
@@ -385,13 +379,12 @@ def _indexed(nodes: Nodes, node: ir.Node) -> list[str]:
     params["dynamic"] = nodes.graph.is_dynamic(values[_COUNTED[chain.op]])
     if chain.op in ("gather", "scatter"):
         dims = {argument: nodes.graph.dims(value) for argument, value in values.items()}
-        if nodes.is_one_index(node) and params["axis"] in (0, -len(dims["x"])) and nodes.graph.is_dynamic(values["x"]):
-            params |= {"by": "tuples", "axis": 0}  # the axis goes without a view
         params["dynamic_x"] = must_read_x(Workload(chain.op, params), dims)
     if chain.op == "roi_align":
         params["layout"] = "NCHW"
     made = nodes.call(node, Workload(chain.op, params), list(values.values()))
-    if nodes.is_one_index(node) and params["by"] == "slices":
+    index = node.inputs[1] if node.op_type == "Gather" else None
+    if index is not None and index.shape is not None and not len(index.shape):
         kept = list(nodes.shape(made[0]))  # the axis of a single index goes
         del kept[params["axis"]]
         made[0] = nodes.seen(made[0], kept or (1,))
