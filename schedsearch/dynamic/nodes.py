@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from schedsearch.network.chain import Chain
 from schedsearch.network.facts import constant_input, constant_of, inputs_of, is_given, name_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.model import ModelError
+from schedsearch.network.others import RESIZES, resize_scales, resize_words, resized_axes
 from schedsearch.ops.declared_shapes import is_extents
 from schedsearch.ops.dyn_concat import MOST_PARTS
 from schedsearch.ops.nms import LOWEST
+from schedsearch.ops.resize import as_float32
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -348,6 +351,58 @@ def _indexed(nodes: Nodes, node: ir.Node) -> list[str]:
     return made
 
 
+def _resize(nodes: Nodes, node: ir.Node) -> _Arguments:
+    """Of images whose size is not known, unless each pixel becomes as many whole ones: static parts have those."""
+    words, scales = resize_words(node), resize_scales(node)
+    if isinstance(words, str) or isinstance(scales, str):
+        raise ModelError(words if isinstance(words, str) else str(scales))
+    (x,) = nodes.taken(node, 1)
+    shape = nodes.shape(x)
+    if len(shape) != 4:
+        raise ModelError(f"{name_of(node)} resizes {list(shape)}; allowed: images of four dimensions")
+    params: dict[str, Any] = dict(zip("nchw", shape)) | words | {"layout": "NCHW", "dtype": nodes.dtype(x)}
+    ranges, arrays = nodes.rows.ranges(x), [x]
+    if scales is None:
+        sizes, sides = _height_and_width(nodes, node, x)
+        arrays.append(sizes)
+    else:
+        if scales[:2] != [1, 1]:
+            raise ModelError(f"{name_of(node)} scales {_ONLY_SIDES}; got {scales[:2]} for these")
+        if words["coordinates"] == "align_corners" and any(scale % 1 for scale in scales):
+            raise ModelError(f"{name_of(node)} has align_corners and the scales {scales[2:]}; give whole numbers, or sizes")
+        params["scale"] = scales[2:]
+        sides = [(0, math.floor(Fraction(as_float32(scale)) * most)) for scale, most in zip(scales[2:], shape[2:])]
+    _, _, params["oh"], params["ow"] = nodes.bounds(node, [*ranges[:2], *sides])
+    return Workload("dyn_resize", params), arrays
+
+
+_ONLY_SIDES = "the batch or the channels of an image; allowed: height and width, and 1 for the others"
+
+
+def _height_and_width(nodes: Nodes, node: ir.Node, x: str) -> tuple[str, Sequence[Range]]:
+    """The numbers of the input `sizes` that are y's height and width, as an array, and their ranges."""
+    row = nodes.rows.row(node.inputs[3]) if is_given(node, 3) and node.inputs[3] is not None else None
+    axes = resized_axes(node)
+    if row is None or row.is_float or row.count != len(axes) or not {2, 3} <= set(axes):
+        raise ModelError(f"{name_of(node)} has no whole numbers for height and width; allowed: scales, or sizes of both")
+    elements, dims = nodes.graph.elements(row.value), nodes.graph.dims(x)
+    for place, axis in enumerate(axes):
+        wanted = None if elements is None else elements[place]
+        known = isinstance(wanted, int) and isinstance(dims[axis], int)
+        if axis < 2 and not (wanted == dims[axis] if known else wanted is dims[axis]):
+            got = "a number that is computed" if wanted is None else repr(wanted)
+            raise ModelError(
+                f"{name_of(node)} gives sizes to all axes, and may change the batch or the channels: axis {axis} is "
+                f"{dims[axis]!r} before and {got} after it; allowed: the same extent, as Shape gives it, or axes=[2, 3]"
+            )
+    places = [axes.index(2), axes.index(3)]
+    ranges = [row.ranges[place] for place in places]
+    if places == list(range(row.count)):
+        return nodes.array_of(row), ranges
+    name = nodes.graph.unused(f"{name_of(node)} height and width")
+    return nodes.graph.numbers(name, 2, "at", [row.value], {"places": places}), ranges
+
+
 READERS: Mapping[str, Callable[[Nodes, Any], _Arguments | list[str]]] = {
     "NonMaxSuppression": _nms,
     "NonZero": _nonzero,
@@ -360,5 +415,6 @@ READERS: Mapping[str, Callable[[Nodes, Any], _Arguments | list[str]]] = {
     "Where": _where,
     "Concat": _concat,
     **dict.fromkeys(INDEXED, _indexed),
+    **dict.fromkeys(RESIZES, _resize),
 }
 VIEWS = ("Identity", "Squeeze", "Unsqueeze", "Flatten", "Reshape")
