@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from bandwidth_support import H200, verdict
 from dynamic_support import assert_equal, emulated, expected, on_device
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import schedsearch
 from schedsearch import Workload, dyn_resize
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
+from schedsearch.errors import WorkloadError
 from schedsearch.ops.dependence import SizeError, evaluate
 from schedsearch.ops.dyn_resize import DYN_RESIZE
 from schedsearch.ops.resize import COORDINATES, ROUNDINGS
@@ -23,6 +27,8 @@ from schedsearch.template import load_template
 from schedsearch.templates.arrange import kernels
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.resize import axes, dyn_axes, dyn_cuda
+from schedsearch.testing.array_emulator import ArrayEmulator
+from schedsearch.testing.emulator import Memory
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
@@ -219,6 +225,38 @@ def test_threads_go_on_until_all_elements_are_done(monkeypatch: pytest.MonkeyPat
 def test_numerators_of_scales_may_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     workload, used = case(1, 5, 6, scale=(1 / 3, 1.1), n=1, c=1, mode="linear", dtype="float32")
     assert_is(workload, emulate(monkeypatch, workload, used), definition(workload, used))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_pixels_are_exact_up_to_the_largest_bounds(data: st.DataObject) -> None:
+    most = data.draw(st.sampled_from((9, 300, 2**15, 2**17, 2**31 - 1)), "largest bound")
+    h, oh = (data.draw(st.integers(1, most), name) for name in ("h", "oh"))
+    size, out = data.draw(st.integers(1, h), "height of x"), data.draw(st.integers(1, oh), "height of y")
+    changes: dict[str, Any] = {"coordinates": data.draw(st.sampled_from(COORDINATES), "coordinates")}
+    if data.draw(st.booleans(), "has a scale"):
+        scale = float(np.float32(data.draw(st.floats(2**-16, 2**16), "scale")))
+        out, changes["scale"] = math.floor(Fraction(scale) * size), (scale, 1)
+    rounding = data.draw(st.sampled_from((*ROUNDINGS, "")), "rounding")
+    changes |= {"rounding": rounding} if rounding else {"mode": "linear"}
+    assume(1 <= out <= oh)
+    try:
+        workload = dyn_resize(n=1, c=1, h=h, w=1, oh=oh, ow=1, **changes)
+    except WorkloadError as error:
+        assert "products of both must stay below 2**62" in str(error)
+        assume(False)
+    position = data.draw(st.integers(0, out - 1), "position")
+    place = coordinate(workload, 0, size, out, position)
+    with mock.patch.object(dyn_axes, "types", ArrayEmulator(Memory()).types):
+        line = dyn_axes.line_of_run(workload, 0)(size, out)
+        if workload.mode == "nearest":
+            found = dyn_axes.pixel_of_run(workload, 0)(position, line, size)
+            assert found == min(max(ROUND[workload.rounding](place), 0), size - 1)
+        else:
+            low, high, share = dyn_axes.pixels_of_run(workload, 0)(position, line, size)
+            below = math.floor(place)
+            assert (low, high) == tuple(min(max(each, 0), size - 1) for each in (below, below + 1))
+            assert share == pytest.approx(float(place - below), abs=3e-7)
 
 
 @pytest.mark.parametrize(("workload", "used"), EMPTY, ids=shown)
