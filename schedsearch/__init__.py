@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
     from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
     from schedsearch.ops.dyn_concat import dyn_concat
+    from schedsearch.ops.dyn_resize import dyn_resize
     from schedsearch.ops.dyn_strided_slice import dyn_strided_slice
     from schedsearch.ops.elementwise import elementwise
     from schedsearch.ops.expand import expand
@@ -151,6 +152,7 @@ _HOMES = {
     "arange": "schedsearch.ops.arange",
     "dyn_concat": "schedsearch.ops.dyn_concat",
     "fill_margin": "schedsearch.ops.fill_margin",
+    "dyn_resize": "schedsearch.ops.dyn_resize",
     "expand": "schedsearch.ops.expand",
     "reshape": "schedsearch.ops.reshape",
     "where": "schedsearch.ops.where",
@@ -225,6 +227,7 @@ __all__ = [
     "depthwise_conv2d",
     "detect",
     "dyn_concat",
+    "dyn_resize",
     "dyn_strided_slice",
     "elementwise",
     "expand",

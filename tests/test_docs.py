@@ -163,6 +163,7 @@ INDEXED = {
     "arange": [schedsearch.arange(bound=100_000)],
     "nonzero": [schedsearch.nonzero(x=(1000, 64))],
     "scatter": [schedsearch.scatter(x=(1000, 64), indices=(32, 1), by="tuples")],
+    "dyn_resize": [schedsearch.dyn_resize(n=8, c=64, h=32, w=32, oh=64, ow=64)],
     "fill_margin": [schedsearch.fill_margin(x=(8, 32, 32, 64), margin=(0, 1, 1, 0))],
 }
 

@@ -70,6 +70,7 @@ PUBLIC = [
     "depthwise_conv2d",
     "detect",
     "dyn_concat",
+    "dyn_resize",
     "dyn_strided_slice",
     "elementwise",
     "expand",

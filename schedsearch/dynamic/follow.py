@@ -90,7 +90,7 @@ def _heights_and_widths(workload: Workload) -> Mapping[str, tuple[int, int, int]
             found[letter] = (1, p["padding"][axis] + p["padding"][axis + 2] - reach + stride, stride)
         return found
     if workload.op == "resize":
-        return _enlarged(p)
+        return enlarged(p)
     return {"H": (p["block"], 0, 1), "W": (p["block"], 0, 1)}  # depth_to_space
 
 
@@ -99,8 +99,8 @@ def _counts_pixels(p: Mapping[str, Any]) -> bool:
     return any(p["padding"]) and not p["count_include_pad"]
 
 
-def _enlarged(p: Mapping[str, Any]) -> Mapping[str, tuple[int, int, int]]:
-    """Where each pixel becomes several, whatever the extents."""
+def enlarged(p: Mapping[str, Any]) -> Mapping[str, tuple[int, int, int]]:
+    """(times, plus, over) of H and W of a resize where each pixel becomes several, whatever the extents; otherwise none."""
     found = {}
     for axis, (letter, size, out) in enumerate((("H", p["h"], p["oh"]), ("W", p["w"], p["ow"]))):
         if p["mode"] != "nearest" or out % size or p["coordinates"] == "align_corners":

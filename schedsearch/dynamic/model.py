@@ -18,7 +18,7 @@ from schedsearch.dynamic.dims import Unknown
 from schedsearch.dynamic.graph import DynamicGraph, Size
 from schedsearch.dynamic.rows import READ as OF_ROWS
 from schedsearch.dynamic.rows import Rows
-from schedsearch.dynamic.rowwise import unknown_axes
+from schedsearch.dynamic.rowwise import computes_its_size, unknown_axes
 from schedsearch.dynamic.static import Planner, Refused, add_network
 from schedsearch.errors import WorkloadError, did_you_mean
 from schedsearch.network.facts import constant_of, dtype_of, is_onnx, name_of
@@ -252,6 +252,7 @@ class _Reader:
                 or node.op_type not in OF_NETWORKS
                 or not computed
                 or any(v in self.rows.of for v in values)
+                or computes_its_size(node)
             ):
                 continue
             if any(value not in axes and value not in self.names for value in computed):

@@ -10,12 +10,14 @@ import numpy as np
 
 from schedsearch.dynamic.dims import Unknown, must_read_x, traced
 from schedsearch.dynamic.graph import DynamicGraph
+from schedsearch.dynamic.image_nodes import MEANS, global_pool, resize
 from schedsearch.dynamic.numbers import Range, Row
 from schedsearch.dynamic.rows import Rows
 from schedsearch.network.chain import Chain
-from schedsearch.network.facts import FLOATS, constant_input, constant_of, inputs_of, is_given, name_of
+from schedsearch.network.facts import constant_input, constant_of, inputs_of, is_given, name_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.model import ModelError
+from schedsearch.network.others import RESIZES
 from schedsearch.ops.declared_shapes import is_extents
 from schedsearch.ops.dyn_concat import MOST_PARTS
 from schedsearch.ops.nms import LOWEST
@@ -315,46 +317,6 @@ def _concat(nodes: Nodes, node: ir.Node) -> list[str]:
     return names
 
 
-_MEANS = {"GlobalAveragePool": "average", "GlobalMaxPool": "max", "ReduceMean": "average"}
-
-
-def _global_pool(nodes: Nodes, node: ir.Node) -> list[str] | None:
-    """Of images of open height and width: over images that are filled up to their bound. A mean of these is divided by the
-    mean of as many ones. None if it is no such pool."""
-    (x,) = nodes.taken(node, 1)
-    shape = nodes.shape(x)
-    if len(shape) != 4 or not any(isinstance(dim, Unknown) for dim in nodes.graph.dims(x)[2:]):
-        return None
-    if isinstance(nodes.graph.dims(x)[1], Unknown) or nodes.dtype(x) not in FLOATS:
-        return None
-    if node.op_type == "ReduceMean" and sorted(nodes.axes(node, 1, 4) or ()) != [2, 3]:
-        return None
-    mode, height, width = _MEANS[node.op_type], shape[2], shape[3]
-    source = f"node {name_of(node)} ({node.op_type})"
-
-    def pooled(array: str) -> str:
-        n, c, *_ = nodes.shape(array)
-        filled = nodes.graph.filled(array, (2, 3), "lowest" if mode == "max" else "zero", source=source)
-        params = {"n": n, "c": c, "h": height, "w": width, "r": height, "s": width, "mode": mode, "layout": "NCHW"}
-        return nodes.call(node, Workload("pool2d", params | {"dtype": nodes.dtype(x)}), [filled])[0]
-
-    y = pooled(x)
-    if mode == "average":
-        graph, unused = nodes.graph, nodes.graph.unused
-        extents = graph.numbers(unused(f"{x} height and width"), 2, "extents", [x], {"first": 2})
-        one = graph.constant(unused("one"), np.ones(1, np.float32))
-        ones = {"x": (1,), "bound": (height, width), "entries": 2, "dtype": "float32"}
-        pixels = graph.view(nodes.call(node, Workload("expand", ones), [one, extents])[0], (1, 1, height, width))
-        share = graph.filled(pixels, (2, 3), source=source)
-        share_params = {"n": 1, "c": 1, "h": height, "w": width, "r": height, "s": width, "mode": mode, "layout": "NCHW"}
-        (share,) = nodes.call(node, Workload("pool2d", share_params | {"dtype": "float32"}), [share])
-        inputs = [["a", nodes.dtype(x), nodes.shape(y)], ["b", "float32", (1, 1, 1, 1)]]
-        quotient = {"y": nodes.shape(y), "expression": "a / b", "inputs": inputs, "dtype": nodes.dtype(x)}
-        (y,) = nodes.call(node, Workload("elementwise", quotient), [y, share])
-    keeps = node.op_type != "ReduceMean" or node.attributes.get_int("keepdims", 1)
-    return [y if keeps else nodes.seen(y, shape[:2])]
-
-
 def _larger(a: Range, b: Range) -> Range:
     """Of two extents one of which may be 1."""
     return 0, None if a[1] is None or b[1] is None else max(a[1], b[1])
@@ -402,7 +364,8 @@ READERS: Mapping[str, Callable[[Nodes, Any], _Arguments | list[str] | None]] = {
     "Reshape": _reshape,
     "Where": _where,
     "Concat": _concat,
-    **dict.fromkeys(_MEANS, _global_pool),
+    **dict.fromkeys(MEANS, global_pool),
     **dict.fromkeys(INDEXED, _indexed),
+    **dict.fromkeys(RESIZES, resize),
 }
 VIEWS = ("Identity", "Squeeze", "Unsqueeze", "Flatten", "Reshape")

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from schedsearch.dynamic.follow import enlarged
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import constant_of
+from schedsearch.network.others import RESIZES, resize_scales, resize_words
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -65,6 +67,8 @@ def _of_images(node: ir.Node, axes: set[int], rank: int | None) -> set[int] | st
     """Batch, height and width, where what windows do at the ends does not depend on these."""
     if rank != 4 or 1 in axes:
         return "images may have an unknown batch, height and width; it gets others"
+    if node.op_type in RESIZES:
+        return axes if _enlarges(node) else ""
     read = node.attributes
     padding = read.get_string("auto_pad", "NOTSET")
     if padding not in ("NOTSET", "VALID") and any(n != 1 for n in read.get_ints("strides", ())):
@@ -75,6 +79,20 @@ def _of_images(node: ir.Node, axes: set[int], rank: int | None) -> set[int] | st
     if node.op_type == "AveragePool" and padded and not read.get_int("count_include_pad", 0):
         return "an average without the pixels of padding depends on height and width; set count_include_pad"
     return axes
+
+
+def _enlarges(node: ir.Node) -> bool:
+    """Whether each pixel becomes as many whole ones, whatever height and width are."""
+    words, scales = resize_words(node), resize_scales(node)
+    if isinstance(words, str) or not isinstance(scales, list) or any(scale < 1 or scale % 1 for scale in scales):
+        return False
+    sizes = {"h": 2, "w": 2, "oh": 2 * int(scales[2]), "ow": 2 * int(scales[3])}
+    return bool(enlarged({**words, **sizes, "scale": ()}))
+
+
+def computes_its_size(node: ir.Node) -> bool:
+    """Whether the node has inputs, other than the first, that decide the size of its result and are computed."""
+    return node.op_type in RESIZES and any(each is not None and constant_of(each) is None for each in node.inputs[1:])
 
 
 def _of_elements(unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:

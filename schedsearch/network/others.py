@@ -69,6 +69,24 @@ def _resize(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     shape, to = extents_of(node, x), extents_of(node, node.outputs[0])
     if len(shape) != 4 or shape[:2] != to[:2]:
         return f"{name_of(node)} makes {to} of {shape}; allowed: images, of which height and width change"
+    words, scales = resize_words(node), resize_scales(node)
+    if isinstance(words, str) or isinstance(scales, str):
+        return words if isinstance(words, str) else str(scales)
+    params: dict[str, Any] = dict(zip("nchw", shape)) | words
+    params |= {"oh": to[2], "ow": to[3], "dtype": dtype_of(x)}
+    if scales is not None:
+        params["scale"] = scales[2:]
+        if words["coordinates"] == "align_corners" and any(
+            scale * before != after for scale, before, after in zip(params["scale"], shape[2:], to[2:])
+        ):
+            return (
+                f"{name_of(node)} has align_corners and scales that do not make {to[2:]} of {shape[2:]}; give sizes instead"
+            )
+    return Chain("resize", params, [node], node.outputs[0], {"x": x})
+
+
+def resize_words(node: ir.Node) -> dict[str, str] | str:
+    """The parameters mode, coordinates and rounding of a Resize or Upsample, or why no operator computes it."""
     read = node.attributes
     mode = {"nearest": "nearest", "linear": "linear", "bilinear": "linear"}.get(found := read.get_string("mode", "nearest"))
     upsample = node.op_type == "Upsample"
@@ -79,25 +97,27 @@ def _resize(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     if mode is None or coordinates not in _COORDINATES or wrong:
         got = ", ".join([found, coordinates, *wrong])
         return f"{name_of(node)} is {got}; allowed: nearest or linear, {', '.join(_COORDINATES)}"
-    params: dict[str, Any] = dict(zip("nchw", shape))
-    params |= {"oh": to[2], "ow": to[3], "mode": mode, "coordinates": coordinates, "dtype": dtype_of(x)}
+    words = {"mode": mode, "coordinates": coordinates}
     if mode == "nearest":
-        params["rounding"] = "floor" if upsample else read.get_string("nearest_mode", "round_prefer_floor")
-    place = 1 if upsample or len(node.inputs) == 2 else 2
+        words["rounding"] = "floor" if upsample else read.get_string("nearest_mode", "round_prefer_floor")
+    return words
+
+
+def resize_scales(node: ir.Node) -> list[float] | str | None:
+    """The scales of all four axes of an image; None where sizes are given, and the reason where no operator takes them."""
+    place = 1 if node.op_type == "Upsample" or len(node.inputs) == 2 else 2
     scales = constant_input(node, place)
     if scales is None and is_given(node, place):
         return f"{name_of(node)} has scales that are computed; allowed: constants"
-    if scales is not None and scales.size:
-        axes = [axis % 4 for axis in read.get_ints("axes", (0, 1, 2, 3))]
-        by_axis = dict(zip(axes, scales.tolist()))
-        params["scale"] = [by_axis.get(axis, 1.0) for axis in (2, 3)]
-        if coordinates == "align_corners" and any(
-            scale * before != after for scale, before, after in zip(params["scale"], shape[2:], to[2:])
-        ):
-            return (
-                f"{name_of(node)} has align_corners and scales that do not make {to[2:]} of {shape[2:]}; give sizes instead"
-            )
-    return Chain("resize", params, [node], node.outputs[0], {"x": x})
+    if scales is None or not scales.size:
+        return None
+    by_axis = dict(zip(resized_axes(node), scales.tolist()))
+    return [by_axis.get(axis, 1.0) for axis in range(4)]
+
+
+def resized_axes(node: ir.Node) -> list[int]:
+    """The axes of an image that the scales or sizes of a Resize are about, in their order."""
+    return [axis % 4 for axis in node.attributes.get_ints("axes", (0, 1, 2, 3))]
 
 
 SOFTMAXES: Mapping[str, Read] = {"Softmax": _softmax(log=False), "LogSoftmax": _softmax(log=True)}

@@ -33,7 +33,7 @@ COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-16, 2.0**16
-_LARGEST_PRODUCT = 2**62  # of kernels that compute coordinates
+LARGEST_PRODUCT = 2**62  # of kernels that compute coordinates
 
 _PARAMETERS = {
     **IMAGE_SIZES,
@@ -70,9 +70,9 @@ class Resize(Op):
             params.pop("scale", None)
         found, problems = super().normalise(params)
         if not problems and found["scale"]:
-            scale = tuple(_float32(each) for each in found["scale"])
+            scale = tuple(as_float32(each) for each in found["scale"])
             sizes = ((found["oh"], found["h"]), (found["ow"], found["w"]))
-            same = all(each == _float32(out / size) for each, (out, size) in zip(scale, sizes))
+            same = all(each == as_float32(out / size) for each, (out, size) in zip(scale, sizes))
             found["scale"] = () if same or found["coordinates"] == "align_corners" else scale
         if not problems:
             y = self.outputs({**found, "slice_of": ()})[0]
@@ -83,17 +83,13 @@ class Resize(Op):
         return found, problems
 
     def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        yield from image_layout_problems(params["layout"])
-        if params["mode"] == "linear" and not dtype_of(params["dtype"]).is_float:
-            allowed = ", ".join(DTYPES[:3])
-            yield Problem("dtype", f"mode linear does not take {params['dtype']}; allowed: {allowed}, or mode nearest")
-        for given in params["scale"]:
-            if not (_SMALLEST_SCALE <= given <= _LARGEST_SCALE):
-                yield Problem("scale", f"scale has {given}; allowed: {_SMALLEST_SCALE:g} to {_LARGEST_SCALE:g}")
-                return
+        found = list(own_problems(params))
+        yield from found
+        if any(problem.key == "scale" for problem in found):
+            return
         for axis, out in ((0, "oh"), (1, "ow")):
             line = nearest(params, axis)
-            if line.factor * params[out] + abs(line.shift) + line.divisor >= _LARGEST_PRODUCT:
+            if line.factor * params[out] + abs(line.shift) + line.divisor >= LARGEST_PRODUCT:
                 yield Problem(
                     out, f"{out} {params[out]} is too large for such a scale; products of both must stay below 2**62"
                 )
@@ -127,6 +123,18 @@ class Resize(Op):
 RESIZE = Resize()
 
 
+def own_problems(params: Mapping[str, Any]) -> Iterable[Problem]:
+    """Mistakes in layout, dtype and scale."""
+    yield from image_layout_problems(params["layout"])
+    if params["mode"] == "linear" and not dtype_of(params["dtype"]).is_float:
+        allowed = ", ".join(DTYPES[:3])
+        yield Problem("dtype", f"mode linear does not take {params['dtype']}; allowed: {allowed}, or mode nearest")
+    for given in params["scale"]:
+        if not (_SMALLEST_SCALE <= given <= _LARGEST_SCALE):
+            yield Problem("scale", f"scale has {given}; allowed: {_SMALLEST_SCALE:g} to {_LARGEST_SCALE:g}")
+            return
+
+
 @dataclass(frozen=True)
 class Line:
     """(factor * p + shift) / divisor, exactly; whole numbers."""
@@ -143,7 +151,7 @@ def coordinate(p: Mapping[str, Any], axis: int) -> Line:
         return Line(0, 0, 1)
     if p["coordinates"] == "align_corners":
         return Line(size - 1, 0, out - 1)
-    scale = Fraction(_float32(p["scale"][axis])) if p["scale"] else Fraction(out, size)
+    scale = Fraction(as_float32(p["scale"][axis])) if p["scale"] else Fraction(out, size)
     above, below = scale.numerator, scale.denominator
     if p["coordinates"] == "asymmetric":
         return Line(below, 0, above)
@@ -168,7 +176,8 @@ def positions(p: Mapping[str, Any]) -> tuple[int, int, int, int]:
     return planes, p["oh"], p["ow"], channels
 
 
-def _float32(value: float) -> float:
+def as_float32(value: float) -> float:
+    """The nearest float32."""
     import numpy as np
 
     return float(value) if is_int(value) and abs(value) < 2**24 else float(np.float32(value))

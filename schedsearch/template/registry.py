@@ -59,6 +59,8 @@ BUILT_IN = {
     "layer_norm_cpu": "schedsearch.templates.layer_norm.cpu:LayerNormCpu",
     "resize_cuda": "schedsearch.templates.resize.cuda:ResizeCuda",
     "resize_cpu": "schedsearch.templates.resize.cpu:ResizeCpu",
+    "dyn_resize_cuda": "schedsearch.templates.resize.dyn_cuda:DynResizeCuda",
+    "dyn_resize_cpu": "schedsearch.templates.resize.dyn_cpu:DynResizeCpu",
     "gather_cuda": "schedsearch.templates.indexing.cuda:GatherCuda",
     "gather_cpu": "schedsearch.templates.indexing.cpu:GatherCpu",
     "scatter_cuda": "schedsearch.templates.indexing.cuda:ScatterCuda",

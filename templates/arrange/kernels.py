@@ -44,7 +44,7 @@ def arranging(p: Workload, share: Callable[[Any, Any, Any], tuple[Any, Any, Any]
     slots = {spec.name: slot for slot, spec in enumerate((*p.signature, *p.outputs))}
     y, y_extents, rank = slots["y"], slots[extents_of("y")], len(p.outputs[0].shape)
     bound, y_steps, fetch = p.outputs[0].shape, row_strides(p.outputs[0].shape), _FETCH[p.op](p, slots)
-    measure = _counting(p, slots) if p.shape_functions["y"].counted else _measuring(p, slots)
+    measure = _counting(p, slots) if p.shape_functions["y"].counted else measuring(p, slots)
 
     def run(operands: Any, start: Any, stop: Any) -> None:
         possible, extents = measure(operands)
@@ -70,7 +70,7 @@ def arranging(p: Workload, share: Callable[[Any, Any, Any], tuple[Any, Any, Any]
     return run
 
 
-def _measuring(p: Workload, slots: dict[str, int]) -> Callable[[Any], Any]:
+def measuring(p: Workload, slots: dict[str, int]) -> Callable[[Any], Any]:
     """`measure(operands) -> (whether the inputs are possible, extents of y)` by the shape function."""
     function, bound = p.shape_functions["y"], p.outputs[0].shape
     rank, count = len(bound), len(function.inputs)

@@ -89,10 +89,31 @@ class ResizeReference(Reference):
         return found if dtype_of(p.dtype).is_float else found.astype(np.int64)
 
 
+def pixels(p: Workload, size: int, out: int, scale: Fraction | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """What every position along an axis of y is made of, by the definition.
+
+    Args:
+        p: mode, coordinates and rounding.
+        size, out: of x and y along the axis.
+        scale: if it is given.
+
+    Returns:
+        Pixels of x, int64, and their weights, float64: both (1, out) of mode nearest, (2, out) of mode linear.
+    """
+    places = [_at(p, size, out, scale, position) for position in range(out)]
+    both = range(2 if p.mode == "linear" else 1)
+    chosen = np.array([[min(max(_chosen(p, each) + i, 0), size - 1) for each in places] for i in both], np.int64)
+    return chosen, np.array([[float(_weight(p, each, i)) for each in places] for i in both])
+
+
 def _place(p: Workload, axis: int, position: int) -> Fraction:
     size, out = ((p.h, p.oh), (p.w, p.ow))[axis]
-    scale = Fraction(p.scale[axis]) if p.scale else Fraction(out, size)
-    half = Fraction(1, 2)
+    return _at(p, size, out, Fraction(p.scale[axis]) if p.scale else None, position)
+
+
+def _at(p: Workload, size: int, out: int, given: Fraction | None, position: int) -> Fraction:
+    """The coordinate in x of a position of y."""
+    scale, half = given or Fraction(out, size), Fraction(1, 2)
     if p.coordinates == "asymmetric":
         return position / scale
     if p.coordinates == "align_corners":
