@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
     "README.md", "docs/reliability.md", "docs/performance.md", "docs/kernels/conv2d.md", "docs/kernels/conv2d_halo.md",
-    "docs/kernels/dyn_strided_slice.md", "docs/kernels/selection.md", "docs/networks.md",
+    "docs/kernels/dyn_strided_slice.md", "docs/kernels/selection.md", "docs/networks.md", "docs/pytorch.md",
 )  # fmt: skip
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CUDNN = {"cuDNN NCHW": ("cudnn_nchw",), "cuDNN NHWC": ("cudnn_nhwc",)}  # heading -> times of which the shortest is shown
@@ -466,6 +466,23 @@ def torch_models(data: dict[str, Any]) -> str:
     return markdown(("model, us", *header), rows)
 
 
+def torch_training(data: dict[str, Any]) -> str:
+    """Training steps: plain ones, and replays of a CUDA graph. A time that was not measured is an empty cell."""
+    rows = []
+    for row in data["rows"]:
+        for way, end in (("plain steps", "_us"), ("CUDA graph", "_captured_us")):
+            peers = [row[f"{name}{end}"] for name in ("eager", "compile") if f"{name}{end}" in row]
+            times = [row.get(f"{name}{end}") for name in ("eager", "compile", "ours")]
+            rows.append(
+                (
+                    f"{row['case'].replace(':', ', batch ', 1).replace(':', ', ')}, {way}",
+                    *(f"{us / 1e3:.2f}" if us else "" for us in times),
+                    f"{min(peers) / times[-1]:.2f}" if peers and times[-1] else "",
+                )
+            )
+    return markdown(("training step, ms", "PyTorch", "torch.compile", "backend of ours", "ratio"), rows)
+
+
 def own_kernels(data: dict[str, Any]) -> str:
     """The examples of kernels of users: the author's choice, the tuned kernel, its share of the limit, peers."""
     rows = [
@@ -584,6 +601,7 @@ TABLES = {
     "networks_graphs": Table("networks_graphs_h200", "networks.py", networks_graphs),
     "networks_graphs_h100": Table("networks_graphs_h100", "networks.py", networks_graphs),
     "torch_models": Table("torch_models_h100", "torch_models.py", torch_models),
+    "torch_training": Table("torch_training_h100", "torch_training.py", torch_training),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
 }
