@@ -6,7 +6,8 @@
 A case is MODEL:BATCH:PRECISION and runs in a process of its own with its share of the time that is left. A step is forward
 pass, cross entropy, backward pass and SGD with momentum, in channels_last with cudnn.benchmark. amp is autocast to float16
 with a fixed scale of the loss (bfloat16 on a CPU), fp32 has no TF32. Every time is given twice: of plain steps, and of
-replays of a CUDA graph that holds the whole step. Stages, which run in this order:
+replays of a CUDA graph that holds the whole step. Python does not collect what compilers left while steps are timed.
+Stages, which run in this order:
 
 eager       PyTorch
 compile     torch.compile(model)
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -298,6 +300,9 @@ class Case:
 
     def _times(self, name: str, turn: stages.Turn) -> dict[str, Any]:
         step = self._step(name)
+        # Compilers and tuning leave a million objects, and looking through them takes Python longer than a launch.
+        gc.collect()
+        gc.freeze()
         runs = {"groups": 2, "calls": 2} if self.options.smoke else {"groups": 5, "calls": 3}
         found = {f"{name}_us": hot_us(step, self.device, **runs)}
         turn.tell(found)

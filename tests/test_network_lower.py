@@ -184,6 +184,19 @@ def resizes() -> Net:
     return net
 
 
+@pytest.mark.parametrize("scales, rounding", [([1, 1, 2, 3], "floor"), ([1, 1, 0.5, 0.4], "ceil")])
+def test_a_resize_of_opset_10_counts_from_the_corner(tmp_path: Path, scales: list[float], rounding: str) -> None:
+    """As ONNX Runtime computes it, and as opset 11 says it."""
+    old, new = Net(1, 2, 5, 7), Net(1, 2, 5, 7)
+    words = {"mode": "nearest", "nearest_mode": rounding, "coordinate_transformation_mode": "asymmetric"}
+    old.node("Resize", "x", old.weight("scales", 4, value=scales), mode="nearest")
+    new.node("Resize", "x", "", new.weight("scales", 4, value=scales), **words)
+    x = np.arange(70, dtype=np.float32).reshape(1, 2, 5, 7)
+    (wanted,) = ReferenceEvaluator(new.model(opset=13)).run(None, {"x": x})
+    network = lower(read_model(old.save(tmp_path, opset=10)))
+    np.testing.assert_array_equal(evaluate(network, {"x": x})[network.outputs[0]], wanted)
+
+
 FLOATS = [
     attention,
     resizes,

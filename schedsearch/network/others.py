@@ -89,8 +89,8 @@ def resize_words(node: ir.Node) -> dict[str, str] | str:
     """The parameters mode, coordinates and rounding of a Resize or Upsample, or why no operator computes it."""
     read = node.attributes
     mode = {"nearest": "nearest", "linear": "linear", "bilinear": "linear"}.get(found := read.get_string("mode", "nearest"))
-    upsample = node.op_type == "Upsample"
-    coordinates = "asymmetric" if upsample else read.get_string("coordinate_transformation_mode", "half_pixel")
+    old = _is_old(node)
+    coordinates = "asymmetric" if old else read.get_string("coordinate_transformation_mode", "half_pixel")
     wrong = [name for name in ("antialias", "exclude_outside") if read.get_int(name, 0)]
     if read.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
         wrong.append("keep_aspect_ratio_policy")
@@ -99,13 +99,24 @@ def resize_words(node: ir.Node) -> dict[str, str] | str:
         return f"{name_of(node)} is {got}; allowed: nearest or linear, {', '.join(_COORDINATES)}"
     words = {"mode": mode, "coordinates": coordinates}
     if mode == "nearest":
-        words["rounding"] = "floor" if upsample else read.get_string("nearest_mode", "round_prefer_floor")
+        words["rounding"] = read.get_string("nearest_mode", "round_prefer_floor")
+        if old:
+            scales = resize_scales(node)
+            if not isinstance(scales, list) or min(scales) < 1 < max(scales):
+                return f"{name_of(node)} enlarges one axis and shrinks another one; use Resize of opset 11"
+            words["rounding"] = "floor" if min(scales) >= 1 else "ceil"
     return words
+
+
+def _is_old(node: ir.Node) -> bool:
+    """Whether it is an Upsample, or a Resize of opset 10: these have no choice of coordinates. ONNX Runtime counts from the
+    corner, and takes the pixel before a coordinate, or after it where images become smaller."""
+    return node.op_type == "Upsample" or len(node.inputs) == 2
 
 
 def resize_scales(node: ir.Node) -> list[float] | str | None:
     """The scales of all four axes of an image; None where sizes are given, and the reason where no operator takes them."""
-    place = 1 if node.op_type == "Upsample" or len(node.inputs) == 2 else 2
+    place = 1 if _is_old(node) else 2
     scales = constant_input(node, place)
     if scales is None and is_given(node, place):
         return f"{name_of(node)} has scales that are computed; allowed: constants"
