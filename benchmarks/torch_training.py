@@ -6,8 +6,8 @@
 A case is MODEL:BATCH:PRECISION and runs in a process of its own with its share of the time that is left. A step is forward
 pass, cross entropy, backward pass and SGD with momentum, in channels_last with cudnn.benchmark. amp is autocast to float16
 with a fixed scale of the loss (bfloat16 on a CPU), fp32 has no TF32. Every time is given twice: of plain steps, and of
-replays of a CUDA graph that holds the whole step. Python does not collect what compilers left while steps are timed.
-Stages, which run in this order:
+replays of a CUDA graph that holds the whole step. Plain steps take the host's time: each stage takes it again, in turns, for
+all that its process has compiled. Python does not collect what compilers left meanwhile. Stages, which run in this order:
 
 eager       PyTorch
 compile     torch.compile(model)
@@ -298,13 +298,21 @@ class Case:
             losses.append(step().clone())
         return [float(each) for each in torch.stack(losses)]
 
+    def _plain_us(self, groups: int, calls: int) -> dict[str, Any]:
+        """Times of plain steps in turns, of all that were compiled so far: the host is not always equally fast."""
+        times: dict[str, list[float]] = {name: [] for name in self._steps}
+        for _ in range(groups):
+            for name, step in self._steps.items():
+                times[name].append(hot_us(step, self.device, groups=1, calls=calls))
+        return {f"{name}_us": statistics.median(found) for name, found in times.items()}
+
     def _times(self, name: str, turn: stages.Turn) -> dict[str, Any]:
         step = self._step(name)
         # Compilers and tuning leave a million objects, and looking through them takes Python longer than a launch.
         gc.collect()
         gc.freeze()
         runs = {"groups": 2, "calls": 2} if self.options.smoke else {"groups": 5, "calls": 3}
-        found = {f"{name}_us": hot_us(step, self.device, **runs)}
+        found = self._plain_us(runs["groups"], runs["calls"])
         turn.tell(found)
         found[f"{name}_captured_us"] = hot_us(captured(step, self.device), self.device, **runs)
         return found
