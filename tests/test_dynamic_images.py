@@ -185,13 +185,28 @@ def test_sizes_decide_whether_images_fit_each_other(device: Device) -> None:
     agrees(device, unet(), SIZES, *images((3, 3, 18, 14), (1, 3, 6, 8), (2, 3, 10, 6)))
     with DynamicNet(read_graph(unet(), SIZES).program(), device, artifact) as net:
         message = (
-            r"both: x0 and x1: the extents do not fit each other; allowed: sizes for which they do; got a=\[2, 6, 8, 4\]"
+            r"both: x0 and x1: the extents do not fit one another; allowed: sizes for which they do; got a=\[2, 6, 8, 4\]"
         )
         with pytest.raises(SizeError, match=message):
             net(random(2, 3, 7, 8))
-        with pytest.raises(SizeError, match="do not fit each other"):
+        with pytest.raises(SizeError, match="do not fit one another"):
             net.bind(random(2, 3, 7, 8))
         assert net(random(2, 3, 8, 8)).shape == (2, 4, 8, 8)
+
+
+def test_an_image_of_fixed_size_meets_one_of_any_size_only_where_it_has_that_size(device: Device) -> None:
+    inputs: dict[str, list[Any]] = {"x": ["n", 3, "h", "w"], "z": [2, 3, 9, "w"]}
+    model = network([node("Relu", "x", "r"), node("Concat", "r z", "y", axis=1)], inputs=inputs)
+    x, z = random(2, 3, 9, 8), random(2, 3, 9, 8)
+    agrees(device, model, SIZES, {"x": x, "z": z})
+    with (
+        DynamicNet(read_graph(model, SIZES).program(), device, artifact) as net,
+        pytest.raises(SizeError, match="do not fit one another"),
+    ):
+        net(random(2, 3, 8, 8), z)
+    message = re.escape("[3, 3, 18, 14] and [2, 3, 9, 14], do not fit one another")
+    with pytest.raises(ModelError, match=f"Add: make y .the largest sizes of its arguments, {message}"):
+        read_graph(network([node("Relu", "x", "r"), node("Add", "r z", "y")], inputs=inputs), SIZES)
 
 
 def test_an_exact_run_knows_all_sizes_beforehand() -> None:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from schedsearch.dynamic.follow import FOLLOWS, Along
+from schedsearch.dynamic.follow import FOLLOWS, Along, Follows
 from schedsearch.errors import UsageError
 from schedsearch.ops.bounded import DYNAMIC
 from schedsearch.ops.dependence import EXTENTS, Dependence, ShapeFunction
@@ -173,40 +173,41 @@ def followed(call: str, workload: Workload, dims: Dims, meetings: list[Meeting])
     arguments = [argument.name for argument in workload.signature]
     taken = [argument for argument in dims if f"{argument}{EXTENTS}" in arguments]
     counts_first = workload.definition.parameters().get("dynamic") is DYNAMIC
-    follows = FOLLOWS.get(workload.op)
-    first: str | None = None
-    found: dict[int, Dim] = {}  # axis of y -> its extent
-    for argument in dims:
-        if argument in taken and counts_first and _unknown(dims[argument][1:]):
+    follows = FOLLOWS.get(workload.op) if not taken else None
+    joined: dict[str, Follows] = {}  # arguments whose extents y follows
+    for argument, extents in dims.items():
+        if argument in taken and not (counts_first and _unknown(extents[1:])):
+            continue
+        if any(extents[0] is dims[each][0] for each in taken) and not _unknown(extents[1:]):
+            continue  # its rows are read with those of an array whose rows the kernel counts
+        axes = follows(workload, argument) if follows is not None else {}
+        if any(isinstance(extent, Unknown) and axis not in axes for axis, extent in enumerate(extents)):
             raise _fixed(call, workload, argument, dims)
-        if argument in taken or not _unknown(dims[argument]):
-            continue
-        alike = any(dims[argument][0] is dims[each][0] for each in taken) and not _unknown(dims[argument][1:])
-        if alike:
-            continue
-        axes = follows(workload, argument) if follows is not None and (alike or not taken) else {}
-        apart: dict[int, int] = {}  # axis of the argument -> axis of y, where another argument has another extent
-        for axis, extent in enumerate(dims[argument]):
-            if not isinstance(extent, Unknown):
-                continue
-            if axis not in axes:
-                raise _fixed(call, workload, argument, dims)
-            followed = axes[axis].of(extent)
-            if found.setdefault(axes[axis].axis, followed) is followed:
-                continue
-            if first is None or not _chosen(dims[first], dims[argument]):
-                raise _fixed(call, workload, argument, dims)
-            apart[axis] = axes[axis].axis
-        first = first or argument
-        if apart:
-            to_first = {along.axis: (mine, along) for mine, along in follows(workload, first).items()}  # type: ignore[misc]
-            lines = ((to_first[to][0], to_first[to][1]._replace(axis=axis)) for axis, to in apart.items())
-            meetings.append(Meeting(first, argument, tuple(lines)))
-    if first is None or follows is None:
+        if axes:
+            joined[argument] = axes
+    first = next((argument for argument in joined if _unknown(dims[argument])), None)
+    if first is None:
         return None
     if first not in _NAMES:
         raise _fixed(call, workload, first, dims)
-    return _function(workload, dims, first, follows(workload, first))
+    for other in joined:
+        if (apart := _apart(dims, joined, first, other)) and not _chosen(dims[first], dims[other]):
+            raise _fixed(call, workload, other, dims)
+        if apart:
+            meetings.append(Meeting(first, other, apart))
+    return _function(workload, dims, first, joined[first])
+
+
+def _apart(dims: Dims, joined: Mapping[str, Follows], first: str, other: str) -> tuple[tuple[int, Along], ...]:
+    """Along which axes two arguments may give y different extents: axes of the first, and what the other's have to be."""
+    to = {along.axis: (axis, along) for axis, along in joined[first].items()}
+    found = []
+    for axis, along in joined[other].items():
+        mine, of_first = to.get(along.axis, (-1, along))
+        one, two = (line.of(dims[name][place]) for line, name, place in ((of_first, first, mine), (along, other, axis)))
+        if mine >= 0 and one is not two and (isinstance(one, Unknown) or isinstance(two, Unknown)):
+            found.append((mine, of_first._replace(axis=axis)))
+    return tuple(found)
 
 
 def traced(name: str, op: str, function: ShapeFunction, dims: Dims, elements: Dims, bound: Sequence[int]) -> tuple[Dim, ...]:

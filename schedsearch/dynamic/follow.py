@@ -26,7 +26,7 @@ class Along(NamedTuple):
     plus: int = 0
     over: int = 1
 
-    def of(self, extent: Unknown) -> Any:
+    def of(self, extent: int | Unknown) -> Any:
         return (extent * self.times + self.plus) // self.over
 
 

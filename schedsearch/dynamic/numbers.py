@@ -268,7 +268,7 @@ def _agreeing(
                 return 1
         return 0
 
-    message = "the extents do not fit each other; allowed: sizes for which they do"
+    message = "the extents do not fit one another; allowed: sizes for which they do"
     return ShapeFunction(dict.fromkeys("ab", Dependence.SHAPE), extent, problem, (message,))
 
 

@@ -56,11 +56,8 @@ def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int
 
 
 def _but_the_first(axes: set[int]) -> str:
-    return f"it takes an unknown extent of axis 0 only, and {_named(axes - {0})} is known at run time only" if axes else ""
-
-
-def _named(axes: set[int]) -> str:
-    return "that of axis " + " and ".join(map(str, sorted(axes)))
+    later = " and ".join(map(str, sorted(axes - {0})))
+    return f"only the extent of its axis 0 may be known at run time only; here it is that of axis {later}" if later else ""
 
 
 def _of_images(node: ir.Node, axes: set[int], rank: int | None) -> set[int] | str:
@@ -100,6 +97,10 @@ def _of_elements(unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
     ranks = {value: None if value.shape is None else len(value.shape) for value in unknown}
     if None in ranks.values():
         return ""
+    bounds = [tuple(value.shape) for value in unknown if value.shape is not None]
+    for back in range(1, max(map(len, bounds)) + 1):
+        if len({bound[-back] for bound in bounds if len(bound) >= back} - {1}) > 1:
+            return f"the largest sizes of its arguments, {' and '.join(map(str, map(list, bounds)))}, do not fit one another"
     most = max(rank for rank in ranks.values() if rank is not None)
     return {axis + most - (ranks[value] or 0) for value, axes in unknown.items() for axis in axes}
 
