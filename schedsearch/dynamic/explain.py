@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedsearch.dynamic.program import Call, Program
-from schedsearch.ops.dependence import Dependence
+from schedsearch.ops.dependence import EXTENTS, Dependence
 
 _WORD = 8
 
@@ -46,6 +46,8 @@ def _needs(call: Call) -> str:
     for function in call.shape_functions.values():
         for argument in function.inputs:
             found[function.needs[argument]][call.inputs[argument]] = None
+    read = {spec.name for spec in call.workload.signature}
+    found[Dependence.SHAPE] |= {name: None for argument, name in call.inputs.items() if f"{argument}{EXTENTS}" in read}
     texts = [
         f"the {'shape' if need is Dependence.SHAPE else 'values'} of {', '.join(names)}"
         for need, names in found.items()
