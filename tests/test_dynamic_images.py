@@ -135,9 +135,23 @@ def test_pixels_become_channels_of_larger_images(device: Device) -> None:
     agrees(device, network(nodes, weights), SIZES, *images(*SHAPES))
 
 
-def test_averages_count_padding_or_have_none(device: Device) -> None:
+@pytest.mark.long
+def test_transposed_convolutions_of_whole_blocks(device: Device) -> None:
+    """As U-Nets enlarge images."""
+    weights = {"a": random(3, 4, 2, 2), "b": random(4, 2, 4, 4), "c": random(2, 2, 3, 3)}
     nodes = [
-        node("AveragePool", "x", "a", kernel_shape=[3, 3], pads=[1] * 4, count_include_pad=1),
+        node("ConvTranspose", "x a", "d", strides=[2, 2]),
+        node("Relu", "d", "r"),
+        node("ConvTranspose", "r b", "e", strides=[2, 2], pads=[1] * 4),
+        node("ConvTranspose", "e c", "y", strides=[2, 2], pads=[1] * 4, output_padding=[1, 1]),
+    ]
+    agrees(device, network(nodes, weights), SIZES, *images(*SHAPES))
+
+
+def test_pools_end_where_an_image_ends(device: Device) -> None:
+    nodes = [
+        node("MaxPool", "x", "m", kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 0], ceil_mode=1),
+        node("AveragePool", "m", "a", kernel_shape=[3, 3], pads=[1] * 4, count_include_pad=1),
         node("AveragePool", "a", "y", kernel_shape=[2, 3], strides=[2, 1]),
     ]
     agrees(device, network(nodes), SIZES, *images(*SHAPES))
@@ -226,16 +240,17 @@ def test_a_size_too_small_for_a_window_is_an_error(device: Device) -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (node("MaxPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1), "ceil_mode depends on height and width"),
+    (node("MaxPool", "x", "y", kernel_shape=[1, 1], strides=[2, 2], ceil_mode=1), "ceil_mode depends on height and width"),
     (node("AveragePool", "x", "y", kernel_shape=[3, 3], pads=[1] * 4), "set count_include_pad"),
     (node("Conv", "x a", "y", auto_pad="SAME_UPPER", strides=[2, 2]), "auto_pad SAME_UPPER with strides depends on"),
+    (node("ConvTranspose", "x b", "y", strides=[2, 2]), "allowed: pads and output_padding that give whole blocks"),
 ]
 
 
 @pytest.mark.parametrize(("refused", "reason"), REFUSED, ids=[each.op_type for each, _ in REFUSED])
 def test_what_depends_on_height_and_width_otherwise_is_refused_with_a_reason(refused: Any, reason: str) -> None:
     with pytest.raises(ModelError, match=f"{refused.op_type}: make y .*{reason}"):
-        read_graph(network([refused], {"a": random(4, 3, 3, 3)}), SIZES)
+        read_graph(network([refused], {"a": random(4, 3, 3, 3), "b": random(3, 4, 3, 3)}), SIZES)
 
 
 @given(st.integers(-9, 40), st.lists(st.tuples(st.sampled_from("+*/"), st.integers(1, 6), st.booleans()), max_size=6))

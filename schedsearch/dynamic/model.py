@@ -84,10 +84,28 @@ def _prepared(model: ir.Model) -> ir.Model:
     model.graph.sort()
     used: set[str] = set()
     for node in model.graph:
+        _pad_for_ceil_mode(node)
         name = node.name or f"{node.op_type} {node.outputs[0].name}"
         node.name = next(each for each in (name, *(f"{name}.{n}" for n in range(2, len(used) + 3))) if each not in used)
         used.add(node.name)
     return model
+
+
+def _pad_for_ceil_mode(node: ir.Node) -> None:
+    """Writes ceil_mode of a maximum as padding, which does not depend on the image, if no window can begin behind it."""
+    import onnx_ir as ir
+
+    read = node.attributes
+    if node.op_type != "MaxPool" or not read.get_int("ceil_mode", 0) or read.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return
+    kernel = read.get_ints("kernel_shape", ())
+    rank = len(kernel)
+    strides, dilations = (read.get_ints(name, (1,) * rank) for name in ("strides", "dilations"))
+    before, after = (read.get_ints("pads", (0,) * 2 * rank)[half : half + rank] for half in (0, rank))
+    reaches = [(taps - 1) * dilation + 1 for taps, dilation in zip(kernel, dilations)]
+    if all(pad + stride <= reach for pad, stride, reach in zip(after, strides, reaches)):
+        after = [pad + stride - 1 for pad, stride in zip(after, strides)]
+        read["pads"], read["ceil_mode"] = ir.AttrInt64s("pads", [*before, *after]), ir.AttrInt64("ceil_mode", 0)
 
 
 def _without_operator(what: str, reasons: Mapping[ir.Node, str]) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _IMAGES = ("Conv", "MaxPool", "AveragePool", "Resize", "Upsample", "DepthToSpace")
-_ONLY_ROWS = ("ConvTranspose", "GlobalAveragePool", "GlobalMaxPool", "SpaceToDepth", "LayerNormalization")
+_ONLY_ROWS = ("GlobalAveragePool", "GlobalMaxPool", "SpaceToDepth", "LayerNormalization")
 
 
 def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
@@ -36,6 +36,8 @@ def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int
         return _of_concat(node, unknown) if node.op_type == "Concat" else ""
     if node.op_type in _ONLY_ROWS:
         return axes if axes <= {0} else _but_the_first(axes)
+    if node.op_type == "ConvTranspose":
+        return axes if axes <= {0} else _of_transposed(node, axes, rank)
     if node.op_type in _IMAGES:
         return axes if axes <= {0} else _of_images(node, axes, rank)
     if node.op_type in ("Gemm", "MatMul"):
@@ -90,6 +92,22 @@ def _enlarges(node: ir.Node) -> bool:
 def computes_its_size(node: ir.Node) -> bool:
     """Whether the node has inputs, other than the first, that decide the size of its result and are computed."""
     return node.op_type in RESIZES and any(each is not None and constant_of(each) is None for each in node.inputs[1:])
+
+
+def _of_transposed(node: ir.Node, axes: set[int], rank: int | None) -> set[int] | str:
+    """A transposed convolution that is a convolution of whole blocks of pixels: `network.rewrites` makes that of it."""
+    weight, read = node.inputs[1], node.attributes
+    if rank != 4 or 1 in axes or weight is None or weight.shape is None or "output_shape" in read:
+        return "it takes images of an unknown batch, height and width, and a constant weight, without output_shape"
+    for axis in (0, 1):
+        pads, stride = read.get_ints("pads", (0, 0, 0, 0)), read.get_ints("strides", (1, 1))[axis]
+        reach = (int(weight.shape[2 + axis]) - 1) * read.get_ints("dilations", (1, 1))[axis] + 1
+        more = reach - pads[axis] - pads[2 + axis] + read.get_ints("output_padding", (0, 0))[axis]
+        if more % stride:
+            return (
+                f"its result ends within a block of {stride} pixels; allowed: pads and output_padding that give whole blocks"
+            )
+    return axes
 
 
 def _of_elements(unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
