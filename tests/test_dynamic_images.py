@@ -136,6 +136,22 @@ def test_pixels_become_channels_of_larger_images(device: Device) -> None:
 
 
 @pytest.mark.long
+def test_channels_are_normalised_and_split_in_each_pixel(device: Device) -> None:
+    nodes = [
+        node("Conv", "x a", "c", pads=[1] * 4),
+        node("Transpose", "c", "t", perm=[0, 2, 3, 1]),
+        node("LayerNormalization", "t scale", "l", axis=-1),
+        node("Transpose", "l", "u", perm=[0, 3, 1, 2]),
+        helper.make_node("Split", ["u", "parts"], ["one", "two"], "split", axis=1),
+        node("MaxPool", "two", "y", kernel_shape=[3, 3], pads=[1] * 4),
+        node("Squeeze", "one axes", "z"),
+    ]
+    weights = {"a": random(4, 3, 3, 3), "scale": np.full(4, 1.5, np.float32)}
+    weights |= {"parts": np.array([1, 3]), "axes": np.array([1])}
+    agrees(device, network(nodes, weights, outputs=("y", "z")), SIZES, *images(*SHAPES))
+
+
+@pytest.mark.long
 def test_transposed_convolutions_of_whole_blocks(device: Device) -> None:
     """As U-Nets enlarge images."""
     weights = {"a": random(3, 4, 2, 2), "b": random(4, 2, 4, 4), "c": random(2, 2, 3, 3)}

@@ -134,7 +134,16 @@ def _along(workload: Workload, argument: str) -> Follows:
 
 
 def _rows_of_norms(workload: Workload, argument: str) -> Follows:
-    return _same((0,)) if argument == "x" and len(workload.outputs[0].shape) > 1 else {}
+    """Axes before those of a row."""
+    p = workload.params
+    return _same(range(p["axis"] % len(p["x"]))) if argument == "x" else {}
+
+
+def _whole(workload: Workload, argument: str) -> Follows:
+    """Axes of which a slice takes all."""
+    x, y = workload.signature[0].shape, workload.outputs[0].shape
+    strides = workload.params["strides"]
+    return _same(axis for axis, stride in enumerate(strides) if stride == 1 and x[axis] == y[axis])
 
 
 def _layouts(workload: Workload, argument: str) -> Follows:
@@ -154,6 +163,7 @@ FOLLOWS: Mapping[str, Callable[[Workload, str], Follows]] = {
     "depth_to_space": _images,
     "space_to_depth": _rows,
     "layout_transform": _layouts,
+    "strided_slice": _whole,
     "softmax": _along,
     "concat": _along,
     "layer_norm": _rows_of_norms,

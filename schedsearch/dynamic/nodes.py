@@ -12,6 +12,7 @@ from schedsearch.dynamic.dims import Unknown, must_read_x, traced
 from schedsearch.dynamic.graph import DynamicGraph
 from schedsearch.dynamic.image_nodes import MEANS, global_pool, resize
 from schedsearch.dynamic.numbers import Range, Row
+from schedsearch.dynamic.program import axes_of_view
 from schedsearch.dynamic.rows import Rows
 from schedsearch.network.chain import Chain
 from schedsearch.network.facts import constant_input, constant_of, inputs_of, is_given, name_of
@@ -169,8 +170,8 @@ class Nodes:
         to = tuple(to) or (1,)
         if to == self.shape(name):
             return name
-        unknown = {axis for axis, dim in enumerate(self.graph.dims(name)) if isinstance(dim, Unknown)}
-        if (unknown and (unknown != {0} or to[0] != self.shape(name)[0])) or self.graph.bound(name).numbers:
+        unknown = [isinstance(dim, Unknown) for dim in self.graph.dims(name)]
+        if (any(unknown) and axes_of_view(self.shape(name), to, unknown) is None) or self.graph.bound(name).numbers:
             return None
         return self.graph.view(name, to)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _IMAGES = ("Conv", "MaxPool", "AveragePool", "Resize", "Upsample", "DepthToSpace")
-_ONLY_ROWS = ("GlobalAveragePool", "GlobalMaxPool", "SpaceToDepth", "LayerNormalization")
+_ONLY_ROWS = ("GlobalAveragePool", "GlobalMaxPool", "SpaceToDepth")
 
 
 def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
@@ -46,6 +46,12 @@ def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int
         return axes if is_matrix and axes <= {0} else _but_the_first(axes - {0})
     if rank is None:
         return ""
+    if node.op_type in ("LayerNormalization", "RMSNormalization"):
+        first = node.attributes.get_int("axis", -1) % rank
+        return axes if max(axes, default=-1) < first else "extents of the rows that it normalises are known at run time only"
+    if node.op_type == "Split":
+        axis = node.attributes.get_int("axis", 0) % rank
+        return axes if axis not in axes else f"the extent of axis {axis}, which it splits, is known at run time only"
     if node.op_type == "Softmax":
         axis = node.attributes.get_int("axis", -1) % rank
         return axes if axis not in axes else f"the extent of axis {axis}, along which it sums, is known at run time only"
