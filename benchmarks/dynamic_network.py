@@ -100,7 +100,7 @@ class Case:
         }  # fmt: skip
 
     def at_sizes(self, turn: stages.Turn) -> dict[str, Any]:
-        with schedsearch.load(self.file) as net:
+        with self._table() as net:
             assert isinstance(net, SizedNet) and isinstance(net.parts, StoredParts)
             for n in self.sizes:
                 turn.tell({f"table_{n}_us": self._time(net.at(n), self._input(n))})
@@ -108,7 +108,7 @@ class Case:
 
     def alone(self, turn: stages.Turn) -> dict[str, Any]:
         ends = time.monotonic() + turn.share_s
-        with schedsearch.load(self.file) as table:
+        with self._table() as table:
             for place, n in enumerate(self.sizes):
                 share_s = (ends - time.monotonic()) / (len(self.sizes) - place)
                 tune_s = min(self.options.tune / len(self.sizes), TUNED * share_s)
@@ -120,6 +120,11 @@ class Case:
                     error = float((ours - theirs).abs().max() / theirs.abs().max())
                 turn.tell({**found, f"difference_{n}": error})
         return {}
+
+    def _table(self) -> Any:
+        if not self.file.exists():
+            raise RuntimeError(f"there is no {self.file.name}: the stage build did not end; give it more time by --limit")
+        return schedsearch.load(self.file)
 
     def _input(self, n: int) -> torch.Tensor:
         side = 64 if self.options.smoke else 224
