@@ -43,7 +43,7 @@ def global_pool(nodes: Nodes, node: ir.Node) -> list[str] | None:
         n, c, *_ = nodes.shape(array)
         filled = nodes.graph.filled(array, (2, 3), "lowest" if mode == "max" else "zero", source=source)
         params = {"n": n, "c": c, "h": height, "w": width, "r": height, "s": width, "mode": mode, "layout": "NCHW"}
-        return nodes.call(node, Workload("pool2d", params | {"dtype": nodes.dtype(x)}), [filled])[0]
+        return nodes.call(node, Workload("pool2d", params | {"dtype": nodes.dtype(array)}), [filled])[0]
 
     y = pooled(x)
     if mode == "average":
@@ -52,12 +52,9 @@ def global_pool(nodes: Nodes, node: ir.Node) -> list[str] | None:
         one = graph.constant(unused("one"), np.ones(1, np.float32))
         ones = {"x": (1,), "bound": (height, width), "entries": 2, "dtype": "float32"}
         pixels = graph.view(nodes.call(node, Workload("expand", ones), [one, extents])[0], (1, 1, height, width))
-        share = graph.filled(pixels, (2, 3), source=source)
-        share_params = {"n": 1, "c": 1, "h": height, "w": width, "r": height, "s": width, "mode": mode, "layout": "NCHW"}
-        (share,) = nodes.call(node, Workload("pool2d", share_params | {"dtype": "float32"}), [share])
         inputs = [["a", nodes.dtype(x), nodes.shape(y)], ["b", "float32", (1, 1, 1, 1)]]
         quotient = {"y": nodes.shape(y), "expression": "a / b", "inputs": inputs, "dtype": nodes.dtype(x)}
-        (y,) = nodes.call(node, Workload("elementwise", quotient), [y, share])
+        (y,) = nodes.call(node, Workload("elementwise", quotient), [y, pooled(pixels)])
     keeps = node.op_type != "ReduceMean" or node.attributes.get_int("keepdims", 1)
     return [y if keeps else nodes.seen(y, shape[:2])]
 
