@@ -26,8 +26,10 @@ MEANS = {"GlobalAveragePool": "average", "GlobalMaxPool": "max", "ReduceMean": "
 
 
 def global_pool(nodes: Nodes, node: ir.Node) -> list[str] | None:
-    """Of images of open height and width: over images that are filled up to their bound. A mean of these is divided by the
-    mean of as many ones. None if it is no such pool."""
+    """The global pool of images of open height and width, filled up to their bound; None if the node is something else.
+
+    Zeros lower the mean to a share of it, which is that of the pixels in use: it is divided by this share.
+    """
     (x,) = nodes.taken(node, 1)
     shape = nodes.shape(x)
     if len(shape) != 4 or not any(isinstance(dim, Unknown) for dim in nodes.graph.dims(x)[2:]):
