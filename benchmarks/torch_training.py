@@ -13,12 +13,16 @@ eager       PyTorch
 compile     torch.compile(model)
 ours        torch.compile(model, backend="schedsearch"), depthwise convolutions tuned for --tune seconds before
 recorded    the same without tuning, by what is recorded then, if the stage before was ended or failed
+graphs      torch.compile(model, mode="reduce-overhead"): forward and backward pass are CUDA graphs; plain steps only
+ours_graphs torch.compile(model, backend="schedsearch", options={"mode": "reduce-overhead"}), by what is recorded then
 autotune    torch.compile(model, mode="max-autotune-no-cudagraphs")
-loss        the loss over --steps steps on the same synthetic data from the same weights: PyTorch, compiled PyTorch, ours
+loss        the loss over --steps steps on the same synthetic data from the same weights: PyTorch, compiled PyTorch, ours;
+            --repeats times, each with another order of the data
 
 The share of depthwise is the sum over the layers of their forward and backward pass, each measured alone, over the captured
-step: before with PyTorch's layers and its best step, after with those of ours that serve. The loss of compiled PyTorch
-shows how far two correct runs part by rounding alone.
+step: before with PyTorch's layers and its best step, after with those of ours that serve. How far a loss is from PyTorch's
+in the end is given as the mean over the repeats with its standard error. Compiled PyTorch shows how far two correct runs
+part by rounding alone.
 
 Each stage has a share of its case's time, of which tuning may take three tenths. What it finds is printed and written at
 once. Standard error tells what is being done.
@@ -50,7 +54,8 @@ from schedsearch.torch.backend import schedsearch as backend
 MODELS = ("mobilenet_v1", "mobilenet_v2", "dilated")
 CASES = tuple(f"{name}:{batch}:{kind}" for name in MODELS for batch in (32, 128) for kind in ("fp32", "amp"))
 # With their shares of a case's time.
-STAGES = {"eager": 1.0, "compile": 4.0, "ours": 6.0, "recorded": 3.0, "autotune": 4.0, "loss": 2.0}
+STAGES = {"eager": 2.0, "compile": 4.0, "ours": 6.0, "recorded": 3.0, "graphs": 2.0, "ours_graphs": 2.0}
+STAGES |= {"autotune": 4.0, "loss": 2.0}
 TUNED = 0.3  # of a stage's share that tuning may take
 BATCHES = 8  # that steps take in turns
 LOSS_SCALE = 128.0
@@ -168,6 +173,7 @@ class Step:
 
     def __call__(self) -> torch.Tensor:
         case = self._case
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(case.device, case.autocast, enabled=case.amp):
             loss = functional.cross_entropy(self._call(self.x).float(), self.labels)
         scale = LOSS_SCALE if case.amp else 1.0
@@ -231,6 +237,13 @@ class Case:
     def compile(self, turn: stages.Turn) -> dict[str, Any]:
         return self._times("compile", turn)
 
+    def graphs(self, turn: stages.Turn) -> dict[str, Any]:
+        return self._times("graphs", turn, capture=False)
+
+    def ours_graphs(self, turn: stages.Turn) -> dict[str, Any]:
+        self.tune_s = 0.0
+        return self._times("ours_graphs", turn, capture=False)
+
     def autotune(self, turn: stages.Turn) -> dict[str, Any]:
         return self._times("autotune", turn)
 
@@ -262,8 +275,12 @@ class Case:
             return torch.compile(model)
         if name == "autotune":
             return torch.compile(model, mode="max-autotune-no-cudagraphs")
+        if name == "graphs":
+            return torch.compile(model, mode="reduce-overhead")
+        mode = "reduce-overhead" if name == "ours_graphs" else "default"
         tunes = {"tune": self.tune_s > 0, "tune_s": self.tune_s or 1.0, "trials": self.options.trials}
-        return torch.compile(model, backend=backend, options={"db": self.options.db, "report": self.reports.append, **tunes})
+        options = {"db": self.options.db, "report": self.reports.append, "mode": mode, **tunes}
+        return torch.compile(model, backend=backend, options=options)
 
     def _step(self, name: str) -> Step:
         """The step of a way to compile the model, which has run once."""
@@ -277,26 +294,29 @@ class Case:
 
     def loss(self, turn: stages.Turn) -> dict[str, Any]:
         self.tune_s = 0.0  # a new process has its records
-        found: dict[str, Any] = {"loss_steps": self.options.steps}
-        curves: dict[str, list[float]] = {}
+        found: dict[str, Any] = {"loss_steps": self.options.steps, "losses": {}, "loss_end": {}}
         for name in ("eager", "ours", "compile"):
-            curves[name] = self._curve(name)
-            ends = {each: statistics.fmean(curve[-LAST:]) for each, curve in curves.items()}
-            found |= {"loss_first": curves["eager"][0], "losses": curves, "loss_end": ends}
-            if name != "eager":
-                apart = [abs(one - other) for one, other in zip(curves[name], curves["eager"])]
-                found[f"loss_apart_{name}"] = {"largest": max(apart), "mean_at_end": abs(ends[name] - ends["eager"])}
+            curves = [self._curve(name, repeat) for repeat in range(self.options.repeats)]
+            ends = [statistics.fmean(curve[-LAST:]) for curve in curves]
+            found["losses"][name], found["loss_end"][name] = curves, ends
+            if name == "eager":
+                found["loss_first"] = statistics.fmean(curve[0] for curve in curves)
+            else:
+                apart = [one - other for one, other in zip(ends, found["loss_end"]["eager"])]
+                error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else None
+                found[f"loss_apart_{name}"] = {"mean": statistics.fmean(apart), "standard_error": error}
             turn.tell({key: value for key, value in found.items() if key != "losses"})
         return found
 
-    def _curve(self, name: str) -> list[float]:
+    def _curve(self, name: str, first: int) -> list[float]:
+        """The losses of a training from the model's weights that begins with batch `first`."""
         step = self._step(name)
         step.reset(self.model.state_dict(), lr=0.02)
         losses = []
         for number in range(self.options.steps):
-            step.load(number)
+            step.load(first + number)
             losses.append(step().clone())
-        return [float(each) for each in torch.stack(losses)]
+        return [round(each, 4) for each in torch.stack(losses).tolist()]
 
     def _plain_us(self, groups: int, calls: int) -> dict[str, Any]:
         """Times of plain steps in turns, of all that were compiled so far: the host is not always equally fast."""
@@ -306,7 +326,7 @@ class Case:
                 times[name].append(hot_us(step, self.device, groups=1, calls=calls))
         return {f"{name}_us": statistics.median(found) for name, found in times.items()}
 
-    def _times(self, name: str, turn: stages.Turn) -> dict[str, Any]:
+    def _times(self, name: str, turn: stages.Turn, *, capture: bool = True) -> dict[str, Any]:
         step = self._step(name)
         # Compilers and tuning leave a million objects, and looking through them takes Python longer than a launch.
         gc.collect()
@@ -314,7 +334,8 @@ class Case:
         runs = {"groups": 2, "calls": 2} if self.options.smoke else {"groups": 5, "calls": 3}
         found = self._plain_us(runs["groups"], runs["calls"])
         turn.tell(found)
-        found[f"{name}_captured_us"] = hot_us(captured(step, self.device), self.device, **runs)
+        if capture:
+            found[f"{name}_captured_us"] = hot_us(captured(step, self.device), self.device, **runs)
         return found
 
 
@@ -330,7 +351,7 @@ def show(row: dict[str, Any]) -> None:
     times = [f"{key.removesuffix('_us')} {row[key] / 1e3:.2f}" for key in row if key.endswith("_us")]
     print(f"{row['case']:<26}" + "  ".join(times) + " ms", flush=True)
     if "loss_end" in row:
-        ends = "  ".join(f"{name} {loss:.4f}" for name, loss in row["loss_end"].items())
+        ends = "  ".join(f"{name} {statistics.fmean(losses):.4f}" for name, losses in row["loss_end"].items())
         print(f"   loss {row['loss_first']:.4f} -> {ends}", flush=True)
 
 
@@ -340,9 +361,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for suffix in ("us", "captured_us"):
         ratios = {}
         for row in rows:
-            theirs = [row[key] for name in ("eager", "compile", "autotune") if (key := f"{name}_{suffix}") in row]
-            if theirs and f"ours_{suffix}" in row:
-                ratios[row["case"]] = min(theirs) / row[f"ours_{suffix}"]
+            ways = ("eager", "compile", "graphs", "autotune"), ("ours", "ours_graphs")
+            theirs, ours = ([row[key] for name in names if (key := f"{name}_{suffix}") in row] for names in ways)
+            if theirs and ours:
+                ratios[row["case"]] = min(theirs) / min(ours)
         if ratios:
             name = "plain" if suffix == "us" else "captured"
             found[name] = {**ratios, "geometric mean": common.geometric_mean(list(ratios.values()))}
@@ -355,6 +377,7 @@ def main() -> None:
     parser.add_argument("--tune", type=float, default=60.0, help="seconds for a model, at most 0.3 of its stage; 0: none")
     parser.add_argument("--trials", type=int, default=24, help="for each layer and direction")
     parser.add_argument("--steps", type=int, default=200, help="of the stage loss")
+    parser.add_argument("--repeats", type=int, default=5, help="of the stage loss")
     options = parser.parse_args()
     facts = {"torch": torch.__version__}
     stages.run_cases(options, lambda *case: Case(*case).stages(), STAGES, describe, show, summary, facts)
