@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import common
@@ -30,6 +30,10 @@ PAGES = (
     "docs/kernels/dyn_strided_slice.md", "docs/kernels/selection.md", "docs/networks.md", "docs/pytorch.md",
 )  # fmt: skip
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TRAINED = {
+    "eager": "PyTorch", "compile": "torch.compile", "graphs": "its reduce-overhead", "ours": "backend of ours",
+    "ours_graphs": "ours, reduce-overhead",
+}  # fmt: skip
 CUDNN = {"cuDNN NCHW": ("cudnn_nchw",), "cuDNN NHWC": ("cudnn_nhwc",)}  # heading -> times of which the shortest is shown
 _MACHINE_OPTIONS = r" --(db|out) \S+"  # where a run kept its files says nothing to a reader
 
@@ -470,17 +474,40 @@ def torch_training(data: dict[str, Any]) -> str:
     """Training steps: plain ones, and replays of a CUDA graph. A time that was not measured is an empty cell."""
     rows = []
     for row in data["rows"]:
-        for way, end in (("plain steps", "_us"), ("CUDA graph", "_captured_us")):
-            peers = [row[f"{name}{end}"] for name in ("eager", "compile") if f"{name}{end}" in row]
-            times = [row.get(f"{name}{end}") for name in ("eager", "compile", "ours")]
+        for way, end in (("plain", "_us"), ("captured", "_captured_us")):
+            times = {
+                name: us for name in ("eager", "compile", "graphs", "ours", "ours_graphs") if (us := row.get(f"{name}{end}"))
+            }
+            ours, theirs = (
+                [us for name, us in times.items() if name.startswith("ours") is wanted] for wanted in (True, False)
+            )
             rows.append(
                 (
                     f"{row['case'].replace(':', ', batch ', 1).replace(':', ', ')}, {way}",
-                    *(f"{us / 1e3:.2f}" if us else "" for us in times),
-                    f"{min(peers) / times[-1]:.2f}" if peers and times[-1] else "",
+                    *(f"{times[name] / 1e3:.2f}" if name in times else "" for name in TRAINED),
+                    f"{min(theirs) / min(ours):.2f}" if ours and theirs else "",
                 )
             )
-    return markdown(("training step, ms", "PyTorch", "torch.compile", "backend of ours", "ratio"), rows)
+    return markdown(("training step, ms", *TRAINED.values(), "ratio"), rows)
+
+
+def torch_losses(data: dict[str, Any]) -> str:
+    """Losses at the end of short trainings, and how far two ways are from PyTorch's, with standard errors."""
+    rows = []
+    for row in data["rows"]:
+        if "loss_apart_compile" in row:
+            apart = [row[f"loss_apart_{name}"] for name in ("compile", "ours")]
+            eager = fmean(row["loss_end"]["eager"])
+            cells = [f"{each['mean']:+.4f} ± {each['standard_error']:.4f}" for each in apart]
+            rows.append(
+                (
+                    row["case"].replace(":", ", batch ", 1).replace(":", ", "),
+                    f"{row['loss_first']:.3f}",
+                    f"{eager:.4f}",
+                    *cells,
+                )
+            )
+    return markdown(("training", "first loss", "last loss, PyTorch", "torch.compile's is apart", "ours is apart"), rows)
 
 
 def own_kernels(data: dict[str, Any]) -> str:
@@ -602,6 +629,7 @@ TABLES = {
     "networks_graphs_h100": Table("networks_graphs_h100", "networks.py", networks_graphs),
     "torch_models": Table("torch_models_h100", "torch_models.py", torch_models),
     "torch_training": Table("torch_training_h100", "torch_training.py", torch_training),
+    "torch_losses": Table("torch_training_h100", "torch_training.py", torch_losses),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
 }
