@@ -5,6 +5,8 @@
 
 A case NAME:BATCH runs in a process of its own with its share of the time that is left. The model has random weights, is in
 channels_last with cudnn.benchmark, and every time is that of a CUDA graph's replay among replays that follow one another.
+Only a network that serves whole is called as the compiled model, which replays a CUDA graph of its own: its time includes
+the host's, if that is longer.
 Stages, which run in this order:
 
 eager       PyTorch without torch.compile
