@@ -475,20 +475,22 @@ def torch_training(data: dict[str, Any]) -> str:
     rows = []
     for row in data["rows"]:
         for way, end in (("plain", "_us"), ("captured", "_captured_us")):
-            times = {
-                name: us for name in ("eager", "compile", "graphs", "ours", "ours_graphs") if (us := row.get(f"{name}{end}"))
-            }
+            times = {name: us for name in TRAINED if (us := row.get(f"{name}{end}"))}
             ours, theirs = (
                 [us for name, us in times.items() if name.startswith("ours") is wanted] for wanted in (True, False)
             )
             rows.append(
                 (
-                    f"{row['case'].replace(':', ', batch ', 1).replace(':', ', ')}, {way}",
+                    f"{_training(row)}, {way}",
                     *(f"{times[name] / 1e3:.2f}" if name in times else "" for name in TRAINED),
                     f"{min(theirs) / min(ours):.2f}" if ours and theirs else "",
                 )
             )
     return markdown(("training step, ms", *TRAINED.values(), "ratio"), rows)
+
+
+def _training(row: dict[str, Any]) -> str:
+    return f"{row['model']}, batch {row['batch']}, {row['precision']}"
 
 
 def torch_losses(data: dict[str, Any]) -> str:
@@ -499,14 +501,7 @@ def torch_losses(data: dict[str, Any]) -> str:
             apart = [row[f"loss_apart_{name}"] for name in ("compile", "ours")]
             eager = fmean(row["loss_end"]["eager"])
             cells = [f"{each['mean']:+.4f} ± {each['standard_error']:.4f}" for each in apart]
-            rows.append(
-                (
-                    row["case"].replace(":", ", batch ", 1).replace(":", ", "),
-                    f"{row['loss_first']:.3f}",
-                    f"{eager:.4f}",
-                    *cells,
-                )
-            )
+            rows.append((_training(row), f"{row['loss_first']:.3f}", f"{eager:.4f}", *cells))
     return markdown(("training", "first loss", "last loss, PyTorch", "torch.compile's is apart", "ours is apart"), rows)
 
 
@@ -629,7 +624,7 @@ TABLES = {
     "networks_graphs_h100": Table("networks_graphs_h100", "networks.py", networks_graphs),
     "torch_models": Table("torch_models_h100", "torch_models.py", torch_models),
     "torch_training": Table("torch_training_h100", "torch_training.py", torch_training),
-    "torch_losses": Table("torch_training_h100", "torch_training.py", torch_losses),
+    "torch_losses": Table("torch_training_h100", "torch_training.py", torch_losses, origin=False),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
 }
