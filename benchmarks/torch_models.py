@@ -4,13 +4,13 @@
     python benchmarks/torch_models.py --cases mobilenet_v2:1 --limit 95 --tune 25 --stages eager,network --out first.json
 
 A case NAME:BATCH runs in a process of its own with its share of the time that is left. The model has random weights, is in
-channels_last with cudnn.benchmark, and every time is that of a CUDA graph's replay among replays that follow one another.
-Only a network that serves whole is called as the compiled model, which replays a CUDA graph of its own: its time includes
-the host's, if that is longer.
+channels_last with cudnn.benchmark, and every time NAME_us is that of a CUDA graph's replay among replays that follow one
+another: the GPU's time. NAME_plain_us is the same of calls from Python, of which each takes NAME_host_us of the host.
 Stages, which run in this order:
 
 eager       PyTorch without torch.compile
 compile     torch.compile(model)
+graphs      torch.compile(model, mode="reduce-overhead"), called from Python: PyTorch's own CUDA graphs
 network     torch.compile(model, backend="schedsearch"): the whole network, tuned for --tune seconds, beside Inductor's graph
 recorded    the same without tuning, by what is recorded then, if the stage before was ended or failed
 layers      optimize_(model, tune=True), then torch.compile(model)
@@ -52,7 +52,7 @@ CASES = tuple(
     )
 )  # fmt: skip
 # With their shares of a case's time.
-STAGES = {"eager": 1.0, "compile": 3.0, "network": 6.0, "recorded": 3.0, "layers": 6.0, "autotune": 4.0}
+STAGES = {"eager": 1.0, "compile": 3.0, "graphs": 1.5, "network": 6.0, "recorded": 3.0, "layers": 6.0, "autotune": 4.0}
 TUNED = 0.4  # of a stage's share that tuning may take
 SIZES = {"inception_v3": 299, "edsr": 256, "unet": 256}  # of images; 224 of others
 
@@ -185,8 +185,8 @@ class Case:
         found |= {"parts": len(network.parts), "parts_served": sum(part.served for part in network.parts)}
         turn.tell(found)
         if network.served:
-            call = (lambda: fast(self.x)) if not network.parts else captured(lambda: fast(self.x), self.device)
-            found |= {"network_us": self._hot_us(call), "network_host_us": host_us(lambda: fast(self.x), self.device)}
+            found |= {"network_us": self._hot_us(captured(lambda: fast(self.x), self.device))}
+            found |= self._plain("network", fast)
         error = float((fast(self.x).float() - self.truth).abs().max() / self.truth.abs().max())
         return {**found, "network_error": error, "inductor_error": network.torch_error}
 
@@ -212,6 +212,12 @@ class Case:
     def compile(self, turn: stages.Turn) -> dict[str, Any]:
         return self._timed("compile", torch.compile(self.model))
 
+    def graphs(self, turn: stages.Turn) -> dict[str, Any]:
+        fast = torch.compile(self.model, mode="reduce-overhead")
+        for _ in range(3):  # runs, records a CUDA graph, replays it
+            fast(self.x)
+        return self._plain("graphs", fast)
+
     def autotune(self, turn: stages.Turn) -> dict[str, Any]:
         return self._timed("autotune", torch.compile(self.model, mode="max-autotune-no-cudagraphs"))
 
@@ -220,6 +226,11 @@ class Case:
         stages.progress("compiled and run once; now it is timed")
         error = float((y.float() - self.truth).abs().max() / self.truth.abs().max())
         return {f"{name}_us": self._hot_us(captured(lambda: call(self.x), self.device)), f"{name}_error": error}
+
+    def _plain(self, name: str, call: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+        """Calls from Python."""
+        plain_us = self._hot_us(lambda: call(self.x))
+        return {f"{name}_plain_us": plain_us, f"{name}_host_us": host_us(lambda: call(self.x), self.device)}
 
     def _hot_us(self, call: Callable[[], Any]) -> float:
         runs = {"groups": 3, "calls": 2} if self.options.smoke else {}
@@ -240,17 +251,21 @@ def show(row: dict[str, Any]) -> None:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Ratios of PyTorch's best to our best, by batch."""
+    """Ratios of PyTorch's best to our best, by batch: of CUDA graphs, and of calls from Python."""
+    ways = {
+        "": (("compile_us", "eager_us", "autotune_us"), ("network_us", "layers_us")),
+        ", plain": (("graphs_plain_us",), ("network_plain_us",)),
+    }
     found = {}
     for batch in sorted({row["batch"] for row in rows if "batch" in row}):
-        ratios = {}
-        for row in rows:
-            theirs = [row[key] for key in ("compile_us", "eager_us", "autotune_us") if key in row]
-            ours = [row[key] for key in ("network_us", "layers_us") if key in row]
-            if row.get("batch") == batch and theirs and ours:
-                ratios[row["model"]] = min(theirs) / min(ours)
-        if ratios:
-            found[f"batch {batch}"] = {**ratios, "geometric mean": common.geometric_mean(list(ratios.values()))}
+        for way, (their_keys, our_keys) in ways.items():
+            ratios = {}
+            for row in rows:
+                theirs, ours = ([row[key] for key in keys if key in row] for keys in (their_keys, our_keys))
+                if row.get("batch") == batch and theirs and ours:
+                    ratios[row["model"]] = min(theirs) / min(ours)
+            if ratios:
+                found[f"batch {batch}{way}"] = {**ratios, "geometric mean": common.geometric_mean(list(ratios.values()))}
     return found
 
 

@@ -82,9 +82,9 @@ def test_a_database_that_is_not_there_is_refused(sst: Any, tmp_path: Path) -> No
         sst.use(tmp_path / "missing.db")
 
 
-def gradients(torch: Any, layer: Any, x: Any, weight: Any, bias: Any) -> list[Any]:
-    """y, and the gradients of x, weight and bias for some dy."""
-    given = [each.detach().clone().requires_grad_() for each in (x, weight, bias)]
+def gradients(torch: Any, layer: Any, *inputs: Any) -> list[Any]:
+    """y, and the gradients of the inputs for some dy."""
+    given = [each.detach().clone().requires_grad_() for each in inputs]
     y = layer(*given)
     y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape))
     return [y, *(each.grad for each in given)]
@@ -113,6 +113,59 @@ def test_gradients_of_a_depthwise_layer_are_those_of_float64(torch: Any, sst: An
             torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)
     directions = [entry.kernel.workload.params["direction"] for entry in sst.served()[-2:]]
     assert directions == ["forward", "grad_both"]
+
+
+def plain_depthwise(x: Any, weight: Any) -> Any:
+    """PyTorch's own."""
+    from torch.nn import functional
+
+    return functional.conv2d(x, weight, padding=1, groups=8)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_two_kernels_compute_both_gradients_where_they_are_faster_than_one(
+    torch: Any, sst: Any, monkeypatch: pytest.MonkeyPatch, channels_last: bool
+) -> None:
+    x, weight, _ = depthwise_layer(torch)
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+
+    from schedsearch.errors import NoRecordError
+    from schedsearch.torch.depthwise import GradBoth
+
+    def slower(*_: Any) -> Any:
+        raise NoRecordError("two kernels take 1 us, one for both gradients 2 us")
+
+    monkeypatch.setattr(GradBoth, "accepted", slower)
+    sst.refresh()
+    for turn in range(3):  # later calls have other tensors
+        given = [each * (turn + 1) for each in (x, weight)]
+        found = gradients(torch, lambda x, weight: sst.depthwise_conv2d(x, weight, padding=1), *given)
+        for ours, right in zip(found, gradients(torch, plain_depthwise, *(each.double() for each in given))):
+            torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-3)
+    _, *apart, both = sst.served()
+    assert [each.kernel.workload.params["direction"] for each in apart] == ["grad_input", "grad_weight"]
+    assert both.kernel is None and "two kernels take 1 us" in both.reason
+    sst.refresh()
+
+
+def test_pytorch_computes_both_gradients_at_once_where_there_is_no_kernel(
+    torch: Any, sst: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from schedsearch.torch.depthwise import GradBoth
+
+    x, weight, _ = depthwise_layer(torch)
+    masks, by_pytorch = [], GradBoth.by_pytorch
+
+    def kept(self: Any, given: Any, mask: Any) -> Any:
+        masks.append(mask)
+        return by_pytorch(self, given, mask)
+
+    monkeypatch.setattr(GradBoth, "by_pytorch", kept)
+    with sst.use(None):
+        found = gradients(torch, lambda x, weight: sst.depthwise_conv2d(x, weight, padding=1), x, weight)
+    for ours, right in zip(found, gradients(torch, plain_depthwise, x.double(), weight.double())):
+        torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-3)
+    assert masks == [(True, True)]
 
 
 def test_a_second_derivative_is_refused(torch: Any, sst: Any) -> None:
@@ -357,6 +410,7 @@ def test_whether_a_graph_is_captured_is_asked_of_the_tensors_gpu(
         current.pop()
 
     monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)
     assert sst.store.capturing(torch.device("cuda", 1))
     assert not sst.store.capturing(torch.device("cuda", 0))

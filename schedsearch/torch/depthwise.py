@@ -19,8 +19,9 @@ from schedsearch.errors import ArgumentError, NoRecordError
 from schedsearch.ops.depthwise_conv2d import depthwise_conv2d as depthwise_workload
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.torch import epilogues, store
+from schedsearch.torch.bound import BoundCall
 from schedsearch.torch.convolution import Conv2d, Convolution
-from schedsearch.torch.dispatch import Operation, declared
+from schedsearch.torch.dispatch import Operation, Tensors, declared, finder
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
 from schedsearch.torch.library import eager
 from schedsearch.torch.window import Window, check_convolution, parameters, text
@@ -200,11 +201,21 @@ class GradBoth(_Gradient):
             raise NoRecordError(f"two kernels take {apart / 1e3:.2f} us, one for both gradients {both / 1e3:.2f} us")
         return kernel
 
+    def without_kernel(self, tensors: Tensors) -> store.Call:
+        x, weight, dy = tensors
+        dx = _found_dx(dy, weight, self.image, _text(self.window), self.layout == "NHWC")
+        dw = _found_dw(x, dy, self.kernel[2:], _text(self.window))
+        if not any(isinstance(each, BoundCall) for each in (dx, dw)):
+            return super().without_kernel(tensors)  # PyTorch computes both at once
+
+        def call(tensors: Tensors, addresses: tuple[int, ...], numbers: tuple[float, ...]) -> Any:
+            (x, weight, dy), (of_x, of_weight, of_dy) = tensors, addresses
+            return dx((dy, weight), (of_dy, of_weight), numbers), dw((x, dy), (of_x, of_dy), numbers)
+
+        return call
+
     def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
-        x, weight, dy = given["x"], given["weight"], given["dy"]
-        of_window = _text(self.window)
-        dx = _eager_dx(dy, weight, self.image, of_window, self.layout == "NHWC")
-        return dx, _eager_dw(x, dy, self.kernel[2:], of_window)
+        return self.by_pytorch(given, (True, True))
 
 
 @functools.cache
@@ -212,6 +223,7 @@ def _text(window: Window) -> str:
     return text(window.stride, window.padding, window.dilation)
 
 
+_found_dx, _found_dw = finder(GradInput), finder(GradWeight)
 _eager_forward, _eager_dx, _eager_dw, _eager_both = map(
     eager,
     ("depthwise_conv2d", "depthwise_conv2d_grad_input", "depthwise_conv2d_grad_weight", "depthwise_conv2d_grad_both"),

@@ -100,8 +100,16 @@ class Operation(ABC):
         """The same by PyTorch's own operators, with the strides of a kernel's output."""
 
     def accepted(self, kernel: Kernel, where: store.Store, device: torch.device) -> Kernel:
-        """The kernel. Raises NoRecordError if `plain` is faster."""
+        """The kernel. Raises NoRecordError if `without_kernel` is faster."""
         return kernel
+
+    def without_kernel(self, tensors: Tensors) -> store.Call:
+        """What computes calls with tensors like these for which there is no kernel: PyTorch."""
+
+        def call(tensors: Tensors, _: tuple[int, ...], numbers: tuple[float, ...]) -> Any:
+            return self.plain(self.named(tensors), dict(zip(self.scalars, numbers)))
+
+        return call
 
     def tensor_of(self, argument: str) -> str:
         """The tensor that is an argument of the workload."""
@@ -131,23 +139,35 @@ def implementation(kind: type[Operation]) -> Callable[..., Any]:
     """
     tensors = [each for each in kind.arguments if each.name in kind.tensors]
     wants = [f"{each.unless_none}{each.name}.requires_grad" for each in tensors]
-    described = [f"{each.unless_none}({_DESCRIPTION.format(each.name)})" for each in tensors]
     addresses = [f"0 if {each.name} is None else {each.name}.data_ptr()" for each in tensors]
-    settings = [f"settings[{place}]()" for place in range(len(kind.settings))]
     body = f"""
     if is_grad_enabled() and ({" or ".join(wants)}):
         refuse_gradients(kind, tensors)
+{_found(kind)}
+    return call(tensors, {_tuple(addresses)}, numbers)
+"""
+    return _written(kind, body, is_grad_enabled=torch.is_grad_enabled, refuse_gradients=_refuse_gradients)
+
+
+def finder(kind: type[Operation]) -> Callable[..., store.Call]:
+    """What computes a call of an operator, as a function of the schema's arguments; it computes nothing.
+
+    It raises ArgumentError if the tensors do not fit each other or the parameters.
+    """
+    return _written(kind, f"{_found(kind)}\n    return call")
+
+
+def _found(kind: type[Operation]) -> str:
+    """Python's source of how a call is found."""
+    tensors = [each for each in kind.arguments if each.name in kind.tensors]
+    described = [f"{each.unless_none}({_DESCRIPTION.format(each.name)})" for each in tensors]
+    settings = [f"settings[{place}]()" for place in range(len(kind.settings))]
+    return f"""\
     key = (kind, {", ".join([*_parameters(kind), *settings, *described])})
     try:
         call = store.active.ready[key]
     except KeyError:
-        call = first_call(key, kind, tensors, {_tuple(_parameters(kind))}, numbers)
-    return call(tensors, {_tuple(addresses)}, numbers)
-"""
-    return _written(
-        kind, body, is_grad_enabled=torch.is_grad_enabled, refuse_gradients=_refuse_gradients, settings=kind.settings,
-        store=store, first_call=_first_call,
-    )  # fmt: skip
+        call = first_call(key, kind, tensors, {_tuple(_parameters(kind))}, numbers)"""
 
 
 def fake(kind: type[Operation]) -> Callable[..., Any]:
@@ -178,7 +198,7 @@ def {kind.name}({", ".join(signature)}):
     tensors, numbers = {_tuple(kind.tensors)}, {_tuple(numbers)}
 {body}
 """
-    namespace = {"kind": kind, **names}
+    namespace = {"kind": kind, "settings": kind.settings, "store": store, "first_call": _first_call, **names}
     exec(compile(source, f"<{kind.name}>", "exec"), namespace)
     written: Callable[..., Any] = namespace[kind.name]
     return written
@@ -229,9 +249,6 @@ def _first_call(
     operation, given = _checked(kind, tensors, parameters)
     device = next(iter(given.values())).device
 
-    def plain(tensors: Tensors, _: tuple[int, ...], numbers: tuple[float, ...]) -> Any:
-        return operation.plain(operation.named(tensors), dict(zip(operation.scalars, numbers)))
-
     def bind(where: store.Store) -> tuple[Kernel, store.Call]:
         if not all(tensor.numel() for tensor in given.values()):
             raise UnsupportedError("there are no kernels for tensors without elements")
@@ -239,7 +256,8 @@ def _first_call(
         return kernel, _bind(operation, kernel, tensors, numbers)
 
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in list(given.values())[:2])
-    return store.found(key, f"{operation.name} of {shapes}", device, bind, plain)
+    what = f"{operation.name} of {shapes}"
+    return store.found(key, what, device, bind, lambda: operation.without_kernel(tensors))
 
 
 def _bind(operation: Operation, kernel: Kernel, tensors: Tensors, numbers: tuple[float, ...]) -> BoundCall:

@@ -13,14 +13,22 @@ import torch
 from torch import fx, nn
 
 from schedsearch.errors import NoValidConfigError, PreparationError, WrongResultError
+from schedsearch.runtime.streams import current_stream
 from schedsearch.torch.calls import Kernels
 from schedsearch.torch.store import capturing
 
 _log = logging.getLogger("schedsearch.torch")
 _ALIGNMENT = 256  # bytes, more than a kernel needs; a captured call cannot copy inputs to where they have it
 _captured_nets: list[Any] = []  # CUDA graphs use their memory, and nothing says when these end
-_address, _version = torch.Tensor.data_ptr, operator.attrgetter("_version")
+_version = operator.attrgetter("_version")
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def _each_lies_at(tensors: list[torch.Tensor], addresses: list[int], places: list[int]) -> bool:
+    return all(tensors[place].data_ptr() == addresses[place] for place in places)
+
+
+_lie_at = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _each_lies_at)  # Inductor's own, for CUDA graphs
 
 
 class Refusal(Exception):
@@ -52,7 +60,8 @@ class HeldNetwork:
         tune_s: float | None,
     ) -> None:
         self._device = kernels.device
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: torch.cuda.Stream | None = None  # of the last call
+        self._handle: int | None = None  # the same as the driver knows it
         self._turns = threading.Lock()
         images = [place for place, each in enumerate(given) if _is_channels_last(each)]
         self._nhwc = bool(images)
@@ -63,6 +72,7 @@ class HeldNetwork:
         ]
         self.forms = [form_of(each) for each in expected]
         self._net = self._built(_reordered(module, self._order), self._arranged(given), kernels, tune_s)
+        self._current_handle = current_stream("torch", self._net.device)
         self._free = weakref.finalize(self, _freed, self._net, self._device)
         self._free.atexit = False  # the device may be gone by then, and the system frees everything anyway
 
@@ -92,10 +102,12 @@ class HeldNetwork:
         if self._device.type == "cpu":
             return self._formed(self._net(*arranged))
         with self._turns:  # its memory is one for all streams
-            stream = torch.cuda.current_stream(self._device)
-            if self._stream is not None and stream != self._stream:
-                stream.wait_stream(self._stream)
-            self._stream = stream
+            handle = self._current_handle()
+            if handle != self._handle:
+                stream = torch.cuda.current_stream(self._device)
+                if self._stream is not None:
+                    stream.wait_stream(self._stream)
+                self._stream, self._handle = stream, handle
             return self._formed(self._net(*arranged))
 
     def _formed(self, found: Any) -> list[torch.Tensor]:
@@ -137,20 +149,22 @@ class Copied:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._seen = _versions(tensors)
+        self._addresses, self._versions = [each.data_ptr() for each in tensors], list(map(_version, tensors))
+        self._places = list(range(len(tensors)))
         self._kept = [each.detach() for each in tensors]
 
-    def are(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the same tensors, and nobody has replaced, moved or written to one."""
+    def are(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether these are the same tensors, and nobody has replaced, moved or written to one.
+
+        Addresses alone would miss writes, versions alone `parameter.data = other`. Every call with weights waits for it: no
+        loop in Python.
+        """
+        if len(tensors) != len(self._places):
+            return False
         try:
-            return _versions(tensors) == self._seen
+            return _lie_at(tensors, self._addresses, self._places) and list(map(_version, tensors)) == self._versions
         except RuntimeError:  # a tensor of inference mode
             return False
-
-
-def _versions(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
-    """Addresses alone would miss writes, versions alone `parameter.data = other`; together 60 ns for each tensor."""
-    return list(map(_address, tensors)), list(map(_version, tensors))  # calls with weights wait for it: no loop in Python
 
 
 def frozen(module: fx.GraphModule, held: dict[int, torch.Tensor]) -> fx.GraphModule:

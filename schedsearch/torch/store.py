@@ -159,26 +159,28 @@ def served() -> tuple[Served, ...]:
     return tuple(active.served.values())
 
 
-def found(key: Any, what: str, device: torch.device, make: Callable[[Store], tuple[Kernel, Call]], plain: Call) -> Call:
-    """What computes a description of calls from now on: a kernel, else PyTorch.
+def found(
+    key: Any, what: str, device: torch.device, make: Callable[[Store], tuple[Kernel, Call]], without: Callable[[], Call]
+) -> Call:
+    """What computes a description of calls from now on: a kernel, else what `without` makes.
 
     Args:
         key: the description.
         make: finds the kernel and binds it; raises SchedsearchError if there is none.
-        plain: PyTorch's operator.
+        without: makes what computes them without this kernel: PyTorch's operator, or other kernels.
     """
     store = active
     if capturing(device):
         say(f"{what}: PyTorch computes it, because a CUDA graph captures its first call; call it once before the capture")
-        return plain
+        return without()
     try:
         kernel, call = make(store)
         entry = Served(kernel.workload.label, device_name(device), kernel)
     except (NoRecordError, UnsupportedError, WorkloadError) as error:
-        call, entry = plain, Served(what, str(device), None, str(error))
+        call, entry = without(), Served(what, str(device), None, str(error))
     except (SchedsearchError, ImportError) as error:
         say(f"{what}: PyTorch computes it, because {error}")
-        call, entry = plain, Served(what, str(device), None, str(error))
+        call, entry = without(), Served(what, str(device), None, str(error))
     store.ready[key], store.served[key] = call, entry
     return call
 
@@ -187,6 +189,8 @@ def capturing(device: torch.device) -> bool:
     """Whether a CUDA graph captures the device's current stream."""
     if device.type != "cuda":
         return False
+    if device.index in (None, torch.cuda.current_device()):  # to enter a device costs 5 us
+        return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):  # PyTorch asks for the current stream of the current device
         return torch.cuda.is_current_stream_capturing()
 

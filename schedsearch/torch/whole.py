@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -58,8 +59,8 @@ class Network:
         parts: bool = True,
     ) -> None:
         self._module: fx.GraphModule | None = module
-        self._held = [place for place, each in enumerate(inputs) if is_held(each)]
-        self._given = [place for place in range(len(inputs)) if place not in set(self._held)]
+        self._is_held = [is_held(each) for each in inputs]
+        self._is_given = [not each for each in self._is_held]
         self._compiled, self._contest, self._tell, self._tune_s = compiled, contest, tell, tune_s
         self._compile_part, self._compile_rest, self._parts = compile_part, compile_rest, parts
         self._device = contest.kernels.device
@@ -80,17 +81,25 @@ class Network:
         serving = self._serving  # another thread may find changed weights meanwhile
         if serving is None:
             return self._compiled(*args)
-        if not self._copied.are([args[place] for place in self._held]):
+        if not self._copied.are(self._held(args)):
             if captured:  # to free memory would break the capture
                 return self._compiled(*args)
             self._end()
             return self._compiled(*args)
-        given = [args[place] for place in self._given]
+        given = self._given(args)
         if [form_of(each) for each in given] != self._like or (
             torch.is_grad_enabled() and any(x.requires_grad for x in given)
         ):
             return self._compiled(*args)
         return serving(*args)
+
+    def _held(self, args: Sequence[Any]) -> list[Any]:
+        """The model's tensors among the inputs."""
+        return list(compress(args, self._is_held))
+
+    def _given(self, args: Sequence[Any]) -> list[Any]:
+        """The inputs that are those of a call."""
+        return list(compress(args, self._is_given))
 
     def _end(self) -> None:
         """Lets the compiled graph serve for good. Networks are freed when the last call that uses them is done."""
@@ -113,16 +122,16 @@ class Network:
 
     def _decided(self, module: fx.GraphModule, args: Sequence[Any]) -> NetworkReport:
         """The whole graph as a network, or else its parts."""
-        given = [args[place] for place in self._given]
+        given = self._given(args)
         if not given or not all(type(each) in (torch.Tensor, nn.Parameter) for each in args):
             raise Refusal("it has inputs that are not plain tensors")
-        whole = frozen(module, {place: args[place] for place in self._held})
-        self._copied, self._like = Copied([args[place] for place in self._held]), [form_of(each) for each in given]
+        whole = frozen(module, {place: args[place] for place, held in enumerate(self._is_held) if held})
+        self._copied, self._like = Copied(self._held(args)), [form_of(each) for each in given]
         _check_effects(self._compiled, args)
         ends = None if self._tune_s is None else time.monotonic() + self._tune_s
         net, report = self._contest.held(whole, given, lambda: self._compiled(*args), self._tune_s)
         if net is not None:
-            self._serving = lambda *args: tuple(net([args[place] for place in self._given]))
+            self._serving = lambda *args: tuple(net(self._given(args)))
             return report
         if report.ours_us is not None or not self._parts:
             return report  # it was built, and lost
@@ -142,7 +151,7 @@ class Network:
             return replace(report, reason=f"{report.reason}; and it has no parts: {error}")
         module.recompile()
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-        held = {inputs[place]: args[place] for place in self._held}
+        held = dict(compress(zip(inputs, args), self._is_held))
         found = parts_built(self._contest, module, held, args, tune_s)
         report = replace(report, left=tuple(map(str, found.left)))
         tried = found.nets
