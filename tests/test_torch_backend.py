@@ -81,6 +81,18 @@ def test_a_whole_network_serves_until_its_weights_change(compiled: Any) -> None:
     assert close(fast(x), model(x)) and len(reports) == 2
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_are_compared_without_the_guards_of_torch_compile(compiled: Any, replace: bool) -> None:
+    model, x = network(), image()
+    fast, reports = compiled(model, layers=False, guard_filter_fn=torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe)
+    assert close(fast(x), model(x)) and reports[0].network.served
+    if replace:
+        model[3].weight.data = torch.randn_like(model[3].weight)  # a new address, and the same version
+    else:
+        model[3].weight.mul_(-2)
+    assert close(fast(x), model(x)) and not reports[-1].network.served
+
+
 def test_a_network_is_captured_with_its_weights(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = network(), image()
     fast, reports = compiled(model, layers=False)
