@@ -454,7 +454,7 @@ def networks_graphs(data: dict[str, Any]) -> str:
 
 
 def torch_models(data: dict[str, Any]) -> str:
-    """Models of PyTorch by its backends; times are those of a CUDA graph's replay. What was not measured is an empty cell."""
+    """Models of PyTorch by its backends; times are those of CUDA graphs. What was not measured is an empty cell."""
     ways = ("eager", "compile", "autotune", "network")
     best = [min(row[f"{way}_us"] for way in ways[:3] if f"{way}_us" in row) / row["network_us"] for row in data["rows"]]
     rows: list[Sequence[object]] = [
