@@ -50,12 +50,35 @@ Stage = Callable[[Turn], Found]
 Make = Callable[[str, argparse.Namespace], Mapping[str, Stage]]
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} seconds are not possible; allowed: more than 0")
+    return value
+
+
+def parsed(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a benchmark whose cases are like the known ones: names, and a batch of any size in the second place.
+
+    Ends the program with a message if a case is not like them.
+    """
+    given = parser.parse_args()
+    columns = [sorted(set(column)) for column in zip(*(case.split(":") for case in known))]
+    for case in given.cases:
+        parts = case.split(":")
+        fits = len(parts) == len(columns) and parts[1].isdecimal() and int(parts[1]) > 0
+        if not fits or any(part not in names for place, (part, names) in enumerate(zip(parts, columns)) if place != 1):
+            allowed = ":".join("BATCH" if place == 1 else f"({'|'.join(names)})" for place, names in enumerate(columns))
+            parser.error(f"case {case!r} is not possible; allowed: {allowed}, e.g. {known[0]}")
+    return given
+
+
 def options(description: str | None, cases: Sequence[str], stages: Sequence[str], limit_s: float) -> argparse.ArgumentParser:
     """The arguments that every benchmark of cases takes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(cases), metavar="CASE")
     parser.add_argument("--stages", default=",".join(stages), help="separated by commas; they run in the order above")
-    parser.add_argument("--limit", type=float, default=limit_s, help="seconds for all cases and for imports")
+    parser.add_argument("--limit", type=_seconds, default=limit_s, help="seconds for all cases and for imports")
     parser.add_argument("--out", help="file for the data")
     return parser
 

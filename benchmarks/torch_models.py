@@ -273,7 +273,7 @@ def main() -> None:
     parser = torch_common.options(__doc__, CASES, list(STAGES), 900.0)
     parser.add_argument("--tune", type=float, default=30.0, help="seconds for a network, at most 0.4 of its stage; 0: none")
     parser.add_argument("--trials", type=int, default=16, help="for each layer; 0: none are tuned")
-    options = parser.parse_args()
+    options = stages.parsed(parser, CASES)
     facts = {"torch": torch.__version__}
     stages.run_cases(options, lambda *case: Case(*case).stages(), STAGES, describe, show, summary, facts)
 

@@ -147,8 +147,6 @@ def make(name: str, classes: int, smoke: bool) -> nn.Module:
     if name == "dilated":
         return Dilated(classes, 32 if smoke else 256)
     kinds: dict[str, Any] = {"mobilenet_v1": MobileNetV1, "mobilenet_v2": MobileNetV2}
-    if name not in kinds:
-        raise SystemExit(f"model {name!r} is not known; allowed: {', '.join(MODELS)}")
     return kinds[name](classes, **({"depth": 3} if smoke else {}))
 
 
@@ -378,7 +376,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=24, help="for each layer and direction")
     parser.add_argument("--steps", type=int, default=200, help="of the stage loss")
     parser.add_argument("--repeats", type=int, default=5, help="of the stage loss")
-    options = parser.parse_args()
+    options = stages.parsed(parser, CASES)
     facts = {"torch": torch.__version__}
     stages.run_cases(options, lambda *case: Case(*case).stages(), STAGES, describe, show, summary, facts)
 

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPT = """
 import os, time, stages
@@ -90,3 +92,29 @@ def test_unknown_stages_are_refused(tmp_path: Path) -> None:
     process, rows, _ = run(tmp_path, "--stages", "fast,fats")
     assert process.returncode != 0 and not rows
     assert "stages fats are not known; allowed: fast, wrong, slow, dies, later" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cases", "net:1:fp32", "nte:1:fp32"], "case 'nte:1:fp32' is not possible; allowed: (net|other):BATCH:(amp|fp32)"),
+        (["--cases", "net"], "case 'net' is not possible; allowed"),
+        (["--cases", "net:0:amp"], "case 'net:0:amp' is not possible; allowed"),
+        (["--cases", "net:x:amp"], "e.g. net:1:fp32"),
+        (["--limit", "-3"], "-3 seconds are not possible; allowed: more than 0"),
+        (["--limit", "nan"], "nan seconds are not possible"),
+    ],
+)
+def test_impossible_arguments_end_the_program_before_anything_is_measured(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import stages
+
+    known = ["net:1:fp32", "other:32:amp"]
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--cases", "other:7:fp32"])
+    assert stages.parsed(stages.options("", known, ["fast"], 60.0), known).cases == ["other:7:fp32"]
+    monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
+    with pytest.raises(SystemExit):
+        stages.parsed(stages.options("", known, ["fast"], 60.0), known)
+    assert message in capsys.readouterr().err
