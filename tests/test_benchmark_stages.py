@@ -97,7 +97,7 @@ def test_unknown_stages_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cases", "net:1:fp32", "nte:1:fp32"], "case 'nte:1:fp32' is not possible; allowed: (net|other):BATCH:(amp|fp32)"),
+        (["--cases", "net:1:fp32", "nte:1:fp32"], "'nte:1:fp32' is not possible; allowed: (net|other):BATCH:(amp|fp32)"),
         (["--cases", "net"], "case 'net' is not possible; allowed"),
         (["--cases", "net:0:amp"], "case 'net:0:amp' is not possible; allowed"),
         (["--cases", "net:x:amp"], "e.g. net:1:fp32"),
