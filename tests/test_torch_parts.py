@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.executable.net import Net  # noqa: E402
 from schedsearch.torch import functional_graph, inductor, network_op, parts  # noqa: E402
+from schedsearch.torch import held as held_networks  # noqa: E402
 from schedsearch.torch.held import Copied, Refusal  # noqa: E402
 
 pytestmark = pytest.mark.integrations
@@ -314,8 +315,11 @@ def test_a_graph_that_is_slower_with_networks_for_its_parts_is_inductors(
 
 
 # --- What networks hold -----------------------------------------------------------------------------------------------
-def test_new_weights_cannot_lie_where_the_copied_ones_lay() -> None:
+@pytest.mark.parametrize("with_pytorchs_own", [True, False])
+def test_new_weights_cannot_lie_where_the_copied_ones_lay(with_pytorchs_own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An allocator gives memory that was freed to the next tensor of its size, which has version 0, too."""
+    if not with_pytorchs_own:  # a PyTorch without the function that compares addresses
+        monkeypatch.setattr(held_networks, "_lie_at", held_networks._each_lies_at)
     weight = torch.ones(64, 64)
     held, memory = Copied([weight]), StorageWeakRef(weight.untyped_storage())
     assert held.are([weight])
