@@ -126,11 +126,11 @@ def plain_depthwise(x: Any, weight: Any) -> Any:
 def test_two_kernels_compute_both_gradients_where_they_are_faster_than_one(
     torch: Any, sst: Any, monkeypatch: pytest.MonkeyPatch, channels_last: bool
 ) -> None:
-    x, weight, _ = depthwise_layer(torch)
-    x = x.to(memory_format=torch.channels_last) if channels_last else x
-
     from schedsearch.errors import NoRecordError
     from schedsearch.torch.depthwise import GradBoth
+
+    x, weight, _ = depthwise_layer(torch)
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
 
     def slower(*_: Any) -> Any:
         raise NoRecordError("two kernels take 1 us, one for both gradients 2 us")

@@ -104,7 +104,7 @@ class Operation(ABC):
         return kernel
 
     def without_kernel(self, tensors: Tensors) -> store.Call:
-        """What computes calls with tensors like these for which there is no kernel: PyTorch."""
+        """Returns what computes calls with such tensors where no kernel serves them: PyTorch."""
 
         def call(tensors: Tensors, _: tuple[int, ...], numbers: tuple[float, ...]) -> Any:
             return self.plain(self.named(tensors), dict(zip(self.scalars, numbers)))

@@ -61,7 +61,6 @@ class HeldNetwork:
     ) -> None:
         self._device = kernels.device
         self._stream: torch.cuda.Stream | None = None  # of the last call
-        self._handle: int | None = None  # the same as the driver knows it
         self._turns = threading.Lock()
         images = [place for place, each in enumerate(given) if _is_channels_last(each)]
         self._nhwc = bool(images)
@@ -102,12 +101,11 @@ class HeldNetwork:
         if self._device.type == "cpu":
             return self._formed(self._net(*arranged))
         with self._turns:  # its memory is one for all streams
-            handle = self._current_handle()
-            if handle != self._handle:
-                stream = torch.cuda.current_stream(self._device)
-                if self._stream is not None:
-                    stream.wait_stream(self._stream)
-                self._stream, self._handle = stream, handle
+            before = self._stream
+            if before is None or before.cuda_stream != self._current_handle():
+                self._stream = torch.cuda.current_stream(self._device)
+                if before is not None:
+                    self._stream.wait_stream(before)
             return self._formed(self._net(*arranged))
 
     def _formed(self, found: Any) -> list[torch.Tensor]:
