@@ -211,13 +211,21 @@ def test_workers_that_are_killed_before_they_are_ready_are_started_again() -> No
     with Builder(CPU, workers=1, timeout_s=60.0) as builder:
         token = builder.submit(candidate(faulty.PointwiseCpu()))
         for _ in range(3):
-            deadline = time.monotonic() + 30.0
-            while not builder._pool and time.monotonic() < deadline:  # it waits before it starts another one
-                builder.poll(0.1)
-            os.kill(builder._pool[0].process.pid, signal.SIGKILL)
-            builder.poll(0.5)
+            (worker,) = builder._pool
+            assert not worker.ready
+            os.kill(worker.process.pid, signal.SIGKILL)
+            await_restart(builder, worker)
         ((reported, result),) = builder.drain()
     assert reported == token and isinstance(result, Built)
+
+
+def await_restart(builder: Builder, lost: object) -> None:
+    """Until another worker has been started in place of `lost`. No message of the new one has been read by then."""
+    deadline = time.monotonic() + 60.0
+    while builder._pool in ([], [lost]):
+        assert time.monotonic() < deadline, "no worker was started"
+        assert not builder.poll(), "the candidate is still to be built"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("error", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
