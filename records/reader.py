@@ -23,6 +23,7 @@ from schedsearch.records.damage import DamagedRow, DamageError, DamageLog
 from schedsearch.records.rows import Best, RecordRow
 from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.size_table import SizeTable
+from schedsearch.text import type_text
 from schedsearch.workload import Workload
 
 T = TypeVar("T")
@@ -229,7 +230,7 @@ class Reader:
         sha256, plan = damage.text("sha256", row.sha256), damage.text("plan", row.plan)
         damage.text("signature", row.signature)
         if not isinstance(row.code, bytes):
-            raise DamagedRow(f"code is a {type(row.code).__name__}; it must be a blob")
+            raise DamagedRow(f"code is {type_text(row.code)}; it must be a blob")
         if not trust.matches_digest(sha256, plan, row.code):
             raise DamagedRow("code or plan does not match its checksum")
         found = Artifact(row.code, LaunchPlan.from_json(plan))

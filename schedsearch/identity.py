@@ -6,6 +6,8 @@ import hashlib
 import json
 from typing import Any
 
+from schedsearch.text import type_text
+
 
 def canonical_json(value: Any) -> str:
     """The canonical JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII; objects by their `to_json()`."""
@@ -20,7 +22,7 @@ def plain_json(value: Any) -> Any:
     """
     if hasattr(value, "to_json"):
         return value.to_json()
-    raise TypeError(f"a {type(value).__name__} has no JSON form")
+    raise TypeError(f"{type_text(value)} has no JSON form")
 
 
 def sha256_hex(text: str | bytes) -> str:

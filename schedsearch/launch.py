@@ -21,6 +21,7 @@ from schedsearch.errors import PlanError, did_you_mean
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch_rules import MAX_BLOCK_THREADS, MAX_GRID_X, SCALAR_FORMATS, TENSOR_MAP_BYTES, shown
 from schedsearch.ops.dtypes import DTYPES
+from schedsearch.text import type_text
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -301,7 +302,7 @@ class LaunchPlan:
                 raise PlanError(f"{name} of the first version is not empty; tune again")
         for name in ("workspaces", "alignments"):
             if not isinstance(data.get(name, {}), dict):
-                raise PlanError(f"{name} is a {type(data[name]).__name__}; allowed: a mapping from names to numbers")
+                raise PlanError(f"{name} is {type_text(data[name])}; allowed: a mapping from names to numbers")
         steps = tuple(_step(step, f"step {number}") for number, step in enumerate(_list(data["steps"], "steps")))
         plan = cls(**{**data, "steps": steps})
         plan.check()
@@ -345,7 +346,7 @@ def _grid_json(grid: Grid) -> dict[str, Any]:
 
 def _parsed(text: str) -> Any:
     if not isinstance(text, str):
-        raise PlanError(f"the plan is a {type(text).__name__}; allowed: JSON text")
+        raise PlanError(f"the plan is {type_text(text)}; allowed: JSON text")
     if len(text) > MAX_PLAN_CHARACTERS:
         raise PlanError(f"the plan has {len(text)} characters; allowed: up to {MAX_PLAN_CHARACTERS}")
     try:
@@ -371,7 +372,7 @@ def _not_json(text: str) -> NoReturn:
 def _fields(data: Any, kind: type, where: str, older: tuple[str, ...] = ()) -> dict[str, Any]:
     """The fields of an object for a dataclass: none is unknown, and none without a default is missing."""
     if not isinstance(data, dict):
-        raise PlanError(f"{where} is a {type(data).__name__}; allowed: an object")
+        raise PlanError(f"{where} is {type_text(data)}; allowed: an object")
     known = {each.name: each for each in fields(kind)}
     for name in data:
         if name not in known and name not in older:
@@ -384,7 +385,7 @@ def _fields(data: Any, kind: type, where: str, older: tuple[str, ...] = ()) -> d
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise PlanError(f"{where} is a {type(value).__name__}; allowed: a list")
+        raise PlanError(f"{where} is {type_text(value)}; allowed: a list")
     return value
 
 

@@ -63,6 +63,14 @@ def quoted(value: object, limit: int = VALUE_LIMIT) -> str:
     return shortened(printable(text), limit + 2)
 
 
+def type_text(value: object) -> str:
+    """The type of a value with its article, e.g. "an int", "a Tensor"; "None" for None."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in set('aeiou') else 'a'} {name}"
+
+
 def duration(time_ns: float | None) -> str:
     """A time in the most readable unit, with three or four digits; '-' for None."""
     if time_ns is None:

@@ -273,7 +273,7 @@ def taking(*pointers: str) -> KernelSource:
     ("method", "answer", "said"),
     [
         ("kernel", raising, r"kernel\(\) raised ZeroDivisionError: no rows \(line \d+ of test_any_operator.py\)"),
-        ("kernel", lambda *args: None, r"kernel\(\) returned a NoneType; allowed: a KernelSource"),
+        ("kernel", lambda *args: None, r"kernel\(\) returned None; allowed: a KernelSource"),
         ("kernel", lambda self, w, t: source(w, PRESETS["h200"]), r"code for cuda; allowed here: cpu"),
         ("kernel", lambda self, w, t: taking("x", "weight"), "its kernel has no pointer for y"),
         ("kernel", lambda self, w, t: taking("y", "magnitude"), "a pointer 'magnitude'; allowed: weight, x, y; correct"),

@@ -249,7 +249,7 @@ def test_a_network_can_be_built_without_a_file() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": 3}, "model is a int; allowed: the path of an ONNX file"),
+        ({"model": 3}, "model is an int; allowed: the path of an ONNX file"),
         ({"model": "net.onnx", "layout": "NC"}, "layout 'NC' is not possible; allowed: auto, NHWC, NCHW"),
         ({"model": "net.onnx", "io_layout": "CHWN"}, "io_layout 'CHWN' is not possible; allowed: NCHW, NHWC"),
         ({"model": support.two_convolutions(), "io_layout": "NHWC"}, r"use network.with_io_layout"),
@@ -261,7 +261,9 @@ def test_a_network_can_be_built_without_a_file() -> None:
         ),
         ({"model": "net.onnx", "dtype": "int8"}, "dtype 'int8' is not possible; allowed: float16, bfloat16, float32"),
         ({"model": "net.onnx", "mode": "warm"}, "mode 'warm' is not possible; allowed: cold-graph-v1"),
-        ({"model": "net.onnx", "tune_s": "5m"}, "tune_s is '5m'; give a number of seconds"),
+        ({"model": "net.onnx", "tune_s": "5m"}, "tune_s is '5m'; allowed: a number of seconds above 0, or None"),
+        ({"model": "net.onnx", "tune_s": 0}, "tune_s is 0; allowed: a number of seconds above 0, or None"),
+        ({"model": "net.onnx", "tune_s": float("nan")}, "tune_s is nan; allowed: a number of seconds above 0, or None"),
         ({"model": "missing.onnx"}, "missing.onnx is not a file"),
         ({"model": "net.onnx", "example": 1}, "example is for a torch module"),
         ({"model": support.two_convolutions(), "dtype": "float16"}, "a Network has its formats, shapes and parts"),

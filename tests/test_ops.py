@@ -113,7 +113,7 @@ class TestBrokenOperators:
     def test_one_whose_object_is_missing_or_something_else(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert "AttributeError" in self.broken(monkeypatch, tmp_path, "no_object", "")
         with monkeypatch.context() as context:
-            assert "it is a int, not an instance" in self.broken(context, tmp_path, "no_op", "OP = 3", "other")
+            assert "it is an int, not an instance" in self.broken(context, tmp_path, "no_op", "OP = 3", "other")
 
     @pytest.mark.parametrize(
         ("parameter", "message"),
@@ -193,7 +193,7 @@ class TestBrokenTemplates:
         text = TEMPLATE.format(name="mine", op="conv2d") + "\nNUMBER = 3\n"
         install(monkeypatch, tmp_path / "acme", "acme", points, {"not_a_template": text})
         problems = load_templates().problems
-        assert "it is a int, not a schedsearch.template.Template" in problems["number"]
+        assert "it is an int, not a schedsearch.template.Template" in problems["number"]
         assert "its name is 'mine'; entry point and `name` must agree" in problems["renamed"]
 
     def test_two_packages_that_claim_one_name(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

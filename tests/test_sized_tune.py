@@ -148,7 +148,7 @@ def test_the_time_of_a_choice_is_shared_by_the_ranges_that_are_left() -> None:
     assert RangeBudget(trials=5).share(4) == RangeBudget(trials=5)
 
 
-@pytest.mark.parametrize("tune_s", ["10m", -1, True])
+@pytest.mark.parametrize("tune_s", ["10m", -1, True, float("inf")])
 def test_impossible_times_are_refused(tune_s: Any) -> None:
     with pytest.raises(UsageError, match=r"tune_s is .*; allowed: a number of seconds above 0, or None"):
         schedsearch.build_dynamic("none.onnx", {"n": (1, 4)}, target="cpu", tune_s=tune_s)

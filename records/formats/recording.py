@@ -21,6 +21,7 @@ from schedsearch.measurement import Outcome
 from schedsearch.records.damage import LATEST_S
 from schedsearch.records.formats.content import MAX_DEPTH, Content, document_limits, nesting, values_at_most
 from schedsearch.space import Knob, Value
+from schedsearch.text import type_text
 
 _INT64 = 2**63
 MAX_KNOB_VALUES = 100_000
@@ -360,5 +361,5 @@ def _listing(values: Iterable[Any]) -> str:
 
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    text = names.get(type(value), "a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
+    text = names.get(type(value), "a number" if isinstance(value, int | float) else type_text(value))
     return f"{text} ({value!r})" if isinstance(value, str | bool | int | float) else text

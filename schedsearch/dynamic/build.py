@@ -14,6 +14,7 @@ from schedsearch.dynamic.executable import WAYS, DynamicExecutable, DynamicParts
 from schedsearch.dynamic.graph import DynamicGraph, Program, Size
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.executable.build import WEIGHTS, build_sized, costs_of
+from schedsearch.executable.build_options import check_choice, check_tune_s
 from schedsearch.executable.sized import SizedNet
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
@@ -26,7 +27,7 @@ from schedsearch.ops.base import MAX_INT
 from schedsearch.records.executables import check_writable
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
-from schedsearch.text import counted, quoted
+from schedsearch.text import counted
 from schedsearch.workload import Workload
 
 
@@ -80,16 +81,12 @@ def build_dynamic(
         >>> net = schedsearch.build_dynamic("resnet50.onnx", {"n": (1, 64)}, out="resnet50.ssx")
         >>> y = net(x)  # of 1 to 64 images
     """
-    if way not in (None, *WAYS):
-        raise UsageError(f"way {quoted(way)} is not possible; allowed: {', '.join(WAYS)}, or None")
-    if mode not in MODES:
-        raise UsageError(f"mode {quoted(mode)} is not possible; allowed: {', '.join(MODES)}")
-    if weights not in WEIGHTS:
-        raise UsageError(f"weights {quoted(weights)} is not possible; allowed: {', '.join(WEIGHTS)}")
+    check_choice("way", way, WAYS, optional=True)
+    check_choice("mode", mode, MODES)
+    check_choice("weights", weights, WEIGHTS)
+    check_tune_s(tune_s)
     if weights == "reference" and out is None:
         raise UsageError("weights='reference' needs `out`, the file to write")
-    if tune_s is not None and (not isinstance(tune_s, int | float) or isinstance(tune_s, bool) or not tune_s > 0):
-        raise UsageError(f"tune_s is {quoted(tune_s)}; allowed: a number of seconds above 0, or None")
     if out is not None:
         check_writable(Path(out))
     bounds = {name: _size(name, limits) for name, limits in sizes.items()}
@@ -111,31 +108,17 @@ def build_dynamic(
         raise UsageError(
             f"dtype, layout, io_layout and weights are not for graphs whose sizes are computed; leave them out{no_table}"
         )
-    from schedsearch.dynamic.model import read_graph
-    from schedsearch.dynamic.static import Planner
 
     def read(planned: list[Workload]) -> DynamicGraph:
-        """The graph by the records that there are; adds what its static parts could be made of, and is not measured."""
-        with contextlib.ExitStack() as stack:
-
-            def plan(network: Network) -> Plan:
-                costs = stack.enter_context(costs_of(network, db, target, mode))
-                planned.extend(task.workload for task in missing(network, costs))
-                return best_plan(network, costs)
-
-            try:
-                return read_graph(path, bounds, planner=Planner(plan))
-            except UsageError as error:
-                raise (ModelError if isinstance(error, ModelError) else UsageError)(f"{error}{no_table}") from error
+        try:
+            return _read(path, bounds, db, target, mode, planned)
+        except UsageError as error:
+            raise (ModelError if isinstance(error, ModelError) else UsageError)(f"{error}{no_table}") from error
 
     others: list[Workload] = []
     graph = read(others)
     if tune_s is not None:
-        workloads = [call.workload for segment in graph.program().segments for call in segment.calls]
-        with contextlib.ExitStack() as stack:
-            lookup = stack.enter_context(Lookup(Path(db))) if Path(db).exists() else None
-            groups = missing_calls(workloads, others, RecordCosts(lookup, target, mode))
-        tune_groups(groups, Path(db), target, tune_s, mode, say)
+        _tune(graph, others, Path(db), target, tune_s, mode, say)
         graph = read([])
     program = graph.program()
     _check_memory(program, target)
@@ -148,6 +131,46 @@ def build_dynamic(
     if out is not None:
         parts.save(out)
     return DynamicExecutable(parts, open_device(target))
+
+
+def _read(
+    path: Path,
+    bounds: Mapping[str, Size],
+    db: str | os.PathLike[str],
+    target: Target,
+    mode: str,
+    planned: list[Workload],
+) -> DynamicGraph:
+    """The graph, planned by the records that there are. Adds to `planned` what its static parts could be made of and has no
+    measurement."""
+    from schedsearch.dynamic.model import read_graph
+    from schedsearch.dynamic.static import Planner
+
+    with contextlib.ExitStack() as stack:
+
+        def plan(network: Network) -> Plan:
+            costs = stack.enter_context(costs_of(network, db, target, mode))
+            planned.extend(task.workload for task in missing(network, costs))
+            return best_plan(network, costs)
+
+        return read_graph(path, bounds, planner=Planner(plan))
+
+
+def _tune(
+    graph: DynamicGraph,
+    others: list[Workload],
+    db: Path,
+    target: Target,
+    tune_s: float,
+    mode: str,
+    say: Callable[[str], None],
+) -> None:
+    """Measures kernels of the graph, and of what its static parts could be made of, that have no record yet."""
+    workloads = [call.workload for segment in graph.program().segments for call in segment.calls]
+    with contextlib.ExitStack() as stack:
+        lookup = stack.enter_context(Lookup(db)) if db.exists() else None
+        groups = missing_calls(workloads, others, RecordCosts(lookup, target, mode))
+    tune_groups(groups, db, target, tune_s, mode, say)
 
 
 def _check_memory(program: Program, target: Target) -> None:

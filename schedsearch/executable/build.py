@@ -13,6 +13,7 @@ from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.executable.assemble import assemble
+from schedsearch.executable.build_options import check_choice, check_tune_s
 from schedsearch.executable.file import save
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.net import Net
@@ -29,7 +30,7 @@ from schedsearch.network.plan import best_plan, missing
 from schedsearch.records.executables import check_writable
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
-from schedsearch.text import counted, quoted
+from schedsearch.text import counted, type_text
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -101,25 +102,18 @@ def build(
         >>> net = schedsearch.build("resnet50.onnx", db="records.db", dtype="float16", out="resnet50.ssx")
         >>> y = net(x)
     """
-    if layout not in LAYOUT_CHOICES:
-        raise UsageError(f"layout {layout!r} is not possible; allowed: {', '.join(LAYOUT_CHOICES)}")
-    if io_layout not in IO_LAYOUTS:
-        raise UsageError(f"io_layout {io_layout!r} is not possible; allowed: {', '.join(IO_LAYOUTS)}")
-    if weights not in WEIGHTS:
-        raise UsageError(f"weights {quoted(weights)} is not possible; allowed: {', '.join(WEIGHTS)}")
-    if fallback not in (None, *FALLBACKS):
-        raise UsageError(f"fallback {quoted(fallback)} is not possible; allowed: {', '.join(FALLBACKS)}, or None")
+    check_choice("layout", layout, LAYOUT_CHOICES)
+    check_choice("io_layout", io_layout, IO_LAYOUTS)
+    check_choice("weights", weights, WEIGHTS)
+    check_choice("fallback", fallback, FALLBACKS, optional=True)
+    check_choice("dtype", dtype, FLOATS, optional=True)
+    check_choice("mode", mode, MODES)
+    check_tune_s(tune_s)
     if fallback is not None:
         require(f"fallback={fallback!r}")
     file = Path(model) if isinstance(model, str | os.PathLike) else None
     if weights == "reference" and (out is None or file is None):
         raise UsageError("weights='reference' needs an ONNX file for `model`, and `out`, the file to write")
-    if dtype not in (None, *FLOATS):
-        raise UsageError(f"dtype {quoted(dtype)} is not possible; allowed: {', '.join(FLOATS)}")
-    if mode not in MODES:
-        raise UsageError(f"mode {quoted(mode)} is not possible; allowed: {', '.join(MODES)}")
-    if tune_s is not None and not isinstance(tune_s, int | float):
-        raise UsageError(f"tune_s is {quoted(tune_s)}; give a number of seconds")
     if out is not None:
         check_writable(Path(out))
     target = detect(target) if isinstance(target, str) else target
@@ -173,11 +167,9 @@ def build_sized(
     from schedsearch.executable.sized_build import SizedBuild, open_shapes
     from schedsearch.network.model import reader
 
-    if layout not in LAYOUT_CHOICES or io_layout not in IO_LAYOUTS or dtype not in (None, *FLOATS):
-        allowed = f"layout: {', '.join(LAYOUT_CHOICES)}; io_layout: {', '.join(IO_LAYOUTS)}; dtype: {', '.join(FLOATS)}"
-        raise UsageError(
-            f"layout {layout!r}, io_layout {io_layout!r} and dtype {dtype!r} are not possible; allowed: {allowed}"
-        )
+    check_choice("layout", layout, LAYOUT_CHOICES)
+    check_choice("io_layout", io_layout, IO_LAYOUTS)
+    check_choice("dtype", dtype, FLOATS, optional=True)
     shapes, graph_of = open_shapes(model, name), reader(model)
 
     def network_of(size: int) -> Network:
@@ -231,7 +223,7 @@ def _network(
         return lowered(read_model(Path(model), shapes)), Path(model).name
     if not (hasattr(model, "forward") and hasattr(model, "state_dict")):
         raise UsageError(
-            f"model is a {type(model).__name__}; allowed: the path of an ONNX file, a torch module, or a schedsearch Network"
+            f"model is {type_text(model)}; allowed: the path of an ONNX file, a torch module, or a schedsearch Network"
         )
     if example is None:
         raise UsageError("a torch module needs an example of its input: schedsearch.build(module, example)")

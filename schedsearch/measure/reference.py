@@ -18,6 +18,7 @@ from schedsearch.ops.registry import BUILT_IN, ENTRY_POINT_GROUP, OF_DECORATORS
 from schedsearch.plugins import offers
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference, load_reference, magnitude_of
+from schedsearch.text import type_text
 from schedsearch.workload import Workload
 
 
@@ -47,7 +48,7 @@ class CheckedReference:
         except Exception as error:
             raise self.failure(f"kernel() raised {_last_line(error)}") from error
         if not isinstance(source, KernelSource):
-            raise self.failure(f"kernel() returned a {type(source).__name__}; allowed: a KernelSource")
+            raise self.failure(f"kernel() returned {type_text(source)}; allowed: a KernelSource")
         if source.kind != target.kind:
             raise self.failure(f"kernel() returned code for {source.kind}; allowed here: {target.kind}")
         self._check_parameters(source)

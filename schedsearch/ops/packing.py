@@ -7,6 +7,7 @@ from typing import Any
 
 from schedsearch.errors import ArgumentError, UsageError, did_you_mean
 from schedsearch.ops.layout import Layout, is_torch_tensor
+from schedsearch.text import type_text
 
 PLAIN = ("NCHW", "OIHW")  # the layouts of PyTorch and ONNX for images and filters
 _ELEMENT_BYTES = (1, 2, 4)
@@ -99,7 +100,7 @@ def _itemsize(x: Any) -> int:
     import numpy as np
 
     if not (isinstance(x, np.ndarray) or is_torch_tensor(x)):
-        raise ArgumentError(f"x is a {type(x).__name__}; allowed: a NumPy array or a torch tensor; give np.asarray(x)")
+        raise ArgumentError(f"x is {type_text(x)}; allowed: a NumPy array or a torch tensor; give np.asarray(x)")
     itemsize = int(x.dtype.itemsize)
     if itemsize not in _ELEMENT_BYTES:
         raise ArgumentError(

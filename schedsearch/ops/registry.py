@@ -12,6 +12,7 @@ import keyword
 from schedsearch.errors import Problem, UnknownOperatorError, did_you_mean
 from schedsearch.ops.base import RESERVED_NAMES, Op, Parameter
 from schedsearch.plugins import Offer, PluginError, load, offers, the_offer
+from schedsearch.text import type_text
 
 ENTRY_POINT_GROUP = "schedsearch.ops"
 
@@ -99,7 +100,7 @@ def operators() -> tuple[dict[str, Op], tuple[str, ...]]:
 def contract_problems(op: object) -> list[str]:
     """How an object breaks the contract of `Op`, as far as this can be seen without parameters."""
     if not isinstance(op, Op):
-        return [f"it is a {type(op).__name__}, not an instance of schedsearch.ops.Op"]
+        return [f"it is {type_text(op)}, not an instance of schedsearch.ops.Op"]
     problems = []
     missing = [name for name in ("name", "reference") if not isinstance(getattr(op, name, None), str)]
     problems += [f"its attribute {name} must be text" for name in missing]

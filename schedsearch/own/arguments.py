@@ -11,6 +11,7 @@ from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.ops.dtypes import DTYPES
 from schedsearch.ops.own_kernel import Argument, Role, contiguous
 from schedsearch.runtime import arrays
+from schedsearch.text import type_text
 
 _SHAPE = re.compile(r"([0-9]+(?:x[0-9]+)*):([a-z0-9_]+)")
 _LARGEST_INT = 2**63 - 1
@@ -46,7 +47,7 @@ def read(name: str, given: Any, role: Role) -> Given:
     if role in ("fixed", "scalar") or scalar is not None:
         if scalar is None or role not in ("fixed", "scalar"):
             wanted = "an array" if scalar is not None else "a number"
-            raise ArgumentError(f"{name} is a {type(given).__name__}; allowed: {wanted}, as in the first call")
+            raise ArgumentError(f"{name} is {type_text(given)}; allowed: {wanted}, as in the first call")
         dtype, value = scalar
         if role == "fixed" and dtype.startswith("float"):
             raise ArgumentError(f"{name} is {given!r}, and grid, block or shared reads it; allowed: a whole number")

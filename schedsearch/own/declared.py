@@ -19,6 +19,7 @@ from schedsearch.space import Knob
 from schedsearch.templates.own_kernel.definition import Formulation
 from schedsearch.templates.own_kernel.launches import Launch
 from schedsearch.templates.own_kernel.rules import predicate
+from schedsearch.text import type_text
 
 
 def formulation(
@@ -45,7 +46,7 @@ def formulation(
         raise UsageError("rules is a list of texts, got one text; write rules=['tile * tile <= 1024']")
     rules = tuple(rules)
     if wrong := [rule for rule in rules if not isinstance(rule, str)]:
-        raise UsageError(f"a rule is a text over the knobs, got a {type(wrong[0]).__name__}; write 'tile * tile <= 1024'")
+        raise UsageError(f"a rule is a text over the knobs, got {type_text(wrong[0])}; write 'tile * tile <= 1024'")
     launches = (*_checked_before(before), _launch(function, settings))
     name = launches[-1].function.__name__
     values = {knob: tuple(given) for knob, given in knobs.items()}
@@ -88,7 +89,7 @@ def plain_function(function: Any) -> FunctionType:
     """
     plain = getattr(function, "py_func", function)
     if not isinstance(plain, FunctionType):
-        raise UsageError(f"a tunable is a Python function, got a {type(function).__name__}")
+        raise UsageError(f"a tunable is a Python function, got {type_text(function)}")
     return plain
 
 
@@ -111,7 +112,7 @@ def _checked_before(before: Iterable[Launch]) -> list[Launch]:
     for each in [before] if isinstance(before, Launch) else before:
         if not isinstance(each, Launch):
             raise UsageError(
-                f"before is a list of launches, got a {type(each).__name__}; write before=[schedsearch.Launch(kernel, "
+                f"before is a list of launches, got {type_text(each)}; write before=[schedsearch.Launch(kernel, "
                 "grid=..., block=...)]"
             )
         found.append(_launch(each.function, each.settings))

@@ -24,6 +24,7 @@ from schedsearch.session.tune import tune
 from schedsearch.task import Task
 from schedsearch.templates.own_kernel.definition import FORMULATION, Definition, Value, register
 from schedsearch.templates.own_kernel.launches import Launch
+from schedsearch.text import type_text
 from schedsearch.workload import Workload
 
 VERIFY = ("each size", "once")
@@ -102,7 +103,7 @@ def tunable(
     if verify not in VERIFY:
         raise UsageError(f"verify is {verify!r}{did_you_mean(str(verify), VERIFY)}; allowed: {', '.join(VERIFY)}")
     if reference is not None and not callable(reference):
-        raise UsageError(f"reference is a {type(reference).__name__}; give a function over NumPy arrays, or leave it out")
+        raise UsageError(f"reference is {type_text(reference)}; give a function over NumPy arrays, or leave it out")
     for argument, given in (inputs or {}).items():
         if not _is_range(given):
             raise UsageError(f"inputs of {argument} is {given!r}; give the lowest and the highest number: (0, 1)")

@@ -19,6 +19,7 @@ from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.dtypes import from_library
 from schedsearch.ops.layout import is_torch_tensor
+from schedsearch.text import type_text
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -71,7 +72,7 @@ def view(array: Any, name: str) -> ArrayView:
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array, name, library)
     raise ArgumentError(
-        f"{name} is a {type(array).__name__}; allowed: a torch, CuPy or NumPy array, or one with DLPack or "
+        f"{name} is {type_text(array)}; allowed: a torch, CuPy or NumPy array, or one with DLPack or "
         "__cuda_array_interface__"
     )
 
@@ -109,7 +110,7 @@ def _from_interface(interface: Any, array: Any, device: tuple[str, int], library
     except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ArgumentError(
-            f"{name}, a {type(array).__name__}, has an array interface that makes no sense ({reason:.200}); "
+            f"{name}, {type_text(array)}, has an array interface that makes no sense ({reason:.200}); "
             "give an array of torch, CuPy or NumPy"
         ) from None
     _check_strides(name, shape, strides_bytes or (), dtype.itemsize)
@@ -188,7 +189,7 @@ def _from_dlpack(array: Any, name: str, library: str) -> ArrayView:
         raise
     except (TypeError, ValueError, OverflowError, BufferError) as error:
         raise ArgumentError(
-            f"{name}, a {type(array).__name__}, has DLPack that makes no sense ({error!s:.200}); give an array of torch, "
+            f"{name}, {type_text(array)}, has DLPack that makes no sense ({error!s:.200}); give an array of torch, "
             "CuPy or NumPy"
         ) from None
     tensor = ctypes.cast(pointer, ctypes.POINTER(_DLTensor)).contents

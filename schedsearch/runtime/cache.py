@@ -20,6 +20,7 @@ from schedsearch.runtime.explanation import Explanation, explain_ladder
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.ladder import RUNGS, Found, Ladder, check_rungs
 from schedsearch.target import Target
+from schedsearch.text import quoted
 from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
 
@@ -280,4 +281,4 @@ def check_workload(workload: object) -> None:
             f"or give the workload of one size: range.at({workload.low})"
         )
     if not isinstance(workload, Workload):
-        raise UsageError(f"workload is a {type(workload).__name__}, {workload!r}; give a schedsearch.Workload")
+        raise UsageError(f"workload is {quoted(workload)}; give a schedsearch.Workload")

@@ -22,6 +22,7 @@ from schedsearch.runtime import arrays
 from schedsearch.runtime.prepared import Prepared, PreparedArgument, take_prepared
 from schedsearch.runtime.streams import raw_stream
 from schedsearch.runtime.torch_call import TorchCall
+from schedsearch.text import quoted
 from schedsearch.workload import Workload
 
 
@@ -412,7 +413,7 @@ def _number(scalar: ScalarSpec, value: Any) -> float:
         number = float(value)
         (stored,) = struct.unpack("<f", struct.pack("<f", number))
     except (TypeError, ValueError):
-        raise ArgumentError(f"{name} is a {type(value).__name__}, {value!r:.100}; allowed: one number") from None
+        raise ArgumentError(f"{name} is {quoted(value)}; allowed: one number") from None
     except OverflowError:
         raise ArgumentError(f"{name} is too large; allowed: a number that float32 can hold") from None
     if scalar.number:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schedsearch.errors import ArgumentError
+from schedsearch.text import type_text
 
 
 def raw_stream(stream: Any, library: str, device: tuple[str, int]) -> int:
@@ -31,9 +32,7 @@ def raw_stream(stream: Any, library: str, device: tuple[str, int]) -> int:
     if hasattr(stream, "__cuda_stream__"):
         protocol = stream.__cuda_stream__
         return int((protocol() if callable(protocol) else protocol)[1])
-    raise ArgumentError(
-        f"stream is a {type(stream).__name__}; allowed: an integer handle, a torch, CuPy or cuda.core stream"
-    )
+    raise ArgumentError(f"stream is {type_text(stream)}; allowed: an integer handle, a torch, CuPy or cuda.core stream")
 
 
 @functools.cache

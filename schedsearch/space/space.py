@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, did_you_mean
 from schedsearch.space.sampling import CHUNK_ROWS, Sampler, contains
-from schedsearch.text import is_storable
+from schedsearch.text import is_storable, quoted
 
 Value = int | str | bool
 Rows = NDArray[np.int32]
@@ -47,9 +47,7 @@ class Knob:
             raise ConfigError(f"knob {self.name!r} has no values; give at least one")
         for value in values:
             if type(value) not in (int, str, bool):
-                raise ConfigError(
-                    f"knob {self.name!r}: value {value!r} is a {type(value).__name__}; allowed are int, str and bool"
-                )
+                raise ConfigError(f"knob {self.name!r}: value {quoted(value)} is not possible; allowed: int, str and bool")
         for text in (self.name, *values):
             if isinstance(text, str) and not is_storable(text):
                 raise ConfigError(f"knob {self.name!r}: {text!r} cannot be stored; leave out NUL and unpaired surrogates")

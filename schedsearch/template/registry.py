@@ -13,6 +13,7 @@ from schedsearch.ops.registry import BUILT_IN as BUILT_IN_OPERATORS
 from schedsearch.plugins import Offer, PluginError, load, offers, the_offer
 from schedsearch.target import Target
 from schedsearch.template.contract import Reference, Template
+from schedsearch.text import type_text
 from schedsearch.workload import Workload
 
 ENTRY_POINT_GROUP = "schedsearch.templates"
@@ -242,7 +243,7 @@ def _loaded(offer: Offer) -> Template:
         raise PluginError(f"template {offer.name!r} of {offer} cannot be made: {cause}") from error
     problem = ""
     if not isinstance(made, Template):
-        problem = f"it is a {type(made).__name__}, not a schedsearch.template.Template"
+        problem = f"it is {type_text(made)}, not a schedsearch.template.Template"
     elif made.name != offer.name:
         problem = f"its name is {made.name!r}; entry point and `name` must agree"
     elif made.kind not in ("cuda", "cpu"):

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from schedsearch.errors import ArgumentError, DatabaseError, UsageError, did_you_mean
 from schedsearch.runtime.ladder import check_rungs
+from schedsearch.text import type_text
 
 Filter = Callable[[nn.Module, str], bool]
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -122,7 +123,7 @@ def misfit(model: nn.Module, args: tuple[Any, ...], error: Exception) -> Argumen
 def _strange(tensor: torch.Tensor) -> str:
     """What makes a tensor one that no kernel takes; empty if nothing does."""
     if type(tensor) not in (torch.Tensor, nn.Parameter):
-        return f"a {type(tensor).__name__}"
+        return type_text(tensor)
     if tensor.is_quantized:
         return f"quantised ({_name(tensor.dtype)})"
     return "" if tensor.layout == torch.strided else f"a tensor in the layout {_name(tensor.layout)}"

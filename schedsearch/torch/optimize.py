@@ -16,6 +16,7 @@ from torch import nn
 from schedsearch.errors import ArgumentError, SchedsearchError, UsageError
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.runtime.ladder import check_rungs
+from schedsearch.text import type_text
 from schedsearch.torch import patterns
 from schedsearch.torch.arguments import CheckedFilter, Filter, check_database, check_options, checked_example, misfit
 from schedsearch.torch.calls import ALLOWED, Call, Kernels
@@ -94,7 +95,7 @@ def optimize_(
         >>> model = torch.compile(model)
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+        raise TypeError(f"model is {type_text(model)}; give a torch.nn.Module")
     given = {"db": db, "tune": tune, "trials": trials, "tune_s": tune_s, "networks": networks}
     check_options({**given, "filter_fn": filter_fn, "allow": allow, "timer": timer})
     check_database(db, allow, tune)

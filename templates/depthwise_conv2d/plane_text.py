@@ -14,8 +14,9 @@ from functools import cached_property
 
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.depthwise_conv2d.patch_text import ROWS_AHEAD, Text, inside_of
+from schedsearch.templates.depthwise_conv2d.patch_text import ROWS_AHEAD, inside_of
 from schedsearch.templates.depthwise_conv2d.patches import Patch, Piece, pieces
+from schedsearch.templates.depthwise_conv2d.ptx_text import Text
 from schedsearch.templates.parts.epilogue import Epilogue
 
 
