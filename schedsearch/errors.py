@@ -198,6 +198,18 @@ class Interrupted(SchedsearchError):
         super().__init__(message)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its type's name if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The error from which another one was raised, and so on, down to the first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 _LONGEST_SLIP = 80  # characters of a name that somebody may have mistyped; comparing takes time quadratic in it
 _MOST_NAMES = 500
 

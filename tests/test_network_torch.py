@@ -62,3 +62,11 @@ def test_a_module_that_cannot_be_exported_is_refused_with_the_reason(torch: Any)
 
     with pytest.raises(ModelError, match=r"torch.export cannot read Branches: "):
         export(Branches(), torch.ones(2))
+
+
+def test_an_operator_that_onnx_lacks_is_named_in_one_line(torch: Any) -> None:
+    with pytest.raises(
+        ModelError, match=r"AdaptiveMaxPool2d: No ONNX function found for .*aten.adaptive_max_pool2d"
+    ) as caught:
+        export(torch.nn.AdaptiveMaxPool2d((2, 3)), torch.ones(1, 8, 9, 7))
+    assert "\n" not in str(caught.value)

@@ -201,13 +201,32 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tuned") / "records.db"
     with torch.no_grad():
         report = sst.optimize_(small(), image(), db=path, tune=True, trials=1, timer=Clock())
-        assert report.notes == ("tuned 1 layers",) and report.swapped[0].record_id is not None
+        assert report.notes == ("tuned 1 layer",) and report.swapped[0].record_id is not None
     return path
 
 
 def test_a_second_run_tunes_nothing(tuned: Path) -> None:
     report = sst.optimize_(small(), image(), db=tuned, tune=True, trials=1, timer=Clock())
     assert report.notes == ("every layer has a record; nothing was tuned",) and len(report.swapped) == 1
+
+
+def test_a_layer_that_no_template_computes_says_so(tuned: Path) -> None:
+    class Mixed(nn.Module):  # type: ignore[misc, name-defined]
+        """Its weight makes PyTorch return images in channels_last, and its input is in NCHW."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(8, 8, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.conv(x.contiguous())
+
+    model = Mixed().eval().to(memory_format=torch.channels_last)
+    report = sst.optimize_(model, image(), db=tuned, tune=True, trials=1, timer=Clock())
+    (layer,) = report.layers
+    assert not layer.swapped and layer.reason.startswith(f"no template can run {layer.kernel} on ")
+    assert report.notes[0] == "every layer that a template computes has a record; nothing was tuned"
+    assert f"0 of 1 layer swapped in {report.seconds:.1f} s\n" in str(report)
 
 
 def _changed(path: Path, copy: Path, *statements: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from schedsearch.errors import first_line, root_cause
 from schedsearch.network.model import ModelError, needed, simplified
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def export(module: Any, example: Any) -> ir.Model:
         with torch.no_grad():
             program = torch.onnx.export(module.eval(), arguments, dynamo=True, verbose=False)
     except Exception as error:  # torch's exporters raise many kinds
-        raise ModelError(f"torch.export cannot read {type(module).__name__}: {error}") from error
+        reason = first_line(root_cause(error))  # the errors around it tell how to report a bug of PyTorch
+        raise ModelError(f"torch.export cannot read {type(module).__name__}: {reason}") from error
     finally:
         module.train(training)
     return simplified(program.model, type(module).__name__)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError
+from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, first_line
 from schedsearch.torch.calls import Call, Kernels, call_of
 from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.patterns import Layer, value_of
@@ -93,7 +93,7 @@ class Chooser:
         except NoRecordError as error:
             return Choice(None, reason_without_kernel(layer.workload, self.kernels, error))
         except SchedsearchError as error:
-            return Choice(None, _first_line(error))
+            return Choice(None, first_line(error))
         origin = kernel.provenance
         with inference(self.kernels.device):
             found = Choice(None, record_id=origin.record_id, rung=origin.rung)
@@ -107,7 +107,7 @@ class Chooser:
                     return replace(found, call=call)
                 ours, theirs = bench.times(self._timer)
             except SchedsearchError as error:
-                return replace(found, reason=_first_line(error))
+                return replace(found, reason=first_line(error))
             except torch.OutOfMemoryError:
                 return replace(found, reason="there is too little memory to measure it")
         found = replace(found, ours_ns=ours, theirs_ns=theirs)
@@ -261,7 +261,3 @@ def _cudnn_searches(whether: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedsearch.errors import ArgumentError, SchedsearchError, UsageError
+from schedsearch.errors import ArgumentError, SchedsearchError, UsageError, first_line
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.runtime.ladder import check_rungs
 from schedsearch.text import type_text
@@ -224,7 +224,7 @@ def _places(model: nn.Module, args: tuple[Any, ...]) -> list[Place]:
     except Refusal as error:
         reason = str(error)
     except Exception as error:  # torch.export raises errors of many kinds
-        reason = f"torch.export cannot read {type(model).__name__}: {_first_line(error)}"
+        reason = f"torch.export cannot read {type(model).__name__}: {first_line(error)}"
     calls = _calls_of_children(model, args)
     found = []
     for name, (child, given) in calls.items():
@@ -293,18 +293,18 @@ def _compared(
         try:
             run()
         except Exception as error:  # of many kinds, and whatever it is, PyTorch alone did not raise it on this example
-            reason = f"the model fails with kernels: {_first_line(error)}"
+            reason = f"the model fails with kernels: {first_line(error)}"
             return _given_up(replace(report, notes=(*report.notes, reason)), model, places, reason)
         try:
             ours_us = timer.ns([run]) / 1e3
             with without_plans(model):
                 torch_us = timer.ns([run]) / 1e3
         except RuntimeError as error:  # a CUDA graph cannot capture every model
-            return replace(report, notes=(*report.notes, f"the whole model could not be timed: {_first_line(error)}"))
+            return replace(report, notes=(*report.notes, f"the whole model could not be timed: {first_line(error)}"))
     report = replace(report, ours_us=ours_us, torch_us=torch_us)
     if ours_us < torch_us:
         return report
-    return _given_up(report, model, places, "it is faster alone, but the model is not faster with all that are")
+    return _given_up(report, model, places, "it is faster alone, but the model as a whole is not")
 
 
 def _given_up(report: Report, model: nn.Module, places: Sequence[Place], reason: str) -> Report:
@@ -339,7 +339,3 @@ def _advice(model: nn.Module, layers: Sequence[patterns.Layer]) -> list[str]:
 
 def _has_networks(plan: Plan) -> bool:
     return any(node.target is torch.ops.schedsearch.network.default for node in plan.graph.nodes)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

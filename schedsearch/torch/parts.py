@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from schedsearch.errors import SchedsearchError
+from schedsearch.errors import first_line, root_cause
 from schedsearch.torch.patterns import name_of, value_of
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _reasons(source: _Source) -> dict[fx.Node, str]:
             if len(group) > 1:  # one of them has no equal in ONNX at all
                 waiting += [group[: len(group) // 2], group[len(group) // 2 :]]
                 continue
-            found = [_why(error)]
+            found = [f"ONNX has no equal of it: {first_line(root_cause(error))}"[:200]]
         for probe, reason in zip(group, found):
             reasons |= dict.fromkeys(probe.likes, reason)
     return reasons
@@ -321,11 +321,3 @@ def _behind_outputs(model: ir.Model, others: Mapping[str, str], reasons: Mapping
             waiting += [each for each in node.inputs if each is not None]
         found.append(reason)
     return found
-
-
-def _why(error: Exception) -> str:
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    text = (str(error if isinstance(error, SchedsearchError) else cause).strip() or type(cause).__name__).splitlines()[0]
-    return f"ONNX has no equal of it: {text}"[:200]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from schedsearch.text import counted
 from schedsearch.torch.choose import Choice
 from schedsearch.torch.patterns import Layer, Refused
 
@@ -175,14 +176,13 @@ class Report:
             lines.append(f"the model takes {self.ours_us:.1f} us with kernels and {self.torch_us:.1f} us without{kept}")
         lines += part_lines(self.parts)
         if self.layers:
-            before = sum(layer.torch_us or 0.0 for layer in self.swapped)
-            if any(layer.is_candidate for layer in self.layers):
-                lines.append(f"{len(self.swapped)} of {len(self.layers)} layers have a candidate, in {self.seconds:.1f} s")
-            else:
-                lines.append(
-                    f"{len(self.swapped)} of {len(self.layers)} layers swapped in {self.seconds:.1f} s; they take "
-                    f"{before - self.saved_us:.1f} us instead of {before:.1f} us"
-                )
+            done = "have a candidate" if any(layer.is_candidate for layer in self.layers) else "swapped"
+            told = f"{len(self.swapped)} of {counted(len(self.layers), 'layer')} {done} in {self.seconds:.1f} s"
+            if done == "swapped" and self.swapped:
+                before = sum(layer.torch_us or 0.0 for layer in self.swapped)
+                told += f"; {'it takes' if len(self.swapped) == 1 else 'they take'} "
+                told += f"{before - self.saved_us:.1f} us instead of {before:.1f} us"
+            lines.append(told)
             header = ("layer", "ours us", "torch us", "record", "error", "torch's", "what")
             lines += _table([header, *(_row(layer) for layer in self.layers)])
         return "\n".join(lines)

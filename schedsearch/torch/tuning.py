@@ -8,12 +8,20 @@ from collections.abc import Iterable
 
 import torch
 
-from schedsearch.errors import NoRecordError, NoValidConfigError, PreparationError, UnsupportedError, WrongResultError
+from schedsearch.errors import (
+    NoRecordError,
+    NoValidConfigError,
+    PreparationError,
+    UnsupportedError,
+    WrongResultError,
+    first_line,
+)
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.template import TemplateSet, load_templates
+from schedsearch.text import counted
 from schedsearch.torch.calls import Kernels
 from schedsearch.workload import Workload
 
@@ -22,8 +30,7 @@ TUNE_S = 150.0  # with the final race and the measuring under three minutes
 
 
 def missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels) -> list[Task]:
-    """The workloads that have no record for this kind of device, and that a template can compute; each weighted by how
-    often it occurs.
+    """The workloads that have no record for this kind of device; each weighted by how often it occurs.
 
     Args:
         wanted: name of a layer, and its workload.
@@ -33,19 +40,17 @@ def missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels) -> list[Ta
     for name, workload in wanted:
         counts[workload] = counts.get(workload, 0) + 1
         names.setdefault(workload, name)
-    templates = load_templates()
     with contextlib.ExitStack() as stack:
         lookup = stack.enter_context(Lookup(kernels.db)) if kernels.db.exists() else None
-        tasks = []
-        for workload, count in counts.items():
-            known = lookup is not None and lookup.exact(workload.id, kernels.target.key, COLD_GRAPH) is not None
-            if not known and _computable(workload, kernels.target, templates):
-                tasks.append(Task(workload, weight=count, name=names[workload]))
-        return tasks
+        return [
+            Task(workload, weight=count, name=names[workload])
+            for workload, count in counts.items()
+            if lookup is None or lookup.exact(workload.id, kernels.target.key, COLD_GRAPH) is None
+        ]
 
 
 def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trials: int, time_s: float) -> str:
-    """Tunes the workloads that have no record, and says what came of it.
+    """Tunes the workloads that have no record and that a template can compute, and says what came of it.
 
     Args:
         wanted: as of `missing`.
@@ -58,18 +63,20 @@ def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trial
     from schedsearch.session.told import Told
     from schedsearch.session.tune import tune
 
-    tasks = missing(wanted, kernels)
+    without = missing(wanted, kernels)
+    templates = load_templates()
+    tasks = [task for task in without if not _no_template(task.workload, kernels.target, templates)]
     if not tasks:
-        return "every layer has a record; nothing was tuned"
+        return f"every layer {'that a template computes ' if without else ''}has a record; nothing was tuned"
     if kernels.device.type == "cuda":
         torch.cuda.synchronize()
-    _log.info("tuning %d layers for at most %.0f s", len(tasks), time_s)
+    _log.info("tuning %s for at most %.0f s", counted(len(tasks), "layer"), time_s)
     told = Told(lambda text: _log.info("%s", text), len(tasks))
     try:
         tune(tasks, kernels.db, target=kernels.target, trials=trials, time_s=max(1.0, time_s), observers=[told])
     except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
-        return f"tuned {told.count} of {len(tasks)} layers; {error}"
-    return f"tuned {len(tasks)} layers" if told.count == len(tasks) else f"tuned {told.count} of {len(tasks)} layers"
+        return f"tuned {told.count} of {counted(len(tasks), 'layer')}; {error}"
+    return f"tuned {'' if told.count == len(tasks) else f'{told.count} of '}{counted(len(tasks), 'layer')}"
 
 
 def reason_without_kernel(workload: Workload, kernels: Kernels, error: NoRecordError) -> str:
@@ -82,7 +89,7 @@ def reason_without_kernel(workload: Workload, kernels: Kernels, error: NoRecordE
     with Lookup(kernels.db) as lookup:
         known = lookup.exact(workload.id, kernels.target.key, COLD_GRAPH)
     if known is None:
-        return "it has no record for this device"
+        return _no_template(workload, kernels.target, load_templates()) or "it has no record for this device"
     return str(error).splitlines()[0]
 
 
@@ -104,8 +111,10 @@ def strange_records(wanted: Iterable[Workload], kernels: Kernels) -> str:
     return f"{kernels.db} is of another device ({others}; this is {kernels.target.key}); tune=True makes records"
 
 
-def _computable(workload: Workload, target: Target, templates: TemplateSet) -> bool:
+def _no_template(workload: Workload, target: Target, templates: TemplateSet) -> str:
+    """Why no template can compute a workload on a target; empty if one can."""
     try:
-        return bool(templates.matching(workload, target))
-    except UnsupportedError:
-        return False
+        templates.matching(workload, target)
+    except UnsupportedError as error:
+        return first_line(error)
+    return ""
