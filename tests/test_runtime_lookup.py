@@ -1,0 +1,217 @@
+"""How a kernel is found: the rungs, what compile and explain agree on, and caches of kernels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_support import CPU_WORKLOAD, expected, operands, tuned_database
+
+import schedsearch
+from schedsearch.errors import DatabaseError, NoRecordError, UsageError, WrongResultError
+from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
+
+
+@pytest.fixture(scope="module")
+def cpu_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuned_database(tmp_path_factory.mktemp("deploy"))
+
+
+# --- The ladder -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_record_the_nearest_workload_lends_its_configuration(cpu_db: Path) -> None:
+    larger = CPU_WORKLOAD.replace(n=3, h=12)
+    kernel = schedsearch.compile(larger, cpu_db, target="cpu")
+    assert (kernel.rung, kernel.verified) == ("nearest", True)
+    assert kernel.provenance.why[0].startswith("exact: no record")
+    y = kernel(*(np.ones(arg.shape, np.float32) for arg in larger.signature))
+    assert y.max() == 8 * 9 + 1
+
+
+def test_without_a_database_the_rule_based_default_is_built_and_verified(tmp_path: Path) -> None:
+    kernel = schedsearch.compile(CPU_WORKLOAD, tmp_path / "none.db", target="cpu", allow=("exact", "default"))
+    assert (kernel.rung, kernel.verified, kernel.provenance.time_ns) == ("default", True, None)
+
+
+def test_without_an_allowed_rung_there_is_no_record(cpu_db: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoRecordError, match=r"no kernel for .*exact: no record.*[Tt]une") as caught:
+        schedsearch.compile(CPU_WORKLOAD.replace(n=5), cpu_db, target="cpu", allow=("exact", "same_architecture"))
+    assert caught.value.exit_code == 4
+    with pytest.raises(DatabaseError, match="tune first"):
+        schedsearch.compile(CPU_WORKLOAD, tmp_path / "none.db", target="cpu", allow=("exact",))
+    with pytest.raises(UsageError, match="did you mean 'exact'"):
+        schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu", allow=("exakt",))
+
+
+def test_explain_names_every_rung_and_builds_nothing(cpu_db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedsearch.backend.compile_source", None)
+    explanation = schedsearch.explain(CPU_WORKLOAD, cpu_db, target="cpu")
+    lines = explanation.lines
+    assert str(explanation).splitlines()[0].startswith(CPU_WORKLOAD.label)
+    assert [line.removeprefix("  ") for line in str(explanation).splitlines()[1:]] == lines
+    assert lines[0].startswith("-> exact: record") and lines[0].endswith("stored machine code")
+    assert [(rung.rung, rung.verdict) for rung in explanation.rungs] == [
+        ("exact", "serves"), ("same_architecture", "no"), ("nearest", "no"), ("default", "fallback"),
+    ]  # fmt: skip
+    assert lines[2].startswith("   nearest: no record of another conv2d on a cpu device")
+    assert lines[3].endswith("(a fallback)")
+    assert [rung["serves"] for rung in json.loads(explanation.to_json())["rungs"]] == [True, False, False, False]
+
+
+def agree(workload: schedsearch.Workload, db: Path, **options: Any) -> str:
+    """The rung on which `compile` and `explain` agree."""
+    kernel = schedsearch.compile(workload, db, target="cpu", **options)
+    serving = schedsearch.explain(workload, db, target="cpu", **options).serving
+    assert serving is not None and kernel.provenance.why[-1] == f"{serving.rung}: {serving.reason}"
+    return kernel.rung
+
+
+def test_explain_and_compile_agree_on_every_rung(cpu_db: Path, tmp_path: Path) -> None:
+    other = CPU_WORKLOAD.replace(n=1)
+    assert agree(CPU_WORKLOAD, cpu_db) == "exact"
+    assert agree(other, cpu_db) == "nearest"
+    assert agree(other, cpu_db, allow=("default", "exact")) == "default"
+    assert agree(CPU_WORKLOAD, tmp_path / "none.db") == "default"
+    assert schedsearch.explain(other, cpu_db, target="cpu", allow="exact").serving is None
+
+
+def test_code_that_is_not_trusted_is_served_by_neither(
+    cpu_db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path))  # another machine
+    assert agree(CPU_WORKLOAD, cpu_db) == "exact"
+    explanation = schedsearch.explain(CPU_WORKLOAD, cpu_db, target="cpu")
+    assert [rung.verdict for rung in explanation.rungs[:2]] == ["no", "serves"]
+    assert "this machine did not sign the machine code" in explanation.rungs[0].reason
+    assert explanation.rungs[1].reason.endswith("built again from its configuration")
+
+
+def test_without_a_compiler_neither_builds(cpu_db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedsearch.runtime.ladder._COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
+    other = CPU_WORKLOAD.replace(n=1)
+    explanation = schedsearch.explain(other, cpu_db, target="cpu")
+    assert explanation.serving is None
+    assert "building needs a compiler (there is no module no_such_compiler.driver)" in explanation.rungs[-1].reason
+    with pytest.raises(NoRecordError, match=r"nearest: building needs a compiler .*default: building needs a compiler"):
+        schedsearch.compile(other, cpu_db, target="cpu")
+    assert agree(CPU_WORKLOAD, cpu_db) == "exact"
+
+
+def test_kernels_that_compute_wrong_values_do_not_count_as_a_missing_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schedsearch.measure.verify.verify_once", lambda *_: "3 of 9 elements are wrong")
+    with pytest.raises(WrongResultError, match="default: the kernel computes wrong values here: 3 of 9") as caught:
+        schedsearch.compile(CPU_WORKLOAD, tmp_path / "none.db", target="cpu")
+    assert caught.value.exit_code == 1
+
+
+# --- KernelCache ------------------------------------------------------------------------------------------------------
+def promote_copy(db: Path, of: schedsearch.Kernel, time_ns: float, mode: str = COLD_GRAPH) -> int:
+    """Records the kernel's configuration and code again with a shorter time, as a tuning run would. Returns the record."""
+    from schedsearch.records.store import Store
+
+    with Store.open(db) as store:
+        best = store.best(CPU_WORKLOAD, schedsearch.detect("cpu").key)
+        assert best is not None
+        faster = replace(
+            best, measurement=replace(best.measurement, times_ns=(time_ns,), mode=mode), started_at=best.started_at + 1
+        )
+        record = store.append(faster)
+        assert store.promote(record, of._loaded.artifact)
+    return record
+
+
+@pytest.fixture
+def own_db(cpu_db: Path, tmp_path: Path) -> Path:
+    """A copy of `cpu_db` that a test may write to."""
+    return Path(shutil.copy(cpu_db, tmp_path / "records.db"))
+
+
+def test_a_kernel_tuned_in_the_same_process_is_served_next(own_db: Path) -> None:
+    first = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu")
+    record = promote_copy(own_db, first, 1.0)
+    second = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu")
+    assert (second.provenance.record_id, second.provenance.time_ns) == (record, 1.0)
+
+
+def test_a_cache_returns_one_kernel_until_there_is_a_better_one(own_db: Path) -> None:
+    x, weight, bias = operands()
+    other = CPU_WORKLOAD.replace(n=1)
+    with schedsearch.KernelCache(own_db, "cpu") as kernels:
+        first, lent = kernels.kernel(CPU_WORKLOAD), kernels.kernel(other)
+        assert kernels.kernel(CPU_WORKLOAD) is first and (first.rung, lent.rung) == ("exact", "nearest")
+        record = promote_copy(own_db, first, 1.0)
+        second = kernels.kernel(CPU_WORKLOAD)
+        assert second.provenance.record_id == record and kernels.kernel(CPU_WORKLOAD) is second
+        assert kernels.kernel(other) is lent  # already built, and not recorded since
+        assert kernels.explain(CPU_WORKLOAD).rungs[0].reason.startswith(f"record {record} ")
+        for kernel in (first, second):
+            np.testing.assert_allclose(kernel(x, weight, bias), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+    with pytest.raises(UsageError, match="was closed; make a new one"):
+        kernels.kernel(CPU_WORKLOAD)
+
+
+def test_a_cache_sees_a_database_that_appears_and_one_that_is_replaced(cpu_db: Path, tmp_path: Path) -> None:
+    db = tmp_path / "later.db"
+    with schedsearch.KernelCache(db, "cpu") as kernels:
+        assert kernels.kernel(CPU_WORKLOAD).rung == "default"
+        shutil.copy(cpu_db, db)
+        exact = kernels.kernel(CPU_WORKLOAD)
+        assert exact.rung == "exact"
+        shutil.copy(cpu_db, tmp_path / "new.db")
+        record = promote_copy(tmp_path / "new.db", exact, 1.0)
+        (tmp_path / "new.db").replace(db)
+        assert kernels.kernel(CPU_WORKLOAD).provenance.record_id == record
+        db.unlink()
+        assert kernels.kernel(CPU_WORKLOAD).provenance.record_id == record
+
+
+def test_threads_may_share_a_cache(own_db: Path) -> None:
+    """Kernels of one device take turns, so that results are whole."""
+    x, weight, bias = operands()
+    truth = expected(x, weight, bias)
+    with schedsearch.KernelCache(own_db, "cpu") as kernels:
+
+        def call(number: int) -> bool:
+            if number == 8:
+                promote_copy(own_db, kernels.kernel(CPU_WORKLOAD), 1.0)
+            kernel = kernels.kernel(CPU_WORKLOAD)
+            return bool(np.allclose(kernel(x, weight, bias), truth, rtol=1e-5, atol=1e-4))
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(call, range(40)))
+        assert kernels.kernel(CPU_WORKLOAD).provenance.time_ns == 1.0
+
+
+def test_a_cache_without_a_database_needs_the_rung_default(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match=r"there is no database .*none.db; tune first"):
+        schedsearch.KernelCache(tmp_path / "none.db", "cpu", allow=("exact", "nearest"))
+
+
+def test_readers_leave_no_log_behind(own_db: Path) -> None:
+    schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu")
+    schedsearch.explain(CPU_WORKLOAD, own_db, target="cpu")
+    schedsearch.KernelCache(own_db, "cpu").close()
+    assert [path.name for path in own_db.parent.glob("records.db*")] == ["records.db"]
+
+
+# --- Prepared constants as a timing mode ------------------------------------------------------------------------------
+def test_a_record_of_the_prepared_mode_is_served_in_that_mode(own_db: Path) -> None:
+    plain = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu")
+    with pytest.raises(NoRecordError, match=f"exact: no record of this workload on .* in mode {COLD_GRAPH_PREPARED}"):
+        schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu", mode=COLD_GRAPH_PREPARED, allow="exact")
+    record = promote_copy(own_db, plain, 1.0, COLD_GRAPH_PREPARED)
+    kernel = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu", mode=COLD_GRAPH_PREPARED, allow="exact")
+    assert (kernel.provenance.record_id, kernel.provenance.mode) == (record, COLD_GRAPH_PREPARED)
+    x, weight, bias = operands()
+    for y in (kernel(x, weight, bias), kernel(x, **kernel.prepare(weight=weight, bias=bias))):
+        np.testing.assert_allclose(y, expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+    assert schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu").provenance == plain.provenance
