@@ -27,6 +27,7 @@ import common
 
 LEAST_S = 20.0  # of a stage: a process, a GPU and libraries have to start, however little a stage measures
 END_S = 3.0  # of --limit, to write what was found and to end
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 Found = dict[str, Any]
 _STARTED = time.monotonic()  # before the imports that take seconds, if this one comes first
 
@@ -196,7 +197,8 @@ def _serve(parents: Connection, connection: Connection, make: Make, case: str, g
     """Runs the stages that are asked for, in the process of a case."""
     parents.close()
     os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_DFL)
     made: Mapping[str, Stage] = {}
     with contextlib.suppress(EOFError):
         while True:
@@ -243,9 +245,14 @@ def _print(text: str, file: Any) -> None:
 
 
 def _end_cleanly() -> None:
-    """SIGTERM ends the processes of cases, too; what was found is written already."""
+    """Ctrl-C and SIGTERM end the processes of cases, too; what was found is written already."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit("stopped by SIGTERM")
+        print(
+            f"stopped by {signal.Signals(number).name}; what was measured is printed above and written to the file of --out",
+            file=sys.stderr,
+        )
+        raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, end)
+    for number in _ENDING:
+        signal.signal(number, end)

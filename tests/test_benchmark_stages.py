@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -63,11 +64,13 @@ def test_stages_that_fail_hang_or_die_do_not_end_the_others(tmp_path: Path) -> N
     assert seconds < 12
 
 
-def test_what_a_stage_found_is_printed_and_written_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_a_stage_found_is_printed_and_written_at_once(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format())
     command = [sys.executable, str(script), "--stages", "slow,fast", "--out", str(tmp_path / "out.json")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(BENCHMARKS)})
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **pipes, env={"PYTHONPATH": str(BENCHMARKS)})
     try:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(2)]  # fast comes first, then the half of slow
@@ -77,8 +80,10 @@ def test_what_a_stage_found_is_printed_and_written_at_once(tmp_path: Path) -> No
             time.sleep(0.05)
         assert "half_us" in (tmp_path / "out.json").read_text()
     finally:
-        process.terminate()
-        assert process.wait(timeout=10) != 0
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 128 + number
+    assert f"stopped by {number.name}; " in errors and "Traceback" not in errors
 
 
 def test_nothing_measured_is_a_failure(tmp_path: Path) -> None:
