@@ -31,7 +31,7 @@ from schedsearch.network.facts import (
 from schedsearch.network.graph import Constant, Network, Node, Part, Value, View, axes_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.layouts import same_bytes
-from schedsearch.network.model import ModelError
+from schedsearch.network.model import NoOperatorError
 from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
 from schedsearch.network.parts import VIEWS, Cut, nodes_inside, part
@@ -107,7 +107,8 @@ def lower(
             cannot store through it.
 
     Raises:
-        ModelError: nodes have no operator (all are listed), a shape is not known, an input and a weight do not fit one
+        NoOperatorError: nodes have no operator; all are listed.
+        ModelError: a shape is not known, an input and a weight do not fit one
             another, or no layout can hold the arrays of a node.
     """
     found = lowering(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
@@ -116,10 +117,7 @@ def lower(
         for op, names in found.others.items():
             reason = f" ({found.reasons[op]})" if op in found.reasons else ""
             lines.append(f"{op}: {', '.join(names)}{reason}")
-        raise ModelError(
-            f"schedsearch has no operator for these nodes of the model: {'; '.join(lines)}. Run them in ONNX Runtime: build "
-            "with --fallback onnxruntime (in Python fallback='onnxruntime')"
-        )
+        raise NoOperatorError(f"schedsearch has no operator for these nodes of the model: {'; '.join(lines)}")
     return found.network
 
 

@@ -27,6 +27,20 @@ class ModelError(UsageError):
     """A model file cannot be read, or its graph cannot be compiled."""
 
 
+class NoOperatorError(ModelError):
+    """Nodes of a model have no operator.
+
+    Attributes:
+        nodes: what they are, without a remedy, for callers that run them in another way.
+    """
+
+    def __init__(self, nodes: str) -> None:
+        self.nodes = nodes
+        super().__init__(
+            f"{nodes}. Run them in ONNX Runtime: build with --fallback onnxruntime (in Python fallback='onnxruntime')"
+        )
+
+
 def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
     """The simplified graph of an ONNX file.
 

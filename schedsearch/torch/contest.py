@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedsearch.errors import SchedsearchError
+from schedsearch.errors import SchedsearchError, first_line
+from schedsearch.network.model import NoOperatorError
 from schedsearch.torch.calls import Kernels
 from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.held import HeldNetwork, Refusal, form_of
@@ -71,8 +72,8 @@ class Contest:
             report = NetworkReport(False, error=own_error, torch_error=torch_error)
         except Exception as error:  # torch's exporters raise errors of many kinds
             ours = isinstance(error, SchedsearchError | Refusal)
-            reason = str(error).splitlines()[0] if ours else f"{type(error).__name__}: {error}"[:300]
-            report = NetworkReport(False, reason)
+            reason = first_line(error) if ours else f"{type(error).__name__}: {error}"[:300]
+            report = NetworkReport(False, error.nodes if isinstance(error, NoOperatorError) else reason)
             if net is not None:
                 net.close()
                 net = None
