@@ -174,7 +174,7 @@ def test_a_second_derivative_is_refused(torch: Any, sst: Any) -> None:
     with sst.use(None):
         y = sst.depthwise_conv2d(x, weight, stride=2, padding=1)
         (dx,) = torch.autograd.grad(y.pow(2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
+    with pytest.raises(RuntimeError, match="has no second derivative"):
         dx.sum().backward()
 
 

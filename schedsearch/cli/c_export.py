@@ -55,6 +55,8 @@ def check_options(
             raise click.UsageError("--torch is for --c DIR; give both")
         if prefix is not None:
             raise click.UsageError("--prefix is for --c DIR; give both")
+    elif not c_folder:
+        raise click.UsageError("--c is empty; give the folder to write")
     elif file is not None or others:
         raise click.UsageError(f"--c writes a folder; it does not go with {', '.join(others) or f'FILE ({file})'}")
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from schedsearch.errors import ArgumentError, DatabaseError, UsageError, did_you_mean
+from schedsearch.errors import ArgumentError, DatabaseError, UsageError, did_you_mean, first_line
 from schedsearch.runtime.ladder import check_rungs
 from schedsearch.text import type_text
 
@@ -114,9 +114,11 @@ def misfit(model: nn.Module, args: tuple[Any, ...], error: Exception) -> Argumen
     given = ", ".join(f"{_name(each.dtype)} {list(each.shape)} on {each.device}" for each in inputs)
     kinds = sorted({_name(each.dtype) for each in model.parameters()})
     weights = f"; its parameters are {' and '.join(kinds)}" if kinds else ""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = first_line(error).removesuffix(", but expected one of:")
+    several = "; for several inputs give a tuple of them, not a list" if len(args) == 1 and isinstance(args[0], list) else ""
     return ArgumentError(
-        f"the model fails on the example: {text}; the example is {given}{weights}; give an input as later calls have it"
+        f"the model fails on the example: {text}; the example is {given}{weights}; give an input as later calls have "
+        f"it{several}"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import threading
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -46,27 +46,23 @@ class Kernels:
         self.db, self.device, self.allow = Path(db).absolute(), device, tuple(allow)
         self.target = target_of(device)
         self._cache = KernelCache(self.db, self.target, allow=self.allow)
-        self._kernels: dict[Workload, Kernel] = {}
-        self._lock = threading.Lock()
 
     def kernel(self, workload: Workload) -> Kernel:
-        """The kernel of a workload, the same in every call: graphs may have captured it. Raises as `KernelCache.kernel`."""
-        with self._lock:
-            if workload not in self._kernels:
-                self._kernels[workload] = self._cache.kernel(workload)
-            return self._kernels[workload]
+        """The best kernel of a workload that is recorded by now. Raises as `KernelCache.kernel`."""
+        return self._cache.kernel(workload)
 
     def build_ahead(self, workloads: Iterable[Workload]) -> None:
         """Compiles what `kernel` would have to. Raises as `KernelCache.build_ahead`."""
-        with self._lock:
-            new = [each for each in workloads if each not in self._kernels]
-        self._cache.build_ahead(new)
+        self._cache.build_ahead(workloads)
 
     @classmethod
     @functools.cache
     def of(cls, db: Path, device: torch.device, allow: tuple[str, ...] = ALLOWED) -> Kernels:
         """The same object for the same arguments, for the life of the process."""
         return cls(db, device, allow)
+
+
+os.register_at_fork(after_in_child=Kernels.of.cache_clear)  # a child cannot use what its parent opened
 
 
 def target_of(device: torch.device) -> Target:
@@ -81,16 +77,22 @@ def _ordinal(device: torch.device) -> int:
 
 
 class Call:
-    """A workload with its scalars, as the operator `call` runs it.
+    """A workload with its scalars and its kernel, as the operator `call` runs it.
 
     Attributes:
+        kernel: the same in every call, because graphs may have captured it.
         key: what the operator takes.
+
+    Raises:
+        SchedsearchError: as `Kernels.kernel`.
     """
 
     def __init__(self, workload: Workload, scalars: Mapping[str, float], kernels: Kernels) -> None:
-        self.workload, self.scalars, self.kernels = workload, dict(scalars), kernels
-        text = json.dumps([workload.id, sorted(scalars.items()), str(kernels.db), str(kernels.device)])
-        self.key = f"{workload.op}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        self.workload, self.scalars, self.kernel = workload, dict(scalars), kernels.kernel(workload)
+        artifact, record = self.kernel.artifact, self.kernel.provenance.record_id
+        text = json.dumps([workload.id, sorted(scalars.items()), str(kernels.db), str(kernels.device), record])
+        code = text.encode() + artifact.plan.to_json().encode() + artifact.code
+        self.key = f"{workload.op}-{hashlib.sha256(code).hexdigest()[:20]}"
         self._formats = [_memory_format(spec) for spec in workload.signature]
         self._numbers = tuple(self.scalars.get(scalar.name, scalar.default) for scalar in workload.scalars)
         self._bound: BoundCall | None = None
@@ -103,7 +105,7 @@ class Call:
             UsageError: a CUDA graph captures the first call, which has to load the kernel.
         """
         given = [
-            each if form is None or each.is_contiguous(memory_format=form) else each.contiguous(memory_format=form)
+            each if each.is_contiguous(memory_format=form) else each.contiguous(memory_format=form)
             for each, form in zip(arrays, self._formats)
         ]
         if self._bound is None:
@@ -111,7 +113,7 @@ class Call:
                 label = self.workload.label
                 raise UsageError(f"a CUDA graph captures the first call of {label}; call it once before the capture")
             places = {scalar.name: place for place, scalar in enumerate(self.workload.scalars)}
-            self._bound = BoundCall(self.kernels.kernel(self.workload), range(len(given)), places, given, self._numbers)
+            self._bound = BoundCall(self.kernel, range(len(given)), places, given, self._numbers)
         y: torch.Tensor = self._bound(given, tuple([each.data_ptr() for each in given]), self._numbers)
         return y
 
@@ -121,15 +123,12 @@ class Call:
         return arrays[0].new_empty_strided(like.shape, like.strides)
 
 
-def _memory_format(spec: ArgSpec) -> torch.memory_format | None:
-    """The format of an argument; None of vectors."""
-    if spec.axes in ("NHWC", "OHWI"):
-        return torch.channels_last
-    return torch.contiguous_format if len(spec.shape) == 4 else None
+def _memory_format(spec: ArgSpec) -> torch.memory_format:
+    return torch.channels_last if spec.axes in ("NHWC", "OHWI") else torch.contiguous_format
 
 
 def call_of(workload: Workload, scalars: Mapping[str, float], kernels: Kernels) -> Call:
-    """The call of a workload, registered under its key."""
+    """The call of a workload by its best kernel, registered under its key. Raises as `Call`."""
     call = Call(workload, scalars, kernels)
     return _calls.setdefault(call.key, call)
 

@@ -89,12 +89,11 @@ class Chooser:
     def _measured(self, layer: Layer, timed: bool) -> Choice:
         try:
             call = call_of(layer.workload, layer.scalars, self.kernels)
-            kernel = self.kernels.kernel(layer.workload)
         except NoRecordError as error:
             return Choice(None, reason_without_kernel(layer.workload, self.kernels, error))
         except SchedsearchError as error:
             return Choice(None, first_line(error))
-        origin = kernel.provenance
+        origin = call.kernel.provenance
         with inference(self.kernels.device):
             found = Choice(None, record_id=origin.record_id, rung=origin.rung)
             try:

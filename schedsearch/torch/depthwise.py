@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from schedsearch.errors import ArgumentError, NoRecordError
@@ -243,13 +242,28 @@ class Depthwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Any) -> Any:
-        # The check for a second derivative costs as much as a launch, and only create_graph=True needs it.
-        return _checked_gradients(ctx, dy) if torch.is_grad_enabled() else _gradients(ctx, dy)
+        x, weight = ctx.saved_tensors
+        to_x, to_weight, _ = ctx.needs_input_grad
+        # The node that refuses a second derivative costs as much as a launch, and only create_graph=True needs it.
+        compute = _Gradients.apply if torch.is_grad_enabled() else _gradients
+        return *compute(x, weight, dy, ctx.parameters, to_x, to_weight), None
 
 
-def _gradients(ctx: Any, dy: Any) -> tuple[Any, Any, None]:
-    x, weight = ctx.saved_tensors
-    to_x, to_weight, _ = ctx.needs_input_grad
+class _Gradients(torch.autograd.Function):
+    """The gradients, which have no gradients themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        return _gradients(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "schedsearch.torch.depthwise_conv2d has no second derivative; use torch.nn.functional.conv2d(groups=channels)"
+        )
+
+
+def _gradients(x: Any, weight: Any, dy: Any, parameters: str, to_x: bool, to_weight: bool) -> tuple[Any, Any]:
     dx = dw = None
     if torch.compiler.is_dynamo_compiling():
         ops = torch.ops.schedsearch
@@ -258,12 +272,9 @@ def _gradients(ctx: Any, dy: Any) -> tuple[Any, Any, None]:
     else:
         of_dx, of_dw, of_both = _eager_dx, _eager_dw, _eager_both
     if to_x and to_weight:
-        dx, dw = of_both(x, weight, dy, ctx.parameters)
+        dx, dw = of_both(x, weight, dy, parameters)
     elif to_x:
-        dx = of_dx(dy, weight, x.shape, ctx.parameters, layout_of(x) == "NHWC")
+        dx = of_dx(dy, weight, x.shape, parameters, layout_of(x) == "NHWC")
     elif to_weight:
-        dw = of_dw(x, dy, weight.shape[2:], ctx.parameters)
-    return dx, dw, None
-
-
-_checked_gradients = once_differentiable(_gradients)
+        dw = of_dw(x, dy, weight.shape[2:], parameters)
+    return dx, dw

@@ -12,16 +12,19 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+_one_by_one = threading.RLock()  # stderr and the logger are those of all threads
+
 
 def exported(module: nn.Module, args: tuple[Any, ...]) -> Any:
     """What torch.export makes of a module, without the graphs that it prints if it cannot. Raises what it raises."""
     told = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    before, told.disabled = told.disabled, True
-    try:
-        with contextlib.redirect_stderr(_OfOthers(sys.stderr)):
-            return torch.export.export(module, args, strict=False)
-    finally:
-        told.disabled = before
+    with _one_by_one:
+        before, told.disabled = told.disabled, True
+        try:
+            with contextlib.redirect_stderr(_OfOthers(sys.stderr)):
+                return torch.export.export(module, args, strict=False)
+        finally:
+            told.disabled = before
 
 
 class _OfOthers(io.TextIOBase):

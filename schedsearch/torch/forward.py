@@ -249,9 +249,13 @@ class OptimizedForward:
             if not forward._plans:
                 forward.remove()
 
+    def give_up(self) -> None:
+        """Runs what was there before, from now on."""
+        self._plans = []
+
     def enter(self) -> None:
         """Becomes the module's forward."""
-        self._module.__dict__ |= {"forward": self, _REPLICATE: _Replicate(self._module)}
+        self._module.__dict__ |= {"forward": self, _REPLICATE: _Replicate(self._module, self)}
 
     def remove(self) -> None:
         """Gives the module the forward that it had."""
@@ -304,10 +308,14 @@ class OptimizedForward:
 
 
 class _Replicate:
-    """How DataParallel copies an optimized module: without the plan, whose tensors are those of the module itself."""
+    """How DataParallel copies an optimized module: without the plan, whose tensors are those of the module itself.
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    Attributes:
+        forward: of the module when it was optimized, which somebody may have wrapped since.
+    """
+
+    def __init__(self, module: nn.Module, forward: Any) -> None:
+        self._module, self.forward = module, forward
 
     def __call__(self) -> Any:
         replica = type(self._module)._replicate_for_data_parallel(self._module)
@@ -374,12 +382,17 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def restore(module: nn.Module) -> None:
-    """Gives a module the forward that it had before it was optimized, also if it was saved meanwhile."""
-    forward = module.__dict__.get("forward")
+    """Gives a module the forward that it had before it was optimized, also if it was saved meanwhile. A forward that calls
+    the optimized one remains, and calls what was there before."""
+    forward, replicate = module.__dict__.get("forward"), module.__dict__.get(_REPLICATE)
     if isinstance(forward, OptimizedForward):
         forward.remove()
-    elif isinstance(module.__dict__.get(_REPLICATE), _Replicate) and _is_own(module, forward):
-        del module.__dict__["forward"], module.__dict__[_REPLICATE]
+    elif isinstance(replicate, _Replicate):
+        del module.__dict__[_REPLICATE]
+        if _is_own(module, forward):
+            del module.__dict__["forward"]
+        elif isinstance(replicate.forward, OptimizedForward):
+            replicate.forward.give_up()
 
 
 def _named(links: Links | _LateLinks) -> str:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.ops.layout import Layout
+from schedsearch.text import type_text
 from schedsearch.torch import epilogues, quantized  # noqa: F401, which declares its operator
 from schedsearch.torch.depthwise import Depthwise
 from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.library import eager
 from schedsearch.torch.moves import Shuffled
-from schedsearch.torch.window import convolve, text
+from schedsearch.torch.transforms import transformed
+from schedsearch.torch.window import check_convolution, check_operands, convolve, output_shape, text
+from schedsearch.torch.window import parameters as parsed
 
 _ACTIVATIONS = (*epilogues.ACTIVATIONS, "relu6", "leaky_relu", "clip")
 _Pair = int | Sequence[int]
 _Options = tuple[Any, ...]  # stride, padding, dilation, groups, precision, activation, residual_last, pixel_shuffle
-# Not `int | torch.SymInt`: torch.compile of PyTorch 2.9 cannot read such a type.
-_NUMBERS = int, torch.SymInt
 _LISTS = list, tuple
 _ops = torch.ops.schedsearch
 _eager_conv2d, _eager_depthwise_conv2d = eager("conv2d"), eager("depthwise_conv2d")
 _texts: dict[Any, str] = {}
 _EIGHT_BITS = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
-_NUMBERED = frozenset({"relu6", "clip", "leaky_relu"})  # activations with call-time numbers
+_LARGEST_FACTOR = 1 << 15  # of a pixel shuffle
+_checked: set[Any] = set()  # descriptions of tensors, see `_check_once`
+_MOST_CHECKED = 4096
 
 
 def conv2d(
@@ -74,6 +79,12 @@ def conv2d(
     Example:
         >>> y = conv2d(x, weight, bias, padding=1, activation="relu")
     """
+    if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)):
+        _check_tensors(x, weight)
+    if type(groups) is not int:
+        groups = _whole("groups", groups)
+    if pixel_shuffle != 1:
+        pixel_shuffle = _factor("pixel_shuffle", pixel_shuffle)
     depthwise = groups > 1 and x.dim() == 4 and groups == x.shape[1] and pixel_shuffle == 1
     if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
         x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
@@ -82,7 +93,7 @@ def conv2d(
     elif precision is None:
         precision = _precision(x) if x.dtype is torch.float32 else "fp32"
     options = (stride, padding, dilation, groups, precision, activation, residual_last, pixel_shuffle)
-    numbers = _numbers(activation, negative_slope, low, high) if activation in _NUMBERED else ()
+    numbers = () if activation is None else _numbers(activation, negative_slope, low, high)
     return _convolution(depthwise, x, weight, bias, scale, residual, options, numbers)
 
 
@@ -132,6 +143,14 @@ def quantized_conv2d(
     Raises:
         ArgumentError: arguments that do not fit each other.
     """
+    _check_tensors(x, weight)
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise ArgumentError(f"out_dtype is {out_dtype!r}; allowed: a torch.dtype, e.g. torch.int8")
+    x_zero_point, weight_zero_point, y_zero_point = (
+        _whole(f"{name}_zero_point", value)
+        for name, value in (("x", x_zero_point), ("weight", weight_zero_point), ("y", y_zero_point))
+    )
+    groups = _whole("groups", groups)
     if out_dtype is None:
         out_dtype = torch.float16 if x.dtype.is_floating_point else torch.int32 if scale is None else x.dtype
     for label, zero_point, dtype in (
@@ -147,6 +166,7 @@ def quantized_conv2d(
     # Sums of two uint8 would be uint32, in which PyTorch hardly computes; with a zero point, even 0, they are int32.
     of_x = x_zero_point != 0 or (x.dtype == weight.dtype == torch.uint8)
     zero_points = ("x," if of_x else "") + ("weight" if weight_zero_point != 0 else "")
+    numbers = () if activation is None else _numbers(activation, negative_slope, low, high)
     middle = _epilogue((bias is not None, False, residual is not None), activation, False, 1)
     name = str(out_dtype).removeprefix("torch.")
     if out_dtype.is_floating_point or output_scale is not None:
@@ -157,7 +177,7 @@ def quantized_conv2d(
     epilogue = ",".join([word for word in words if word])
     parameters = text(*_window(weight, stride, padding, dilation), groups, epilogue, "fp32", zero_points.rstrip(","))
     return _ops.quantized_conv2d.default(
-        x, weight, bias, scale, residual, output_scale, parameters, *_numbers(activation, negative_slope, low, high),
+        x, weight, bias, scale, residual, output_scale, parameters, *(numbers or (0.0, 0.0)),
         x_zero_point, weight_zero_point, y_zero_point,
     )  # fmt: skip
 
@@ -192,10 +212,12 @@ def depthwise_conv2d(
     Raises:
         ArgumentError: arguments that do not fit each other.
     """
+    if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)):
+        _check_tensors(x, weight)
     if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
         x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
     options = (stride, padding, dilation, 1, "fp32", activation, residual_last, 1)
-    numbers = _numbers(activation, negative_slope, low, high) if activation in _NUMBERED else ()
+    numbers = () if activation is None else _numbers(activation, negative_slope, low, high)
     return _convolution(True, x, weight, bias, scale, residual, options, numbers)
 
 
@@ -208,6 +230,10 @@ def pixel_shuffle(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
     Raises:
         ArgumentError: x has other axes, or its channels do not divide.
     """
+    _check_tensors(x)
+    upscale_factor = _factor("upscale_factor", upscale_factor)
+    if transformed():
+        return functional.pixel_shuffle(x, upscale_factor)
     if torch.is_grad_enabled() and x.requires_grad:
         return Shuffled.apply(x, upscale_factor, False)
     return _ops.pixel_shuffle.default(x, upscale_factor)
@@ -222,6 +248,10 @@ def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
     Raises:
         ArgumentError: x has other axes, or its height or width does not divide.
     """
+    _check_tensors(x)
+    downscale_factor = _factor("downscale_factor", downscale_factor)
+    if transformed():
+        return functional.pixel_unshuffle(x, downscale_factor)
     if torch.is_grad_enabled() and x.requires_grad:
         return Shuffled.apply(x, downscale_factor, True)
     return _ops.pixel_unshuffle.default(x, downscale_factor)
@@ -245,9 +275,12 @@ def layout_transform(x: torch.Tensor, layout: str, to: str, sizes: Sequence[int]
         >>> layout_transform(torch.zeros(1, 48, 7, 7), "NCHW", "NCHW32c").shape
         torch.Size([1, 2, 7, 7, 32])
     """
+    _check_tensors(x)
+    source = Layout.parse(layout)
     if sizes is None:
-        source = Layout.parse(layout)
         sizes = [extent * source.block(axis) for extent, axis in zip(x.shape, source.axes)]
+    if transformed():
+        return Layout.parse(to).pack(source.unpack(x, dict(zip(source.axes, sizes))), source.axes)
     return _ops.layout_transform.default(x, sizes, layout, to)
 
 
@@ -266,17 +299,48 @@ def _convolution(
     Eager code calls the operator without the Python function that PyTorch wraps it in.
     """
     operands = bias is not None, scale is not None, residual is not None
-    if torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (True in operands and _wants_gradients(bias, scale, residual))
+    by_pytorch = transformed()
+    if by_pytorch or (
+        torch.is_grad_enabled()
+        and (x.requires_grad or weight.requires_grad or (True in operands and _wants_gradients(bias, scale, residual)))
     ):
-        sums = _sums(depthwise, x, weight, options)
         epilogue = _epilogue(operands, *options[5:])
+        if not torch.compiler.is_dynamo_compiling():
+            _check_once(depthwise, x, weight, bias, scale, residual, options, epilogue)
+        if by_pytorch and depthwise:
+            depthwise, options = False, (*options[:3], x.shape[1], *options[4:])
+        sums = _sums(depthwise, x, weight, options)
         return epilogues.computed(sums, epilogue, bias, scale, residual, *(numbers or (0.0, 0.0))) if epilogue else sums
     if torch.compiler.is_dynamo_compiling():
-        operator = _ops.depthwise_conv2d.default if depthwise else _ops.conv2d.default
-        return operator(x, weight, bias, scale, residual, _made_parameters(weight, operands, *options), *numbers)
-    operator = _eager_depthwise_conv2d if depthwise else _eager_conv2d
-    return operator(x, weight, bias, scale, residual, _kept_parameters(weight, operands, options), *numbers)
+        compute = _ops.depthwise_conv2d.default if depthwise else _ops.conv2d.default
+        return compute(x, weight, bias, scale, residual, _made_parameters(weight, operands, *options), *numbers)
+    compute = _eager_depthwise_conv2d if depthwise else _eager_conv2d
+    return compute(x, weight, bias, scale, residual, _kept_parameters(weight, operands, options), *numbers)
+
+
+def _check_once(
+    depthwise: bool,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    options: _Options,
+    epilogue: str,
+) -> None:
+    """Raises ArgumentError for what the operators refuse. Tensors like those before are not checked again."""
+    given = {"x": x, "weight": weight, "bias": bias, "scale": scale, "residual": residual}
+    tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
+    parameters = _parameters(weight, (False, False, False), (*options[:5], None, False, 1))
+    key = depthwise, parameters, epilogue, *((name, each.dtype, each.shape) for name, each in tensors.items())
+    if key in _checked:
+        return
+    name = "depthwise_conv2d" if depthwise else "conv2d"
+    window, groups = parsed(parameters).window, options[3]
+    check_convolution(name, tensors, window, x.shape[1] if depthwise and x.dim() == 4 else groups)
+    check_operands(name, epilogue, tensors, output_shape(x, weight, window, epilogue))
+    if len(_checked) < _MOST_CHECKED:
+        _checked.add(key)
 
 
 def _sums(depthwise: bool, x: torch.Tensor, weight: torch.Tensor, options: _Options) -> Any:
@@ -320,8 +384,6 @@ def _made_parameters(
 ) -> str:
     if precision not in ("fp32", "tf32"):
         raise ArgumentError(f"precision is {precision!r}; allowed: fp32, tf32 or None")
-    if not isinstance(groups, _NUMBERS):
-        raise ArgumentError(f"groups is {groups!r}; allowed: a whole number from 1 on")
     return text(*_window(weight, stride, padding, dilation), groups, _epilogue(operands, *stages), precision)
 
 
@@ -346,13 +408,15 @@ def _epilogue(operands: tuple[bool, ...], activation: str | None, residual_last:
     return ",".join([word for word in order if word])
 
 
-def _numbers(activation: str | None, slope: float, low: float, high: float) -> tuple[float, float]:
-    """The operator's low and high."""
+def _numbers(activation: str, slope: float, low: float, high: float) -> tuple[float, ...]:
+    """The operator's low and high, for an activation that has any."""
+    if not isinstance(activation, str):
+        raise ArgumentError(f"activation is {activation!r}; allowed: {', '.join(_ACTIVATIONS)} or None")
     if activation == "relu6":
         return 0.0, 6.0
     if activation == "clip":
         return low, high
-    return (slope, 0.0) if activation == "leaky_relu" else (0.0, 0.0)
+    return (slope, 0.0) if activation == "leaky_relu" else ()
 
 
 def _window(
@@ -366,11 +430,17 @@ def _window(
             raise ArgumentError(f"padding is {padding!r}{hint}; allowed: numbers, 'valid' or 'same'")
         if padding == "same" and strides != [1, 1]:
             raise ArgumentError(f"padding 'same' needs stride 1, got {strides}")
+        if weight.dim() != 4:
+            raise ArgumentError(f"weight has shape {tuple(weight.shape)}; allowed: four axes (k, c / groups, r, s)")
         whole = [0, 0] if padding == "valid" else [dilations[i] * (weight.shape[2 + i] - 1) for i in (0, 1)]
         pads = [whole[0] // 2, whole[1] // 2, whole[0] - whole[0] // 2, whole[1] - whole[1] // 2]
     else:
         numbers = _numbers_of("padding", padding)
         pads = numbers * 2 if len(numbers) == 2 else numbers
+        if len(pads) != 4:
+            raise ArgumentError(
+                f"padding is {padding!r}; allowed: one whole number, (vertical, horizontal) or (top, left, bottom, right)"
+            )
     return strides, pads, dilations
 
 
@@ -384,9 +454,40 @@ def _pair(name: str, value: _Pair) -> list[int]:
 def _numbers_of(name: str, value: Any) -> list[int]:
     """One number twice, or a sequence of numbers as a list."""
     found = list(value) if isinstance(value, _LISTS) else [value, value]
-    if not all(isinstance(each, _NUMBERS) for each in found):
-        raise ArgumentError(f"{name} is {value!r}; allowed: whole numbers, e.g. {name}=1 or {name}=(1, 1)")
-    return found
+    try:
+        return [_index(each) for each in found]
+    except TypeError:
+        raise ArgumentError(f"{name} is {value!r}; allowed: whole numbers, e.g. {name}=1 or {name}=(1, 1)") from None
+
+
+def _index(value: Any) -> Any:
+    """A whole number of any library as Python's, or a symbolic one. Raises TypeError for other values."""
+    if isinstance(value, torch.SymInt) or type(value) is int:
+        return value
+    return operator.index(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        found: int = _index(value)
+        return found
+    except TypeError:
+        raise ArgumentError(f"{name} is {value!r}; allowed: a whole number") from None
+
+
+def _factor(name: str, value: Any) -> int:
+    """The factor of a pixel shuffle."""
+    factor = _whole(name, value)
+    if not 1 <= factor <= _LARGEST_FACTOR:
+        raise ArgumentError(f"{name} is {value!r}; allowed: a whole number from 1 to {_LARGEST_FACTOR}")
+    return factor
+
+
+def _check_tensors(*tensors: Any) -> None:
+    """Raises ArgumentError if the image or the weight is not a tensor."""
+    for name, each in zip(("x", "weight"), tensors):
+        if not isinstance(each, torch.Tensor):
+            raise ArgumentError(f"{name} is {type_text(each)}; allowed: a torch.Tensor")
 
 
 def _precision(x: torch.Tensor) -> str:

@@ -195,7 +195,9 @@ class _Run:
 
 
 def revert_(model: nn.Module) -> nn.Module:
-    """Undoes `optimize_` on a model and everything in it, and returns the model."""
+    """Undoes `optimize_` on a model and everything in it, and returns the model. Raises TypeError if it is not a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type_text(model)}; give a torch.nn.Module")
     for module in model.modules():
         restore(module)
     return model

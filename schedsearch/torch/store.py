@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
@@ -18,8 +19,10 @@ from schedsearch.measurement import COLD_GRAPH
 from schedsearch.runtime.cache import DEFAULT_DB, KernelCache
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.ladder import check_rungs
+from schedsearch.torch.arguments import check_options
 from schedsearch.workload import Workload
 
+_MOST_READY = 4096  # descriptions of calls; the oldest are forgotten
 RECORDED = ("exact", "same_architecture")  # the rungs that build nothing
 
 # (tensors, addresses, numbers) -> output; the same for a kernel and for PyTorch's own operator.
@@ -120,8 +123,9 @@ class use:
         mode: how the records were timed.
 
     Raises:
-        UsageError: an unknown rung.
-        DatabaseError: there is no such database, and no allowed rung does without.
+        TypeError: an argument is of another type.
+        UsageError: an unknown rung, or an empty `db` or `allow`.
+        DatabaseError: `db` is a folder; or there is no such database, and no allowed rung does without.
 
     Example:
         >>> import schedsearch.torch as sst
@@ -136,7 +140,11 @@ class use:
         allow: Sequence[str] = RECORDED,
         mode: str = COLD_GRAPH,
     ) -> None:
+        if db is not None:
+            check_options({"db": db, "allow": allow})
         store = Store(db, allow, mode)
+        if store.db is not None and store.db.is_dir():
+            raise DatabaseError(f"{store.db} is a folder; give the file of a database, e.g. {store.db / 'records.db'}")
         if store.db is not None and not store.db.exists() and "default" not in store.allow:
             raise DatabaseError(f"there is no database {store.db}; tune first, or allow the rung default")
         self.store, self._before = store, active
@@ -181,6 +189,10 @@ def found(
     except (SchedsearchError, ImportError) as error:
         say(f"{what}: PyTorch computes it, because {error}")
         call, entry = without(), Served(what, str(device), None, str(error))
+    for held in (store.ready, store.served):
+        if len(held) >= _MOST_READY:
+            with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread does the same
+                held.pop(next(iter(held)))
     store.ready[key], store.served[key] = call, entry
     return call
 

@@ -17,11 +17,14 @@ def _transformed_while_tracing() -> bool:
     return _transformed()
 
 
+def transformed() -> bool:
+    """As `_transformed`, for calls that torch.compile may trace."""
+    return bool(_transformed_while_tracing()) if torch.compiler.is_compiling() else _transformed()
+
+
 def computes() -> bool:
     """Whether calls compute, or are compiled to compute here. Exported and traced graphs go elsewhere, where there are no
     kernels."""
     if torch.compiler.is_exporting():
         return False
-    if torch.compiler.is_compiling():
-        return not _transformed_while_tracing()
-    return not torch.jit.is_tracing() and not _transformed()
+    return not torch.jit.is_tracing() and not transformed()

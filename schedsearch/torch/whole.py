@@ -196,10 +196,12 @@ def _run_with(calls: Sequence[network_op.NetworkCall], compiled: Compiled, *args
 
 
 def _check_effects(call: Compiled, args: Sequence[Any]) -> None:
-    """Raises Refusal if a graph writes to its inputs, or returns one of them."""
+    """Raises Refusal if a graph returns one of its inputs, or writes to them; they have their numbers back then."""
     before = [each.clone() for each in args]
     found = list(call(*args))
     if not all(torch.equal(each, old) for each, old in zip(args, before)):
+        for each, old in zip(args, before):
+            each.copy_(old)
         raise Refusal("the graph writes to its inputs")
     if {each.data_ptr() for each in args} & {each.data_ptr() for each in found}:
         raise Refusal("the graph returns an input")
