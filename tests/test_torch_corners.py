@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
+import enum
+import functools
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +153,142 @@ def test_a_graph_that_counts_its_calls_counts_them_once(db: Path) -> None:  # no
     assert model.calls == 1
     fast(image())
     assert model.calls == 2
+
+
+class Mode(enum.Enum):
+    DOUBLE, HALF = 2.0, 0.5
+
+
+class Head(nn.Module):  # type: ignore[misc, name-defined]
+    """A convolution and settings of many kinds, each of which its forward reads."""
+
+    gain = 1.0
+    Pair = collections.namedtuple("Pair", "low high")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small()
+        self.number, self.numbers, self.named, self.mode = 2.0, [1.0, 2.0], {"a": 1.0}, Mode.DOUBLE
+        self.ordered, self.pair, self.chosen = collections.OrderedDict(a=1.0), self.Pair(0.0, 1.0), {1}
+        self.config, self.array = types.SimpleNamespace(scale=1.0, inner=types.SimpleNamespace(shift=0.0)), np.ones(3)
+        self.single, self.part, self.span = np.float32(1), functools.partial(torch.add, alpha=1), slice(0, 3)
+
+    def post(self, y: Any) -> Any:
+        return y
+
+    def forward(self, x: Any, scale: float = 1.0, *, bias: float = 0.0) -> Any:
+        y = self.post(self.body(x)) * self.gain * scale + bias
+        y = y * self.number + self.numbers[0] + self.named["a"] + self.mode.value
+        y = y + self.ordered["a"] + self.pair.high + len(self.chosen) + self.config.scale + self.config.inner.shift
+        return self.part(y, float(self.array.sum()) + float(self.single)) + y[..., self.span].mean()
+
+
+SETTINGS = {
+    "an eps": lambda head: setattr(head.body[1], "eps", 5.0),
+    "a padding": lambda head: setattr(head.body[0], "padding", (1, 1)),
+    "a module": lambda head: head.body.__setitem__(2, nn.Sigmoid()),
+    "one module more": lambda head: head.body.append(nn.Tanh()),
+    "a number": lambda head: setattr(head, "number", 3.0),
+    "an item": lambda head: head.numbers.__setitem__(0, 5.0),
+    "a key": lambda head: head.named.__setitem__("a", 5.0),
+    "what a class has": lambda head: setattr(head, "gain", 4.0),
+    "an attribute of an attribute": lambda head: setattr(head.config.inner, "shift", 3.0),
+}
+OTHERS = {
+    "a method": lambda head: setattr(head, "post", torch.relu),
+    "an enum": lambda head: setattr(head, "mode", Mode.HALF),
+    "an ordered dictionary": lambda head: head.ordered.__setitem__("a", 5.0),
+    "a named tuple": lambda head: setattr(head, "pair", Head.Pair(0.0, 5.0)),
+    "a set": lambda head: head.chosen.add(2),
+    "an array": lambda head: head.array.__setitem__(0, 5.0),
+    "a number of NumPy": lambda head: setattr(head, "single", np.float32(5)),
+    "a partial function": lambda head: setattr(head, "part", functools.partial(torch.add, alpha=3)),
+    "a slice": lambda head: setattr(head, "span", slice(1, 2)),
+}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("name", [*SETTINGS, *OTHERS])
+def test_changes_of_settings_are_noticed(optimize: Any, ran: list[str], name: str, copied: bool) -> None:  # noqa: F811
+    head, x = prepared(Head()), image()
+    assert optimize(head, x).swapped
+    head = copy.deepcopy(head) if copied else head
+    ran.clear()
+    head(x)
+    assert ran == ["conv2d"]
+    {**SETTINGS, **OTHERS}[name](head)
+    assert torch.equal(head(x), Head.forward(head, x))
+
+
+def test_a_constant_of_a_class_may_change(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    head, x = prepared(Head()), image()
+    optimize(head, x)
+    monkeypatch.setattr(Head, "gain", 4.0)
+    assert torch.equal(head(x), Head.forward(head, x))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_compiled_model_is_compiled_again_after_changes(optimize: Any, ran: list[str], name: str) -> None:  # noqa: F811
+    head, x = prepared(Head()), image()
+    optimize(head, x)
+    plain = copy.deepcopy(sst.revert_(copy.deepcopy(head)))
+    fast = torch.compile(head, backend="aot_eager", fullgraph=True)
+    assert close(fast(x), plain(x)) and ran
+    for each in (head, plain):
+        SETTINGS[name](each)
+    ran.clear()
+    assert close(fast(x), plain(x)) and not ran
+
+
+def test_a_compiled_model_reads_weights_of_another_module(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+    model, x = small(), image()
+    optimize(model, x)
+    fast = torch.compile(model, backend="aot_eager", fullgraph=True)
+    fast(x)
+    model[0] = prepared(nn.Sequential(nn.Conv2d(8, 8, 1)))[0]
+    nn.init.ones_(model[0].weight)
+    assert close(fast(x), model.forward.original(x))
+
+
+def test_modules_that_are_not_registered_are_left_alone(optimize: Any) -> None:  # noqa: F811
+    class Hidden(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.shown, self.hidden = nn.Conv2d(8, 8, 1), [nn.Conv2d(8, 8, 1)]
+
+        def forward(self, x: Any) -> Any:
+            return self.hidden[0](self.shown(x))
+
+    model = prepared(Hidden())
+    assert [layer.name for layer in optimize(model, image()).swapped] == ["shown"]
+    model.hidden[0].weight = nn.Parameter(torch.ones(8, 8, 1, 1))
+    x = image()
+    assert close(model(x), functional.conv2d(model.shown(x), torch.ones(8, 8, 1, 1), model.hidden[0].bias))
+
+
+def test_arguments_may_be_given_by_name(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+    head, x = prepared(Head()), image()
+    optimize(head, x)
+    for call in (
+        lambda: head(x=x),
+        lambda: head(x, 1.0),
+        lambda: head(x, scale=1.0),
+        lambda: head(scale=1.0, x=x, bias=0.0),
+    ):
+        ran.clear()
+        assert close(head(*args, **named), Head.forward(head, x)) and ran == ["conv2d"]
+    with pytest.warns(UserWarning, match=r"channels_last, 2\.0 runs as before|with strides \(288, 1, 48, 8\), 2\.0 runs"):
+        assert torch.equal(head(x, scale=2.0), Head.forward(head, x, 2.0))
+    assert torch.equal(head(x, bias=1.0), Head.forward(head, x, bias=1.0))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
+        head(y=x)
+
+
+def test_a_crop_is_told_to_be_copied(optimize: Any) -> None:  # noqa: F811
+    model, crop = small(), image(1, 8, 12, 12)[:, :, 2:8, 2:8]
+    optimize(model, crop)
+    with pytest.warns(UserWarning, match=r"an image with gaps in memory has to be copied: x.contiguous\(memory_format"):
+        model(crop)
 
 
 # --- Functions --------------------------------------------------------------------------------------------------------

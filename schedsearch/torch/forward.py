@@ -20,7 +20,17 @@ from schedsearch.torch import patterns
 from schedsearch.torch.exported import exported, record_strides
 from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.held import Refusal
-from schedsearch.torch.settings import OURS, Settings, Watches, same_attributes, settled
+from schedsearch.torch.settings import (
+    OURS,
+    Settings,
+    Watches,
+    hides,
+    same_attributes,
+    settings_of_classes,
+    settled,
+)
+from schedsearch.torch.signature import Arguments
+from schedsearch.torch.traced_check import traced_check
 from schedsearch.torch.transforms import computes
 
 _REPLICATE = OURS[1]  # DataParallel calls it on each module
@@ -41,7 +51,11 @@ class Plan:
         networks: what its networks run in; they end with it.
         modules: name and class of each module that the graph was made of.
         settings: what these were set to.
+        of_classes: the same for their classes.
+        names: of the attributes of each module.
+        traced: as `Links` for torch.compile: the tensors that the graph takes, or None if the module has changed.
         tensors: facts about the parameters and buffers that the graph takes.
+        ties: module, kind and name of each other place of these tensors, with kind and path of the one that the graph takes.
         absent: module, kind and name of each parameter and buffer that is None.
     """
 
@@ -62,6 +76,9 @@ class Plan:
         self._expected = [_facts(each) for each in leaves]
         self.modules = [(name, type(each)) for name, each in module.named_modules(remove_duplicate=False)]
         self.settings = {name: dict(own) for name, own in settings.items()}
+        self.of_classes = settings_of_classes(module)
+        self.names = {name: frozenset(vars(each)) for name, each in module.named_modules()}
+        self._arguments = Arguments.of(module, len(args))
         for kind, path in self._paths:
             if kind == "CONSTANT_TENSOR" and path:  # it is looked up in each call
                 owner, _, name = path.rpartition(".")
@@ -73,7 +90,12 @@ class Plan:
             for last, tensor in where.items()
             if tensor is None
         ]
-        self.tensors = [_tensor_facts(_resolve(module, kind, path)[2]) for kind, path in self._paths if path]
+        self.tensors = [_tensor_facts(_resolve(module, kind, path)[2]) for kind, path in self.paths()]
+        self.ties = _ties(module, self.paths())
+
+    def paths(self) -> list[tuple[str, str]]:
+        """Kind and path of each tensor of the module that the graph takes, in its order."""
+        return [(kind, path) for kind, path in self._paths if path]
 
     def _read_signature(self, program: Any, module: nn.Module) -> None:
         """Raises ValueError for an input that is neither a tensor of the module nor of the call, and an output that is not
@@ -114,14 +136,18 @@ class Plan:
     def seal(self) -> None:
         """Makes the graph callable, after it was rewritten."""
         self._run = fx.GraphModule(self._root, self.graph)
+        self.traced = traced_check(self)
         for node in self.graph.nodes:  # fake tensors of the export
             node.meta.clear()
         del self._root
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The inputs of a call like the example; None of another."""
-        if kwargs:
-            return None
+        if kwargs or len(args) != self._arguments.count:
+            arranged = self._arguments.arranged(args, kwargs)
+            if arranged is None:
+                return None
+            args = arranged
         leaves: list[Any]
         leaves, spec = pytree.tree_flatten((args, {}))
         if spec != self._in_spec or len(leaves) != len(self._expected):
@@ -152,7 +178,8 @@ class Links:
         self.whole = [(name, type(each)) for name, each in held] == plan.modules
         self._root = module, type(module), len(module._modules)
         self._modules: list[tuple[dict[str, Any], str, nn.Module, type, int]] = []
-        self._settings = Watches({}, {})
+        self._names: list[tuple[nn.Module, int, frozenset[str]]] = []
+        self._settings = Watches({}, {}, {})
         self._absent: list[tuple[dict[str, Any], str]] = []
         self._slots: list[_Slot] = []
         self._ties: list[_Slot] = []  # other places of the same tensors
@@ -163,7 +190,11 @@ class Links:
             parent, _, last = name.rpartition(".")
             if name:
                 self._modules.append((by_name[parent]._modules, last, each, type(each), len(each._modules)))
-        self._settings = Watches(by_name, plan.settings)
+        self._names = [(by_name[name], len(vars(by_name[name])), names) for name, names in plan.names.items()]
+        if any(hides(each, names) for each, _, names in self._names):
+            self.whole = False
+            return
+        self._settings = Watches(by_name, plan.settings, plan.of_classes)
         tensors = {"PARAMETER": "_parameters", "BUFFER": "_buffers"}
         self._absent = [(getattr(by_name[name], tensors[kind]), last) for name, kind, last in plan.absent]
         facts = iter(plan.tensors)
@@ -199,6 +230,9 @@ class Links:
             if held["training"] or held["_forward_hooks"] or held["_forward_pre_hooks"]:
                 return False
             if "forward" in held and _is_replaced(module):
+                return False
+        for module, length, names in self._names:
+            if len(module.__dict__) != length and hides(module, names):
                 return False
         if not self._settings.unchanged():
             return False
@@ -270,8 +304,8 @@ class OptimizedForward:
             return OptimizedForward.original(self, *args, **kwargs)
         for plan, links in self._plans:
             leaves = plan.leaves(args, kwargs)
-            if leaves is not None and self._may_serve(plan, links, leaves):
-                return plan.run(links.tensors(), leaves)
+            if leaves is not None and (tensors := self._tensors(plan, links, leaves)) is not None:
+                return plan.run(tensors, leaves)
         return self.original(*args, **kwargs)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
@@ -280,18 +314,18 @@ class OptimizedForward:
             return type(self._module).forward(self._module, *args, **kwargs)
         return self._before(*args, **kwargs)
 
-    def _may_serve(self, plan: Plan, links: Links, leaves: list[Any]) -> bool:
+    def _tensors(self, plan: Plan, links: Links, leaves: list[Any]) -> list[Any] | None:
+        """The module's tensors that a plan takes; None if it must not serve a call."""
         if self._module.training or torch.are_deterministic_algorithms_enabled() or plan.tf32 != allows_tf32():
-            return False
+            return None
         if torch.is_autocast_enabled(_device_type(leaves)):
-            return False
-        if not _unchanged(links):
-            return False
-        if torch.is_grad_enabled():
-            for each in (*leaves, *links.tensors()):
+            return None
+        tensors = _linked(self._module, plan, links)
+        if tensors is not None and torch.is_grad_enabled():
+            for each in (*leaves, *tensors):
                 if isinstance(each, torch.Tensor) and each.requires_grad:
-                    return False
-        return True
+                    return None
+        return tensors
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedForward:
         module = copy.deepcopy(self._module, memo)  # the copy under way, or one that this makes
@@ -407,10 +441,12 @@ def _checked_while_tracing(name: str) -> bool:
     return bool(_links[name].unchanged())
 
 
-def _unchanged(links: Links) -> bool:
-    if torch.compiler.is_compiling():  # before PyTorch 2.13 the argument of a constant must be one: a text, not an object
-        return bool(_checked_while_tracing(links.name))
-    return links.unchanged()
+def _linked(module: nn.Module, plan: Plan, links: Links) -> list[Any] | None:
+    """The tensors of a module that a plan takes; None if the module is not as it was."""
+    if not torch.compiler.is_compiling():
+        return links.tensors() if links.unchanged() else None
+    # Before PyTorch 2.13 the argument of a constant must be one: a text, not an object.
+    return plan.traced(module) if _checked_while_tracing(links.name) else None
 
 
 @contextlib.contextmanager
@@ -477,6 +513,19 @@ def _resolve(module: nn.Module, kind: str, path: str) -> tuple[dict[str, Any], s
     part = module.get_submodule(owner)
     where: dict[str, Any] = {"PARAMETER": part._parameters, "BUFFER": part._buffers}.get(kind, vars(part))
     return where, name, where[name]
+
+
+def _ties(module: nn.Module, paths: list[tuple[str, str]]) -> list[tuple[tuple[str, str, str], tuple[str, str]]]:
+    """Other places of tensors than these paths; see `Plan.ties`."""
+    places = {id(tensor): (where, name, path) for path in paths for where, name, tensor in [_resolve(module, *path)]}
+    found = []
+    for name, each in module.named_modules():
+        for held in ("_parameters", "_buffers"):
+            for last, tensor in getattr(each, held).items():
+                where, other, path = places.get(id(tensor), (None, "", ("", "")))
+                if where is not None and not (where is getattr(each, held) and last == other):
+                    found.append(((name, held, last), path))
+    return found
 
 
 def _is_attribute(module: nn.Module, path: str) -> bool:

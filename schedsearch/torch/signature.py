@@ -1,0 +1,62 @@
+"""Arguments by keyword, and those with defaults, as the positional ones of an example."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch import nn
+
+_NONE = inspect.Parameter.empty
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+_CONSTANTS = bool, int, float, str, type(None)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """How a module's forward takes its arguments.
+
+    Attributes:
+        count: how many an example has.
+        positional: (name, default) of each that may be given by position.
+        named: name -> default of those that are given by keyword only.
+    """
+
+    count: int
+    positional: tuple[tuple[str, Any], ...] = ()
+    named: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, count: int) -> Self:
+        try:
+            parameters = inspect.signature(module.forward).parameters.values()
+        except (TypeError, ValueError):
+            return cls(count)
+        positional = tuple((each.name, each.default) for each in parameters if each.kind in _POSITIONAL)
+        named = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+        return cls(count, positional, named)
+
+    def arranged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """As many positional arguments as the example has, for the same call; None if there are none."""
+        given, rest = list(args), dict(kwargs)
+        for name, default in self.positional[len(args) :]:
+            if name in rest:
+                given.append(rest.pop(name))
+            elif default is not _NONE:
+                given.append(default)
+            else:
+                break
+        for name, value in rest.items():
+            if self.named is None or name not in self.named or not _is_default(value, self.named[name]):
+                return None
+        while len(given) > self.count:
+            value = given.pop()
+            if len(given) >= len(self.positional) or not _is_default(value, self.positional[len(given)][1]):
+                return None
+        return tuple(given) if len(given) == self.count else None
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and type(value) in _CONSTANTS and bool(value == default))
