@@ -269,12 +269,7 @@ def test_modules_that_are_not_registered_are_left_alone(optimize: Any) -> None: 
 def test_arguments_may_be_given_by_name(optimize: Any, ran: list[str]) -> None:  # noqa: F811
     head, x = prepared(Head()), image()
     optimize(head, x)
-    for call in (
-        lambda: head(x=x),
-        lambda: head(x, 1.0),
-        lambda: head(x, scale=1.0),
-        lambda: head(scale=1.0, x=x, bias=0.0),
-    ):
+    for args, named in (((), {"x": x}), ((x, 1.0), {}), ((x,), {"scale": 1.0}), ((), {"scale": 1.0, "x": x, "bias": 0.0})):
         ran.clear()
         assert close(head(*args, **named), Head.forward(head, x)) and ran == ["conv2d"]
     with pytest.warns(UserWarning, match=r"channels_last, 2\.0 runs as before|with strides \(288, 1, 48, 8\), 2\.0 runs"):
