@@ -331,6 +331,15 @@ def test_transforms_of_torch_func_give_what_they_give_for_pytorch(name: str) -> 
 
 
 @pytest.mark.usefixtures("functions")
+def test_operators_refuse_forward_mode_differentiation() -> None:
+    x, weight, _ = layer()
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ArgumentError, match="no rule for forward-mode"):
+        torch.ops.schedsearch.conv2d(torch.autograd.forward_ad.make_dual(x, x), weight)
+    with pytest.raises(ArgumentError, match="no rule for forward-mode"):
+        torch.func.jvp(lambda weight: torch.ops.schedsearch.conv2d(x, weight), (weight,), (weight,))
+
+
+@pytest.mark.usefixtures("functions")
 def test_a_second_derivative_that_is_only_a_part_is_refused() -> None:
     x, weight = image().requires_grad_(), torch.randn(8, 1, 1, 1, requires_grad=True)
     with torch.enable_grad():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from schedsearch.errors import ArgumentError, UnsupportedError
 from schedsearch.runtime.kernel import Kernel
@@ -143,10 +144,13 @@ def implementation(kind: type[Operation]) -> Callable[..., Any]:
     body = f"""
     if is_grad_enabled() and ({" or ".join(wants)}):
         refuse_gradients(kind, tensors)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(kind)
 {_found(kind)}
     return call(tensors, {_tuple(addresses)}, numbers)
 """
-    return _written(kind, body, is_grad_enabled=torch.is_grad_enabled, refuse_gradients=_refuse_gradients)
+    refuse = {"refuse_gradients": _refuse_gradients, "refuse_tangents": _refuse_tangents}
+    return _written(kind, body, is_grad_enabled=torch.is_grad_enabled, forward_ad=forward_ad, **refuse)
 
 
 def finder(kind: type[Operation]) -> Callable[..., store.Call]:
@@ -216,6 +220,13 @@ def _refuse_gradients(kind: type[Operation], tensors: Tensors) -> None:
                 "torch.no_grad(), or the functions schedsearch.torch.conv2d, depthwise_conv2d, pixel_shuffle or "
                 "pixel_unshuffle, which have gradients"
             )
+
+
+def _refuse_tangents(kind: type[Operation]) -> None:
+    raise ArgumentError(
+        f"torch.ops.schedsearch.{kind.name} has no rule for forward-mode differentiation; use the functions of "
+        "schedsearch.torch"
+    )
 
 
 def _refuse_formats(kind: type[Operation], tensors: Tensors) -> None:
