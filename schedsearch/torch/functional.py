@@ -29,6 +29,7 @@ _ops = torch.ops.schedsearch
 _eager_conv2d, _eager_depthwise_conv2d = eager("conv2d"), eager("depthwise_conv2d")
 _texts: dict[Any, str] = {}
 _EIGHT_BITS = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
+_OF_INTEGERS = (None, "relu", "relu6", "clip")
 _LARGEST_FACTOR = 1 << 15  # of a pixel shuffle
 _checked: set[Any] = set()  # descriptions of tensors, see `_check_once`
 _MOST_CHECKED = 4096
@@ -163,6 +164,11 @@ def quantized_conv2d(
                 f"{label}_zero_point is {zero_point}; allowed: {_EIGHT_BITS[dtype][0]} to {_EIGHT_BITS[dtype][1]}, the "
                 f"numbers of {dtype}"
             )
+    if not out_dtype.is_floating_point and output_scale is None and activation not in _OF_INTEGERS:
+        raise ArgumentError(
+            f"activation {activation!r} is of floats, and the sums are whole numbers; allowed: relu, relu6, clip or None; "
+            "or give an output_scale, or an out_dtype of floats"
+        )
     # Sums of two uint8 would be uint32, in which PyTorch hardly computes; with a zero point, even 0, they are int32.
     of_x = x_zero_point != 0 or (x.dtype == weight.dtype == torch.uint8)
     zero_points = ("x," if of_x else "") + ("weight" if weight_zero_point != 0 else "")

@@ -22,9 +22,15 @@ def transformed() -> bool:
     return bool(_transformed_while_tracing()) if torch.compiler.is_compiling() else _transformed()
 
 
+@torch.compiler.assume_constant_result
+def _computes_while_tracing() -> bool:
+    # Traced, `is_exporting` would be a constant of torch.compile, which is True before PyTorch 2.13.
+    return not torch.compiler.is_exporting() and not _transformed()
+
+
 def computes() -> bool:
     """Whether calls compute, or are compiled to compute here. Exported and traced graphs go elsewhere, where there are no
     kernels."""
-    if torch.compiler.is_exporting():
-        return False
-    return not torch.jit.is_tracing() and not transformed()
+    if torch.compiler.is_compiling():
+        return bool(_computes_while_tracing())
+    return not torch.jit.is_tracing() and not _transformed()

@@ -118,14 +118,15 @@ Call take(const Operator &op, StableIValue *stack, uint64_t arguments, uint64_t 
         refuse(op, "the schema has other arguments than the kernel");
     for (size_t i = 0; i < op.number_count; i++)
         call.numbers.push_back(number(op, op.numbers[i], stack[op.argument_count + i]));
-    const Tensor &first = call.arguments.at(0);
-    check(aoti_torch_get_device_type(first.get(), &call.device_type), op, "the device of an argument cannot be read");
-    call.device = first.get_device_index();
     int held = 0;
     for (size_t i = 0; i < op.argument_count; i++) {
         int32_t device_type = 0;
-        check(aoti_torch_get_device_type(call.arguments[i].get(), &device_type), op,
-              "the device of an argument cannot be read");
+        std::string missing = std::string(op.arguments[i].name) + " is None, or has no device; give a tensor";
+        check(aoti_torch_get_device_type(call.arguments[i].get(), &device_type), op, missing.c_str());
+        if (i == 0) {
+            call.device_type = device_type;
+            call.device = call.arguments[0].get_device_index();
+        }
         if (device_type != call.device_type || call.arguments[i].get_device_index() != call.device)
             refuse(op, std::string(op.arguments[i].name) + " is on another device than " + op.arguments[0].name);
         int form = form_of(op, op.arguments[i], call.arguments[i]);
