@@ -17,7 +17,7 @@ from schedsearch.torch.depthwise import Depthwise
 from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.library import eager
 from schedsearch.torch.moves import Shuffled
-from schedsearch.torch.transforms import transformed
+from schedsearch.torch.transforms import transformed, transformed_while_tracing, transforming
 from schedsearch.torch.window import check_convolution, check_operands, convolve, output_shape, text
 from schedsearch.torch.window import parameters as parsed
 
@@ -305,19 +305,20 @@ def _convolution(
     Eager code calls the operator without the Python function that PyTorch wraps it in.
     """
     operands = bias is not None, scale is not None, residual is not None
-    by_pytorch = transformed()
+    compiling = torch.compiler.is_dynamo_compiling()
+    by_pytorch = transformed_while_tracing() if compiling else transforming()
     if by_pytorch or (
         torch.is_grad_enabled()
         and (x.requires_grad or weight.requires_grad or (True in operands and _wants_gradients(bias, scale, residual)))
     ):
         epilogue = _epilogue(operands, *options[5:])
-        if not torch.compiler.is_dynamo_compiling():
+        if not compiling:
             _check_once(depthwise, x, weight, bias, scale, residual, options, epilogue)
         if by_pytorch and depthwise:
             depthwise, options = False, (*options[:3], x.shape[1], *options[4:])
         sums = _sums(depthwise, x, weight, options)
         return epilogues.computed(sums, epilogue, bias, scale, residual, *(numbers or (0.0, 0.0))) if epilogue else sums
-    if torch.compiler.is_dynamo_compiling():
+    if compiling:
         compute = _ops.depthwise_conv2d.default if depthwise else _ops.conv2d.default
         return compute(x, weight, bias, scale, residual, _made_parameters(weight, operands, *options), *numbers)
     compute = _eager_depthwise_conv2d if depthwise else _eager_conv2d

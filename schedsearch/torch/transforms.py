@@ -6,26 +6,27 @@ import torch
 from torch.autograd import forward_ad
 
 
-def _transformed() -> bool:
+def transforming() -> bool:
     """Whether vmap, jvp or another transform of torch.func is under way, or forward-mode differentiation: operators of ours
     have no rules for them."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 @torch.compiler.assume_constant_result
-def _transformed_while_tracing() -> bool:
-    return _transformed()
+def transformed_while_tracing() -> bool:
+    """As `transforming`, for a call that torch.compile traces."""
+    return transforming()
 
 
 def transformed() -> bool:
-    """As `_transformed`, for calls that torch.compile may trace."""
-    return bool(_transformed_while_tracing()) if torch.compiler.is_compiling() else _transformed()
+    """As `transforming`, for calls that torch.compile may trace."""
+    return bool(transformed_while_tracing()) if torch.compiler.is_compiling() else transforming()
 
 
 @torch.compiler.assume_constant_result
 def _computes_while_tracing() -> bool:
     # Traced, `is_exporting` would be a constant of torch.compile, which is True before PyTorch 2.13.
-    return not torch.compiler.is_exporting() and not _transformed()
+    return not torch.compiler.is_exporting() and not transforming()
 
 
 def computes() -> bool:
@@ -33,4 +34,4 @@ def computes() -> bool:
     kernels."""
     if torch.compiler.is_compiling():
         return bool(_computes_while_tracing())
-    return not torch.jit.is_tracing() and not _transformed()
+    return not torch.jit.is_tracing() and not transforming()
