@@ -172,6 +172,7 @@ class Head(nn.Module):  # type: ignore[misc, name-defined]
         self.ordered, self.pair, self.chosen = collections.OrderedDict(a=1.0), self.Pair(0.0, 1.0), {1}
         self.config, self.array = types.SimpleNamespace(scale=1.0, inner=types.SimpleNamespace(shift=0.0)), np.ones(3)
         self.single, self.part, self.span = np.float32(1), functools.partial(torch.add, alpha=1), slice(0, 3)
+        self.recent, self.type = collections.deque([1.0]), "sum"
 
     def post(self, y: Any) -> Any:
         return y
@@ -183,6 +184,7 @@ class Head(nn.Module):  # type: ignore[misc, name-defined]
         return self.rest(y)
 
     def rest(self, y: Any) -> Any:
+        y = y + self.recent[-1] if self.type == "sum" else y
         return self.part(y, float(self.array.sum()) + float(self.single)) + y[..., self.span].mean()
 
 
@@ -213,6 +215,9 @@ OTHERS = {
     "an array": lambda head: head.array.__setitem__(0, 5.0),
     "a number of NumPy": lambda head: setattr(head, "single", np.float32(5)),
     "a partial function": lambda head: setattr(head, "part", functools.partial(torch.add, alpha=3)),
+    "a deque": lambda head: head.recent.append(2.0),
+    "a name of PyTorch's": lambda head: setattr(head, "type", "none"),
+    "an array for a number": lambda head: setattr(head, "number", torch.ones(1, 8, 1, 1) * 2),
     "a slice": lambda head: setattr(head, "span", slice(1, 2)),
 }
 

@@ -6,6 +6,7 @@ A graph that was made of a model has them as constants. Settings of a class coun
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import functools
 import operator
@@ -21,7 +22,8 @@ from torch.utils import _pytree as pytree
 from schedsearch.torch.held import Refusal
 
 OURS = ("forward", "_replicate_for_data_parallel")  # what optimized modules have
-_NAMES = frozenset(vars(nn.Module())) | frozenset(dir(nn.Module)) | {*OURS}  # of which none is a setting
+_NAMES = frozenset(vars(nn.Module())) | {*OURS}  # of which none is a setting
+_OF_MODULES = frozenset(dir(nn.Module))
 _SINGLE = bool, int, float, complex, str, bytes, types.NoneType, torch.dtype, torch.device
 _DEEPEST = 4  # objects within objects that are looked into
 Settings = dict[str, dict[str, Any]]  # the name of a module -> the name of an attribute -> its value
@@ -94,7 +96,7 @@ class Watches:
             for get, held, expected in self._each:
                 if expected != get(held):  # not the other way round, see `_Frozen`
                     return False
-        except KeyError:
+        except Exception:  # an attribute is not there, or what is there now has no truth value, such as an array
             return False
         return True
 
@@ -118,7 +120,7 @@ def settings_of_classes(module: nn.Module) -> dict[type, dict[str, Any]]:
 
 def hides(module: nn.Module, names: Set[str]) -> bool:
     """Whether a module has an attribute with another name than these that hides one of its class."""
-    return any(hasattr(type(module), name) for name in vars(module).keys() - names - _NAMES)
+    return any(hasattr(type(module), name) for name in vars(module).keys() - names - _NAMES - _OF_MODULES)
 
 
 def settled(module: nn.Module, args: tuple[Any, ...]) -> Settings:
@@ -233,8 +235,10 @@ def _frozen(value: Any, depth: int = 0) -> Any:
         return _Frozen(value)
     if attributes := _attributes_of(value):
         return Object(value, {name: _frozen(each, depth + 1) for name, each in attributes.items()})
-    has_equality = "__eq__" in {name for kind in type(value).__mro__[:-1] for name in vars(kind)}
-    return value if has_equality else _Frozen(value)  # a range, a number of NumPy; or a lock
+    if any("__eq__" in vars(kind) for kind in type(value).__mro__[:-1]):  # a range, a number of NumPy, a deque
+        with contextlib.suppress(Exception):
+            return copy.copy(value)
+    return _Frozen(value)
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
