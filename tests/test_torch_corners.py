@@ -301,6 +301,24 @@ def test_a_crop_is_told_to_be_copied(optimize: Any) -> None:  # noqa: F811
         model(crop)
 
 
+class Noisy(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Any) -> Any:
+        return functional.dropout(self.conv(x), 0.5, training=True)
+
+
+def test_random_numbers_are_drawn_as_if_nothing_had_been_measured(optimize: Any) -> None:  # noqa: F811
+    model, x = prepared(Noisy()), image()
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    optimize(model, x)
+    assert torch.equal(torch.rand(4), expected)
+
+
 # --- Functions --------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def functions(db: Path) -> Iterator[None]:  # noqa: F811

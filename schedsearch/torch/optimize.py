@@ -28,7 +28,7 @@ from schedsearch.torch.held import Refusal
 from schedsearch.torch.model_networks import is_kept, named, networks_in
 from schedsearch.torch.report import LayerReport, PartReport, Report
 from schedsearch.torch.rewrite import rewrite
-from schedsearch.torch.settings import own_copies, same_attributes, same_buffers
+from schedsearch.torch.settings import own_copies, same_attributes, same_buffers, same_random_numbers
 from schedsearch.torch.telling_forward import TellingForward
 from schedsearch.torch.timing import Timer, timer_of
 from schedsearch.torch.tuning import TUNE_S, strange_records
@@ -104,7 +104,7 @@ def optimize_(
     try:
         device = device_of(model, args)
         kernels = kernels_of(Path(db), device, check_rungs(allow), tune)
-        with same_buffers(model), same_attributes(model) as left:
+        with same_random_numbers(device), same_buffers(model), same_attributes(model) as left:
             report = run.report(kernels)
             left |= {inner for each in model.modules() if is_optimized(each) for inner in each.modules()}
         return report

@@ -191,6 +191,11 @@ def same_buffers(module: nn.Module) -> Iterator[None]:
                     buffer.copy_(values)
 
 
+def same_random_numbers(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Gives PyTorch's generators the states back that they had: a model may draw numbers."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
 def _attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in OURS}
 

@@ -19,6 +19,7 @@ from schedsearch.torch.functional_graph import without_writes
 from schedsearch.torch.held import Copied, Form, HeldNetwork, Refusal, copied, form_of, frozen, is_held
 from schedsearch.torch.parts import Part
 from schedsearch.torch.report import NetworkReport
+from schedsearch.torch.settings import same_random_numbers
 from schedsearch.torch.store import capturing
 
 Compiled = Callable[..., Any]
@@ -112,7 +113,7 @@ class Network:
     def _decide(self, module: fx.GraphModule, args: Sequence[Any]) -> None:
         started = time.perf_counter()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), same_random_numbers(self._device):
                 found = self._decided(module, args)
         except Refusal as error:
             found = NetworkReport(False, str(error))
