@@ -20,6 +20,7 @@ from schedsearch.torch import patterns
 from schedsearch.torch.exported import exported, record_strides
 from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.held import Refusal
+from schedsearch.torch.places import is_attribute, resolve, tensor_facts, ties
 from schedsearch.torch.settings import (
     OURS,
     Settings,
@@ -29,7 +30,7 @@ from schedsearch.torch.settings import (
     settings_of_classes,
     settled,
 )
-from schedsearch.torch.signature import Arguments
+from schedsearch.torch.signature import Arguments, facts_of, is_like
 from schedsearch.torch.traced_check import traced_check
 from schedsearch.torch.transforms import computes
 
@@ -73,7 +74,7 @@ class Plan:
         self.found = patterns.find(self.graph, tf32=self.tf32 and on_gpu)
         self._run: fx.GraphModule | None = None
         self._out_spec = program.call_spec.out_spec
-        self._expected = [_facts(each) for each in leaves]
+        self._expected = [facts_of(each) for each in leaves]
         self.modules = [(name, type(each)) for name, each in module.named_modules(remove_duplicate=False)]
         self.settings = {name: dict(own) for name, own in settings.items()}
         self.of_classes = settings_of_classes(module)
@@ -90,8 +91,8 @@ class Plan:
             for last, tensor in where.items()
             if tensor is None
         ]
-        self.tensors = [_tensor_facts(_resolve(module, kind, path)[2]) for kind, path in self.paths()]
-        self.ties = _ties(module, self.paths())
+        self.tensors = [tensor_facts(resolve(module, kind, path)[2]) for kind, path in self.paths()]
+        self.ties = ties(module, self.paths())
 
     def paths(self) -> list[tuple[str, str]]:
         """Kind and path of each tensor of the module that the graph takes, in its order."""
@@ -105,7 +106,7 @@ class Plan:
             if kind in ("PARAMETER", "BUFFER"):
                 self._paths.append((kind, spec.target))
             elif kind == "CONSTANT_TENSOR":
-                if _is_attribute(module, spec.target):
+                if is_attribute(module, spec.target):
                     self._paths.append((kind, spec.target))
                     continue
                 self._paths.append((kind, ""))
@@ -119,7 +120,7 @@ class Plan:
     def _held(self, module: nn.Module) -> list[Any]:
         """The inputs of the graph that are not those of a call."""
         constants = iter(self._constants)
-        return [_resolve(module, kind, path)[2] if path else next(constants) for kind, path in self._paths]
+        return [resolve(module, kind, path)[2] if path else next(constants) for kind, path in self._paths]
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...]) -> Self:
@@ -153,7 +154,7 @@ class Plan:
         if spec != self._in_spec or len(leaves) != len(self._expected):
             return None
         for given, expected in zip(leaves, self._expected):
-            if not _is_like(given, expected):
+            if not is_like(given, expected):
                 return None
         return leaves
 
@@ -201,7 +202,7 @@ class Links:
         for kind, path in plan._paths:
             if path:
                 try:
-                    where, last, _ = _resolve(module, kind, path)
+                    where, last, _ = resolve(module, kind, path)
                 except KeyError:  # it was parametrised, for one
                     self.whole = False
                     return
@@ -476,64 +477,6 @@ def without_plans(module: nn.Module) -> Iterator[None]:
 
 def is_optimized(module: nn.Module) -> bool:
     return isinstance(module.__dict__.get("forward"), OptimizedForward)
-
-
-def _facts(leaf: Any) -> Any:
-    """What a leaf of later calls must be like; see `_is_like`."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    form = next((each for each in (torch.channels_last, torch.contiguous_format) if _has_form(leaf, each)), None)
-    return leaf.dtype, tuple(leaf.shape), leaf.device, form, None if form is not None else leaf.stride()
-
-
-def _has_form(tensor: torch.Tensor, form: torch.memory_format) -> bool:
-    if form is torch.channels_last and tensor.dim() != 4:
-        return False
-    return bool(tensor.is_contiguous(memory_format=form))
-
-
-def _is_like(given: Any, expected: Any) -> bool:
-    if not isinstance(given, torch.Tensor):
-        return type(given) is type(expected) and bool(given == expected)
-    if not isinstance(expected, tuple) or len(expected) != 5 or type(given) not in (torch.Tensor, nn.Parameter):
-        return False
-    dtype, shape, device, form, strides = expected
-    if given.dtype != dtype or tuple(given.shape) != shape or given.device != device:
-        return False
-    return bool(given.is_contiguous(memory_format=form) if form is not None else given.stride() == strides)
-
-
-def _tensor_facts(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
-    return tensor.dtype, tensor.shape, tensor.device
-
-
-def _resolve(module: nn.Module, kind: str, path: str) -> tuple[dict[str, Any], str, Any]:
-    """Where a parameter, a buffer or a plain tensor is held, and the tensor."""
-    owner, _, name = path.rpartition(".")
-    part = module.get_submodule(owner)
-    where: dict[str, Any] = {"PARAMETER": part._parameters, "BUFFER": part._buffers}.get(kind, vars(part))
-    return where, name, where[name]
-
-
-def _ties(module: nn.Module, paths: list[tuple[str, str]]) -> list[tuple[tuple[str, str, str], tuple[str, str]]]:
-    """Other places of tensors than these paths; see `Plan.ties`."""
-    places = {id(tensor): (where, name, path) for path in paths for where, name, tensor in [_resolve(module, *path)]}
-    found = []
-    for name, each in module.named_modules():
-        for held in ("_parameters", "_buffers"):
-            for last, tensor in getattr(each, held).items():
-                where, other, path = places.get(id(tensor), (None, "", ("", "")))
-                if where is not None and not (where is getattr(each, held) and last == other):
-                    found.append(((name, held, last), path))
-    return found
-
-
-def _is_attribute(module: nn.Module, path: str) -> bool:
-    """Whether a path leads to a tensor that is neither a parameter nor a buffer."""
-    try:
-        return isinstance(_resolve(module, "ATTRIBUTE", path)[2], torch.Tensor)
-    except (AttributeError, KeyError):
-        return False
 
 
 def _device_type(leaves: list[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Arguments by keyword, and those with defaults, as the positional ones of an example."""
+"""Arguments of calls beside those of an example: by keyword or with defaults, and what tensors must be like."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from torch import nn
 
 _NONE = inspect.Parameter.empty
@@ -60,3 +61,28 @@ class Arguments:
 
 def _is_default(value: Any, default: Any) -> bool:
     return value is default or (type(value) is type(default) and type(value) in _CONSTANTS and bool(value == default))
+
+
+def facts_of(leaf: Any) -> Any:
+    """What a leaf of later calls must be like; see `is_like`."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    form = next((each for each in (torch.channels_last, torch.contiguous_format) if _has_form(leaf, each)), None)
+    return leaf.dtype, tuple(leaf.shape), leaf.device, form, None if form is not None else leaf.stride()
+
+
+def _has_form(tensor: torch.Tensor, form: torch.memory_format) -> bool:
+    if form is torch.channels_last and tensor.dim() != 4:
+        return False
+    return bool(tensor.is_contiguous(memory_format=form))
+
+
+def is_like(given: Any, expected: Any) -> bool:
+    if not isinstance(given, torch.Tensor):
+        return type(given) is type(expected) and bool(given == expected)
+    if not isinstance(expected, tuple) or len(expected) != 5 or type(given) not in (torch.Tensor, nn.Parameter):
+        return False
+    dtype, shape, device, form, strides = expected
+    if given.dtype != dtype or tuple(given.shape) != shape or given.device != device:
+        return False
+    return bool(given.is_contiguous(memory_format=form) if form is not None else given.stride() == strides)
