@@ -207,12 +207,8 @@ class Links:
                     self.whole = False
                     return
                 self._slots.append((where, last, next(facts)))
-        first = {id(where[last]): (where, last) for where, last, _ in self._slots}
-        for each in by_name.values():
-            for where in (each._parameters, each._buffers):
-                for last, tensor in where.items():
-                    if (held_first := first.get(id(tensor))) not in (None, (where, last)):
-                        self._ties.append((where, last, held_first))
+        taken = {path: (where, last) for path, (where, last, _) in zip(plan.paths(), self._slots)}
+        self._ties = [(getattr(by_name[name], held), last, taken[path]) for (name, held, last), path in plan.ties]
 
     def unchanged(self) -> bool:
         """Whether modules are the same objects, in evaluation mode, without hooks and with the same settings, and tensors

@@ -125,7 +125,7 @@ class use:
     Raises:
         TypeError: an argument is of another type.
         UsageError: an unknown rung, or an empty `db` or `allow`.
-        DatabaseError: `db` is a folder; or there is no such database, and no allowed rung does without.
+        DatabaseError: `db` is a folder, or is missing while every allowed rung needs one.
 
     Example:
         >>> import schedsearch.torch as sst
