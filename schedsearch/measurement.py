@@ -7,12 +7,14 @@ import json
 import math
 import statistics
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.config import Config
 from schedsearch.identity import canonical_json
 from schedsearch.text import storable_text
-from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
 
 
 class Outcome(enum.StrEnum):

@@ -285,10 +285,35 @@ def _loaded(code: str) -> list[str]:
     return modules
 
 
-def test_the_help_of_the_command_line_loads_nothing_heavy() -> None:
-    loaded = _loaded("from schedsearch.cli.main import main; main(['--help'], standalone_mode=False)")
-    assert "schedsearch.cli.main" in loaded
-    assert [name for name in loaded if name.split(".")[0] in HEAVY] == []
+_OF_HELP = (
+    "schedsearch", "schedsearch.cli", "schedsearch.compat", "schedsearch.config", "schedsearch.errors",
+    "schedsearch.identity", "schedsearch.measurement", "schedsearch.records", "schedsearch.records.formats",
+    "schedsearch.text", "schedsearch.tuner",
+)  # fmt: skip
+"""What the help of a command may load of the package, besides the modules of `schedsearch.cli`."""
+
+
+def test_no_help_loads_more_than_the_command_line_itself_and_click() -> None:
+    """One process shows the help of every command, and the version: what the least of them loads, all of them do."""
+    before = {name.split(".")[0] for name in _loaded("pass")}
+    loaded = _loaded(
+        "import click, schedsearch.cli.main as cli\n"
+        "    def show(*words):\n"
+        "        try: cli.main([*words], standalone_mode=False)\n"
+        "        except SystemExit: pass\n"
+        "    def walk(command, *words):\n"
+        "        show(*words, '--help')\n"
+        "        for name in command.list_commands(None) if isinstance(command, click.Group) else ():\n"
+        "            walk(command.get_command(None, name), *words, name)\n"
+        "    walk(cli.main)\n"
+        "    show('--version')"
+    )
+    assert {"schedsearch.cli.trust", "schedsearch.cli.dynamic"} < set(loaded)  # of `records trust --help`, of `build --help`
+    others = {name.split(".")[0] for name in loaded} - before - set(sys.stdlib_module_names)
+    assert others - {"schedsearch", "click"} == set()
+    own = [name for name in loaded if name.split(".")[0] == "schedsearch" and not name.startswith("schedsearch.cli.")]
+    assert sorted(own) == sorted(_OF_HELP)
+    assert "sqlite3" not in loaded and len(loaded) < 260
 
 
 def test_importing_the_package_loads_none_of_its_modules() -> None:

@@ -12,7 +12,6 @@ from schedsearch.cli.inspect import TARGET_HELP, resolve
 from schedsearch.cli.options import mode_option
 from schedsearch.cli.ranges import table_text
 from schedsearch.errors import NoRecordError
-from schedsearch.size_table import SizeTable
 
 
 @click.command("compile")
@@ -33,6 +32,7 @@ def compile_(workload_file: str, db: str | None, selector: str | None, mode: str
     """
     from schedsearch.records.deployment import export_deploy
     from schedsearch.records.store import Store
+    from schedsearch.size_table import SizeTable
 
     file, target = resolve(workload_file, selector)
     mode = mode or file.measure.mode

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +173,8 @@ def _versions() -> dict[str, str]:
 
 
 def _version_of(name: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(name)
     except PackageNotFoundError:

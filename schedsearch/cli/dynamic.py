@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.cli import render
-from schedsearch.dynamic.graph import Size
 from schedsearch.errors import UsageError, did_you_mean
-from schedsearch.ops.base import MAX_INT
 
 if TYPE_CHECKING:
     from schedsearch.dynamic.executable import DynamicExecutable, DynamicPort, Way
-    from schedsearch.dynamic.program import Call
+    from schedsearch.dynamic.program import Call, Size
     from schedsearch.executable.net import Net
     from schedsearch.executable.sized import SizedNet
 
@@ -30,6 +28,8 @@ class Sizes(click.ParamType["dict[str, tuple[int, int]]"]):
     name = "sizes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, tuple[int, int]]:
+        from schedsearch.ops.base import MAX_INT
+
         found: dict[str, tuple[int, int]] = {}
         for text in str(value).split(","):
             match = _BOUNDS.fullmatch(text)
@@ -139,6 +139,8 @@ def _extents_in_use(net: DynamicExecutable, call: Call, sizes: Mapping[str, int]
 def at_size(net: SizedNet, texts: tuple[str, ...], files: tuple[str, ...]) -> Net:
     """The network of the size that the user chose, or that the first file has, or of the largest."""
     import numpy as np
+
+    from schedsearch.dynamic.program import Size
 
     found = chosen(texts, {net.name: Size(net.name, net.sizes[0], net.sizes[-1])})
     if found or not files:

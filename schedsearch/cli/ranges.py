@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from schedsearch.cli import render
 from schedsearch.cli.stores import db_option, json_option, open_store, target_key, target_option
-from schedsearch.records.size_tables import SizeTableRow
-from schedsearch.size_table import SizeTable
+
+if TYPE_CHECKING:
+    from schedsearch.records.size_tables import SizeTableRow
+    from schedsearch.size_table import SizeTable
 
 
 @click.command("ranges")
@@ -22,6 +24,8 @@ def ranges(db: str, selector: str | None, as_json: bool) -> None:
 
     `schedsearch tune` makes them of tasks such as n: 1..64.
     """
+    from schedsearch.size_table import SizeTable
+
     with open_store(db) as store:
         rows = store.ranges(target=target_key(selector))
     found = [(row, SizeTable.from_bytes(row.size_table, row.code)) for row in rows]
