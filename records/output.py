@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import io
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from schedsearch.errors import UsageError
+from schedsearch.leftovers import OwnedFolder
 from schedsearch.records import dbfile
 
-_PREFIX = ".schedsearch-"  # of folders for unfinished files
+_PREFIX = ".schedsearch-unfinished-"  # of folders for unfinished files
 _DESCRIPTOR = re.compile(r"/dev/(?:fd/(\d+)|(stdin|stdout|stderr))|/proc/(?:self|thread-self)/fd/(\d+)")
 _STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
 # renameat2(2); glibc has no names for these in ctypes
@@ -184,46 +182,13 @@ def _rename(old: Path, new: Path, flag: int) -> None:
 
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """A path with the same name in a new folder beside it, which disappears with everything in it when the block ends.
-
-    The folder is locked. The next call therefore recognises and removes the folders of processes that were killed.
+    """A path with the same name in a new folder beside it, which disappears with everything in it when the block ends. The
+    next call removes the folders of processes that were killed.
 
     Raises:
         OSError: the folder cannot be created.
     """
-    beside = path.absolute().parent
-    _remove_abandoned(beside)
-    folder, lock = _locked_folder(beside)
-    try:
-        yield folder / path.name
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-def _locked_folder(parent: Path) -> tuple[Path, int]:
-    while True:
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
-        lock = None
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            with contextlib.suppress(OSError):  # a file system without locks; nobody then takes it for abandoned
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if folder.exists():
-                return folder, lock
-        except FileNotFoundError:
-            pass  # removed as abandoned before it was locked
-        if lock is not None:
-            os.close(lock)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(lock).st_uid == os.geteuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+    with contextlib.closing(OwnedFolder(path.absolute().parent, _PREFIX)) as folder:
+        inside = folder.path / "new"
+        inside.mkdir()
+        yield inside / path.name

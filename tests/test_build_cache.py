@@ -161,6 +161,113 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
     assert cache_state().problem == "it belongs to another user"
 
 
+# --- The folder may hold what others put there -----------------------------------------------------------------------------
+
+
+def of_a_user(folder: Path) -> dict[str, bytes]:
+    """Puts old files there that would have to go first, if any of them were the cache's. Returns name -> content."""
+    files = {
+        "thesis.tar": b"x" * 5000,
+        f"{'12' * 32}.piece": b"a file that only has the name of a piece",
+        f"{'12' * 32}.piece.bak": b"schedsearch build 1\n and so on",
+        "a copy": b"schedsearch build 1\n and so on",
+        "unfinished-abcdefgh": b"a text",
+        "tmpabcdefgh": b"",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / "sub").mkdir()
+    (folder / "sub" / f"{'34' * 32}.piece").write_bytes(b"schedsearch build 1\n and so on")
+    (folder / f"{'56' * 32}.piece").symlink_to(folder / "thesis.tar")
+    for path in (*folder.iterdir(), *folder.glob("sub/*")):
+        os.utime(path, (1000, 1000), follow_symlinks=False)
+    return files
+
+
+@pytest.mark.parametrize("trimming", [lambda cache: cache.trim(), lambda cache: cache.store(OTHER, os.urandom(4000))])
+def test_only_pieces_are_removed_from_a_folder(cache: BuildCache, trimming: Callable[[BuildCache], None]) -> None:
+    files = of_a_user(cache.folder)
+    cache.store(KEY, os.urandom(4000))
+    full = BuildCache(cache.folder, limit_bytes=10)
+    full._written = 199
+    trimming(full)
+    assert full.load(KEY) is None and full.load(OTHER) is None
+    assert {name: (cache.folder / name).read_bytes() for name in files} == files
+    assert len(list(cache.folder.glob("sub/*"))) == 1 and (cache.folder / f"{'56' * 32}.piece").is_symlink()
+
+
+def tagged(folder: Path) -> str:
+    """Makes it the user's cache, and returns the tag that it got."""
+    assert BuildCache.open() is not None
+    return (folder / "CACHEDIR.TAG").read_text()
+
+
+@pytest.mark.parametrize("name", ["thesis.tar", "CACHEDIR.TAG", "piece", f"{'12' * 32}.PIECE", ".hidden", "a\nb"])
+@pytest.mark.parametrize(
+    "make", [lambda path: path.write_text("x"), lambda path: path.mkdir(), lambda path: os.mkfifo(path)]
+)
+def test_a_folder_of_other_things_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    make(folder / name)
+    monkeypatch.setenv("SCHEDSEARCH_BUILD_CACHE", str(folder))
+    assert BuildCache.open() is None
+    assert "is not of a build cache; set SCHEDSEARCH_BUILD_CACHE to a new or an empty folder" in str(cache_state().problem)
+    assert "\n" not in str(cache_state().problem)
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_a_cache_stays_one_when_other_files_come_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_BUILD_CACHE", str(tmp_path / "builds"))
+    assert tagged(tmp_path / "builds").startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+    (tmp_path / "builds" / "notes.txt").write_text("x")
+    assert BuildCache.open() is not None
+
+
+def test_a_cache_of_an_earlier_version_has_no_tag_and_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "builds"
+    folder.mkdir(mode=0o700)
+    BuildCache(folder).store(KEY, b"piece")
+    (folder / "tmpabcdefgh").write_bytes(b"schedsearch build 1\n")  # its process was killed
+    (folder / f"{OTHER}.piece").touch()  # the disk was full
+    monkeypatch.setenv("SCHEDSEARCH_BUILD_CACHE", str(folder))
+    assert tagged(folder)
+    cache = BuildCache.open()
+    assert cache is not None and cache.load(KEY) == b"piece"
+
+
+def test_what_a_killed_process_was_writing_is_removed_after_an_hour(cache: BuildCache) -> None:
+    old, new, others = (cache.folder / f"unfinished-{name * 8}" for name in "abc")
+    for path, content in ((old, b"schedsearch build 1\nx"), (new, b"schedsearch build 1\nx"), (others, b"a text")):
+        path.write_bytes(content)
+    for path in (old, others):
+        os.utime(path, (1000, 1000))
+    cache.trim()
+    assert [path.exists() for path in (old, new, others)] == [False, True, True]
+
+
+def test_a_piece_that_is_a_link_or_a_pipe_is_not_read(cache: BuildCache) -> None:
+    BuildCache(cache.folder).store(OTHER, b"piece")
+    (cache.folder / f"{OTHER}.piece").rename(cache.folder.parent / "elsewhere")
+    (cache.folder / f"{OTHER}.piece").symlink_to(cache.folder.parent / "elsewhere")
+    os.mkfifo(cache.folder / f"{KEY}.piece")
+    assert cache.load(OTHER) is None and cache.load(KEY) is None
+
+
+def test_processes_that_start_together_agree_about_the_folder(tmp_path: Path) -> None:
+    code = (
+        "from schedsearch.backend.build_cache import BuildCache\n"
+        "caches = [BuildCache.open() for _ in range(50)]\n"
+        "assert None not in caches\n"
+    )
+    environment = {**os.environ, "SCHEDSEARCH_BUILD_CACHE": str(tmp_path / "builds")}
+    together = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(4)]
+    assert [each.wait() for each in together] == [0] * 4
+    assert [path.name for path in (tmp_path / "builds").iterdir()] == ["CACHEDIR.TAG"]
+
+
 # --- The key covers everything that decides the code ---------------------------------------------------------------------
 
 MODULE = """

@@ -112,19 +112,29 @@ def test_what_is_no_abandoned_folder_of_this_user_is_left_alone(tmp_path: Path, 
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "owner.lock").touch()
-    (tmp_path / "schedsearch-builds-link").symlink_to(precious)
-    (tmp_path / "schedsearch-builds-file").write_text("a file")
-    (tmp_path / "schedsearch-builds-new").mkdir()  # its owner may be just about to lock it
-    (tmp_path / "schedsearch-builds-fifo").mkdir()
-    os.mkfifo(tmp_path / "schedsearch-builds-link-2")
+    (tmp_path / "schedsearch-builds-the_link").symlink_to(precious)
+    (tmp_path / "schedsearch-builds-the_file").write_text("a file")
+    (tmp_path / "schedsearch-builds-the_newf").mkdir()  # its owner may be just about to lock it
+    os.mkfifo(tmp_path / "schedsearch-builds-the_pipe")
     (tmp_path / "schedsearch-other").mkdir()
-    old = tmp_path / "schedsearch-builds-old"
+    for name, lock in (("settings", "owner.lock"), ("my_thesi", "thesis.tar"), ("my_notes", "owner.lock.new")):
+        folder = tmp_path / f"schedsearch-builds-{name}"
+        folder.mkdir()
+        (folder / lock).write_text("a file of the user")
+        os.utime(folder, (time.time() - 7200, time.time() - 7200))
+    (tmp_path / "schedsearch-builds-2026-11-28").mkdir()
+    old = tmp_path / "schedsearch-builds-abcdefgh"
     old.mkdir()
-    os.utime(old, (time.time() - 7200, time.time() - 7200))
+    (old / "owner.lock.new").touch()  # its process was killed while it made the folder
+    for path in (old, tmp_path / "schedsearch-builds-2026-11-28"):
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
     before = {path.name for path in tmp_path.iterdir()} - {old.name}
     ScratchFolder("builds").close()
     assert {path.name for path in tmp_path.iterdir()} == before
     assert (precious / "owner.lock").exists()
+    assert sorted(path.name for path in tmp_path.glob("schedsearch-builds-*/*")) == [
+        "owner.lock", "owner.lock", "owner.lock.new", "thesis.tar"
+    ]  # fmt: skip
 
 
 def test_a_folder_that_cannot_be_owned_is_not_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from schedsearch.backend import BuildResult
-from schedsearch.backend.build_cache import BuildCache
+from schedsearch.backend.build_cache import BuildCache, warn_if_unfit
 from schedsearch.backend.cuda import require_compiler
 from schedsearch.backend.shipping import pack
 from schedsearch.config import Config
@@ -176,6 +176,7 @@ class Builder:
             self._shared = ScratchFolder("builds")
         except OSError as error:
             raise DeviceError(f"no temporary folder can be made for the builders: {error}; set TMPDIR") from error
+        warn_if_unfit()
         if cache := BuildCache.open():
             cache.trim()
         self._tokens = itertools.count()
