@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from schedsearch.errors import DatabaseError, SchemaVersionError, UntrustedDatabaseError, UsageError
-from schedsearch.records import dbfile, trust
+from schedsearch.records import dbfile, state, trust
 from schedsearch.records.output import replacement
 
 T = TypeVar("T")
@@ -161,9 +161,11 @@ class ExecutableFile:
         """The text of the program.
 
         Raises:
-            UntrustedDatabaseError: this machine does not vouch for the file.
+            UntrustedDatabaseError: this machine does not vouch for the file, or others could use its state folder.
         """
         if not self.vouched:
+            if (objection := state.objection()) is not None:
+                raise UntrustedDatabaseError(f"nothing vouches for {self.path}: {objection}")
             raise UntrustedDatabaseError(
                 f"this machine did not sign {self.path}: another machine wrote it, or it was changed. Its machine code "
                 f"would run with all your rights; if you trust its origin: schedsearch records trust {self.path}; else "

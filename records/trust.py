@@ -12,8 +12,8 @@ about it, or if the user marked exactly that with `schedsearch records trust FIL
 - Code that turned out wrong here is revoked by a file in the state folder. Neither signature nor mark help it, so that an
   old copy of the row cannot bring it back.
 
-The state folder is platformdirs' `user_state_dir`, or SCHEDSEARCH_STATE_DIR. This module needs platformdirs and the standard
-library only.
+The state folder is platformdirs' `user_state_dir`, or SCHEDSEARCH_STATE_DIR; `state` says when it is refused. This module
+needs platformdirs and the standard library only.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ import enum
 import hashlib
 import hmac
 import json
-import os
 import re
-import secrets
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,9 +31,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedsearch.errors import DatabaseError, UntrustedDatabaseError
+from schedsearch.records import state
+from schedsearch.records.state import state_dir
 
-STATE_DIR_VARIABLE = "SCHEDSEARCH_STATE_DIR"
-_KEY_BYTES = 32
 _MARK = re.compile(r"[0-9a-f]{64}")  # the name of a mark's file
 
 
@@ -121,35 +118,36 @@ def record_text(content_id: str, artifact_sha256: str | None) -> str:
     return f"{content_id} {artifact_sha256 or '-'}"
 
 
-def state_dir() -> Path:
-    if folder := os.environ.get(STATE_DIR_VARIABLE):
-        return Path(folder)
-    import platformdirs
-
-    return Path(platformdirs.user_state_dir("schedsearch", appauthor=False))
-
-
 def machine_id() -> str:
     """A public name of this machine, 16 hex digits. It reveals nothing about the key.
 
     Raises:
-        DatabaseError: the state folder cannot be written.
+        DatabaseError: the state folder cannot be written, or others could use it (`state`).
     """
-    return hashlib.sha256(b"schedsearch machine\0" + _key(create=True)).hexdigest()[:16]
+    return hashlib.sha256(b"schedsearch machine\0" + state.key(create=True)).hexdigest()[:16]
 
 
 def sign(kind: Kind, text: str) -> str:
     """This machine's signature.
 
     Raises:
-        DatabaseError: the state folder cannot be written.
+        DatabaseError: the state folder cannot be written, or others could use it (`state`).
     """
-    return _hmac(_key(create=True), _separated(kind, text))
+    return _hmac(state.key(create=True), _separated(kind, text))
 
 
 def is_ours(kind: Kind, text: str, signature: str | None) -> bool:
-    """Whether this machine signed `text` as `kind`. A machine without a key has signed nothing; this creates no key."""
-    key = _key(create=False) if signature else b""
+    """Whether this machine signed `text` as `kind`. A machine without a key has signed nothing; this creates no key. Nothing
+    was signed by a key that others can use (`state`), either; a warning says so.
+
+    Raises:
+        DatabaseError: the key is damaged or cannot be read.
+    """
+    try:
+        key = state.key(create=False) if signature else b""
+    except state.RefusedStateError as error:
+        state.warn(str(error))
+        return False
     if not key:
         return False
     signed = [_separated(kind, text)]
@@ -167,17 +165,17 @@ def created_here(meta: Mapping[str, str]) -> bool:
 def vouches(claim: Claim, signature: str | None) -> bool:
     """Whether the code of a claim may run here, and the claim counts as measured: this machine signed it or its user marked
     it, and the code has not turned out wrong since."""
-    return (is_ours(Kind.BEST, claim.text, signature) or claim.mark.is_file()) and not is_revoked(claim)
+    return (is_ours(Kind.BEST, claim.text, signature) or state.holds(claim.mark)) and not is_revoked(claim)
 
 
 def vouches_executable(claim: ExecutableClaim, signature: str | None) -> bool:
     """Whether a model.ssx may run here: this machine built it, or its user marked it."""
-    return is_ours(Kind.EXECUTABLE, claim.program_sha256, signature) or claim.mark.is_file()
+    return is_ours(Kind.EXECUTABLE, claim.program_sha256, signature) or state.holds(claim.mark)
 
 
 def vouches_range(claim: RangeClaim, signature: str | None) -> bool:
     """Whether the kernels of a range may run here: this machine made them, or its user marked them."""
-    return is_ours(Kind.RANGE, claim.text, signature) or claim.mark.is_file()
+    return is_ours(Kind.RANGE, claim.text, signature) or state.holds(claim.mark)
 
 
 def require(claim: Claim, signature: str | None, path: Path, *, kind: str = "store") -> None:
@@ -192,6 +190,10 @@ def require(claim: Claim, signature: str | None, path: Path, *, kind: str = "sto
     if is_revoked(claim):
         raise UntrustedDatabaseError(
             f"{code} turned out wrong for this workload on this machine, so it is not loaded; tune the workload again"
+        )
+    if (objection := state.objection()) is not None:
+        raise UntrustedDatabaseError(
+            f"nothing vouches for {code}: {objection}; else it is built again from its configuration"
         )
     verify = "" if kind == "deploy" else f"to verify and sign it here: schedsearch records verify --db {path}; "
     raise UntrustedDatabaseError(
@@ -208,9 +210,9 @@ def mark(claims: Iterable[Claim | ExecutableClaim | RangeClaim], source: Path) -
         DatabaseError: the state folder cannot be written.
     """
     note = json.dumps({"source": str(source.absolute()), "at": time.time()}).encode()
-    new = [path for claim in claims if not (path := claim.mark).is_file()]
+    new = [path for claim in claims if not state.holds(path := claim.mark)]
     for path in new:
-        _write(path, note)
+        state.write(path, note)
     return len(new)
 
 
@@ -262,8 +264,9 @@ def sources() -> list[Source]:
     """The files whose kernels are marked on this machine, the latest first.
 
     Raises:
-        DatabaseError: the state folder cannot be read.
+        DatabaseError: the state folder cannot be read, or others may write to it.
     """
+    state.check()
     found: dict[str, list[float]] = {}
     for note in _notes().values():
         found.setdefault(note[0], []).append(note[1])
@@ -286,7 +289,7 @@ def distrust(path: str | Path) -> int:
     marks = {mark for mark, (source, _) in _notes().items() if source == str(path.absolute())}
     if is_executable(path):
         with ExecutableFile(path) as file:
-            marks |= {file.claim.mark} if file.claim.mark.is_file() else set()
+            marks |= {file.claim.mark} if state.holds(file.claim.mark) else set()
     elif path.exists():
         with Lookup(path) as lookup:
             held = [row.claim.mark for row in lookup.with_code()]
@@ -296,7 +299,7 @@ def distrust(path: str | Path) -> int:
         try:
             each.unlink(missing_ok=True)
         except OSError as error:
-            raise _no_state(each, error) from error
+            raise state.unusable(each, error) from error
     return len(marks)
 
 
@@ -307,7 +310,7 @@ def _notes() -> dict[Path, tuple[str, float]]:
         marks = sorted(folder.iterdir()) if folder.is_dir() else []
         texts = {mark: mark.read_bytes() for mark in marks if _MARK.fullmatch(mark.name)}
     except OSError as error:
-        raise _no_state(folder, error) from error
+        raise state.unusable(folder, error) from error
     found = {}
     for mark, text in texts.items():
         try:
@@ -330,7 +333,7 @@ def revoke(claim: Claim) -> None:
         DatabaseError: the state folder cannot be written.
     """
     if claim.artifact_sha256 is not None:
-        _write(claim.revocation, json.dumps({"claim": claim.text, "at": time.time()}).encode())
+        state.write(claim.revocation, json.dumps({"claim": claim.text, "at": time.time()}).encode())
 
 
 def reinstate(claim: Claim) -> None:
@@ -363,45 +366,3 @@ def _digest(kind: str, text: str) -> str:
 
 def _hmac(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(errors="replace"), hashlib.sha256).hexdigest()
-
-
-def _key(*, create: bool) -> bytes:
-    path = state_dir() / "machine-key"
-    try:
-        key = path.read_bytes()
-    except FileNotFoundError:
-        if not create:
-            return b""
-        _write(path, secrets.token_bytes(_KEY_BYTES))
-        key = path.read_bytes()  # perhaps written by another process that came first
-    except OSError as error:
-        raise _no_state(path, error) from error
-    if len(key) != _KEY_BYTES:
-        raise DatabaseError(
-            f"{path} is damaged: {len(key)} bytes, {_KEY_BYTES} wanted; delete it (code stored so far then needs: "
-            "schedsearch records trust FILE)"
-        )
-    return key
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Creates a file with mode 0600 and all its content at once. An existing file stays as it is."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
-        finally:
-            Path(temporary).unlink()
-    except OSError as error:
-        raise _no_state(path, error) from error
-
-
-def _no_state(path: Path, error: OSError) -> DatabaseError:
-    return DatabaseError(
-        f"cannot use {path} ({error.strerror}), where this machine's key and marks of trust are kept; "
-        f"set {STATE_DIR_VARIABLE} to a folder that can be written"
-    )

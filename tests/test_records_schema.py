@@ -33,6 +33,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state"))
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "machine-key").write_bytes(bytes(range(32)))
+    (tmp_path / "state" / "machine-key").chmod(0o600)
 
 
 def test_every_version_has_a_migration_and_a_dump() -> None:

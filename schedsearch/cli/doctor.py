@@ -50,6 +50,7 @@ def doctor(db: str | None, as_json: bool) -> None:
             report["database"] = _database(db or DEFAULT_DB)
         except DatabaseError as error:
             database_error = error
+    problems += _state_problems()
     report["problems"] = problems + ([str(database_error)] if database_error else [])
     if as_json:
         render.echo_json(report)
@@ -95,6 +96,17 @@ def _build_cache() -> dict[str, Any]:
     pieces, nbytes = BuildCache(state.folder).size() if state.folder is not None and state.problem is None else (0, 0)
     folder = None if state.folder is None else str(state.folder)
     return {"folder": folder, "pieces": pieces, "bytes": nbytes, "limit_bytes": LIMIT_BYTES, "problem": state.problem}
+
+
+def _state_problems() -> list[str]:
+    """Why the folder of this machine's key is not used."""
+    from schedsearch.records import state
+
+    try:
+        found = state.objection()
+    except DatabaseError as error:
+        found = str(error)
+    return [found] if found else []
 
 
 def _driver() -> dict[str, Any]:
