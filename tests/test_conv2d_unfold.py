@@ -22,7 +22,7 @@ from schedsearch.template import KernelStep
 from schedsearch.templates.conv2d.unfold import Conv2dUnfold
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.templates.parts.window_sums import SUMS, WindowSums
-from schedsearch.testing.emulator import Emulator, Memory
+from schedsearch.testing.emulator import Emulator, Memory, replace_casts
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
@@ -108,7 +108,8 @@ class UnfoldEmulator(Emulator):
 def unfolding_step(
     monkeypatch: pytest.MonkeyPatch, emulator: UnfoldEmulator, workload: Workload, config: Config
 ) -> KernelStep:
-    for name in ("cuda", "types", "load_halves", "load_run", "load_run_of_bytes", "load_four_bytes"):
+    replace_casts(monkeypatch, module, emulator.types)
+    for name in ("cuda", "load_halves", "load_run", "load_run_of_bytes", "load_four_bytes"):
         monkeypatch.setattr(module, name, getattr(emulator, name))
     monkeypatch.setattr(module, "ptx", emulator)
     return TEMPLATE.kernel(workload, H200, config).steps[0]

@@ -50,7 +50,7 @@ from schedsearch.templates.data_movement.cuda import DataMovementCuda
 from schedsearch.templates.data_movement.move import Move
 from schedsearch.templates.data_movement.mover import Mover
 from schedsearch.templates.data_movement.staging import Staging
-from schedsearch.testing.emulator import TYPES, Memory
+from schedsearch.testing.emulator import Memory, replace_casts
 from schedsearch.testing.moves_emulator import MovesEmulator
 from schedsearch.testing.template_contract import TemplateContract
 
@@ -327,7 +327,7 @@ def test_bytes_of_odd_shapes_are_moved(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_offsets_beyond_2_to_the_31_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last tile of a transposition of 5 x 2**31 elements."""
-    monkeypatch.setattr(tile_places, "types", TYPES)
+    replace_casts(monkeypatch, tile_places)
     shape = (5, 2**16, 2**15)
     p = Move.of(permuted("x", shape, (2, 1, 0)), 2, 10 * 2**31, 10 * 2**31)
     s = Staging(p, (64, 64, 5), 16, 16)

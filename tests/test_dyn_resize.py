@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from schedsearch.templates.arrange import kernels
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.resize import axes, dyn_axes, dyn_cuda
 from schedsearch.testing.array_emulator import ArrayEmulator
-from schedsearch.testing.emulator import Memory
+from schedsearch.testing.emulator import Memory, replace_casts
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
@@ -247,7 +246,8 @@ def test_pixels_are_exact_up_to_the_largest_bounds(data: st.DataObject) -> None:
         assume(False)
     position = data.draw(st.integers(0, out - 1), "position")
     place = coordinate(workload, 0, size, out, position)
-    with mock.patch.object(dyn_axes, "types", ArrayEmulator(Memory()).types):
+    with pytest.MonkeyPatch.context() as patch:
+        replace_casts(patch, dyn_axes, ArrayEmulator(Memory()).types)
         line = dyn_axes.line_of_run(workload, 0)(size, out)
         if workload.mode == "nearest":
             found = dyn_axes.pixel_of_run(workload, 0)(position, line, size)

@@ -29,7 +29,7 @@ from schedsearch.ops.dyn_strided_slice import DYN_STRIDED_SLICE
 from schedsearch.target import PRESETS
 from schedsearch.template import Template, load_template
 from schedsearch.templates.dyn_strided_slice import kernel
-from schedsearch.testing.emulator import TYPES, Memory
+from schedsearch.testing.emulator import Memory, replace_casts
 from schedsearch.testing.moves_emulator import MovesEmulator
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
@@ -376,7 +376,7 @@ def test_elements_that_are_apart_in_x_are_stored_as_vectors(dtype: str, step: in
 def test_division_by_multiplication_is_exact(number: int, extent: int) -> None:
     factor = (2**63 - 1) // extent + 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "types", TYPES)
+        replace_casts(patch, kernel)
         assert kernel._quotient(number, extent, factor) == number // extent
 
 

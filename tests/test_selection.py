@@ -18,7 +18,7 @@ from schedsearch.ops.nonzero import NONZERO
 from schedsearch.ops.topk import TOPK
 from schedsearch.template import load_template
 from schedsearch.templates.selection import block, keys, nonzero_kernels, topk_kernels
-from schedsearch.testing.emulator import TYPES
+from schedsearch.testing.emulator import replace_casts
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
@@ -158,7 +158,7 @@ def test_a_nan_of_either_sign_is_larger_than_infinity(device: CpuDevice, dtype: 
 
 def test_keys_have_the_order_of_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 is the upper half of float32."""
-    monkeypatch.setattr(keys, "types", TYPES)
+    replace_casts(monkeypatch, keys)
     words = [0xFF80, 0xFF7F, 0x8001, 0x8000, 0x0001, 0x7F7F, 0x7F80, 0x7FC0]
     for descending in (False, True):
         key = keys.key_of("bfloat16", descending)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from schedsearch.testing.emulator import TYPES
 from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator, multiplied, swizzled
 
 Array = np.ndarray[Any, Any]
@@ -18,10 +16,6 @@ SWIZZLE_BYTES = {1: 128, 2: 64, 3: 32}  # by the code in a matrix descriptor (PT
 
 
 class ClusterEmulator(HopperEmulator):
-    def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool) -> None:
-        super().__init__(memory, epilogue, late)
-        self.types = SimpleNamespace(**{**vars(TYPES), "uint16": lambda value: int(value) % 2**16})
-
     @staticmethod
     def divide_u32(a: int, b: int) -> int:
         return a // b

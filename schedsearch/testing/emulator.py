@@ -18,6 +18,7 @@ from greenlet import getcurrent
 
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts import casts
 from schedsearch.testing.kernel_threads import KernelThread, Threads
 
 FLOATS = {"float16": np.float16, "float32": np.float32}
@@ -113,8 +114,23 @@ def _cast(dtype: Any) -> Callable[[Any], Any]:
 
 
 TYPES = SimpleNamespace(
-    int32=_cast(np.int32), int64=_cast(np.int64), uint32=_cast(np.uint32), uint64=_cast(np.uint64), float32=np.float32
+    **{name: _cast(name) for sign in ("", "u") for bits in (8, 16, 32, 64) for name in (f"{sign}int{bits}",)},
+    float32=np.float32,
+    float64=np.float64,
 )
+
+
+def replace_casts(monkeypatch: Any, module: Any, types: Any = TYPES) -> None:
+    """Replaces `u32`, `i64` and the other names of `templates.parts.casts` in a module by the casts of `types`.
+
+    Args:
+        monkeypatch: pytest's.
+        module: the module whose functions are about to run as plain Python.
+        types: has the casts under Numba's names, such as uint32.
+    """
+    for short, name in casts.NAMES.items():
+        if hasattr(module, short) and hasattr(types, name):
+            monkeypatch.setattr(module, short, getattr(types, name))
 
 
 def tf32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -173,7 +189,7 @@ class Emulator:
         self.single = epilogue
 
     def stand_in(self, monkeypatch: Any, *modules: Any) -> None:
-        """Replaces `cuda`, `types`, `shared_base`, `ptx` and `cluster` in the modules that a kernel is made of.
+        """Replaces `cuda`, `types`, `u32` and other casts, `shared_base`, `ptx` and `cluster` in the modules of a kernel.
 
         Call it before the kernel is built.
 
@@ -185,6 +201,7 @@ class Emulator:
         stand_ins |= {"correct_fragments": self.correct_fragments, "correct_values": self.correct_values}
         stand_ins |= {"correct_transposed": self.correct_transposed, "warm_operands": self.warm_operands}
         for module in modules:
+            replace_casts(monkeypatch, module, self.types)
             for name, stand_in in stand_ins.items():
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, stand_in)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid
@@ -12,6 +12,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.arrange.kernels import arranging, elements_of, parameters
+from schedsearch.templates.parts.casts import i64
 from schedsearch.workload import Workload
 
 OPS = ("arange", "expand", "reshape", "where", "dyn_concat")
@@ -48,8 +49,8 @@ class ArrangeCuda(Template):
         run, threads = arranging(workload, _of_grid), config["threads"]
 
         def arrange(*operands: Any) -> None:
-            thread = types.int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
-            run(operands, thread, types.int64(cuda.gridDim.x) * threads)
+            thread = i64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
+            run(operands, thread, i64(cuda.gridDim.x) * threads)
 
         blocks = -(-elements_of(workload) // (config["threads"] * config["each"]))
         step = KernelStep(arrange, parameters(workload), Grid(blocks), config["threads"])

@@ -11,13 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numba import types
-
 from schedsearch.launch import NumbaArray, Param
 from schedsearch.ops.bounded import extents_of
 from schedsearch.ops.dependence import Dependence
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import row_strides
+from schedsearch.templates.parts.casts import f32, f64, i32, i64, u32
 from schedsearch.templates.parts.sizes import spread, spread_with_axis
 from schedsearch.workload import Workload
 
@@ -48,22 +47,22 @@ def arranging(p: Workload, share: Callable[[Any, Any, Any], tuple[Any, Any, Any]
 
     def run(operands: Any, start: Any, stop: Any) -> None:
         possible, extents = measure(operands)
-        elements = types.int64(1)
+        elements = i64(1)
         for axis in range(rank):
-            elements = elements * min(extents[axis], types.int64(bound[axis]))
+            elements = elements * min(extents[axis], i64(bound[axis]))
         if not possible:
-            elements = types.int64(0)
+            elements = i64(0)
         if start == 0:
             for axis in range(rank):
-                operands[y_extents][axis] = extents[axis] if possible else types.int64(0)
+                operands[y_extents][axis] = extents[axis] if possible else i64(0)
         first, end, step = share(elements, start, stop)
         for item in range(first, end, step):
-            rest, at = types.uint32(item), types.int64(0)
+            rest, at = u32(item), i64(0)
             for back in range(rank):
                 axis = rank - 1 - back
-                extent = types.uint32(extents[axis])
-                above = types.uint32(rest // extent)
-                at += types.int64(types.uint32(rest - types.uint32(above * extent))) * y_steps[axis]
+                extent = u32(extents[axis])
+                above = u32(rest // extent)
+                at += i64(u32(rest - u32(above * extent))) * y_steps[axis]
                 rest = above
             operands[y][at] = fetch(operands, extents, item)
 
@@ -106,13 +105,13 @@ def _counting(p: Workload, slots: dict[str, int]) -> Callable[[Any], Any]:
     start, limit, delta = (slots[name] for name in ("start", "limit", "delta"))
 
     def measure(operands: Any) -> Any:
-        step = types.float64(operands[delta][0])
-        distance = types.float64(operands[limit][0]) - types.float64(operands[start][0])
-        steps = distance / step if step != 0.0 else types.float64(0.0)
-        whole = types.int64(steps) if 0.0 < steps < 2.0**62 else types.int64(0)
+        step = f64(operands[delta][0])
+        distance = f64(operands[limit][0]) - f64(operands[start][0])
+        steps = distance / step if step != 0.0 else f64(0.0)
+        whole = i64(steps) if 0.0 < steps < 2.0**62 else i64(0)
         if whole < steps and whole < 2**62:
             whole += 1
-        return step != 0.0, (max(whole, types.int64(0)),)
+        return step != 0.0, (max(whole, i64(0)),)
 
     return measure
 
@@ -122,7 +121,7 @@ def _counting(p: Workload, slots: dict[str, int]) -> Callable[[Any], Any]:
 
 def _of_arange(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
     start, delta = slots["start"], slots["delta"]
-    number = {"int64": types.int64, "int32": types.int32, "float32": types.float32}[p.dtype]
+    number = {"int64": i64, "int32": i32, "float32": f32}[p.dtype]
 
     def fetch(operands: Any, extents: Any, item: Any) -> Any:
         return number(operands[start][0] + number(number(item) * operands[delta][0]))
@@ -138,12 +137,12 @@ def _of_broadcast(p: Workload, slots: dict[str, int], name: str) -> Callable[...
 
     def place(operands: Any, extents: Any, item: Any) -> Any:
         mine = extents_of_it(operands)
-        rest, at = types.uint32(item), types.int64(0)
+        rest, at = u32(item), i64(0)
         for back in range(own):
-            extent = types.uint32(extents[rank - 1 - back])
-            above = types.uint32(rest // extent)
+            extent = u32(extents[rank - 1 - back])
+            above = u32(rest // extent)
             if mine[own - 1 - back] != 1:
-                at += types.int64(types.uint32(rest - types.uint32(above * extent))) * steps[own - 1 - back]
+                at += i64(u32(rest - u32(above * extent))) * steps[own - 1 - back]
             rest = above
         return at
 
@@ -176,12 +175,12 @@ def _of_reshape(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
 
     def fetch(operands: Any, extents: Any, item: Any) -> Any:
         mine = extents_of_x(operands)
-        rest, at = types.uint32(item), types.int64(0)
+        rest, at = u32(item), i64(0)
         for back in range(rank):
             axis = rank - 1 - back
-            extent = types.uint32(mine[axis])
-            above = types.uint32(rest // extent)
-            at += types.int64(types.uint32(rest - types.uint32(above * extent))) * steps[axis]
+            extent = u32(mine[axis])
+            above = u32(rest // extent)
+            at += i64(u32(rest - u32(above * extent))) * steps[axis]
             rest = above
         return operands[x][at]
 
@@ -194,12 +193,12 @@ def _of_concat(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
 
     def place_in(steps: Sequence[int]) -> Callable[..., Any]:
         def place(extents: Any, item: Any, before: Any) -> Any:
-            rest, at = types.uint32(item), types.int64(0)
+            rest, at = u32(item), i64(0)
             for back in range(rank):
                 axis = rank - 1 - back
-                extent = types.uint32(extents[axis])
-                above = types.uint32(rest // extent)
-                digit = types.int64(types.uint32(rest - types.uint32(above * extent)))
+                extent = u32(extents[axis])
+                above = u32(rest // extent)
+                digit = i64(u32(rest - u32(above * extent)))
                 at += (digit - before if axis == along else digit) * steps[axis]
                 rest = above
             return at
@@ -217,7 +216,7 @@ def _of_concat(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
         following = part(number + 1)
 
         def fetch(operands: Any, extents: Any, item: Any, digit: Any, before: Any) -> Any:
-            length = types.int64(own(operands)[along])
+            length = i64(own(operands)[along])
             if digit < before + length:
                 return operands[slot][place(extents, item, before)]
             return following(operands, extents, item, digit, before + length)
@@ -227,11 +226,11 @@ def _of_concat(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
     first = part(0)
 
     def fetch(operands: Any, extents: Any, item: Any) -> Any:
-        below = types.int64(1)
+        below = i64(1)
         for axis in range(along + 1, rank):
             below *= extents[axis]
-        digit = types.int64(item) // below % extents[along]
-        return first(operands, extents, item, digit, types.int64(0))
+        digit = i64(item) // below % extents[along]
+        return first(operands, extents, item, digit, i64(0))
 
     return fetch
 
@@ -280,7 +279,7 @@ def _and_known(collect: Callable[[Any], Any], shape: Sequence[int]) -> Callable[
 
 def _and_extent(before: Callable[[Any], Any], extent: Callable[..., Any], axis: int) -> Callable[[Any], Any]:
     def more(inputs: Any) -> Any:
-        return (*before(inputs), types.int64(extent(axis, inputs)))
+        return (*before(inputs), i64(extent(axis, inputs)))
 
     return more
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray
@@ -22,6 +22,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.own_kernel.copies import copy_on_cpu, copy_on_gpu
+from schedsearch.templates.parts.casts import i64, u32, u64
 from schedsearch.templates.parts.whole_reference import WholeReference
 from schedsearch.workload import Workload
 
@@ -55,7 +56,7 @@ class FillMarginCuda(Template):
         bits = margin_bits(workload.value, workload.dtype)[0]
 
         def fill_margin(y, x_extents) -> None:  # type: ignore[no-untyped-def]
-            item = types.int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
+            item = i64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
             if item < count:
                 fill(y, x_extents, item, bits)
 
@@ -131,19 +132,19 @@ def _slab_first(others: _Fill, p: Workload, axis: int, width: int) -> _Fill:
     bound, inner = p.x[axis], math.prod(p.x[axis + 1 :])
     block = width * inner
     count = math.prod(p.x[:axis]) * block
-    number = types.uint32 if _slabs(p) < 2**32 else types.uint64
+    number = u32 if _slabs(p) < 2**32 else u64
 
     def fill(y: Any, x_extents: Any, item: Any, bits: Any) -> None:
         if item >= count:
-            others(y, x_extents, types.int64(item - count), bits)
+            others(y, x_extents, i64(item - count), bits)
             return
         outer = number(number(item) // number(block))
         rest = number(number(item) - number(outer * number(block)))
         above = number(rest // number(inner))
-        place = types.int64(max(x_extents[axis], 0)) + types.int64(above)
-        column = types.int64(number(rest - number(above * number(inner))))
+        place = i64(max(x_extents[axis], 0)) + i64(above)
+        column = i64(number(rest - number(above * number(inner))))
         if place < bound:
-            y[(types.int64(outer) * bound + place) * inner + column] = bits
+            y[(i64(outer) * bound + place) * inner + column] = bits
 
     return fill
 

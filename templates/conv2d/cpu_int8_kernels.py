@@ -30,10 +30,11 @@ from schedsearch.ops import ArgSpec
 from schedsearch.ops.sum_of_products import accumulator_dtype
 from schedsearch.templates.conv2d.cpu_kernels import Shape, TilePlan
 from schedsearch.templates.parts.addressing import channel_runs, offset_along, plain_strides
+from schedsearch.templates.parts.casts import i8, i32, i64, u8, u64
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.workload import Workload
 
-_U8, _I32 = types.uint8, types.int32
+_U8, _I32 = u8, i32
 _SUM_BYTES = 4
 
 
@@ -153,7 +154,7 @@ def zero_point(epilogue: CpuEpilogue, name: str, shift: int) -> Callable[[Any], 
         return lambda operands: shift
 
     def zero(operands: Any) -> Any:
-        return types.int64(operands[slot]) + shift
+        return i64(operands[slot]) + shift
 
     return zero
 
@@ -226,12 +227,12 @@ def pack_weight_kernel(plan: BytePlan) -> Callable[..., None]:
     sum_bytes = _SUM_BYTES
 
     def pack_weight(weight, packed, start, stop):  # type: ignore[no-untyped-def]
-        source = as_array(weight, (weight_size,), types.int8)
-        target = as_array(packed, (packed_size,), types.int8)
+        source = as_array(weight, (weight_size,), i8)
+        target = as_array(packed, (packed_size,), i8)
         for item in range(start, stop):
             k0 = item % tiles * lanes
             used = min(lanes, outputs - k0)
-            sums = as_array(packed + types.uint64(item * tile_size), (lanes,), _I32)
+            sums = as_array(packed + u64(item * tile_size), (lanes,), _I32)
             for k in range(lanes):
                 total = _I32(0)
                 from_k = filter_offset(item // tiles % set_groups * outputs + k0 + min(k, used - 1))
@@ -244,9 +245,9 @@ def pack_weight_kernel(plan: BytePlan) -> Callable[..., None]:
                             at = from_k + r * r_stride + s * s_stride
                             for c0 in range(c_block * block, last, depth):
                                 for c in range(depth):
-                                    value = types.int8(0)
+                                    value = i8(0)
                                     if k < used and (whole_words or c0 + c < last):
-                                        value = types.int8(source[at + channel_offset(c0 + c)] ^ flip)
+                                        value = i8(source[at + channel_offset(c0 + c)] ^ flip)
                                     total = _I32(total + value)
                                     target[to + c] = value
                                 to += depth * lanes
@@ -277,7 +278,7 @@ def convolve_kernel(plan: BytePlan, epilogue: CpuEpilogue, workload: Workload) -
     store = _store_kernel(plan, epilogue, workload)
 
     def convolve(x, w, y, *operands, start, stop):  # type: ignore[no-untyped-def]
-        x, w = types.int64(x), types.int64(w)
+        x, w = i64(x), i64(w)
         a, b = x_zero(operands), w_zero(operands)
         for item in range(start, stop):
             if channels_inner:

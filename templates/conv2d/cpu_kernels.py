@@ -9,14 +9,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array, tile_ops
 from schedsearch.config import Config
+from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.workload import Workload
-
-_F32 = types.float32
 
 
 @dataclass(frozen=True)
@@ -203,8 +200,8 @@ def pack_x_kernel(plan: Plan) -> Callable[..., None]:
     x_size, packed_size = shape.n * n_stride, plan.x_size
 
     def pack_x(x, packed, start, stop):  # type: ignore[no-untyped-def]
-        source = as_array(x, (x_size,), _F32)
-        target = as_array(packed, (packed_size,), _F32)
+        source = as_array(x, (x_size,), f32)
+        target = as_array(packed, (packed_size,), f32)
         for item in range(start, stop):
             row = item % rows - top
             c0 = item // rows % blocks * block
@@ -214,19 +211,19 @@ def pack_x_kernel(plan: Plan) -> Callable[..., None]:
             to = item * columns * block
             if row < 0 or row >= height:
                 for i in range(columns * block):
-                    target[to + i] = _F32(0)
+                    target[to + i] = f32(0)
                 continue
             for i in range(first * block):
-                target[to + i] = _F32(0)
+                target[to + i] = f32(0)
             at = n * n_stride + (group * channels + c0) * c_stride + row * h_stride
             for column in range(first, last):
                 pixel = at + (column - left) * w_stride
                 for c in range(width):
                     target[to + column * block + c] = source[pixel + c * c_stride]
                 for c in range(width, block):
-                    target[to + column * block + c] = _F32(0)
+                    target[to + column * block + c] = f32(0)
             for i in range(last * block, columns * block):
-                target[to + i] = _F32(0)
+                target[to + i] = f32(0)
 
     return pack_x
 
@@ -241,8 +238,8 @@ def pack_weight_kernel(plan: Plan) -> Callable[..., None]:
     weight_size = plan.weight_tiles // tiles * group_stride
 
     def pack_weight(weight, packed, start, stop):  # type: ignore[no-untyped-def]
-        source = as_array(weight, (weight_size,), _F32)
-        target = as_array(packed, (packed_size,), _F32)
+        source = as_array(weight, (weight_size,), f32)
+        target = as_array(packed, (packed_size,), f32)
         for item in range(start, stop):
             r = item % kr
             c0 = item // kr % blocks * block
@@ -257,7 +254,7 @@ def pack_weight_kernel(plan: Plan) -> Callable[..., None]:
                     for k in range(used):
                         target[to + k] = source[at + k * o_stride + c * i_stride + s * s_stride]
                     for k in range(used, lanes):
-                        target[to + k] = _F32(0)
+                        target[to + k] = f32(0)
                     to += lanes
 
     return pack_weight
@@ -289,8 +286,8 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
     fused = epilogue.apply
 
     def convolve(x, w, y, *operands, start, stop):  # type: ignore[no-untyped-def]
-        x, w = types.int64(x), types.int64(w)
-        out = as_array(y, (y_size,), _F32)
+        x, w = i64(x), i64(w)
+        out = as_array(y, (y_size,), f32)
         for item in range(start, stop):
             if channels_inner:
                 tile, row_tile = item % tiles, item // tiles % row_tiles
@@ -323,7 +320,7 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
                                     total = multiply_add_one(total, x_at, w_at)
                                     x_at += c_stride
                                     w_at += 4 * lanes
-                    sums = as_array(spill(total), (ow_tile, lanes), _F32)
+                    sums = as_array(spill(total), (ow_tile, lanes), f32)
                     at = n * yn_stride + (group * outputs + k0) * yk_stride + p * yh_stride + q * yw_stride
                     if yk_stride == 1:
                         for i in range(ow_tile):

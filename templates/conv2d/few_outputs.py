@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X, Grid, Pointer
@@ -30,6 +30,7 @@ from schedsearch.templates.conv2d.limits import size_problem
 from schedsearch.templates.conv2d.placement import shuffled_offset
 from schedsearch.templates.parts import row_mma
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.row_mma import ELEMENT_BYTES, MMA_CHANNELS, MMA_COLUMNS, MMA_PIXELS, RowTile
 from schedsearch.templates.parts.stages import epilogue_problem, moved_residual_problem
@@ -235,53 +236,49 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     mask_of, fetch, store_row = column_mask(workload, plan), prefetch_row(workload, plan), store(workload, plan, epilogue)
 
     def kernel(x, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
-        thread = types.int32(cuda.threadIdx.x)
-        lane = types.int32(thread & 31)
-        pixel, quarter = types.int32(lane >> 2), types.int32(lane & 3)
-        number = types.uint32(cuda.blockIdx.x)
-        band = types.uint32(number // types.uint32(strips))
-        strip = types.uint32(number - band * types.uint32(strips))
-        image = types.uint32(band // types.uint32(bands))
-        first_row = types.int32((band - image * types.uint32(bands)) * rows)
-        first_column = types.int32((types.int32(strip) * warps + (thread >> 5)) * pixels)
-        column = types.int32(first_column + pixel)
+        thread = i32(cuda.threadIdx.x)
+        lane = i32(thread & 31)
+        pixel, quarter = i32(lane >> 2), i32(lane & 3)
+        number = u32(cuda.blockIdx.x)
+        band = u32(number // u32(strips))
+        strip = u32(number - band * u32(strips))
+        image = u32(band // u32(bands))
+        first_row = i32((band - image * u32(bands)) * rows)
+        first_column = i32((i32(strip) * warps + (thread >> 5)) * pixels)
+        column = i32(first_column + pixel)
 
-        weights = cuda.local.array(weight_words, types.uint32)
-        window = cuda.local.array(sums, types.float32)
-        one = cuda.local.array(row_words, types.uint32)  # two rows of x, one of which is loaded
-        other = cuda.local.array(row_words, types.uint32)
-        load_weights(
-            weights, types.uint64(weight + types.uint64(pixel * filter_bytes + quarter * 8)), types.int32(k - pixel)
-        )
+        weights = cuda.local.array(weight_words, u32)
+        window = cuda.local.array(sums, f32)
+        one = cuda.local.array(row_words, u32)  # two rows of x, one of which is loaded
+        other = cuda.local.array(row_words, u32)
+        load_weights(weights, u64(weight + u64(pixel * filter_bytes + quarter * 8)), i32(k - pixel))
         for i in range(sums):
-            window[i] = types.float32(0)
+            window[i] = f32(0)
 
         mask = mask_of(column)
-        last_row = types.int32(min(out_h, first_row + rows))
-        stop = types.int32(min(height, last_row - top + taps_h - 1))  # of rows of x
-        row = types.int32(first_row - top)
-        image_row = types.int64(image) * image_rows + row
-        address = types.uint64(
-            x + types.uint64(image_row * row_bytes + types.int64(column - left) * pixel_bytes + quarter * 8)
-        )
-        to_row = types.int32(first_row - (taps_h - 1))  # of y, that the next row of x completes
-        load_row(one, address, mask if types.uint32(row) < types.uint32(stop) else types.uint32(0))
+        last_row = i32(min(out_h, first_row + rows))
+        stop = i32(min(height, last_row - top + taps_h - 1))  # of rows of x
+        row = i32(first_row - top)
+        image_row = i64(image) * image_rows + row
+        address = u64(x + u64(image_row * row_bytes + i64(column - left) * pixel_bytes + quarter * 8))
+        to_row = i32(first_row - (taps_h - 1))  # of y, that the next row of x completes
+        load_row(one, address, mask if u32(row) < u32(stop) else u32(0))
         while to_row < last_row:
             fetch(x, image, row, stop, first_column, lane)
-            row = types.int32(row + 1)
-            address = types.uint64(address + types.uint64(row_bytes))
-            load_row(other, address, mask if types.uint32(row) < types.uint32(stop) else types.uint32(0))
+            row = i32(row + 1)
+            address = u64(address + u64(row_bytes))
+            load_row(other, address, mask if u32(row) < u32(stop) else u32(0))
             multiply_row(window, one, weights)
             if to_row >= first_row:
                 store_row(window, y, image, to_row, column, quarter, operands)
             fetch(x, image, row, stop, first_column, lane)
-            row = types.int32(row + 1)
-            address = types.uint64(address + types.uint64(row_bytes))
-            load_row(one, address, mask if types.uint32(row) < types.uint32(stop) else types.uint32(0))
+            row = i32(row + 1)
+            address = u64(address + u64(row_bytes))
+            load_row(one, address, mask if u32(row) < u32(stop) else u32(0))
             multiply_row(window, other, weights)
             if (to_row + 1 >= first_row) & (to_row + 1 < last_row):
-                store_row(window, y, image, types.int32(to_row + 1), column, quarter, operands)
-            to_row = types.int32(to_row + 2)
+                store_row(window, y, image, i32(to_row + 1), column, quarter, operands)
+            to_row = i32(to_row + 2)
 
     return kernel
 
@@ -292,10 +289,10 @@ def column_mask(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     width, left, halves, per_tap = workload.w, workload.padding[1], plan.tile.halves, 2 * plan.tile.pixel_tiles
 
     def mask_of(column: Any) -> Any:
-        mask = types.uint32(0)
+        mask = u32(0)
         for number in range(halves):
-            at = types.int32(column - left + number // per_tap + number % per_tap * 8)
-            mask = types.uint32(mask | (types.uint32(types.uint32(at) < types.uint32(width)) << types.uint32(number)))
+            at = i32(column - left + number // per_tap + number % per_tap * 8)
+            mask = u32(mask | (u32(u32(at) < u32(width)) << u32(number)))
         return mask
 
     return mask_of
@@ -309,13 +306,13 @@ def prefetch_row(workload: Workload, plan: Plan) -> Callable[..., None]:
     bring = row_mma.prefetch
 
     def fetch(x: Any, image: Any, row: Any, stop: Any, column: Any, lane: Any) -> None:
-        there = types.int32(row + ahead)
+        there = i32(row + ahead)
         for part in range(rounds):
-            within = types.int32(lane * LINE_BYTES + part * 32 * LINE_BYTES)
-            at = types.int64(column) * pixel_bytes + within
-            inside = (types.uint32(there) < types.uint32(stop)) & (within < part_bytes) & (at < row_bytes)
-            offset = (types.int64(image) * image_rows + there) * row_bytes + at
-            bring(types.uint64(x + types.uint64(offset)), types.int32(inside))
+            within = i32(lane * LINE_BYTES + part * 32 * LINE_BYTES)
+            at = i64(column) * pixel_bytes + within
+            inside = (u32(there) < u32(stop)) & (within < part_bytes) & (at < row_bytes)
+            offset = (i64(image) * image_rows + there) * row_bytes + at
+            bring(u64(x + u64(offset)), i32(inside))
 
     def nothing(x: Any, image: Any, row: Any, stop: Any, column: Any, lane: Any) -> None:
         pass
@@ -333,28 +330,28 @@ def store(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., N
     parts, column_tiles = 2 * tile.pixel_tiles, tile.column_tiles
 
     def in_layout(image: Any, row: Any, column: Any, channel: Any) -> Any:
-        in_row = types.int64(column) * of_pixel + types.int64(channel) * of_channel
-        return types.int64(image) * of_image + types.int64(row) * of_row + in_row
+        in_row = i64(column) * of_pixel + i64(channel) * of_channel
+        return i64(image) * of_image + i64(row) * of_row + in_row
 
     offset_of = in_layout
     if (shuffle := shuffled_offset(workload)) is not None:
         offset_in_y = shuffle
 
         def shuffled(image: Any, row: Any, column: Any, channel: Any) -> Any:
-            return offset_in_y(image, types.uint32(row) * types.uint32(out_w) + types.uint32(column), channel)
+            return offset_in_y(image, u32(row) * u32(out_w) + u32(column), channel)
 
         offset_of = shuffled
 
     def store_row(sums: Any, y: Any, image: Any, row: Any, column: Any, quarter: Any, operands: Any) -> None:
         for part in range(parts):  # 8 pixels
-            to_column = types.int32(column + 8 * part)
+            to_column = i32(column + 8 * part)
             for pair in range(column_tiles):
                 for neighbour in range(2):
-                    channel = types.int32(8 * pair + 2 * quarter + neighbour)
+                    channel = i32(8 * pair + 2 * quarter + neighbour)
                     if (channel < k) & (to_column < out_w):
-                        offset = types.int64(offset_of(image, row, to_column, channel))
+                        offset = i64(offset_of(image, row, to_column, channel))
                         value = sums[4 * (part // 2 * column_tiles + pair) + part % 2 * 2 + neighbour]
                         value = single(value, 1, channel, offset, *operands)
-                        write(types.uint64(y + types.uint64(offset * out_bytes)), value)
+                        write(u64(y + u64(offset * out_bytes)), value)
 
     return store_row

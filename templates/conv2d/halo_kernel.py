@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.epilogues import pixel_shuffle
@@ -42,6 +42,7 @@ from schedsearch.templates.conv2d.halo_sizes import (
 )
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import gather, pipeline, ptx, store_channels, walk
+from schedsearch.templates.parts.casts import i32, i64, u32
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.epilogue_fragments import TileRows, store_transposed
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP
@@ -89,10 +90,10 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
 
     def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
         residual = operands[residual_index]
-        own_column = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(block_columns))
+        own_column = u32(u32(cuda.blockIdx.x) % u32(block_columns))
         shared = shared_base()
         patch_full, patch_empty, weight_full, weight_empty = ring_barriers(shared)
-        thread = types.int32(cuda.threadIdx.x)
+        thread = i32(cuda.threadIdx.x)
         first_tile, next_tile = own_tiles()
         if thread == 0:
             for buffer in range(turns * patches):
@@ -120,32 +121,32 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
             group = thread >> 7
             lane = thread & 31
             leader = (thread & 127) == 0
-            warp_row = types.int32(group // warp_columns)
-            own_channel = types.int32((group - warp_row * warp_columns) * WGMMA_CHANNELS)
-            own_row = types.int32(0 if in_turn else warp_row * tile_h)
-            weights_start = types.uint32(shared + weights_offset + own_channel * ROW_BYTES)
-            patch_start = types.uint32(shared + (0 if in_turn else warp_row * row_patch_bytes))
-            staged_y = types.uint32(shared + y_offset + group * warpgroup_y_bytes)
-            warp_channel = types.int32(((thread >> 5) & 3) * 16)
+            warp_row = i32(group // warp_columns)
+            own_channel = i32((group - warp_row * warp_columns) * WGMMA_CHANNELS)
+            own_row = i32(0 if in_turn else warp_row * tile_h)
+            weights_start = u32(shared + weights_offset + own_channel * ROW_BYTES)
+            patch_start = u32(shared + (0 if in_turn else warp_row * row_patch_bytes))
+            staged_y = u32(shared + y_offset + group * warpgroup_y_bytes)
+            warp_channel = i32(((thread >> 5) & 3) * 16)
             matrix_offset = staging_offset(lane, warp_channel)
             if merged:
                 merge_weights(weight, shared, thread, own_column)
 
             acc = cuda.local.array(accumulators, sum_type)
             if in_turn:
-                patch_full = types.uint32(patch_full + warp_row * (patches * BARRIER_BYTES))
-            patch_parities = types.uint32(0)
-            buffer = types.uint32(warp_row * chunks if in_turn else 0) % types.uint32(patches)
+                patch_full = u32(patch_full + warp_row * (patches * BARRIER_BYTES))
+            patch_parities = u32(0)
+            buffer = u32(warp_row * chunks if in_turn else 0) % u32(patches)
             previous_buffer = buffer
-            stage = types.uint32(0)
+            stage = u32(0)
             previous_stage = stage
-            weight_parity = types.uint32(0)
-            residual_full = types.uint32(shared + residual_offset + group * BARRIER_BYTES)
-            residual_parity = types.uint32(0)
-            held = types.int32(0)  # whether the last tile's patch must still be handed back
+            weight_parity = u32(0)
+            residual_full = u32(shared + residual_offset + group * BARRIER_BYTES)
+            residual_parity = u32(0)
+            held = i32(0)  # whether the last tile's patch must still be handed back
             tile = first_tile
             if in_turn:
-                tile = types.int32(tile + warp_row * next_tile)
+                tile = i32(tile + warp_row * next_tile)
             while tile < tiles:
                 place = own_place(tile, own_column, own_row, own_channel)
                 # ---- multiply
@@ -159,10 +160,10 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
                     acc, y, operands, shared, group, lane, leader, warp_channel, matrix_offset, place,
                     patch_empty, previous_buffer, residual, residual_full, residual_parity, staged_y,
                 )  # fmt: skip
-                held = types.int32(1)
+                held = i32(1)
                 if in_turn:
-                    buffer = types.uint32(buffer + (turns - 1) * chunks) % types.uint32(patches)
-                tile = types.int32(tile + next_tile * turns)
+                    buffer = u32(buffer + (turns - 1) * chunks) % u32(patches)
+                tile = i32(tile + next_tile * turns)
             if staged and leader:
                 ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
@@ -178,8 +179,8 @@ def _ring_barriers(plan: Plan) -> Callable[[Any], Any]:
     weight_full, weight_empty = plan.shared.offset("weight_full"), plan.shared.offset("weight_empty")
 
     def ring_barriers(shared: Any) -> Any:
-        patches = types.uint32(shared + patch_full), types.uint32(shared + patch_empty)
-        return (*patches, types.uint32(shared + weight_full), types.uint32(shared + weight_empty))
+        patches = u32(shared + patch_full), u32(shared + patch_empty)
+        return (*patches, u32(shared + weight_full), u32(shared + weight_empty))
 
     return ring_barriers
 
@@ -190,9 +191,9 @@ def _own_place(geometry: Geometry, plan: Plan, tile_origin: Callable[..., Any]) 
 
     def own_place(tile: Any, own_column: Any, own_row: Any, own_channel: Any) -> Any:
         image, row, column, conv_group, channel = tile_origin(tile, own_column)
-        row = types.int32(row + own_row)
-        channel = types.int32(channel + own_channel)
-        rows_left = types.int32(min(tile_h, out_h - row))
+        row = i32(row + own_row)
+        channel = i32(channel + own_channel)
+        rows_left = i32(min(tile_h, out_h - row))
         return image, row, column, conv_group, channel, rows_left
 
     return own_place
@@ -243,22 +244,22 @@ def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callab
         residual, residual_full, staged_y, place,
     ):  # fmt: skip
         image, row, column, conv_group, channel, rows_left = place
-        step = types.int32(0)
+        step = i32(0)
         for chunk in range(chunks):
             patch_parities = take_patch(patch_full, buffer, patch_parities)
-            patch = types.uint32(patch_start + buffer * patch_bytes)
-            tap_h = types.uint32(0)
-            tap_w = types.uint32(0)
+            patch = u32(patch_start + buffer * patch_bytes)
+            tap_h = u32(0)
+            tap_w = u32(0)
             for tap in range(taps):
                 if not merged:
                     take_weights(weight_full, stage, weight_parity)
-                a = types.uint32(weights_start + stage * stage_bytes)
+                a = u32(weights_start + stage * stage_bytes)
                 b = tap_address(patch, tap_h, tap_w)
                 matrix_a, matrix_b = matrix(a), matrix(b)
                 if chunk < whole_chunks:
-                    multiply(acc, matrix_a, matrix_b, types.int32(step > 0))
+                    multiply(acc, matrix_a, matrix_b, i32(step > 0))
                 else:
-                    multiply_last(acc, matrix_a, matrix_b, types.int32(step > 0))
+                    multiply_last(acc, matrix_a, matrix_b, i32(step > 0))
                 wait_previous(acc)
                 if leader:
                     if not resident and step > 0:
@@ -272,7 +273,7 @@ def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callab
                         ptx.bulk_wait_read_all()  # the previous tile's stores have read staged_y
                         load_residual(residual, residual_full, staged_y, rows_left, channel, conv_group, column, row, image)
                 tap_h, tap_w = advance_tap(tap_h, tap_w)
-                step = types.int32(step + 1)
+                step = i32(step + 1)
                 previous_stage = stage
                 stage, weight_parity = advance_weights(stage, weight_parity)
             previous_buffer = buffer
@@ -321,9 +322,9 @@ def _store_tile(
         patch_empty, previous_buffer, residual, residual_full, residual_parity, staged_y,
     ):  # fmt: skip
         image, row, column, conv_group, channel, rows_left = place
-        columns_left = types.int32(min(tile_w, out_w - column))
+        columns_left = i32(min(tile_w, out_w - column))
         if in_place:
-            staged_y = types.uint32(shared + previous_buffer * patch_bytes)
+            staged_y = u32(shared + previous_buffer * patch_bytes)
             group_barrier(group)  # all warps have read the patch
             if staged_residual and leader:
                 load_residual(residual, residual_full, staged_y, rows_left, channel, conv_group, column, row, image)
@@ -333,11 +334,11 @@ def _store_tile(
             group_barrier(group)
         if staged_residual:
             ptx.mbarrier_wait(residual_full, residual_parity)
-            residual_parity = types.uint32(residual_parity ^ 1)
-        k = types.int32(channel + warp_channel + (lane >> 2) * channel_step)  # within its convolution group, then among all
-        channels_left, position = types.int32(outputs - k), types.int32((lane & 3) * 2)
-        k = types.int32(k + conv_group * outputs)
-        offset = types.int64(types.int64((image * out_h + row) * out_w + column) * out_channels + k)
+            residual_parity = u32(residual_parity ^ 1)
+        k = i32(channel + warp_channel + (lane >> 2) * channel_step)  # within its convolution group, then among all
+        channels_left, position = i32(outputs - k), i32((lane & 3) * 2)
+        k = i32(k + conv_group * outputs)
+        offset = i64(i64((image * out_h + row) * out_w + column) * out_channels + k)
         correct(acc, channels_left, rows_left, columns_left, position, row, column, channel_of(k), operands)
         if fused:
             fuse(
@@ -371,9 +372,9 @@ def _tile_origin(geometry: Geometry, plan: Plan) -> Callable[..., Any]:
     pixels = walk.rectangles(plan.row_tiles, plan.strips, plan.block_rows, plan.tile_w)
 
     def channels(column_tile: Any) -> Any:
-        conv_group = types.uint32(column_tile // types.uint32(group_tiles))
-        channel = types.int32((column_tile - conv_group * types.uint32(group_tiles)) * bn)
-        return types.int32(conv_group), channel
+        conv_group = u32(column_tile // u32(group_tiles))
+        channel = i32((column_tile - conv_group * u32(group_tiles)) * bn)
+        return i32(conv_group), channel
 
     def own_channels(tile: Any, own_column: Any) -> Any:
         conv_group, channel = channels(own_column)
@@ -381,9 +382,9 @@ def _tile_origin(geometry: Geometry, plan: Plan) -> Callable[..., Any]:
         return image, row, column, conv_group, channel
 
     def all_channels(tile: Any, own_column: Any) -> Any:
-        tile = types.uint32(tile)
-        rest = types.uint32(tile // types.uint32(column_tiles))
-        conv_group, channel = channels(types.uint32(tile - rest * types.uint32(column_tiles)))
+        tile = u32(tile)
+        rest = u32(tile // u32(column_tiles))
+        conv_group, channel = channels(u32(tile - rest * u32(column_tiles)))
         image, row, column = pixels(rest)
         return image, row, column, conv_group, channel
 
@@ -404,21 +405,21 @@ def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callabl
 
     def load_patches(x: Any, shared: Any, full: Any, empty: Any, own_column: Any, first_tile: Any, next_tile: Any) -> None:
         tile = first_tile
-        buffer = types.uint32(0)
-        parity = types.uint32(1)
+        buffer = u32(0)
+        parity = u32(1)
         turn_full = full
         while tile < tiles:
             image, row, column, conv_group, _ = tile_origin(tile, own_column)
-            row, column = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
+            row, column = i32(row * stride_h - top), i32(column * stride_w - left)
             for chunk in range(chunks):
                 to, barrier = fill(shared, turn_full, empty, buffer, parity)
                 load_patch(x, to, chunk * chunk_channels, conv_group, column, row, image, barrier)
                 buffer, parity = advance(buffer, parity)
             if in_turn:  # the next warpgroup's barriers
-                turn_full = types.uint32(turn_full + patches * BARRIER_BYTES)
+                turn_full = u32(turn_full + patches * BARRIER_BYTES)
                 if turn_full == empty:
                     turn_full = full
-            tile = types.int32(tile + next_tile)
+            tile = i32(tile + next_tile)
 
     return load_patches
 
@@ -431,7 +432,7 @@ def _warm(
 
     def warm(lane: Any, tile: Any, own_column: Any, operands: Any) -> None:
         _, _, _, conv_group, channel = tile_origin(tile, own_column)
-        load(lane, types.int32(conv_group * outputs + channel), types.int32(min(bn, outputs - channel)), operands)
+        load(lane, i32(conv_group * outputs + channel), i32(min(bn, outputs - channel)), operands)
 
     return warm
 
@@ -448,20 +449,20 @@ def _tap_address(workload: Workload, geometry: Geometry, plan: Plan) -> Callable
     phase_bytes, patch_w = plan.phase_bytes, plan.patch_w
 
     def address(patch: Any, tap_h: Any, tap_w: Any) -> Any:
-        phase = types.uint32(tap_h % types.uint32(period_h) * phases_w + tap_w % types.uint32(period_w))
-        shift_h = types.uint32(types.uint32(tap_h * dilation_h) // types.uint32(stride_h))
-        shift_w = types.uint32(types.uint32(tap_w * dilation_w) // types.uint32(stride_w))
-        return types.uint32(patch + phase * phase_bytes + (shift_h * patch_w + shift_w) * ROW_BYTES)
+        phase = u32(tap_h % u32(period_h) * phases_w + tap_w % u32(period_w))
+        shift_h = u32(u32(tap_h * dilation_h) // u32(stride_h))
+        shift_w = u32(u32(tap_w * dilation_w) // u32(stride_w))
+        return u32(patch + phase * phase_bytes + (shift_h * patch_w + shift_w) * ROW_BYTES)
 
     return address
 
 
 def _advance_tap(kernel_w: int) -> Callable[..., Any]:
     def advance(tap_h: Any, tap_w: Any) -> Any:
-        tap_w = types.uint32(tap_w + 1)
+        tap_w = u32(tap_w + 1)
         if tap_w == kernel_w:
-            tap_w = types.uint32(0)
-            tap_h = types.uint32(tap_h + 1)
+            tap_w = u32(0)
+            tap_h = u32(tap_h + 1)
         return tap_h, tap_w
 
     return advance
@@ -475,7 +476,7 @@ def _load_residual(geometry: Geometry, plan: Plan) -> Callable[..., None]:
     def load_residual(
         residual: Any, barrier: Any, to: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any
     ) -> None:
-        rows = types.int32(max(rows, 0) if channel < outputs else 0)
+        rows = i32(max(rows, 0) if channel < outputs else 0)
         ptx.mbarrier_expect_bytes(barrier, rows * row_bytes)
         for tile_row in range(rows):
             load_pixels(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.templates.conv2d.geometry import channel_order
 from schedsearch.templates.conv2d.halo_sizes import Geometry, Plan, weight_piece
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import pipeline, ptx, store
+from schedsearch.templates.parts.casts import i32, u32, u64
 from schedsearch.templates.parts.hopper import WARPGROUP
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
@@ -26,17 +25,17 @@ def load_weights(workload: Workload, geometry: Geometry, plan: Plan, tile_origin
 
     def load(weight: Any, stages: Any, full: Any, empty: Any, own_column: Any, first_tile: Any, next_tile: Any) -> None:
         tile = first_tile
-        stage = types.uint32(0)
-        parity = types.uint32(1)
+        stage = u32(0)
+        parity = u32(1)
         while tile < tiles:
             _, _, _, conv_group, channel = tile_origin(tile, own_column)
-            channel = types.int32(conv_group * outputs + channel)
+            channel = i32(conv_group * outputs + channel)
             for chunk in range(chunks):
                 for tap in range(taps):
                     to, barrier = fill(stages, full, empty, stage, parity)
                     load_filters(to, weight, chunk * chunk_channels, tap, channel, barrier)
                     stage, parity = advance(stage, parity)
-            tile = types.int32(tiles if resident else tile + next_tile)
+            tile = i32(tiles if resident else tile + next_tile)
 
     return load
 
@@ -53,8 +52,8 @@ def _load_filters(workload: Workload) -> Callable[..., None]:
         ptx.tma_load_5d(to, weight, channel, tap, 0, 0, first >> 4, barrier)
 
     def load_ordered(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
-        number = types.int32(types.uint32(first) // types.uint32(block))
-        ptx.tma_load_4d(to, weight, channel, tap, types.int32(first - number * block), number, barrier)
+        number = i32(u32(first) // u32(block))
+        ptx.tma_load_4d(to, weight, channel, tap, i32(first - number * block), number, barrier)
 
     if order:
         return load_ordered
@@ -76,22 +75,22 @@ def merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_of
     all_consumers = ptx.group_barrier(1, consumers)
 
     def merge(weight: Any, shared: Any, thread: Any, own_column: Any) -> None:
-        zero = types.uint32(0)
+        zero = u32(0)
         for chunk in range(thread, taps * tap_chunks, consumers):
-            tap = types.uint32(types.uint32(chunk) // types.uint32(tap_chunks))
-            to = types.uint32(shared + weights_offset + tap * (stage_bytes - tap_chunks * 16) + chunk * 16)
+            tap = u32(u32(chunk) // u32(tap_chunks))
+            to = u32(shared + weights_offset + tap * (stage_bytes - tap_chunks * 16) + chunk * 16)
             ptx.store_shared_v4(to, zero, zero, zero, zero)
         all_consumers(0)
-        tile_weights = types.uint64(weight + types.uint64(own_column) * types.uint64(tile_pieces * piece_bytes))
+        tile_weights = u64(weight + u64(own_column) * u64(tile_pieces * piece_bytes))
         for number in range(thread, tile_pieces, consumers):
-            element = types.uint32(number * piece)
-            weight_row = types.uint32(element // types.uint32(inputs))
-            output = types.uint32(weight_row // types.uint32(taps))
-            tap = types.uint32(weight_row - output * types.uint32(taps))
-            own_group = types.uint32(output // types.uint32(outputs))
-            byte = types.uint32((own_group * inputs + element - weight_row * types.uint32(inputs)) * element_bytes)
+            element = u32(number * piece)
+            weight_row = u32(element // u32(inputs))
+            output = u32(weight_row // u32(taps))
+            tap = u32(weight_row - output * u32(taps))
+            own_group = u32(output // u32(outputs))
+            byte = u32((own_group * inputs + element - weight_row * u32(inputs)) * element_bytes)
             row = row_of(output)
-            to = types.uint32(shared + weights_offset + tap * stage_bytes + row * ROW_BYTES)
+            to = u32(shared + weights_offset + tap * stage_bytes + row * ROW_BYTES)
             copy(to + (byte ^ ((row & 7) << 4)), tile_weights + number * piece_bytes, piece_bytes)
         ptx.cp_async_commit()
         wait_copies()
@@ -108,6 +107,6 @@ def _row_of_output(interleaved: bool) -> Callable[[Any], Any]:
         return output
 
     def of_interleaved(output: Any) -> Any:
-        return types.uint32((output & ~types.uint32(15)) + ((output & 1) << 3) + ((output >> 1) & 7))
+        return u32((output & ~u32(15)) + ((output & 1) << 3) + ((output >> 1) & 7))
 
     return of_interleaved if interleaved else same

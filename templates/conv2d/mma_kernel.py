@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.conv2d import CONV2D
@@ -21,6 +21,7 @@ from schedsearch.templates.conv2d.mma_store import Corrections, output
 from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.workload import Workload
@@ -32,7 +33,7 @@ SHAPED_BY = frozenset({"accumulators", "rows_x"})
 
 def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
     """The kernel of one configuration. It takes (x, weight, y, *epilogue.params); addresses are u64."""
-    index = types.int64 if plan.wide_counts else types.int32
+    index = i64 if plan.wide_counts else i32
     tiles, steps, stages, persistent = plan.tiling.tiles, plan.steps, plan.stages, plan.persistent
     mma, accumulators, rows_x = plan.gemm.mma, plan.accumulators, ceil_div(plan.bm, plan.row_step)
     warps, warps_n, wm, wn, slices = plan.warps, plan.warps_n, plan.wm, plan.wn, plan.slices
@@ -52,31 +53,31 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections
 
     def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
         shared = shared_base()
-        thread = types.uint32(cuda.threadIdx.x)  # unsigned: a division by a power of two is then a shift
-        lane, warp = types.uint32(thread % 32), types.uint32(thread // 32)
-        part_first, warp = types.uint32(warp // warps * parts), types.uint32(warp % warps)
-        out_slice = types.uint32(shared + part_first // parts * slice_bytes)
-        warp_m, warp_n = types.uint32(warp // warps_n * wm), types.uint32(warp % warps_n * wn)
+        thread = u32(cuda.threadIdx.x)  # unsigned: a division by a power of two is then a shift
+        lane, warp = u32(thread % 32), u32(thread // 32)
+        part_first, warp = u32(warp // warps * parts), u32(warp % warps)
+        out_slice = u32(shared + part_first // parts * slice_bytes)
+        warp_m, warp_n = u32(warp // warps_n * wm), u32(warp % warps_n * wn)
 
         # Where this thread writes its chunks and reads its fragments.
-        column = types.uint32(thread % chunks)
-        row = types.uint32(thread // chunks)
+        column = u32(thread % chunks)
+        row = u32(thread // chunks)
         row_of_x, column_of_x = place_in_x(thread)
-        x_row = types.uint32(lane % 16)
-        w_row = types.uint32(lane % 8 + lane // 16 * 8)
-        x_fragment = types.uint32(shared + (warp_m + x_row) * row_bytes)
-        w_fragment = types.uint32(shared + x_bytes + (warp_n + w_row) * row_bytes)
-        x_flip = types.uint32(flip(x_row))
-        w_flip = types.uint32(flip(w_row))
+        x_row = u32(lane % 16)
+        w_row = u32(lane % 8 + lane // 16 * 8)
+        x_fragment = u32(shared + (warp_m + x_row) * row_bytes)
+        w_fragment = u32(shared + x_bytes + (warp_n + w_row) * row_bytes)
+        x_flip = u32(flip(x_row))
+        w_flip = u32(flip(w_row))
 
-        h0 = cuda.local.array(rows_x, types.int32)  # row of the pixel's first tap, may be negative
-        w0 = cuda.local.array(rows_x, types.int32)
-        x_rows = cuda.local.array(rows_x, types.uint64)
+        h0 = cuda.local.array(rows_x, i32)  # row of the pixel's first tap, may be negative
+        w0 = cuda.local.array(rows_x, i32)
+        x_rows = cuda.local.array(rows_x, u64)
         acc = cuda.local.array(accumulators, sum_type)
 
         def fill(step: Any, slot: Any, w_first: Any, k_left: Any) -> None:
             """Loads the tiles of one step. Beyond the last step it writes zeros and reads nothing."""
-            stage = types.uint32(shared + slot * stage_bytes)
+            stage = u32(shared + slot * stage_bytes)
             load_x(stage, step, row_of_x, column_of_x, h0, w0, x_rows)
             load_w(stage, step, row, column, w_first, k_left)
 
@@ -90,23 +91,23 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections
             for i in range(accumulators):
                 acc[i] = sum_type(0)
             for step in range(stages - 1):
-                fill(types.int32(step), types.int32(step), w_first, k_left)
+                fill(i32(step), i32(step), w_first, k_left)
                 commit()
             if thread < 32:  # this warp would wait for the first stage anyway
-                warm(lane, types.int32(group * group_channels + k_first), types.int32(min(bn, k_left)), operands)
-            read, write = types.int32(0), types.int32(stages - 1)
-            for step in range(types.int32(steps)):
+                warm(lane, i32(group * group_channels + k_first), i32(min(bn, k_left)), operands)
+            read, write = i32(0), i32(stages - 1)
+            for step in range(i32(steps)):
                 wait_stage()
                 cuda.syncthreads()
-                fill(types.int32(step + stages - 1), write, w_first, k_left)
+                fill(i32(step + stages - 1), write, w_first, k_left)
                 commit()
                 for part in range(parts):
-                    x_chunk = types.uint32((((part_first + part) * 2 + lane // 16) ^ x_flip) * 16)
-                    w_chunk = types.uint32((((part_first + part) * 2 + lane // 8 % 2) ^ w_flip) * 16)
-                    stage = types.uint32(read * stage_bytes)
+                    x_chunk = u32((((part_first + part) * 2 + lane // 16) ^ x_flip) * 16)
+                    w_chunk = u32((((part_first + part) * 2 + lane // 8 % 2) ^ w_flip) * 16)
+                    stage = u32(read * stage_bytes)
                     multiply(acc, x_fragment + stage + x_chunk, w_fragment + stage + w_chunk)
-                read = types.int32(read + 1 if read + 1 < stages else 0)
-                write = types.int32(write + 1 if write + 1 < stages else 0)
+                read = i32(read + 1 if read + 1 < stages else 0)
+                write = i32(write + 1 if write + 1 < stages else 0)
             wait_all()
             cuda.syncthreads()
 
@@ -146,7 +147,7 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
         tile_n = count(inside_panel // height)
         tile_m = count(first + inside_panel % height)
         group = count(tile_n // group_tiles)
-        return first_pixel(tile_m), group, types.int32((tile_n - group * group_tiles) * bn)
+        return first_pixel(tile_m), group, i32((tile_n - group * group_tiles) * bn)
 
     return place
 
@@ -178,7 +179,7 @@ def filter_sets(plan: Plan) -> Callable[[Any, Any], Any]:
 
 
 def _count(plan: Plan) -> Any:
-    return types.int64 if plan.wide_counts else types.uint32
+    return i64 if plan.wide_counts else u32
 
 
 # --- Load -------------------------------------------------------------------------------------------------------------
@@ -204,11 +205,11 @@ def load_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     run_chunks = math.gcd(strides_of(workload, "x")["C"].run(plan.gemm.c) // plan.gemm.mma.chunk, chunks) or 1
     across = chunks if workload.layout == "NHWC" else run_chunks
     if across == chunks:
-        return lambda thread: (types.uint32(thread // chunks), types.uint32(thread % chunks))
+        return lambda thread: (u32(thread // chunks), u32(thread % chunks))
 
     def by_blocks(thread: Any) -> Any:
-        column = types.uint32(thread // (across * row_step) * across + thread % across)
-        return types.uint32(thread // across % row_step), column
+        column = u32(thread // (across * row_step) * across + thread % across)
+        return u32(thread // across % row_step), column
 
     return by_blocks
 
@@ -231,12 +232,12 @@ def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
             n = count(m // out_pixels)
             pixel = count(m - n * out_pixels)
             p = count(pixel // out_w)
-            down = types.int32(p * stride_h - pad_top)
-            right = types.int32((pixel - p * out_w) * stride_w - pad_left)
-            h0[i] = down if m < m_stop else types.int32(OUTSIDE)
+            down = i32(p * stride_h - pad_top)
+            right = i32((pixel - p * out_w) * stride_w - pad_left)
+            h0[i] = down if m < m_stop else i32(OUTSIDE)
             w0[i] = right
-            x_rows[i] = x + types.uint64(
-                (pixel_of(n, down, right) + types.int64(group) * group_elements) * element_bytes
+            x_rows[i] = x + u64(
+                (pixel_of(n, down, right) + i64(group) * group_elements) * element_bytes
             )  # fmt: skip
 
     return locate
@@ -249,7 +250,7 @@ def _pixel(workload: Workload) -> Callable[[Any, Any, Any], Any]:
     pixel_elements = strides["W"].outer
 
     def pixel_of(n: Any, row: Any, column: Any) -> Any:
-        return ((types.int64(n) * rows + row) * columns + column) * pixel_elements
+        return ((i64(n) * rows + row) * columns + column) * pixel_elements
 
     return pixel_of
 
@@ -278,21 +279,21 @@ def pixel_loads(workload: Workload, plan: Plan) -> Callable[..., None]:
 
     def load(stage: Any, step: Any, row: Any, column: Any, h0: Any, w0: Any, x_rows: Any) -> None:
         for number in range(pieces):
-            kk = types.uint32(step * bk + column * chunk + number * piece)
-            tap = types.uint32(types.uint32(step * bk) if one_tap else kk) // c_group
+            kk = u32(step * bk + column * chunk + number * piece)
+            tap = u32(u32(step * bk) if one_tap else kk) // c_group
             tap_h = tap // kernel_w
-            down = types.int32(tap_h * dilation_h)
-            right = types.int32((tap - tap_h * kernel_w) * dilation_w)
+            down = i32(tap_h * dilation_h)
+            right = i32((tap - tap_h * kernel_w) * dilation_w)
             offset = pixel_of(0, down, right) + channel_of(kk - tap * c_group)
             for i in range(rows):
-                to_row = types.uint32(row + i * row_step)
+                to_row = u32(row + i * row_step)
                 if not ragged or to_row < bm:
-                    inside = (types.uint32(h0[i] + down) < types.uint32(h)) & (kk < types.uint32(kk_total))
+                    inside = (u32(h0[i] + down) < u32(h)) & (kk < u32(kk_total))
                     if padded:
-                        inside = inside & (types.uint32(w0[i] + right) < types.uint32(w))
-                    at = types.uint32((column ^ flip(to_row)) * 16 + number * piece * element_bytes)
-                    to = types.uint32(stage + to_row * row_bytes) + at
-                    copy(to, x_rows[i] + types.uint64(offset * element_bytes), piece * element_bytes if inside else 0)
+                        inside = inside & (u32(w0[i] + right) < u32(w))
+                    at = u32((column ^ flip(to_row)) * 16 + number * piece * element_bytes)
+                    to = u32(stage + to_row * row_bytes) + at
+                    copy(to, x_rows[i] + u64(offset * element_bytes), piece * element_bytes if inside else 0)
 
     return load
 
@@ -302,8 +303,8 @@ def filters(plan: Plan) -> Callable[..., Any]:
     k_total, filter_elements, element_bytes = plan.gemm.k, plan.gemm.row, plan.gemm.mma.element_bytes
 
     def locate(weight: Any, row: Any, group: Any, k_first: Any) -> Any:
-        first = weight + types.uint64((types.int64(group) * k_total + k_first + row) * filter_elements * element_bytes)
-        return first, types.int32(k_total - k_first)
+        first = weight + u64((i64(group) * k_total + k_first + row) * filter_elements * element_bytes)
+        return first, i32(k_total - k_first)
 
     return locate
 
@@ -317,14 +318,14 @@ def filter_loads(plan: Plan) -> Callable[..., None]:
 
     def load(stage: Any, step: Any, row: Any, column: Any, w_first: Any, k_left: Any) -> None:
         for number in range(pieces):
-            kk = types.uint32(step * bk + column * chunk + number * piece)
+            kk = u32(step * bk + column * chunk + number * piece)
             for i in range(rows):
-                to_row = types.uint32(row + i * row_step)
+                to_row = u32(row + i * row_step)
                 if not ragged or to_row < bn:
-                    inside = (types.int32(to_row) < k_left) & (kk < types.uint32(filter_elements))
-                    offset = types.int64(i * row_step) * filter_elements + kk
-                    at = types.uint32((column ^ flip(to_row)) * 16 + number * piece * element_bytes)
-                    to = types.uint32(stage + x_bytes + to_row * row_bytes) + at
-                    copy(to, w_first + types.uint64(offset * element_bytes), piece * element_bytes if inside else 0)
+                    inside = (i32(to_row) < k_left) & (kk < u32(filter_elements))
+                    offset = i64(i * row_step) * filter_elements + kk
+                    at = u32((column ^ flip(to_row)) * 16 + number * piece * element_bytes)
+                    to = u32(stage + x_bytes + to_row * row_bytes) + at
+                    copy(to, w_first + u64(offset * element_bytes), piece * element_bytes if inside else 0)
 
     return load

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.templates.conv2d.mma_sizes import Plan
 from schedsearch.templates.conv2d.placement import shuffled_offset
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.window_sums import WindowSums
 from schedsearch.templates.parts.zero_points import SCALAR, TABLE, ZeroPoint
@@ -25,7 +26,7 @@ from schedsearch.workload import Workload
 
 def output(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
     """`store(y, shared, thread, m_first, m_stop, group, k_first, k_left, operands)` writes the staged tile of y."""
-    count = types.int64 if plan.wide_counts else types.uint32
+    count = i64 if plan.wide_counts else u32
     bm, threads, vectors = plan.bm, plan.threads, plan.bn // plan.gemm.vector
     k_total, staged_row_bytes, out_bytes = plan.gemm.k, plan.staged_row_bytes, plan.gemm.out_bytes
     place, offset_of = store_order(workload, plan), offsets(workload, plan)
@@ -35,14 +36,14 @@ def output(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corr
     def store(
         y: Any, shared: Any, thread: Any, m_first: Any, m_stop: Any, group: Any, k_first: Any, k_left: Any, operands: Any
     ) -> None:  # fmt: skip
-        for item in range(types.int32(thread), types.int32(bm * vectors), types.int32(threads)):
+        for item in range(i32(thread), i32(bm * vectors), i32(threads)):
             out_row, out_column = place(item)
             m = count(m_first + out_row)
             if m < m_stop and out_column < k_left:
-                k = types.int32(group * k_total + k_first + out_column)
+                k = i32(group * k_total + k_first + out_column)
                 offset = offset_of(m, k)
-                address = y + types.uint64(offset * out_bytes)
-                staged = types.uint32(shared + out_row * staged_row_bytes + out_column * 4)
+                address = y + u64(offset * out_bytes)
+                staged = u32(shared + out_row * staged_row_bytes + out_column * 4)
                 finish(address, staged, k, offset, class_of(m), operands)
 
     return store
@@ -60,28 +61,28 @@ def store_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
         across = math.gcd(strides_of(workload, "y")["C"].block, bn) // vector
 
     def in_rows(item: Any) -> Any:
-        out_row = types.uint32(item) // vectors
-        return out_row, types.uint32(item) % vectors * vector
+        out_row = u32(item) // vectors
+        return out_row, u32(item) % vectors * vector
 
     def in_blocks(item: Any) -> Any:
-        number = types.uint32(item) // across
-        return number % bm, types.uint32((number // bm * across + types.uint32(item) % across) * vector)
+        number = u32(item) // across
+        return number % bm, u32((number // bm * across + u32(item) % across) * vector)
 
     return in_rows if across == vectors else in_blocks
 
 
 def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
     """`offset_of(m, k)`: the offset in y of channel k of output pixel m, in elements."""
-    count = types.int64 if plan.wide_counts else types.uint32
+    count = i64 if plan.wide_counts else u32
     strides, out_pixels, k_all = strides_of(workload, "y"), plan.gemm.pixels, workload.slice_of
     image_elements, pixel_elements, channel_of = strides["N"].outer, strides["W"].outer, strides["C"].offset()
 
     def in_rows(m: Any, k: Any) -> Any:
-        return types.int64(m) * k_all + k
+        return i64(m) * k_all + k
 
     def in_blocks(m: Any, k: Any) -> Any:
         n = count(m // out_pixels)
-        return types.int64(n) * image_elements + types.int64(m - n * out_pixels) * pixel_elements + channel_of(k)
+        return i64(n) * image_elements + i64(m - n * out_pixels) * pixel_elements + channel_of(k)
 
     if (shuffle := shuffled_offset(workload)) is not None:
         offset_in_y = shuffle
@@ -148,7 +149,7 @@ def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corre
         for i in range(number):
             a0, a1 = sums(staged + i * 8, place, k + i * 2, operands)
             v0, v1 = pair(a0, a1, 1, k + i * 2, offset + i * 2, *operands)
-            store_words(address + types.uint64(i * 8), v0, v1)
+            store_words(address + u64(i * 8), v0, v1)
 
     def one_word(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
         a0, a1 = sums(staged, place, k, operands)
@@ -156,7 +157,7 @@ def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corre
         ptx.store_global_u32(address, pack(v0, v1))
 
     def four_words(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
-        words = cuda.local.array(4, types.uint32)
+        words = cuda.local.array(4, u32)
         for i in range(number):
             a0, a1 = sums(staged + i * 8, place, k + i * 2, operands)
             v0, v1 = pair(a0, a1, 1, k + i * 2, offset + i * 2, *operands)
@@ -176,8 +177,8 @@ def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: 
         a0, a1, a2, a3 = load(staged)
         for other in range(1, slices):
             b0, b1, b2, b3 = load(staged + other * slice_bytes)
-            a0, a1 = types.int32(a0 + b0), types.int32(a1 + b1)
-            a2, a3 = types.int32(a2 + b2), types.int32(a3 + b3)
+            a0, a1 = i32(a0 + b0), i32(a1 + b1)
+            a2, a3 = i32(a2 + b2), i32(a3 + b3)
         a0, a1, a2, a3 = correct(a0, a1, a2, a3, place, k, operands)
         v0, v1 = pair(a0, a1, 1, k, offset, *operands)
         v2, v3 = pair(a2, a3, 1, k + 2, offset + 2, *operands)
@@ -202,7 +203,7 @@ class Corrections:
 
     def places(self) -> Callable[[Any], Any]:
         """`place(m)`: what the corrections need to know about an output pixel."""
-        class_of = self.zero.places() if self.zero else lambda m: types.int32(0)
+        class_of = self.zero.places() if self.zero else lambda m: i32(0)
 
         def class_and_pixel(m: Any) -> Any:
             return class_of(m), m
@@ -218,18 +219,18 @@ class Corrections:
 
         def one(a0: Any, place: Any, k: Any, operands: Any) -> Any:
             class_place, m = place
-            return types.int32(of_x(a0, class_place, k, operands) + term(m, k, operands))
+            return i32(of_x(a0, class_place, k, operands) + term(m, k, operands))
 
         def two(a0: Any, a1: Any, place: Any, k: Any, operands: Any) -> Any:
             class_place, m = place
             a0, a1 = of_x(a0, a1, class_place, k, operands)
-            return types.int32(a0 + term(m, k, operands)), types.int32(a1 + term(m, k + 1, operands))
+            return i32(a0 + term(m, k, operands)), i32(a1 + term(m, k + 1, operands))
 
         def four(a0: Any, a1: Any, a2: Any, a3: Any, place: Any, k: Any, operands: Any) -> Any:
             class_place, m = place
             a0, a1, a2, a3 = of_x(a0, a1, a2, a3, class_place, k, operands)
-            a0, a1 = types.int32(a0 + term(m, k, operands)), types.int32(a1 + term(m, k + 1, operands))
-            return a0, a1, types.int32(a2 + term(m, k + 2, operands)), types.int32(a3 + term(m, k + 3, operands))
+            a0, a1 = i32(a0 + term(m, k, operands)), i32(a1 + term(m, k + 1, operands))
+            return a0, a1, i32(a2 + term(m, k + 2, operands)), i32(a3 + term(m, k + 3, operands))
 
         corrections: dict[int, Callable[..., Any]] = {1: one, 2: two, 4: four}
         return corrections[count]

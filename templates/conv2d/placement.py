@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.casts import i64, u32
 from schedsearch.workload import Workload
 
 
@@ -31,21 +30,21 @@ def shuffled_offset(workload: Workload) -> Callable[[Any, Any, Any], Any] | None
     shuffle = pixel_shuffle(workload.epilogue, workload.k)
     if shuffle is None:
         return None
-    crd, block = shuffle.mode == "CRD", types.uint32(shuffle.block)
-    out_w, pixels = types.uint32(CONV2D.output_hw(workload.params)[1]), types.uint32(shuffle.pixels)
-    channels, strides = types.uint32(shuffle.out_channels), strides_of(workload, "y")
+    crd, block = shuffle.mode == "CRD", u32(shuffle.block)
+    out_w, pixels = u32(CONV2D.output_hw(workload.params)[1]), u32(shuffle.pixels)
+    channels, strides = u32(shuffle.out_channels), strides_of(workload, "y")
     of_image, of_channel, of_row, of_column = (strides[axis].outer for axis in "NCHW")
 
     def offset(n: Any, pixel: Any, k: Any) -> Any:
-        row = types.uint32(types.uint32(pixel) // out_w)
-        column = types.uint32(types.uint32(pixel) - row * out_w)
+        row = u32(u32(pixel) // out_w)
+        column = u32(u32(pixel) - row * out_w)
         divisor = pixels if crd else channels
-        number = types.uint32(types.uint32(k) // divisor)
-        rest = types.uint32(types.uint32(k) - number * divisor)
+        number = u32(u32(k) // divisor)
+        rest = u32(u32(k) - number * divisor)
         channel, of_block = (number, rest) if crd else (rest, number)
-        down = types.uint32(of_block // block)
-        right = types.uint32(of_block - down * block)
-        in_image = types.int64(row * block + down) * of_row + types.int64(column * block + right) * of_column
-        return types.int64(n) * of_image + types.int64(channel) * of_channel + in_image
+        down = u32(of_block // block)
+        right = u32(of_block - down * block)
+        in_image = i64(row * block + down) * of_row + i64(column * block + right) * of_column
+        return i64(n) * of_image + i64(channel) * of_channel + in_image
 
     return offset

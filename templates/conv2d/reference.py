@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.backend.access import access
 from schedsearch.ops import ArgSpec
@@ -22,6 +21,7 @@ from schedsearch.ops.layout import Layout
 from schedsearch.target import Target
 from schedsearch.template import KernelSource
 from schedsearch.templates.parts.addressing import offset_along, plain_strides
+from schedsearch.templates.parts.casts import f64, i64
 from schedsearch.templates.parts.reference import (
     apply_stages,
     computed_output,
@@ -76,7 +76,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     top, left = p.padding[:2]
 
     def convolve(x: Any, weight: Any, y: Any, magnitude: Any, operands: Any, start: Any, stop: Any) -> None:
-        x, weight = types.int64(x), types.int64(weight)
+        x, weight = i64(x), i64(weight)
         x_zero, weight_zero = zero_points(operands)
         for item in items(start, stop):
             q = item % ow
@@ -124,7 +124,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
                 k = group * outputs + k0 + j
                 at = n * yn + y_channel(k) + row * yp + q * yq
                 # Sums of whole numbers are exact in float64, too.
-                value, bound = finish(types.float64(total), types.float64(bound), k, at, operands)
+                value, bound = finish(f64(total), f64(bound), k, at, operands)
                 at = place(at, n, k, row, q)
                 write(y, magnitude, at, value, bound)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -32,6 +32,7 @@ from schedsearch.templates.conv2d.simt_loads import (
 from schedsearch.templates.conv2d.simt_sizes import CHUNK_BYTES, WARP_COLUMNS, WARP_ROWS, Gemm, Plan
 from schedsearch.templates.parts import ptx, simt
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.simt import CHUNK
 from schedsearch.templates.parts.walk import banded
@@ -67,29 +68,29 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, capability:
         x: Any, rows: Any, weight_sums: Any, y: Any, x_zero_point: Any, weight_zero_point: Any, *operands: Any
     ) -> None:
         shared = shared_base()
-        thread = types.uint32(cuda.threadIdx.x)  # unsigned: a division by a power of two is then a shift
-        lane, warp = types.uint32(thread % 32), types.uint32(thread // 32)
-        own_row = types.uint32(warp // warps_n * WARP_ROWS + lane // WARP_COLUMNS)
-        own_column = types.uint32(warp % warps_n * WARP_COLUMNS + lane % WARP_COLUMNS)
-        x_row = types.uint32(shared + own_row * row_bytes)
-        w_row = types.uint32(shared + x_bytes + own_column * row_bytes)
-        x_flip = types.uint32(flip(own_row) * CHUNK_BYTES)
-        w_flip = types.uint32(flip(own_column) * CHUNK_BYTES)
-        staged = types.uint32(shared + own_row * staged_row_bytes + own_column * 4)
+        thread = u32(cuda.threadIdx.x)  # unsigned: a division by a power of two is then a shift
+        lane, warp = u32(thread % 32), u32(thread // 32)
+        own_row = u32(warp // warps_n * WARP_ROWS + lane // WARP_COLUMNS)
+        own_column = u32(warp % warps_n * WARP_COLUMNS + lane % WARP_COLUMNS)
+        x_row = u32(shared + own_row * row_bytes)
+        w_row = u32(shared + x_bytes + own_column * row_bytes)
+        x_flip = u32(flip(own_row) * CHUNK_BYTES)
+        w_flip = u32(flip(own_column) * CHUNK_BYTES)
+        staged = u32(shared + own_row * staged_row_bytes + own_column * 4)
         fill = outside(x_zero_point)
 
         row, column = place_x(thread)
         filter_row, filter_column = place_w(thread)
-        h0 = cuda.local.array(MOST_ROWS, types.int32)  # row of the pixel's first tap, may be negative
-        w0 = cuda.local.array(MOST_ROWS, types.int32)
-        x_rows = cuda.local.array(MOST_ROWS, types.uint64)
-        x_held = cuda.local.array(MOST_HELD, types.uint32)  # words on their way through registers
-        w_held = cuda.local.array(MOST_HELD, types.uint32)
-        row_sums = cuda.local.array(MOST_ROWS, types.int32)
-        column_sums = cuda.local.array(MOST_ROWS, types.int32)
+        h0 = cuda.local.array(MOST_ROWS, i32)  # row of the pixel's first tap, may be negative
+        w0 = cuda.local.array(MOST_ROWS, i32)
+        x_rows = cuda.local.array(MOST_ROWS, u64)
+        x_held = cuda.local.array(MOST_HELD, u32)  # words on their way through registers
+        w_held = cuda.local.array(MOST_HELD, u32)
+        row_sums = cuda.local.array(MOST_ROWS, i32)
+        column_sums = cuda.local.array(MOST_ROWS, i32)
         sums = cuda.local.array(sums_count, zero)
 
-        for tile in range(types.int32(cuda.blockIdx.x), types.int32(tiles), types.int32(cuda.gridDim.x)):
+        for tile in range(i32(cuda.blockIdx.x), i32(tiles), i32(cuda.gridDim.x)):
             image, m_first, group, k_first = place(tile)
             locate_pixels(x, image, m_first, row, group, h0, w0, x_rows)
             filter_set = set_of(image, group)
@@ -99,38 +100,38 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, capability:
             for i in range(sums_count):
                 sums[i] = zero(0)
             for i in range(tm):
-                row_sums[i] = types.int32(0)
+                row_sums[i] = i32(0)
             for step in range(stages - 1):
-                stage = types.uint32(shared + step * stage_bytes)
-                begin_x(stage, types.int32(step), row, column, h0, w0, x_rows, x_held, fill)
-                begin_w(stage, types.int32(step), filter_row, filter_column, w_first, k_left, w_held)
+                stage = u32(shared + step * stage_bytes)
+                begin_x(stage, i32(step), row, column, h0, w0, x_rows, x_held, fill)
+                begin_w(stage, i32(step), filter_row, filter_column, w_first, k_left, w_held)
                 commit()
                 finish_x(stage, row, column, x_held)
                 finish_w(stage, filter_row, filter_column, w_held)
-            read, write = types.int32(0), types.int32(stages - 1)
-            for step in range(types.int32(steps)):
+            read, write = i32(0), i32(stages - 1)
+            for step in range(i32(steps)):
                 wait_stage()
                 cuda.syncthreads()
                 # Beyond the last step this writes zeros and reads nothing.
-                stage = types.uint32(shared + write * stage_bytes)
-                begin_x(stage, types.int32(step + stages - 1), row, column, h0, w0, x_rows, x_held, fill)
-                begin_w(stage, types.int32(step + stages - 1), filter_row, filter_column, w_first, k_left, w_held)
+                stage = u32(shared + write * stage_bytes)
+                begin_x(stage, i32(step + stages - 1), row, column, h0, w0, x_rows, x_held, fill)
+                begin_w(stage, i32(step + stages - 1), filter_row, filter_column, w_first, k_left, w_held)
                 commit()
                 for part in range(chunks):
-                    x_chunk = types.uint32(x_row + read * stage_bytes + (types.uint32(part * CHUNK_BYTES) ^ x_flip))
-                    w_chunk = types.uint32(w_row + read * stage_bytes + (types.uint32(part * CHUNK_BYTES) ^ w_flip))
+                    x_chunk = u32(x_row + read * stage_bytes + (u32(part * CHUNK_BYTES) ^ x_flip))
+                    w_chunk = u32(w_row + read * stage_bytes + (u32(part * CHUNK_BYTES) ^ w_flip))
                     multiply(sums, row_sums, x_chunk, w_chunk)
                 finish_x(stage, row, column, x_held)
                 finish_w(stage, filter_row, filter_column, w_held)
-                read = types.int32(read + 1 if read + 1 < stages else 0)
-                write = types.int32(write + 1 if write + 1 < stages else 0)
+                read = i32(read + 1 if read + 1 < stages else 0)
+                write = i32(write + 1 if write + 1 < stages else 0)
             wait_all()
             correct(
                 sums, row_sums, column_sums, weight_sums, filter_set, k_first + own_column, x_zero_point, weight_zero_point
             )
 
             # ---- store
-            for part in range(types.int32(parts)):
+            for part in range(i32(parts)):
                 cuda.syncthreads()  # the ring, or the part before, has been read
                 stage_part(sums, staged, part)
                 cuda.syncthreads()
@@ -152,10 +153,10 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
 
     def place(tile: Any) -> Any:
         tile_m, tile_n = walk(tile)
-        image = types.uint32(tile_m // types.uint32(image_tiles))
-        group = types.uint32(tile_n // types.uint32(group_tiles))
-        m_first = types.uint32((tile_m - image * image_tiles) * bm)
-        return image, m_first, group, types.uint32((tile_n - group * group_tiles) * bn)
+        image = u32(tile_m // u32(image_tiles))
+        group = u32(tile_n // u32(group_tiles))
+        m_first = u32((tile_m - image * image_tiles) * bm)
+        return image, m_first, group, u32((tile_n - group * group_tiles) * bn)
 
     return place
 
@@ -168,7 +169,7 @@ def filter_sets(plan: Plan) -> Callable[[Any, Any], Any]:
         return group
 
     def of_image(image: Any, group: Any) -> Any:
-        return types.uint32(image * types.uint32(groups) + group)
+        return u32(image * u32(groups) + group)
 
     return of_image if plan.own_weights else of_group
 
@@ -176,7 +177,7 @@ def filter_sets(plan: Plan) -> Callable[[Any, Any], Any]:
 # --- Multiply ---------------------------------------------------------------------------------------------------------
 def zeros(gemm: Gemm) -> Any:
     """The type of a sum; called with 0 it gives the first one."""
-    return types.float32 if gemm.product.accumulator == "float32" else types.int32
+    return f32 if gemm.product.accumulator == "float32" else i32
 
 
 def products(workload: Workload, plan: Plan) -> Callable[..., None]:
@@ -208,11 +209,11 @@ def correction(workload: Workload, plan: Plan) -> Callable[..., None]:
         sums: Any, row_sums: Any, column_sums: Any, weight_sums: Any, group: Any, k: Any, x_zero: Any, weight_zero: Any
     ) -> None:  # fmt: skip
         for j in range(tn):
-            channel = types.uint32(k + j * threads_n)
-            at = types.uint64(types.uint64(group) * k_total + channel)
+            channel = u32(k + j * threads_n)
+            at = u64(u64(group) * k_total + channel)
             inside = (channel < k_total) & of_x
-            column_sums[j] = types.int32(load(weight_sums + at * 4, inside, types.uint32(0)))
-        subtract(sums, row_sums, column_sums, types.int32(x_zero), types.int32(weight_zero), count)
+            column_sums[j] = i32(load(weight_sums + at * 4, inside, u32(0)))
+        subtract(sums, row_sums, column_sums, i32(x_zero), i32(weight_zero), count)
 
     def nothing(
         sums: Any, row_sums: Any, column_sums: Any, weight_sums: Any, group: Any, k: Any, x_zero: Any, weight_zero: Any
@@ -237,10 +238,10 @@ def output(workload: Workload, plan: Plan, epilogue: Epilogue, capability: tuple
     load, write = simt.load_shared(vector, accumulator), simt.store_global(vector, out_dtype, accumulator, capability)
 
     def along_row(item: Any) -> Any:
-        return types.uint32(item // vectors), types.uint32(item % vectors * vector)
+        return u32(item // vectors), u32(item % vectors * vector)
 
     def along_column(item: Any) -> Any:
-        return types.uint32(item % rows), types.uint32(item // rows * vector)
+        return u32(item % rows), u32(item // rows * vector)
 
     def store_one(address: Any, staged: Any, k: Any, offset: Any, operands: Any) -> None:
         write(address, single(load(staged), 1, k, offset, *operands))
@@ -248,13 +249,13 @@ def output(workload: Workload, plan: Plan, epilogue: Epilogue, capability: tuple
     def store_four(address: Any, staged: Any, k: Any, offset: Any, operands: Any) -> None:
         a, b, c, d = load(staged)
         a, b = pair(a, b, 1, k, offset, *operands)
-        c, d = pair(c, d, 1, types.int32(k + 2), types.int64(offset + 2), *operands)
+        c, d = pair(c, d, 1, i32(k + 2), i64(offset + 2), *operands)
         write(address, a, b, c, d)
 
     shuffle = shuffled_offset(workload)
 
     def in_layout(n: Any, pixel: Any, k: Any) -> Any:
-        return types.int64(types.int64(n) * per_image + types.int64(pixel) * per_pixel + of_channel(k))
+        return i64(i64(n) * per_image + i64(pixel) * per_pixel + of_channel(k))
 
     offset_of = in_layout if shuffle is None else shuffle
     place = along_column if gemm.pixels_first_out else along_row
@@ -263,15 +264,15 @@ def output(workload: Workload, plan: Plan, epilogue: Epilogue, capability: tuple
     def store(
         y: Any, shared: Any, thread: Any, part: Any, image: Any, m_first: Any, group: Any, k_first: Any, operands: Any
     ) -> None:  # fmt: skip
-        for item in range(types.int32(thread), types.int32(rows * vectors), types.int32(threads)):
-            row, column = place(types.uint32(item))
-            m = types.uint32(m_first + part * rows + row)
-            if m < m_total and types.uint32(k_first + column) < k_total:
+        for item in range(i32(thread), i32(rows * vectors), i32(threads)):
+            row, column = place(u32(item))
+            m = u32(m_first + part * rows + row)
+            if m < m_total and u32(k_first + column) < k_total:
                 n, pixel = of_pixel(image, m)
-                k = types.int32(group * k_total + k_first + column)
-                offset = types.int64(offset_of(n, pixel, k))
-                staged = types.uint32(shared + row * staged_row_bytes + column * 4)
-                store_vector(types.uint64(y + types.uint64(offset * out_bytes)), staged, k, offset, operands)
+                k = i32(group * k_total + k_first + column)
+                offset = i64(offset_of(n, pixel, k))
+                staged = u32(shared + row * staged_row_bytes + column * 4)
+                store_vector(u64(y + u64(offset * out_bytes)), staged, k, offset, operands)
 
     return store
 
@@ -283,18 +284,18 @@ def build_sums(workload: Workload, gemm: Gemm) -> Callable[..., None]:
     load_sum = simt.load_shared(1, "int32")
 
     def add_up(rows: Any, weight_sums: Any) -> None:
-        thread, number = types.uint32(cuda.threadIdx.x), types.uint64(cuda.blockIdx.x)
-        first = types.uint64(rows + number * (chunks * CHUNK_BYTES))
-        total = types.int32(0)
-        for chunk in range(types.int32(thread), types.int32(chunks), types.int32(32)):
-            a, b, c, d = load(types.uint64(first + types.uint64(chunk) * CHUNK_BYTES), 1, types.uint32(0))
+        thread, number = u32(cuda.threadIdx.x), u64(cuda.blockIdx.x)
+        first = u64(rows + number * (chunks * CHUNK_BYTES))
+        total = i32(0)
+        for chunk in range(i32(thread), i32(chunks), i32(32)):
+            a, b, c, d = load(u64(first + u64(chunk) * CHUNK_BYTES), 1, u32(0))
             total = add(a, b, c, d, total)
         shared = shared_base()
-        ptx.store_shared_v4(types.uint32(shared + thread * CHUNK_BYTES), types.uint32(total), 0, 0, 0)
+        ptx.store_shared_v4(u32(shared + thread * CHUNK_BYTES), u32(total), 0, 0, 0)
         cuda.syncthreads()
         if thread == 0:
-            for other in range(types.int32(1), types.int32(32)):
-                total = types.int32(total + load_sum(types.uint32(shared + other * CHUNK_BYTES)))
-            ptx.store_global_u32(types.uint64(weight_sums + number * 4), types.uint32(total))
+            for other in range(i32(1), i32(32)):
+                total = i32(total + load_sum(u32(shared + other * CHUNK_BYTES)))
+            ptx.store_global_u32(u64(weight_sums + number * 4), u32(total))
 
     return add_up

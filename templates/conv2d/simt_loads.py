@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba import types
-
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.simt_sizes import CHUNK_BYTES, Gemm, Plan
 from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.parts import ptx, simt
 from schedsearch.templates.parts.addressing import AxisStrides, strides_of
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.simt import CHUNK
 from schedsearch.workload import Workload
 
@@ -32,11 +31,11 @@ def pixel_of(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
     image_pixels = plan.gemm.pixels
 
     def bound(image: Any, m: Any) -> Any:
-        return types.uint32(image), types.uint32(m)
+        return u32(image), u32(m)
 
     def folded(image: Any, m: Any) -> Any:
-        number = types.uint32(types.uint32(m) // types.uint32(image_pixels))
-        return number, types.uint32(m - number * image_pixels)
+        number = u32(u32(m) // u32(image_pixels))
+        return number, u32(m - number * image_pixels)
 
     return bound if plan.bound or plan.gemm.images == 1 else folded
 
@@ -61,7 +60,7 @@ def swizzle(chunks: int) -> Callable[[Any], Any]:
     band, patterns = max(8 // chunks, 1), min(chunks, 8)  # rows that share 128 bytes, and distinct patterns
 
     def flip(row: Any) -> Any:
-        return types.uint32(row // band % patterns)
+        return u32(row // band % patterns)
 
     return flip
 
@@ -73,10 +72,10 @@ def place_of_load(plan: Plan, rows_first: bool) -> Callable[[Any], Any]:
     chunks, row_step = plan.chunks, plan.row_step
 
     def along_row(thread: Any) -> Any:
-        return types.uint32(thread // chunks), types.uint32(thread % chunks)
+        return u32(thread // chunks), u32(thread % chunks)
 
     def along_column(thread: Any) -> Any:
-        return types.uint32(thread % row_step), types.uint32(thread // row_step)
+        return u32(thread % row_step), u32(thread // row_step)
 
     return along_column if rows_first else along_row
 
@@ -85,10 +84,10 @@ def filling(gemm: Gemm) -> Callable[[Any], Any]:
     """`outside(x_zero_point)`: the word that stands for padding, the zero point in each byte."""
 
     def zero(x_zero_point: Any) -> Any:
-        return types.uint32(0)
+        return u32(0)
 
     def zero_points(x_zero_point: Any) -> Any:
-        return types.uint32((types.int32(x_zero_point) & 255) * simt.ONES)
+        return u32((i32(x_zero_point) & 255) * simt.ONES)
 
     return zero_points if gemm.fills_padding else zero
 
@@ -108,15 +107,15 @@ def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
     def locate(x: Any, image: Any, m_first: Any, row: Any, group: Any, h0: Any, w0: Any, x_rows: Any) -> None:
         first = of_channel(group * c_group)
         for i in range(rows):
-            m = types.uint32(m_first + row + i * row_step)
+            m = u32(m_first + row + i * row_step)
             n, pixel = of_pixel(image, m)
-            p = types.uint32(pixel // types.uint32(out_w))
-            down = types.int32(p * stride_h - pad_top)
-            right = types.int32((pixel - p * out_w) * stride_w - pad_left)
-            h0[i] = down if m < m_total else types.int32(OUTSIDE)
+            p = u32(pixel // u32(out_w))
+            down = i32(p * stride_h - pad_top)
+            right = i32((pixel - p * out_w) * stride_w - pad_left)
+            h0[i] = down if m < m_total else i32(OUTSIDE)
             w0[i] = right
-            offset = types.int64(n) * per_image + types.int64(down) * per_row + types.int64(right) * per_pixel + first
-            x_rows[i] = types.uint64(x + types.uint64(offset * size))
+            offset = i64(n) * per_image + i64(down) * per_row + i64(right) * per_pixel + first
+            x_rows[i] = u64(x + u64(offset * size))
 
     return locate
 
@@ -130,23 +129,23 @@ def word_loads(product: simt.Product, piece: int, channels: AxisStrides, c: int)
     load = simt.load_words(max(piece, 1))
 
     def one(words: Any, at: Any, address: Any, channel: Any, inside: Any, fill: Any) -> None:
-        words[at] = load(address + types.uint64(of_channel(channel) * size), inside, fill)
+        words[at] = load(address + u64(of_channel(channel) * size), inside, fill)
 
     def two(words: Any, at: Any, address: Any, channel: Any, inside: Any, fill: Any) -> None:
-        words[at], words[at + 1] = load(address + types.uint64(of_channel(channel) * size), inside, fill)
+        words[at], words[at + 1] = load(address + u64(of_channel(channel) * size), inside, fill)
 
     def four(words: Any, at: Any, address: Any, channel: Any, inside: Any, fill: Any) -> None:
         words[at], words[at + 1], words[at + 2], words[at + 3] = load(
-            address + types.uint64(of_channel(channel) * size), inside, fill
+            address + u64(of_channel(channel) * size), inside, fill
         )
 
     def single_bytes(words: Any, at: Any, address: Any, channel: Any, inside: Any, fill: Any) -> None:
         words[at] = simt.load_bytes(
-            address + types.uint64(of_channel(channel)),
-            address + types.uint64(of_channel(channel + 1)),
-            address + types.uint64(of_channel(channel + 2)),
-            address + types.uint64(of_channel(channel + 3)),
-            types.int32(c - channel),
+            address + u64(of_channel(channel)),
+            address + u64(of_channel(channel + 1)),
+            address + u64(of_channel(channel + 2)),
+            address + u64(of_channel(channel + 3)),
+            i32(c - channel),
             inside,
             fill,
         )
@@ -161,12 +160,12 @@ def taps(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     (dilation_h, dilation_w), per_row, per_pixel = workload.dilation, strides["H"].outer, strides["W"].outer
 
     def tap(kk: Any) -> Any:
-        number = types.uint32(kk // types.uint32(tap_words))
-        tap_h = types.uint32(number // types.uint32(kernel_w))
-        down = types.int32(tap_h * dilation_h)
-        right = types.int32((number - tap_h * kernel_w) * dilation_w)
-        offset = types.int64(down) * per_row + types.int64(right) * per_pixel
-        return down, right, offset, types.uint32((kk - number * tap_words) * elements)
+        number = u32(kk // u32(tap_words))
+        tap_h = u32(number // u32(kernel_w))
+        down = i32(tap_h * dilation_h)
+        right = i32((number - tap_h * kernel_w) * dilation_w)
+        offset = i64(down) * per_row + i64(right) * per_pixel
+        return down, right, offset, u32((kk - number * tap_words) * elements)
 
     return tap
 
@@ -191,39 +190,35 @@ def pixel_loads(workload: Workload, plan: Plan) -> Loads:
     ends = gemm.fills_padding and gemm.words % plan.bk != 0
 
     def inside_x(h0: Any, w0: Any, down: Any, right: Any, kk: Any) -> Any:
-        return (
-            (types.uint32(h0 + down) < types.uint32(h))
-            & (types.uint32(w0 + right) < types.uint32(w))
-            & (kk < types.uint32(words))
-        )
+        return (u32(h0 + down) < u32(h)) & (u32(w0 + right) < u32(w)) & (kk < u32(words))
 
     def begin_copies(
         stage: Any, step: Any, row: Any, column: Any, h0: Any, w0: Any, x_rows: Any, held: Any, fill: Any
     ) -> None:  # fmt: skip
         for number in range(pieces):
-            kk = types.uint32(step * bk + column * CHUNK + number * piece)
+            kk = u32(step * bk + column * CHUNK + number * piece)
             down, right, offset, channel = tap(kk)
-            offset = types.int64(offset + of_channel(channel))
+            offset = i64(offset + of_channel(channel))
             for i in range(rows):
-                to_row = types.uint32(row + i * row_step)
+                to_row = u32(row + i * row_step)
                 if not ragged or to_row < bm:
-                    at = types.uint32((column ^ flip(to_row)) * CHUNK_BYTES + number * piece_bytes)
+                    at = u32((column ^ flip(to_row)) * CHUNK_BYTES + number * piece_bytes)
                     inside = inside_x(h0[i], w0[i], down, right, kk)
-                    to = types.uint32(stage + to_row * row_bytes + at)
-                    copy(to, x_rows[i] + types.uint64(offset * size), piece_bytes if inside else 0)
+                    to = u32(stage + to_row * row_bytes + at)
+                    copy(to, x_rows[i] + u64(offset * size), piece_bytes if inside else 0)
 
     def begin_registers(
         stage: Any, step: Any, row: Any, column: Any, h0: Any, w0: Any, x_rows: Any, held: Any, fill: Any
     ) -> None:  # fmt: skip
         for number in range(pieces):
-            kk = types.uint32(step * bk + column * CHUNK + number * piece)
+            kk = u32(step * bk + column * CHUNK + number * piece)
             down, right, offset, channel = tap(kk)
-            filled = types.uint32(0) if ends and kk >= types.uint32(words) else fill
+            filled = u32(0) if ends and kk >= u32(words) else fill
             for i in range(rows):
                 inside = inside_x(h0[i], w0[i], down, right, kk)
                 if ragged:
                     inside = inside & (row + i * row_step < bm)
-                address = types.uint64(x_rows[i] + types.uint64(offset * size))
+                address = u64(x_rows[i] + u64(offset * size))
                 fetch(held, CHUNK * i + number * piece, address, channel, inside, filled)
 
     finish_registers = held_stores(plan, plan.bm, 0)
@@ -241,9 +236,9 @@ def held_stores(plan: Plan, tile_rows: int, first_byte: int) -> Callable[..., No
 
     def finish(stage: Any, row: Any, column: Any, held: Any) -> None:
         for i in range(rows):
-            to_row = types.uint32(row + i * row_step)
+            to_row = u32(row + i * row_step)
             if not ragged or to_row < tile_rows:
-                to = types.uint32(stage + first_byte + to_row * row_bytes + (column ^ flip(to_row)) * CHUNK_BYTES)
+                to = u32(stage + first_byte + to_row * row_bytes + (column ^ flip(to_row)) * CHUNK_BYTES)
                 ptx.store_shared_v4(to, held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
 
     return finish
@@ -254,8 +249,8 @@ def filters(plan: Plan) -> Callable[..., Any]:
     k_total, filter_bytes = plan.gemm.k, plan.gemm.chunks * CHUNK_BYTES
 
     def locate(weight_rows: Any, row: Any, group: Any, k_first: Any) -> Any:
-        number = types.int64(group) * k_total + types.int64(k_first + row)
-        return types.uint64(weight_rows + types.uint64(number * filter_bytes)), types.int32(k_total - k_first)
+        number = i64(group) * k_total + i64(k_first + row)
+        return u64(weight_rows + u64(number * filter_bytes)), i32(k_total - k_first)
 
     return locate
 
@@ -267,26 +262,24 @@ def filter_loads(plan: Plan) -> Loads:
     copy, load = ptx.cp_async(CHUNK_BYTES), simt.load_words(CHUNK)
 
     def begin_copies(stage: Any, step: Any, row: Any, column: Any, w_first: Any, k_left: Any, held: Any) -> None:
-        chunk = types.uint32(step * chunks + column)
+        chunk = u32(step * chunks + column)
         for i in range(rows):
-            to_row = types.uint32(row + i * row_step)
+            to_row = u32(row + i * row_step)
             if not ragged or to_row < bn:
-                inside = (types.int32(to_row) < k_left) & (chunk < types.uint32(total))
-                offset = (types.int64(i * row_step) * total + chunk) * CHUNK_BYTES
-                to = types.uint32(stage + x_bytes + to_row * row_bytes + (column ^ flip(to_row)) * CHUNK_BYTES)
-                copy(to, w_first + types.uint64(offset), CHUNK_BYTES if inside else 0)
+                inside = (i32(to_row) < k_left) & (chunk < u32(total))
+                offset = (i64(i * row_step) * total + chunk) * CHUNK_BYTES
+                to = u32(stage + x_bytes + to_row * row_bytes + (column ^ flip(to_row)) * CHUNK_BYTES)
+                copy(to, w_first + u64(offset), CHUNK_BYTES if inside else 0)
 
     def begin_registers(stage: Any, step: Any, row: Any, column: Any, w_first: Any, k_left: Any, held: Any) -> None:
-        chunk = types.uint32(step * chunks + column)
+        chunk = u32(step * chunks + column)
         for i in range(rows):
-            to_row = types.uint32(row + i * row_step)
-            inside = (types.int32(to_row) < k_left) & (chunk < types.uint32(total))
+            to_row = u32(row + i * row_step)
+            inside = (i32(to_row) < k_left) & (chunk < u32(total))
             if ragged:
                 inside = inside & (to_row < bn)
-            offset = (types.int64(i * row_step) * total + chunk) * CHUNK_BYTES
-            held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load(
-                w_first + types.uint64(offset), inside, types.uint32(0)
-            )
+            offset = (i64(i * row_step) * total + chunk) * CHUNK_BYTES
+            held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load(w_first + u64(offset), inside, u32(0))
 
     def finish(stage: Any, row: Any, column: Any, held: Any) -> None:
         pass

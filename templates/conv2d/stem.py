@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
@@ -49,6 +49,7 @@ from schedsearch.templates.conv2d.stem_sizes import (
 )
 from schedsearch.templates.conv2d.stem_store import channel_of_column, end_of_tile
 from schedsearch.templates.parts import hopper, pipeline, ptx, walk
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, WARPGROUP
 from schedsearch.templates.parts.loads import load_run, load_run_of_bytes
@@ -218,15 +219,15 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
 
     def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
         shared = shared_base()
-        thread = types.int32(cuda.threadIdx.x)
-        group = types.int32(thread >> 7)
-        lane = types.int32(thread & 31)
+        thread = i32(cuda.threadIdx.x)
+        group = i32(thread >> 7)
+        lane = i32(thread & 31)
         leader = (thread & 127) == 0
-        group_y = types.uint32(shared + y_offset + group * group_y_bytes)
-        first_patch = types.uint32(shared + patches_offset + group * (patches * patch_bytes))
-        full = types.uint32(shared + full_offset + group * (patches * BARRIER_BYTES))
-        tile = types.int32(cuda.blockIdx.x * groups + group)
-        stride = types.int32(cuda.gridDim.x * groups)
+        group_y = u32(shared + y_offset + group * group_y_bytes)
+        first_patch = u32(shared + patches_offset + group * (patches * patch_bytes))
+        full = u32(shared + full_offset + group * (patches * BARRIER_BYTES))
+        tile = i32(cuda.blockIdx.x * groups + group)
+        stride = i32(cuda.gridDim.x * groups)
 
         # ---- load: the first patches, and meanwhile the weights
         if leader:
@@ -236,30 +237,30 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
         cuda.syncthreads()
 
         # From each 8 pixels of its warp a thread has one, lane / 4; from each octet the word lane % 4.
-        warp_pixel = types.int32(((thread >> 5) & 3) * 16)
+        warp_pixel = i32(((thread >> 5) & 3) * 16)
         tile_row, tile_column = place_of(warp_pixel + (lane >> 2))
         tile_row_8, tile_column_8 = place_of(warp_pixel + (lane >> 2) + 8)
-        value = types.uint32((lane & 3) * word_values)
+        value = u32((lane & 3) * word_values)
         at, at_shift = address_of(first_patch, tile_row, tile_column, value)
         at_8, at_8_shift = address_of(first_patch, tile_row_8, tile_column_8, value)
         first_mask, last_mask = masks_of(value)
-        weights = types.uint64(descriptor) | types.uint64(shared >> 4)
-        matrix_row = types.uint32(warp_pixel + (lane & 15))  # stmatrix: lane 8 q + i has the address of row i of matrix q
-        matrix_address = types.uint32(group_y + matrix_row * y_row_bytes)
+        weights = u64(descriptor) | u64(shared >> 4)
+        matrix_row = u32(warp_pixel + (lane & 15))  # stmatrix: lane 8 q + i has the address of row i of matrix q
+        matrix_address = u32(group_y + matrix_row * y_row_bytes)
         places = tile_row, tile_column, tile_row_8, tile_column_8
         staged_at = group_y, matrix_address, matrix_row
 
         acc = cuda.local.array(accumulators, sum_type)
-        ahead = cuda.local.array(array_ahead, types.int32)
-        buffer = types.uint32(0)
-        parity = types.uint32(0)
+        ahead = cuda.local.array(array_ahead, i32)
+        buffer = u32(0)
+        parity = u32(0)
         while tile < tiles:
             if words_ahead:
                 load_ahead(ahead, tile, lane, places, operands)
             # ---- multiply
-            barrier = types.uint32(full + buffer * BARRIER_BYTES)
+            barrier = u32(full + buffer * BARRIER_BYTES)
             ptx.mbarrier_wait(barrier, parity)
-            patch = types.uint32(buffer * patch_bytes)
+            patch = u32(buffer * patch_bytes)
             multiply(acc, at + patch, at_8 + patch, at_shift, at_8_shift, first_mask, last_mask, weights)
             if staged and leader:
                 ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
@@ -270,7 +271,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
 
             # ---- epilogue and store
             finish(acc, ahead, y, tile, group, lane, leader, places, staged_at, operands)
-            tile = types.int32(tile + stride)
+            tile = i32(tile + stride)
         if staged and leader:
             ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
@@ -284,8 +285,8 @@ def _place_of(tile_w: int) -> Callable[[Any], Any]:
     """(row, column) of a pixel of a tile."""
 
     def place_of(pixel: Any) -> Any:
-        row = types.int32(types.uint32(pixel) // types.uint32(tile_w))
-        return row, types.int32(pixel - row * tile_w)
+        row = i32(u32(pixel) // u32(tile_w))
+        return row, i32(pixel - row * tile_w)
 
     return place_of
 
@@ -300,7 +301,7 @@ def _load_patch(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., Non
     def load_patch(x: Any, tile: Any, patch: Any, barrier: Any) -> None:
         image, row, column = tile_origin(tile)
         ptx.mbarrier_expect_bytes(barrier, loaded_bytes)
-        value = types.int32((column * stride_w - left) * channels - before)
+        value = i32((column * stride_w - left) * channels - before)
         ptx.tma_load_3d(patch, x, value, row * stride_h - top, image, barrier)
 
     return load_patch
@@ -330,19 +331,19 @@ def _load_weights(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., N
 
     def load_weights(weight: Any, shared: Any, thread: Any) -> None:
         for chunk in range(thread, weight_chunks, threads):
-            column = types.int32(types.uint32(chunk) // types.uint32(all_octets))
-            octet = types.int32(chunk - column * all_octets)
+            column = i32(u32(chunk) // u32(all_octets))
+            octet = i32(chunk - column * all_octets)
             channel = channel_of(column)
-            row = types.int32(types.uint32(octet) // types.uint32(run_octets))
-            value = types.int32((octet - row * run_octets) * octet_values)
-            first = types.int32(skipped - value)
-            stop = types.int32(0)
+            row = i32(u32(octet) // u32(run_octets))
+            value = i32((octet - row * run_octets) * octet_values)
+            first = i32(skipped - value)
+            stop = i32(0)
             if (channel < out_channels) & (row < kernel_h):
-                stop = types.int32(run_values - value)
-            element = types.int64(channel * kernel_h + row) * (run_values - skipped) + (value - skipped)
-            w0, w1, w2, w3 = run(types.uint64(weight + types.uint64(element * element_bytes)), first, stop)
-            line = types.uint32((octet >> 3) * columns + column)
-            place = types.uint32(types.uint32(octet ^ column) & types.uint32(7))
+                stop = i32(run_values - value)
+            element = i64(channel * kernel_h + row) * (run_values - skipped) + (value - skipped)
+            w0, w1, w2, w3 = run(u64(weight + u64(element * element_bytes)), first, stop)
+            line = u32((octet >> 3) * columns + column)
+            place = u32(u32(octet ^ column) & u32(7))
             ptx.store_shared_v4(shared + line * ROW_BYTES + place * 16, w0, w1, w2, w3)
 
     return load_weights
@@ -355,6 +356,6 @@ def _load_octet(workload: Workload) -> Callable[..., Any]:
     load = load_run_of_bytes(piece(workload))
 
     def load_bytes(address: Any, first: Any, stop: Any) -> Any:
-        return load(address, first, stop, types.uint32(0))
+        return load(address, first, stop, u32(0))
 
     return load_bytes

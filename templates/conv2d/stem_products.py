@@ -12,11 +12,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.ops import device_op
 from schedsearch.templates.conv2d.stem_sizes import OCTET_BYTES, ROW_BYTES, STEPS_OF_ROW, WORD_BYTES, Plan, Runs
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import u32
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
@@ -117,8 +116,8 @@ def address_of_value(workload: Workload, runs: Runs, plan: Plan) -> Callable[...
     element_bytes, within_word = runs.element_bytes, WORD_BYTES - runs.element_bytes
 
     def address_of(first_patch: Any, row: Any, column: Any, value: Any) -> Any:
-        at = types.uint32((row * stride_h * patch_w + column * pixel_values + lead + value) * element_bytes)
-        return types.uint32(first_patch + at - (at & within_word)), types.uint32((at & within_word) << 3)
+        at = u32((row * stride_h * patch_w + column * pixel_values + lead + value) * element_bytes)
+        return u32(first_patch + at - (at & within_word)), u32((at & within_word) << 3)
 
     return address_of
 
@@ -128,12 +127,12 @@ def masks_of_word(workload: Workload, runs: Runs) -> Callable[[Any], Any]:
     skipped, last_values = runs.skipped, runs.values - (runs.octets - 1) * runs.octet_values
 
     def masks_of(value: Any) -> Any:
-        first, last = types.uint32(0xFFFF0000 if value < skipped else 0xFFFFFFFF), types.uint32(0)
+        first, last = u32(0xFFFF0000 if value < skipped else 0xFFFFFFFF), u32(0)
         if value < last_values:
-            last = types.uint32(0xFFFF if value + 1 == last_values else 0xFFFFFFFF)
+            last = u32(0xFFFF if value + 1 == last_values else 0xFFFFFFFF)
         return first, last
 
     def no_masks(value: Any) -> Any:
-        return types.uint32(0), types.uint32(0)
+        return u32(0), u32(0)
 
     return masks_of if masked(workload) else no_masks

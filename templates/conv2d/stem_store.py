@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.templates.conv2d.stem_sizes import Plan, Staging
 from schedsearch.templates.parts import ptx, store, walk
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import WARPGROUP
 from schedsearch.templates.parts.wgmma import Wgmma
@@ -30,7 +29,7 @@ def channel_of_column(out_dtype: str) -> Callable[[Any], Any]:
         return column
 
     def of_interleaved(column: Any) -> Any:
-        return types.int32((column & ~15) | (column & 7) << 1 | (column >> 3 & 1))
+        return i32((column & ~15) | (column & 7) << 1 | (column >> 3 & 1))
 
     return of_interleaved if store.interleaved(out_dtype) else same
 
@@ -103,9 +102,9 @@ def _fragment_of(workload: Workload, plan: Plan) -> Callable[..., Any]:
     def fragment_of(tile: Any, lane: Any, places: Any) -> Any:
         tile_row, tile_column, tile_row_8, tile_column_8 = places
         image, row, column = tile_origin(tile)
-        k = types.int32((lane & 3) * neighbours)
-        pixel = types.int64(types.int64(image * out_h + row + tile_row) * out_w + (column + tile_column))
-        offset = types.int64(pixel * out_channels + k)
+        k = i32((lane & 3) * neighbours)
+        pixel = i64(i64(image * out_h + row + tile_row) * out_w + (column + tile_column))
+        offset = i64(pixel * out_channels + k)
         inside = (row + tile_row < out_h) & (column + tile_column < out_w)
         inside_8 = (row + tile_row_8 < out_h) & (column + tile_column_8 < out_w)
         return image, row, column, pixel, k, offset, inside, inside_8
@@ -133,7 +132,7 @@ def _flip_of(staging: Staging) -> Callable[[Any], Any]:
     row_bytes, chunks = staging.row_bytes, staging.row_bytes // 16
 
     def flip_of(row: Any) -> Any:
-        return types.uint32((row * row_bytes >> 7) & (chunks - 1))
+        return u32((row * row_bytes >> 7) & (chunks - 1))
 
     return flip_of
 
@@ -154,10 +153,8 @@ def _store_direct(octets: int, pixel_8_elements: int, accumulator: str) -> Calla
     def store_direct(acc: Any, y: Any, inside: Any, inside_8: Any, offset: Any) -> None:
         for octet in range(octets):
             if inside:
-                store_two(y + types.uint64((offset + octet * 8) * 4), acc[4 * octet], acc[4 * octet + 1])
+                store_two(y + u64((offset + octet * 8) * 4), acc[4 * octet], acc[4 * octet + 1])
             if inside_8:
-                store_two(
-                    y + types.uint64((offset + (pixel_8_elements + octet * 8)) * 4), acc[4 * octet + 2], acc[4 * octet + 3]
-                )
+                store_two(y + u64((offset + (pixel_8_elements + octet * 8)) * 4), acc[4 * octet + 2], acc[4 * octet + 3])
 
     return store_direct

@@ -26,7 +26,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -37,6 +37,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import ptx, tf32
+from schedsearch.templates.parts.casts import u32, u64
 from schedsearch.workload import Workload
 
 PARTS = 3
@@ -123,21 +124,21 @@ def build_split(elements: int, run: int, low_part: int) -> Callable[..., None]:
     chunks, run_chunks = elements // CHUNK, run // CHUNK
     low_offset, high_offset = low_part * 4 * run, (1 - low_part) * 4 * run
     last_offset = 2 * 4 * run
-    index = types.uint64 if chunks + SPLIT_THREADS >= 2**32 else types.uint32
+    index = u64 if chunks + SPLIT_THREADS >= 2**32 else u32
 
     def split(source, destination) -> None:  # type: ignore[no-untyped-def]
         chunk = index(index(cuda.blockIdx.x) * index(SPLIT_THREADS) + index(cuda.threadIdx.x))
         if chunk < chunks:
             number = index(chunk // index(run_chunks))
-            past_first = types.uint64(index(chunk - number * index(run_chunks))) * types.uint64(16)
-            to = types.uint64(destination + types.uint64(number) * types.uint64(12 * run) + past_first)
-            w0, w1, w2, w3 = tf32.load_global_v4(types.uint64(source + types.uint64(chunk) * types.uint64(16)))
+            past_first = u64(index(chunk - number * index(run_chunks))) * u64(16)
+            to = u64(destination + u64(number) * u64(12 * run) + past_first)
+            w0, w1, w2, w3 = tf32.load_global_v4(u64(source + u64(chunk) * u64(16)))
             h0, l0 = tf32.split(w0)
             h1, l1 = tf32.split(w1)
             h2, l2 = tf32.split(w2)
             h3, l3 = tf32.split(w3)
-            ptx.store_global_v4(types.uint64(to + types.uint64(low_offset)), l0, l1, l2, l3)
-            ptx.store_global_v4(types.uint64(to + types.uint64(high_offset)), h0, h1, h2, h3)
-            ptx.store_global_v4(types.uint64(to + types.uint64(last_offset)), h0, h1, h2, h3)
+            ptx.store_global_v4(u64(to + u64(low_offset)), l0, l1, l2, l3)
+            ptx.store_global_v4(u64(to + u64(high_offset)), h0, h1, h2, h3)
+            ptx.store_global_v4(u64(to + u64(last_offset)), h0, h1, h2, h3)
 
     return split

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer, Scalar
@@ -37,6 +37,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.hopper import DTYPES
 from schedsearch.templates.parts.loads import load_four_bytes, load_halves, load_run, load_run_of_bytes
 from schedsearch.templates.parts.stages import epilogue_problem
@@ -248,33 +249,33 @@ def _loads(unfolded: Unfolded) -> tuple[Callable[..., Any], Callable[..., Any], 
         return run_of_halves(address, first, stop)
 
     def pair(row: Any, first: Any, element: Any, position_of: Any, address_of: Any) -> Any:
-        low, high = position_of(first, element), position_of(first, types.int32(element + 1))
-        return load_halves(address_of(row, low), types.int32(low >= 0), address_of(row, high), types.int32(high >= 0))
+        low, high = position_of(first, element), position_of(first, i32(element + 1))
+        return load_halves(address_of(row, low), i32(low >= 0), address_of(row, high), i32(high >= 0))
 
     def words_of_halves(row: Any, first: Any, element: Any, position_of: Any, address_of: Any, fill: Any) -> Any:
         w0 = pair(row, first, element, position_of, address_of)
-        w1 = pair(row, first, types.int32(element + 2), position_of, address_of)
-        w2 = pair(row, first, types.int32(element + 4), position_of, address_of)
-        w3 = pair(row, first, types.int32(element + 6), position_of, address_of)
+        w1 = pair(row, first, i32(element + 2), position_of, address_of)
+        w2 = pair(row, first, i32(element + 4), position_of, address_of)
+        w3 = pair(row, first, i32(element + 6), position_of, address_of)
         return w0, w1, w2, w3
 
     def four(row: Any, first: Any, element: Any, position_of: Any, fill: Any) -> Any:
-        p0, p1 = position_of(first, element), position_of(first, types.int32(element + 1))
-        p2, p3 = position_of(first, types.int32(element + 2)), position_of(first, types.int32(element + 3))
+        p0, p1 = position_of(first, element), position_of(first, i32(element + 1))
+        p2, p3 = position_of(first, i32(element + 2)), position_of(first, i32(element + 3))
         return load_four_bytes(row, p0, p1, p2, p3, fill)
 
     def words_of_bytes(row: Any, first: Any, element: Any, position_of: Any, address_of: Any, fill: Any) -> Any:
         w0 = four(row, first, element, position_of, fill)
-        w1 = four(row, first, types.int32(element + 4), position_of, fill)
-        w2 = four(row, first, types.int32(element + 8), position_of, fill)
-        w3 = four(row, first, types.int32(element + 12), position_of, fill)
+        w1 = four(row, first, i32(element + 4), position_of, fill)
+        w2 = four(row, first, i32(element + 8), position_of, fill)
+        w3 = four(row, first, i32(element + 12), position_of, fill)
         return w0, w1, w2, w3
 
     def zero_point(scalars: Any) -> Any:
-        return types.uint32((types.int32(scalars[0]) & 255) * 0x01010101)
+        return u32((i32(scalars[0]) & 255) * 0x01010101)
 
     def zero(scalars: Any) -> Any:
-        return types.uint32(0)
+        return u32(0)
 
     fill_of = zero_point if "x" in unfolded.workload.zero_points else zero
     if unfolded.element_bytes == 2:
@@ -296,7 +297,7 @@ def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callab
     x_chunks, weight_chunks = unfolded.x_chunks, unfolded.weight_chunks
     block_chunks = threads * thread_chunks
     x_blocks = -(-x_chunks // block_chunks)
-    count = types.uint64 if x_chunks + block_chunks >= 2**32 else types.uint32
+    count = u64 if x_chunks + block_chunks >= 2**32 else u32
     contiguous = dilation_w == 1 or workload.s == 1  # neighbouring taps are neighbours in x
     chunk_elements, element_bytes = unfolded.chunk, unfolded.element_bytes
     run, words, fill_of = _loads(unfolded)
@@ -304,51 +305,51 @@ def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callab
     def unfold(x, x_unfolded, weight, weight_unfolded, *scalars) -> None:  # type: ignore[no-untyped-def]
         def position_of(first: Any, element: Any) -> Any:
             """The position in its row of x of an element, for the pixel whose first tap is column `first`; -1 if outside."""
-            tap = types.int32(types.uint32(element) // types.uint32(c))
-            column = types.int32(first + tap * dilation_w)
-            position = types.int32(column * c + element - tap * c)
-            if (types.uint32(column) >= types.uint32(width)) | (element >= taps_elements):
-                position = types.int32(-1)
+            tap = i32(u32(element) // u32(c))
+            column = i32(first + tap * dilation_w)
+            position = i32(column * c + element - tap * c)
+            if (u32(column) >= u32(width)) | (element >= taps_elements):
+                position = i32(-1)
             return position
 
         def address_of(row: Any, position: Any) -> Any:
-            return types.uint64(row + types.uint64(types.int64(position) * element_bytes))
+            return u64(row + u64(i64(position) * element_bytes))
 
-        block, thread = types.uint32(cuda.blockIdx.x), types.uint32(cuda.threadIdx.x)
+        block, thread = u32(cuda.blockIdx.x), u32(cuda.threadIdx.x)
         if block < x_blocks:
             first_chunk = count(count(block) * count(block_chunks))
             first_row = count(first_chunk // count(row_chunks))
-            within = types.uint32(first_chunk - first_row * count(row_chunks))
+            within = u32(first_chunk - first_row * count(row_chunks))
             for i in range(thread_chunks):
-                chunk = types.uint32(thread + types.uint32(i * threads))
+                chunk = u32(thread + u32(i * threads))
                 if count(first_chunk + chunk) < x_chunks:
-                    place = types.uint32(within + chunk)
-                    rows = types.uint32(place // types.uint32(row_chunks))
-                    place = types.uint32(place - rows * types.uint32(row_chunks))
-                    pixel = types.uint32(place // types.uint32(pixel_chunks))
-                    element = types.int32((place - pixel * types.uint32(pixel_chunks)) * chunk_elements)
-                    column = types.int32(types.int32(pixel) * stride_w - left)  # column of the first tap
-                    row = types.uint64(first_row) + types.uint64(rows)
-                    address = types.uint64(x + types.uint64(row) * types.uint64(row_elements * element_bytes))
+                    place = u32(within + chunk)
+                    rows = u32(place // u32(row_chunks))
+                    place = u32(place - rows * u32(row_chunks))
+                    pixel = u32(place // u32(pixel_chunks))
+                    element = i32((place - pixel * u32(pixel_chunks)) * chunk_elements)
+                    column = i32(i32(pixel) * stride_w - left)  # column of the first tap
+                    row = u64(first_row) + u64(rows)
+                    address = u64(x + u64(row) * u64(row_elements * element_bytes))
                     if contiguous:
-                        position = types.int32(column * c + element)
-                        stop = min(types.int32(row_elements - position), types.int32(taps_elements - element))
-                        w0, w1, w2, w3 = run(address_of(address, position), types.int32(-position), stop, fill_of(scalars))
+                        position = i32(column * c + element)
+                        stop = min(i32(row_elements - position), i32(taps_elements - element))
+                        w0, w1, w2, w3 = run(address_of(address, position), i32(-position), stop, fill_of(scalars))
                     else:
                         w0, w1, w2, w3 = words(address, column, element, position_of, address_of, fill_of(scalars))
-                    to = (types.uint64(first_chunk) + types.uint64(chunk)) * types.uint64(CHUNK_BYTES)
-                    ptx.store_global_v4(types.uint64(x_unfolded + to), w0, w1, w2, w3)
+                    to = (u64(first_chunk) + u64(chunk)) * u64(CHUNK_BYTES)
+                    ptx.store_global_v4(u64(x_unfolded + to), w0, w1, w2, w3)
         else:
             for i in range(thread_chunks):
-                chunk = types.uint32((block - types.uint32(x_blocks)) * types.uint32(block_chunks))
-                chunk = types.uint32(chunk + thread + types.uint32(i * threads))
+                chunk = u32((block - u32(x_blocks)) * u32(block_chunks))
+                chunk = u32(chunk + thread + u32(i * threads))
                 if chunk < weight_chunks:
-                    rows = types.uint32(chunk // types.uint32(pixel_chunks))
-                    element = types.int32((chunk - rows * types.uint32(pixel_chunks)) * chunk_elements)
-                    address = types.uint64(weight + types.uint64(rows) * types.uint64(taps_elements * element_bytes))
-                    stop = types.int32(taps_elements - element)
-                    w0, w1, w2, w3 = run(address_of(address, element), types.int32(0), stop, types.uint32(0))
-                    to = types.uint64(chunk) * types.uint64(CHUNK_BYTES)
-                    ptx.store_global_v4(types.uint64(weight_unfolded + to), w0, w1, w2, w3)
+                    rows = u32(chunk // u32(pixel_chunks))
+                    element = i32((chunk - rows * u32(pixel_chunks)) * chunk_elements)
+                    address = u64(weight + u64(rows) * u64(taps_elements * element_bytes))
+                    stop = i32(taps_elements - element)
+                    w0, w1, w2, w3 = run(address_of(address, element), i32(0), stop, u32(0))
+                    to = u64(chunk) * u64(CHUNK_BYTES)
+                    ptx.store_global_v4(u64(weight_unfolded + to), w0, w1, w2, w3)
 
     return unfold

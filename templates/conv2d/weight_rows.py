@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.template import KernelStep
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.casts import i32, u32, u64
 from schedsearch.workload import Workload
 
 ROWS = "weight_rows"  # the workspace
@@ -94,7 +95,7 @@ def _build_copy(rows: WeightRows) -> Callable[..., None]:
     """The kernel (weight, rows): a thread for each piece."""
     w, piece_bytes, row_pieces = rows.workload, rows.alignment, rows.row // rows.piece
     pieces = rows.nbytes // piece_bytes
-    count = types.uint64 if pieces + THREADS >= 2**32 else types.uint32
+    count = u64 if pieces + THREADS >= 2**32 else u32
     piece, tap_elements, taps, kernel_w, merged = rows.piece, rows.tap, w.r * w.s, w.s, rows.merged
     group_k, group_c, element_bytes = w.k // w.groups, rows.group_channels, rows.element_bytes
     along = strides_of(w, "weight")
@@ -104,19 +105,19 @@ def _build_copy(rows: WeightRows) -> Callable[..., None]:
     def copy_piece(weight: Any, to: Any) -> None:
         number = count(count(cuda.blockIdx.x) * count(THREADS) + count(cuda.threadIdx.x))
         if number < count(pieces):
-            k = types.uint32(number // count(row_pieces))
-            place = types.uint32(types.uint32(number - count(k) * count(row_pieces)) * piece)
-            tap = types.uint32(place // types.uint32(tap_elements))
-            channel = types.uint32(place - tap * tap_elements)  # of the merged groups
-            tap_row = types.uint32(tap // types.uint32(kernel_w))
-            group = types.uint32(types.uint32(k // types.uint32(group_k)) % types.uint32(merged))  # of the merged ones
-            inside = (tap < types.uint32(taps)) & (types.uint32(channel // types.uint32(group_c)) == group)
-            within = types.uint32(channel % types.uint32(group_c))
+            k = u32(number // count(row_pieces))
+            place = u32(u32(number - count(k) * count(row_pieces)) * piece)
+            tap = u32(place // u32(tap_elements))
+            channel = u32(place - tap * tap_elements)  # of the merged groups
+            tap_row = u32(tap // u32(kernel_w))
+            group = u32(u32(k // u32(group_k)) % u32(merged))  # of the merged ones
+            inside = (tap < u32(taps)) & (u32(channel // u32(group_c)) == group)
+            within = u32(channel % u32(group_c))
             offset = of_output(k) + of_input(within) + of_row(tap_row) + of_column(tap - tap_row * kernel_w)
             copy(
-                types.uint64(to + types.uint64(number) * types.uint64(piece_bytes)),
-                types.uint64(weight + types.uint64(offset * element_bytes)),
-                types.int32(inside),
+                u64(to + u64(number) * u64(piece_bytes)),
+                u64(weight + u64(offset * element_bytes)),
+                i32(inside),
             )
 
     return copy_piece

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
@@ -58,6 +58,7 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
 from schedsearch.templates.conv2d.wgmma_store import Corrections, add_up_of, finish_of
 from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import cluster, hopper, pipeline, ptx, store, walk
+from schedsearch.templates.parts.casts import i32, u32
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import (
     ALIGNMENT_BYTES,
@@ -313,21 +314,21 @@ def build_kernel(
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()
         shared = shared_base()
-        full = types.uint32(shared + full_offset)
-        empty = types.uint32(shared + empty_offset)
-        sums_full = types.uint32(shared + sums_offset)
+        full = u32(shared + full_offset)
+        empty = u32(shared + empty_offset)
+        sums_full = u32(shared + sums_offset)
         thread, group, lane, warp_row, leader = thread_of_warpgroup()
         store_place = begin_store(group, lane, warp_row, leader)
         first_tile, next_tile = own_tiles()
-        first_step = types.int32(part * k_steps // split_k)
-        stop_step = types.int32((part + 1) * k_steps // split_k)
+        first_step = i32(part * k_steps // split_k)
+        stop_step = i32((part + 1) * k_steps // split_k)
         if thread == 0:
             initialise(full, empty, sums_full, part)
         begin()
 
-        stage = types.uint32(0)
+        stage = u32(0)
         acc = cuda.local.array(accumulators, sum_type)
-        ahead = cuda.local.array(array_ahead, types.int32)
+        ahead = cuda.local.array(array_ahead, i32)
         if thread >= consumers:
             # ---- load
             if thread == consumers:
@@ -337,30 +338,30 @@ def build_kernel(
                 )  # fmt: skip
             elif thread >= idle and thread < idle + 32:
                 row, column = origin(first_tile, cluster_row, cluster_column)
-                warm(lane, column, types.int32(min(bn, columns - column)), operands)
+                warm(lane, column, i32(min(bn, columns - column)), operands)
         else:
             releases_stages, empty_at = releases(empty, part, cluster_row, cluster_column)
-            tile_group = types.int32(group)  # rank among the blocks that share a tile
-            parity = types.uint32(0)
-            previous = types.uint32(0)
+            tile_group = i32(group)  # rank among the blocks that share a tile
+            parity = u32(0)
+            previous = u32(0)
             tile = first_tile
             if in_turn:
-                turn = types.int32(tile_group // tile_groups)
-                tile_group = types.int32(tile_group - turn * tile_groups)
-                full = types.uint32(full + turn * (stages * BARRIER_BYTES))
-                stage = types.uint32(turn * k_steps) % types.uint32(stages)
-                tile = types.int32(tile + turn * next_tile)
+                turn = i32(tile_group // tile_groups)
+                tile_group = i32(tile_group - turn * tile_groups)
+                full = u32(full + turn * (stages * BARRIER_BYTES))
+                stage = u32(turn * k_steps) % u32(stages)
+                tile = i32(tile + turn * next_tile)
             while tile < clusters:
                 row, column = origin(tile, cluster_row, cluster_column)
                 if words_ahead and split_k == 1:
                     load_ahead(
-                        ahead, types.int32(row + tile_group * GROUP_ROWS), column, types.int32(columns - column), lane,
+                        ahead, i32(row + tile_group * GROUP_ROWS), column, i32(columns - column), lane,
                         warp_row, operands,
                     )  # fmt: skip
                 # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
                 for step in range(first_step, stop_step):
                     parity = take(full, stage, parity)
-                    multiply_step(acc, shared, stage, tile_group, types.int32(step > first_step))
+                    multiply_step(acc, shared, stage, tile_group, i32(step > first_step))
                     wait_previous(acc)
                     if releases_stages and step > first_step:
                         arrive_empty(empty_at + previous * BARRIER_BYTES)
@@ -372,24 +373,24 @@ def build_kernel(
                 # ---- store
                 if split_k == 1:
                     finish(
-                        acc, ahead, types.int32(row + tile_group * GROUP_ROWS), column, types.int32(columns - column), y,
+                        acc, ahead, i32(row + tile_group * GROUP_ROWS), column, i32(columns - column), y,
                         store_place, lane, warp_row, operands,
                     )  # fmt: skip
                 if in_turn:
-                    stage = types.uint32(stage + next_turn) % types.uint32(stages)
-                tile = types.int32(tile + next_tile * turns)
+                    stage = u32(stage + next_turn) % u32(stages)
+                tile = i32(tile + next_tile * turns)
 
         if split_k > 1:
             # ---- add up the tile's sums of this block's columns, and store them
             cluster.cluster_arrive()  # all blocks have read the ring, which the sums overwrite
             cluster.cluster_wait()
             if thread < consumers:
-                octet = types.int32(part * own_octets)
+                octet = i32(part * own_octets)
                 sums = cuda.local.array(own_sums, sum_type)
                 add_up(acc, sums, shared, sums_full, thread, in_cluster, part)
                 row, column = origin(first_tile, cluster_row, cluster_column)
                 row, column = row + group * GROUP_ROWS, column + octet * 8
-                own_columns = types.int32(min(columns, column - octet * 8 + bn) - column)
+                own_columns = i32(min(columns, column - octet * 8 + bn) - column)
                 if words_ahead:
                     load_ahead(ahead, row, column, own_columns, lane, warp_row, operands)
                 finish(sums, ahead, row, column, own_columns, y, store_place, lane, warp_row, operands)
@@ -415,7 +416,7 @@ def _initialise(plan: Plan, tiles: ClusterTiles) -> Callable[..., None]:
             ptx.mbarrier_init(sums_full, 1)
         ptx.mbarrier_init_fence()
         if split_k > 1:
-            received = types.int32(max(0, min(own_octets, octets - types.int32(part * own_octets))))
+            received = i32(max(0, min(own_octets, octets - i32(part * own_octets))))
             ptx.mbarrier_expect_bytes(sums_full, received * ((split_k - 1) * octet_bytes))
 
     return initialise
@@ -428,9 +429,9 @@ def _multiply_step(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
     matrix, multiply = wgmma.matrix(row_bytes), wgmma.steps(plan.bn, plan.bk // wgmma.k)
 
     def multiply_step(acc: Any, shared: Any, stage: Any, tile_group: Any, accumulate: Any) -> None:
-        a = types.uint32(shared + stage * stage_bytes)
-        b = types.uint32(a + a_bytes)
-        a = types.uint32(a + tile_group * group_a_bytes)
+        a = u32(shared + stage * stage_bytes)
+        b = u32(a + a_bytes)
+        a = u32(a + tile_group * group_a_bytes)
         multiply(acc, matrix(a), matrix(b), accumulate)
 
     return multiply_step

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of
 from schedsearch.templates.parts import cluster, gather, pipeline, store, walk
+from schedsearch.templates.parts.casts import i32, u16, u32
 from schedsearch.templates.parts.hopper import BARRIER_BYTES
 from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.templates.parts.wgmma import Wgmma
@@ -24,7 +23,7 @@ def tile_origin(plan: Plan) -> Callable[..., Any]:
 
     def origin(tile: Any, cluster_row: Any, cluster_column: Any) -> Any:
         row, column = place_of_cluster(tile)
-        return types.int32((row * cluster_m + cluster_row) * bm), types.int32((column * cluster_n + cluster_column) * bn)
+        return i32((row * cluster_m + cluster_row) * bm), i32((column * cluster_n + cluster_column) * bn)
 
     return origin
 
@@ -57,33 +56,31 @@ def load_tiles_of(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[...,
     def load_tiles(  # type: ignore[no-untyped-def]
         xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
     ):  # fmt: skip
-        stage = types.uint32(0)
-        parity = types.uint32(1)
+        stage = u32(0)
+        parity = u32(1)
         same_rows, same_columns = masks(part, cluster_row, cluster_column)
-        x_offset = types.uint32(cluster_column * own_pixels * row_bytes)
-        weight_offset = types.uint32(a_bytes + cluster_row * own_filters * row_bytes)
+        x_offset = u32(cluster_column * own_pixels * row_bytes)
+        weight_offset = u32(a_bytes + cluster_row * own_filters * row_bytes)
         tile = first_tile
         while tile < clusters:
             row, column = origin(tile, cluster_row, cluster_column)
-            row = types.int32(row + cluster_column * own_pixels)
-            column = types.int32(column + cluster_row * own_filters)
+            row = i32(row + cluster_column * own_pixels)
+            column = i32(column + cluster_row * own_filters)
             image, h, w = base_pixel(row)
             group_channel, filters = first_channel(column), first_filter(column, image)
             tap, channel, tap_h, tap_w = first_load(first_step)
             for _ in range(first_step, stop_step):
                 to, barrier = fill(shared, full, empty, stage, parity)
-                tap_x, tap_y = types.uint16(tap_w * dilation_w), types.uint16(tap_h * dilation_h)
-                load_image(
-                    to + x_offset, xmap, types.int32(group_channel + channel), w, h, image, barrier, tap_x, tap_y, same_rows
-                )
+                tap_x, tap_y = u16(tap_w * dilation_w), u16(tap_h * dilation_h)
+                load_image(to + x_offset, xmap, i32(group_channel + channel), w, h, image, barrier, tap_x, tap_y, same_rows)
                 load_filters(to + weight_offset, wmap, channel, tap, filters, barrier, same_columns)
                 tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
                 stage, parity = advance(stage, parity)
             if in_turn:  # the other half's barriers
-                full = types.uint32(full + stages * BARRIER_BYTES)
+                full = u32(full + stages * BARRIER_BYTES)
                 if full == empty:
-                    full = types.uint32(shared + full_offset)
-            tile = types.int32(tile + next_tile)
+                    full = u32(shared + full_offset)
+            tile = i32(tile + next_tile)
         if multicasts:  # other blocks' consumers arrive here and still read the data that was sent: stay until all are done
             drain(empty, stage, parity)
 
@@ -102,7 +99,7 @@ def _load_image(gemm: Im2col, bk: int, multicast: bool) -> Callable[..., Any]:
         to: Any, xmap: Any, channel: Any, w: Any, h: Any, image: Any, barrier: Any, tap_x: Any, tap_y: Any, blocks: Any
     ) -> None:
         block, within = split(channel)
-        load(to, xmap, within, w, h, types.int32(image * image_step + block * block_step), barrier, tap_x, tap_y, blocks)
+        load(to, xmap, within, w, h, i32(image * image_step + block * block_step), barrier, tap_x, tap_y, blocks)
 
     return load if gemm.x.plain else load_block
 
@@ -113,10 +110,10 @@ def _first_channel(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
     channels = gemm.channels if gemm.x.plain else gemm.channel_steps(bk) * bk
 
     def first(column: Any) -> Any:
-        return types.int32(types.uint32(column) // types.uint32(group_columns) * types.uint32(channels))
+        return i32(u32(column) // u32(group_columns) * u32(channels))
 
     def of_one_group(column: Any) -> Any:
-        return types.int32(0)
+        return i32(0)
 
     return first if gemm.groups > 1 else of_one_group
 
@@ -129,7 +126,7 @@ def _first_filter(gemm: Im2col) -> Callable[[Any, Any], Any]:
         return column
 
     def of_image(column: Any, image: Any) -> Any:
-        return types.int32(column + image * columns)
+        return i32(column + image * columns)
 
     return of_image if gemm.own_weights else first
 
@@ -139,8 +136,8 @@ def _channel_in_block(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
     padded = math.ceil(gemm.x.size / bk) * bk
 
     def split(channel: Any) -> Any:
-        block = types.int32(types.uint32(channel) // types.uint32(padded))
-        return block, types.int32(channel - block * padded)
+        block = i32(u32(channel) // u32(padded))
+        return block, i32(channel - block * padded)
 
     return split
 
@@ -150,14 +147,14 @@ def _load_filters(gemm: Im2col, bk: int, multicast: bool, interleaved: bool) -> 
     load_five, load_three = cluster.tma_load_interleaved(multicast), cluster.tma_load_tiled(multicast)
 
     def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
-        load_five(to, wmap, channel, tap, types.int32(column >> 4), barrier, blocks)
+        load_five(to, wmap, channel, tap, i32(column >> 4), barrier, blocks)
 
     load_box = load if interleaved else load_three
     split, block_size = _channel_in_block(gemm, bk), gemm.x.size
 
     def load_of_block(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
         block, within = split(channel)
-        load_box(to, wmap, types.int32(block * block_size + within), tap, column, barrier, blocks)
+        load_box(to, wmap, i32(block * block_size + within), tap, column, barrier, blocks)
 
     return load_box if gemm.x.plain else load_of_block
 
@@ -175,18 +172,18 @@ def _load_blocked_filters(workload: Workload, gemm: Im2col, plan: Plan) -> Calla
         to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any
     ) -> None:  # fmt: skip
         number, within = split(channel)
-        of_columns = types.int32(types.uint32(column) // types.uint32(block))
-        sixteen = types.int32((column - of_columns * block) >> 4)
-        first = types.int32(of_columns * inputs + number * taps + tap)
+        of_columns = i32(u32(column) // u32(block))
+        sixteen = i32((column - of_columns * block) >> 4)
+        first = i32(of_columns * inputs + number * taps + tap)
         for box in range(boxes):
-            at = types.uint32(to + box * box_bytes)
-            load_box(at, wmap, within, 0, 0, sixteen, types.int32(first + box * inputs), barrier, blocks)
+            at = u32(to + box * box_bytes)
+            load_box(at, wmap, within, 0, 0, sixteen, i32(first + box * inputs), barrier, blocks)
 
     def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
         number, within = split(channel)
-        of_columns = types.int32(types.uint32(column) // types.uint32(block))
-        of_block = types.int32(column - of_columns * block)
-        load_box(to, wmap, within, of_block, types.int32(number * taps + tap), of_columns, barrier, blocks)
+        of_columns = i32(u32(column) // u32(block))
+        of_block = i32(column - of_columns * block)
+        load_box(to, wmap, within, of_block, i32(number * taps + tap), of_columns, barrier, blocks)
 
     return load_interleaved if columns_are_interleaved else load
 
@@ -196,7 +193,7 @@ def _load_ordered_filters(block: int, multicast: bool) -> Callable[..., Any]:
     load_box = cluster.tma_load_boxes(4, multicast)
 
     def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
-        number = types.int32(types.uint32(column) // types.uint32(block))
-        load_box(to, wmap, channel, tap, types.int32(column - number * block), number, barrier, blocks)
+        number = i32(u32(column) // u32(block))
+        load_box(to, wmap, channel, tap, i32(column - number * block), number, barrier, blocks)
 
     return load

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import types
-
 from schedsearch.launch import Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of, stores_by_tma
 from schedsearch.templates.parts import cluster, ptx, store
+from schedsearch.templates.parts.casts import i32, u32
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.store_words import WORD_BYTES, WordStaging, staged_words
 from schedsearch.templates.parts.wgmma import Wgmma
@@ -62,8 +61,8 @@ class Corrections:
 
         def correct(values: Any, columns: Any, row: Any, first_row: Any, k: Any, operands: Any) -> None:
             of_x(values, columns, first_row, k, operands)
-            pixel = types.int32(first_pixel(row) + first_row)
-            of_weight(values, columns, types.int32(rows - first_row), pixel, k, operands)
+            pixel = i32(first_pixel(row) + first_row)
+            of_weight(values, columns, i32(rows - first_row), pixel, k, operands)
 
         return correct
 
@@ -129,8 +128,8 @@ def add_up_of(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
     add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes, wgmma.accumulator)
 
     def add_up(acc: Any, sums: Any, shared: Any, sums_full: Any, thread: Any, in_cluster: Any, part: Any) -> None:
-        slots = types.uint32(shared + thread * 16)
-        exchange_fragments(acc, sums, slots, sums_full, part, types.uint32(in_cluster - part))
+        slots = u32(shared + thread * 16)
+        exchange_fragments(acc, sums, slots, sums_full, part, u32(in_cluster - part))
         ptx.mbarrier_wait(sums_full, 0)
         add_fragments(sums, slots)
 

@@ -19,11 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_moves import copy_run, fill_op, finish_streams, move_op, stream_line, transpose_op
 from schedsearch.ops.movement import Box, Factor
 from schedsearch.templates.layout_transform.places import divided
+from schedsearch.templates.parts.casts import i64, u32
 
 WIDEST_ELEMENT_BYTES = 64
 LINE_BYTES = 64
@@ -231,10 +230,10 @@ def _part_items(part: Part, tiling: Tiling, style: Style) -> Callable[..., None]
         body = _counted(body, factor.x, factor.y, factor.extent)
 
     def of_tiles(x: Any, y: Any, item: Any) -> None:
-        rest, first = divided(types.uint32(item), fast)
+        rest, first = divided(u32(item), fast)
         outer, second = divided(rest, slow)
-        column = types.int64(second if along_y else first) * columns
-        row = types.int64(first if along_y else second) * rows
+        column = i64(second if along_y else first) * columns
+        row = i64(first if along_y else second) * rows
         x_at, y_at = offsets(outer)
         x_at += column * a_x + row * b_x
         y_at += column * a_y + row * b_y
@@ -246,8 +245,8 @@ def _part_items(part: Part, tiling: Tiling, style: Style) -> Callable[..., None]
     pieces = -(-extent // steps)
 
     def of_spans(x: Any, y: Any, item: Any) -> None:
-        outer, piece = divided(types.uint32(item), pieces)
-        first = types.int64(piece) * steps
+        outer, piece = divided(u32(item), pieces)
+        first = i64(piece) * steps
         x_at, y_at = offsets(outer)
         for step in range(first, min(first + steps, extent)):
             body(x, y, x_at + step * span_x, y_at + step * span_y, columns, rows)
@@ -257,7 +256,7 @@ def _part_items(part: Part, tiling: Tiling, style: Style) -> Callable[..., None]
 
 def _offsets_of(factors: Sequence[Factor], x_start: int, y_start: int) -> Callable[[Any], Any]:
     def start(number: Any) -> Any:
-        return types.int64(x_start), types.int64(y_start)
+        return i64(x_start), i64(y_start)
 
     found: Callable[[Any], Any] = start
     below = 1
@@ -270,8 +269,8 @@ def _offsets_of(factors: Sequence[Factor], x_start: int, y_start: int) -> Callab
 def _and_digit(before: Callable[[Any], Any], below: int, extent: int, x: int, y: int) -> Callable[[Any], Any]:
     def offsets(number: Any) -> Any:
         x_at, y_at = before(number)
-        _, digit = divided(types.uint32(number // types.uint32(below)), extent)
-        return x_at + types.int64(digit) * x, y_at + types.int64(digit) * y
+        _, digit = divided(u32(number // u32(below)), extent)
+        return x_at + i64(digit) * x, y_at + i64(digit) * y
 
     return offsets
 
@@ -342,7 +341,7 @@ def _copy(x: Any, y: Any, x_at: Any, y_at: Any, nbytes: Any) -> None:
 
 
 def _stream(x: Any, y: Any, x_at: Any, y_at: Any, nbytes: Any) -> None:
-    head = min(types.int64((LINE_BYTES - (types.int64(y) + y_at) % LINE_BYTES) % LINE_BYTES), nbytes)
+    head = min(i64((LINE_BYTES - (i64(y) + y_at) % LINE_BYTES) % LINE_BYTES), nbytes)
     lines = (nbytes - head) // LINE_BYTES
     copy_run(y, y_at, x, x_at, head)
     for i in range(lines):

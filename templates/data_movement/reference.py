@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.launch import Pointer
 from schedsearch.ops import decode, encode
@@ -15,6 +14,7 @@ from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.movement import Box, Factor
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
+from schedsearch.templates.parts.casts import i64
 from schedsearch.templates.parts.reference import gather, reader, reference_step, sharer, writer
 from schedsearch.workload import Workload
 
@@ -88,7 +88,7 @@ def _place_of(box: Box) -> Place:
     x_start, y_start = box.x_start, box.y_start
 
     def at_start(item: Any) -> Any:
-        return types.int64(x_start), types.int64(y_start), True
+        return i64(x_start), i64(y_start), True
 
     place: Place = at_start
     below = 1
@@ -124,7 +124,7 @@ def _index_along(box: Box, axis: int) -> Place:
     """`index(item)` for kernels: the index along a ragged axis."""
 
     def zero(item: Any) -> Any:
-        return types.int64(0)
+        return i64(0)
 
     index: Place = zero
     below = 1

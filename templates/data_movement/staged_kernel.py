@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.templates.data_movement.staging import CHUNK_BYTES, Staging
@@ -34,6 +34,7 @@ from schedsearch.templates.data_movement.tile_places import (
 )
 from schedsearch.templates.layout_transform.kernels import word_down
 from schedsearch.templates.parts import moves, ptx
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 
 _OCTET = 7
 
@@ -80,33 +81,33 @@ def staged_kernel(s: Staging, schedule: Schedule) -> Callable[..., None]:
     wait_for_all, wait_for_one = ptx.cp_async_wait(0), ptx.cp_async_wait(1)
 
     def move(x, y) -> None:  # type: ignore[no-untyped-def]
-        held = cuda.local.array(held_words, types.uint32)
-        found = cuda.local.array(found_words, types.uint32)
-        one = cuda.local.array(one_words, types.uint32)
-        shared, thread = types.uint32(shared_base()), types.uint32(cuda.threadIdx.x)
-        first, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
-        here = types.uint32(0)
+        held = cuda.local.array(held_words, u32)
+        found = cuda.local.array(found_words, u32)
+        one = cuda.local.array(one_words, u32)
+        shared, thread = u32(shared_base()), u32(cuda.threadIdx.x)
+        first, step = i32(cuda.blockIdx.x), i32(cuda.gridDim.x)
+        here = u32(0)
         if ahead:
             if first < tiles:
-                load_tile(held, x, types.uint32(first), shared, thread)
+                load_tile(held, x, u32(first), shared, thread)
             ptx.cp_async_commit()
         for number in range(first, tiles, step):
             if ahead:
-                following = types.int64(number) + types.int64(step)
+                following = i64(number) + i64(step)
                 if following < tiles:
-                    load_tile(held, x, types.uint32(following), types.uint32(shared + tile_bytes - here), thread)
+                    load_tile(held, x, u32(following), u32(shared + tile_bytes - here), thread)
                 ptx.cp_async_commit()
                 wait_for_one()
             else:
-                load_tile(held, x, types.uint32(number), shared, thread)
+                load_tile(held, x, u32(number), shared, thread)
                 if late:
                     ptx.cp_async_commit()
                     wait_for_all()
             cuda.syncthreads()
-            store_tile(found, one, y, types.uint32(number), types.uint32(shared + here), thread)
+            store_tile(found, one, y, u32(number), u32(shared + here), thread)
             cuda.syncthreads()
             if ahead:
-                here = types.uint32(tile_bytes - here)
+                here = u32(tile_bytes - here)
 
     return move
 
@@ -125,24 +126,24 @@ def _chunk_of(s: Staging, along_y: bool) -> Callable[[Any, Any], Any]:
     row_shared = digit_sum(s.extents(s.x_rows), [s.shared_strides[i] for i in s.x_rows])
 
     def chunk(tile: Any, number: Any) -> Any:
-        row = types.uint32(number // types.uint32(x_chunks))
-        at = types.int32(types.int32(number - row * types.uint32(x_chunks)) * load_bytes)
-        from_row = types.int64(tile_x(tile) + row_x(row))
+        row = u32(number // u32(x_chunks))
+        at = i32(i32(number - row * u32(x_chunks)) * load_bytes)
+        from_row = i64(tile_x(tile) + row_x(row))
         shift = shift_of(from_row)
         first_byte, last_byte = span(tile)
         valid = read_row(tile, row) & (at < shift + last_byte) & (at + load_bytes > shift + first_byte)
-        from_byte = types.int64(from_row - types.int64(shift) + types.int64(at))
-        count = types.int32(load_bytes)
+        from_byte = i64(from_row - i64(shift) + i64(at))
+        count = i32(load_bytes)
         if clips:
             valid = valid & (from_byte >= 0) & (from_byte < x_bytes)
-            count = types.int32(min(types.int64(load_bytes), types.int64(x_bytes) - from_byte))
+            count = i32(min(i64(load_bytes), i64(x_bytes) - from_byte))
         if not valid:
-            count = types.int32(0)
+            count = i32(0)
         if linear:
-            place = types.int32((shift_of(tile_x(tile)) + row_shared(row)) & aligned)
+            place = i32((shift_of(tile_x(tile)) + row_shared(row)) & aligned)
         else:
-            place = types.int32(row * pitch)
-        return types.uint32(swizzle(types.int32(place + at))), from_byte, count
+            place = i32(row * pitch)
+        return u32(swizzle(i32(place + at))), from_byte, count
 
     return chunk
 
@@ -154,10 +155,10 @@ def _tile_copier(s: Staging, schedule: Schedule) -> Callable[..., None]:
 
     def load_tile(held: Any, x: Any, tile: Any, shared: Any, thread: Any) -> None:
         for i in range(turns):
-            number = types.uint32(thread + types.uint32(i * threads))
+            number = u32(thread + u32(i * threads))
             if exact or number < loads:
                 place, from_byte, count = chunk(tile, number)
-                copy(types.uint32(shared + place), types.uint64(x + from_byte), count)
+                copy(u32(shared + place), u64(x + from_byte), count)
 
     return load_tile
 
@@ -170,15 +171,15 @@ def _tile_loader(s: Staging, schedule: Schedule) -> Callable[..., None]:
 
     def load_tile(held: Any, x: Any, tile: Any, shared: Any, thread: Any) -> None:
         for i in range(turns):
-            number = types.uint32(thread + types.uint32(i * threads))
+            number = u32(thread + u32(i * threads))
             if exact or number < loads:
                 _, from_byte, count = chunk(tile, number)
-                load(held, i * words, types.uint64(x + from_byte), count)
+                load(held, i * words, u64(x + from_byte), count)
         for i in range(turns):
-            number = types.uint32(thread + types.uint32(i * threads))
+            number = u32(thread + u32(i * threads))
             if exact or number < loads:
                 place, _, _ = chunk(tile, number)
-                keep(held, i * words, types.uint32(shared + place))
+                keep(held, i * words, u32(shared + place))
 
     return load_tile
 
@@ -200,26 +201,26 @@ def _tile_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
     def store_tile(found: Any, one: Any, y: Any, tile: Any, shared: Any, thread: Any) -> None:
         x_at, y_at = tile_x(tile), tile_y(tile)
         for i in range(turns):
-            item = types.uint32(thread + types.uint32(i * threads))
-            row = types.uint32(item // types.uint32(y_chunks))
-            chunk = types.int32(item - row * types.uint32(y_chunks))
-            to_row = types.int64(y_at + row_y(row))
+            item = u32(thread + u32(i * threads))
+            row = u32(item // u32(y_chunks))
+            chunk = i32(item - row * u32(y_chunks))
+            to_row = i64(y_at + row_y(row))
             shift = shift_of(to_row)
-            first = types.int32(chunk * vector - types.int32(types.uint32(shift) // types.uint32(element)))
-            to_byte = types.int64(to_row - types.int64(shift) + types.int64(chunk * store_bytes))
+            first = i32(chunk * vector - i32(u32(shift) // u32(element)))
+            to_byte = i64(to_row - i64(shift) + i64(chunk * store_bytes))
             end = run_end(tile)
             if (exact or item < stores) and written_row(tile, row) and first < end:
                 mask = collect(found, one, tile, row, first, end, x_at, shared)
                 if in_parts:
                     if mask == whole:
-                        store(found, 0, types.uint64(y + to_byte))
+                        store(found, 0, u64(y + to_byte))
                     else:
                         for j in range(vector):
                             if mask >> j & 1:
                                 one_of(one, found, j)
-                                store_one(one, 0, types.uint64(y + types.uint64(to_byte + j * element)))
+                                store_one(one, 0, u64(y + u64(to_byte + j * element)))
                 else:
-                    store(found, 0, types.uint64(y + to_byte))
+                    store(found, 0, u64(y + to_byte))
 
     return store_tile
 
@@ -254,23 +255,23 @@ def _segment_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
     pair, two_pairs = moves.permute_bytes(0x0040), moves.permute_bytes(0x5410)
 
     def collect(found: Any, one: Any, of_row: Any, first: Any, shared: Any) -> None:
-        number = types.uint32(types.uint32(first) // types.uint32(elements))
-        within = types.int32(first - types.int32(number) * types.int32(elements))
-        before_end = types.int32(elements - within)
+        number = u32(u32(first) // u32(elements))
+        within = i32(first - i32(number) * i32(elements))
+        before_end = i32(elements - within)
         for i in range(streams):
-            start = types.int32(of_row + in_segment(types.int32(within + i)))
+            start = i32(of_row + in_segment(i32(within + i)))
             for t in range(ends + 1):
-                segment = of_segment(types.uint32(number + types.uint32(t)))
-                at = types.int32(start + segment - types.int32(t * length * step))
-                one[1 + i * (ends + 1) + t] = types.uint32(at) if swizzled else types.uint32(shared + types.uint32(at))
+                segment = of_segment(u32(number + u32(t)))
+                at = i32(start + segment - i32(t * length * step))
+                one[1 + i * (ends + 1) + t] = u32(at) if swizzled else u32(shared + u32(at))
         for j in range(vector):
             t = j // elements
             base = one[1 + j % streams * (ends + 1) + min(t, ends)]
             if t < ends and j - t * elements >= before_end:
                 base = one[1 + j % streams * (ends + 1) + t + 1]
-            at = types.uint32(base + types.uint32(j // streams * step))
+            at = u32(base + u32(j // streams * step))
             if swizzled:
-                at = types.uint32(shared + types.uint32(swizzle(types.int32(at))))
+                at = u32(shared + u32(swizzle(i32(at))))
             load(one, 0, at)
             if j % 4 == 0:
                 low = one[0]
@@ -284,37 +285,37 @@ def _segment_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
     def store_tile(found: Any, one: Any, y: Any, tile: Any, shared: Any, thread: Any) -> None:
         x_shift, y_at = x_shift_of(tile_x(tile)), tile_y(tile)
         for i in range(turns):
-            item = types.uint32(thread + types.uint32(i * threads))
-            row = types.uint32(item // types.uint32(y_chunks))
-            chunk = types.int32(item - row * types.uint32(y_chunks))
-            to_row = types.int64(y_at + row_y(row))
+            item = u32(thread + u32(i * threads))
+            row = u32(item // u32(y_chunks))
+            chunk = i32(item - row * u32(y_chunks))
+            to_row = i64(y_at + row_y(row))
             shift = shift_of(to_row)
-            first = types.int32(chunk * vector - shift)
+            first = i32(chunk * vector - shift)
             end = run_end(tile)
             if (exact or item < stores) and written_row(tile, row) and first < end:
-                of_row = types.int32(x_shift + row_shared(row))
-                to_run = types.uint64(y + to_row)
+                of_row = i32(x_shift + row_shared(row))
+                to_run = u64(y + to_row)
                 if fits and end >= vector:
                     # Written with min and max, the compiled kernel stored whole vectors beyond the end of a run.
-                    from_e, whole = types.int32(first), True
+                    from_e, whole = i32(first), True
                     if in_parts:
-                        whole = first >= 0 and types.int32(first + vector) <= end
+                        whole = first >= 0 and i32(first + vector) <= end
                         if not whole:
-                            from_e = types.int32(0) if first < 0 else types.int32(end - vector)
+                            from_e = i32(0) if first < 0 else i32(end - vector)
                     collect(found, one, of_row, from_e, shared)
                     if in_parts and not whole:
                         for j in range(0, vector, part):
-                            e = types.int32(from_e + j)
+                            e = i32(from_e + j)
                             if e >= first and e < first + vector:
                                 part_of(one, found, j // part)
-                                store_part(one, 0, types.uint64(to_run + types.uint64(e)))
+                                store_part(one, 0, u64(to_run + u64(e)))
                     else:
-                        store(found, 0, types.uint64(to_run + types.uint64(types.int64(first))))
+                        store(found, 0, u64(to_run + u64(i64(first))))
                 elif short:
-                    for e in range(max(first, types.int32(0)), min(types.int32(first + vector), end)):
-                        at = types.int32(of_row + run_shared(types.int32(e)))
-                        load(one, 0, types.uint32(shared + types.uint32(swizzle(at))))
-                        store_one(one, 0, types.uint64(to_run + types.uint64(types.int64(e))))
+                    for e in range(max(first, i32(0)), min(i32(first + vector), end)):
+                        at = i32(of_row + run_shared(i32(e)))
+                        load(one, 0, u32(shared + u32(swizzle(at))))
+                        store_one(one, 0, u64(to_run + u64(i64(e))))
 
     return store_tile
 
@@ -338,20 +339,20 @@ def _square_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
     def store_tile(vector: Any, square: Any, y: Any, tile: Any, shared: Any, thread: Any) -> None:
         y_at, end = tile_y(tile), run_end(tile)
         for i in range(turns):
-            item = types.uint32(thread + types.uint32(i * threads))
-            row = types.uint32(item // types.uint32(y_chunks))
-            chunk = types.int32(item - row * types.uint32(y_chunks))
-            first = types.int32(chunk * vector_elements)
+            item = u32(thread + u32(i * threads))
+            row = u32(item // u32(y_chunks))
+            chunk = i32(item - row * u32(y_chunks))
+            first = i32(chunk * vector_elements)
             if (exact or item < items) and written_row(tile, row) and first < end:
                 of_row = row_shared(row)
                 for j in range(vector_elements):
-                    at = types.int32(of_row + run_shared(types.int32(first + j)))
-                    read(square, j * row_words, types.uint32(shared + types.uint32(swizzle(at))))
-                to_byte = types.int64(y_at + row_y(row) + types.int64(chunk * store_bytes))
+                    at = i32(of_row + run_shared(i32(first + j)))
+                    read(square, j * row_words, u32(shared + u32(swizzle(at))))
+                to_byte = i64(y_at + row_y(row) + i64(chunk * store_bytes))
                 for column in range(across):
                     for word in range(store_words):
                         vector[word] = word_of(square, word, column)
-                    store(vector, 0, types.uint64(y + to_byte + types.int64(column * y_apart)))
+                    store(vector, 0, u64(y + to_byte + i64(column * y_apart)))
 
     return store_tile
 
@@ -379,20 +380,20 @@ def _collector(s: Staging, along_y: bool) -> Callable[..., Any]:
     load, put = moves.load_shared(element), _put(element)
 
     def collect(found: Any, one: Any, tile: Any, row: Any, first: Any, end: Any, x_at: Any, shared: Any) -> Any:
-        mask = types.int32(0)
-        of_row, low_of_row = row_shared(row), types.int32(types.int32(x_at) + row_low(row))
+        mask = i32(0)
+        of_row, low_of_row = row_shared(row), i32(i32(x_at) + row_low(row))
         for j in range(vector):
-            e = types.int32(first + j)
+            e = i32(first + j)
             if in_parts:
                 if (e >= 0) & (e < end):
-                    mask |= types.int32(types.int32(is_written(tile, row, e)) << j)
-                e = types.int32(max(types.int32(0), min(e, types.int32(last))))
-            at = types.int32(of_row + run_shared(e) + distance(types.int32(low_of_row + run_low(e))))
-            load(one, 0, types.uint32(shared + types.uint32(swizzle(at))))
+                    mask |= i32(i32(is_written(tile, row, e)) << j)
+                e = i32(max(i32(0), min(e, i32(last))))
+            at = i32(of_row + run_shared(e) + distance(i32(low_of_row + run_low(e))))
+            load(one, 0, u32(shared + u32(swizzle(at))))
             if fills and not is_read(tile, row, e):
-                one[0] = types.uint32(fill_low)
+                one[0] = u32(fill_low)
                 if two_words:
-                    one[1] = types.uint32(fill_high)
+                    one[1] = u32(fill_high)
             put(found, j, one)
         return mask
 
@@ -409,7 +410,7 @@ def _put(element: int) -> Callable[[Any, Any, Any], None]:
         if j % per_word == 0:
             vector[j // per_word] = one[0]
         else:
-            vector[j // per_word] |= types.uint32(one[0] << types.uint32(j % per_word * bits))
+            vector[j // per_word] |= u32(one[0] << u32(j % per_word * bits))
 
     def put_word(vector: Any, j: Any, one: Any) -> None:
         vector[j] = one[0]
@@ -428,7 +429,7 @@ def _element_of(element: int) -> Callable[[Any, Any, Any], None]:
     bits = 8 * element
 
     def part(one: Any, vector: Any, j: Any) -> None:
-        one[0] = types.uint32(vector[j // per_word] >> types.uint32(j % per_word * bits))
+        one[0] = u32(vector[j // per_word] >> u32(j % per_word * bits))
 
     def word(one: Any, vector: Any, j: Any) -> None:
         one[0] = vector[j]
@@ -444,10 +445,10 @@ def _distance(width: int, unit: int) -> Sum:
     """`distance(offset)`: bytes from the aligned address before an offset to it, if offsets are multiples of `unit`."""
 
     def none(offset: Any) -> Any:
-        return types.int32(0)
+        return i32(0)
 
     def some(offset: Any) -> Any:
-        return types.int32(types.int32(offset) & types.int32(width - 1))
+        return i32(i32(offset) & i32(width - 1))
 
     return some if unit < width else none
 
@@ -460,6 +461,6 @@ def _swizzle(shift: int) -> Sum:
         return at
 
     def turned(at: Any) -> Any:
-        return types.int32(at ^ ((at >> turn) & (_OCTET * CHUNK_BYTES)))
+        return i32(at ^ ((at >> turn) & (_OCTET * CHUNK_BYTES)))
 
     return turned if shift else straight

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numba import types
-
 from schedsearch.templates.data_movement.staging import Staging
+from schedsearch.templates.parts.casts import i32, i64, u32
 
 Sum = Callable[[Any], Any]
 
@@ -22,7 +21,7 @@ Sum = Callable[[Any], Any]
 
 def digit_sum(extents: Sequence[int], weights: Sequence[int], start: int = 0, wide: bool = False) -> Sum:
     """`sum(number)`: start plus the digits of a number, the first extent's the lowest, times weights; int64 if `wide`."""
-    kind = types.int64 if wide else types.int32
+    kind = i64 if wide else i32
 
     def nothing(number: Any) -> Any:
         return kind(start)
@@ -38,11 +37,11 @@ def digit_sum(extents: Sequence[int], weights: Sequence[int], start: int = 0, wi
 
 def _and_digit(before: Sum, below: int, extent: int, weight: int, kind: Any) -> Sum:
     def last(number: Any) -> Any:
-        return kind(before(number) + kind(types.uint32(number) // types.uint32(below)) * kind(weight))
+        return kind(before(number) + kind(u32(number) // u32(below)) * kind(weight))
 
     def middle(number: Any) -> Any:
-        quotient = types.uint32(types.uint32(number) // types.uint32(below))
-        digit = types.uint32(quotient - quotient // types.uint32(extent) * types.uint32(extent))
+        quotient = u32(u32(number) // u32(below))
+        digit = u32(quotient - quotient // u32(extent) * u32(extent))
         return kind(before(number) + kind(digit) * kind(weight))
 
     return middle if extent else last
@@ -76,10 +75,10 @@ def _limit(s: Staging, along_y: bool, factor: int) -> Sum:
     first, extent, most = _of_tile(s, along_y, steps), s.p.factors[factor].extent, s.tile[factor]
 
     def limit(tile: Any) -> Any:
-        return types.int32(min(types.int32(most), types.int32(extent - first(tile))))
+        return i32(min(i32(most), i32(extent - first(tile))))
 
     def all_of_it(tile: Any) -> Any:
-        return types.int32(most)
+        return i32(most)
 
     return limit if factor in s.partial else all_of_it
 
@@ -118,7 +117,7 @@ def _and_indices(
     before: Callable[[Any, Any], Any], of_tile: Sum, of_row: Sum, first: int, end: int
 ) -> Callable[[Any, Any], Any]:
     def inside(tile: Any, row: Any) -> Any:
-        index = types.int32(of_tile(tile) + of_row(row))
+        index = i32(of_tile(tile) + of_row(row))
         return before(tile, row) & (index >= first) & (index < end)
 
     return inside
@@ -136,7 +135,7 @@ def load_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], An
     whole = s.x_span_bytes
 
     def all_of_it(tile: Any) -> Any:
-        return types.int32(0), types.int32(whole)
+        return i32(0), i32(whole)
 
     if not s.x_run or s.x_run[-1] not in s.partial:
         return offset, read, all_of_it
@@ -144,10 +143,10 @@ def load_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], An
     limit, most, step = _limit(s, along_y, last), s.tile[last], abs(p.factors[last].x) * element
 
     def lower(tile: Any) -> Any:
-        return types.int32(0), types.int32(whole - (most - limit(tile)) * step)
+        return i32(0), i32(whole - (most - limit(tile)) * step)
 
     def upper(tile: Any) -> Any:
-        return types.int32((most - limit(tile)) * step), types.int32(whole)
+        return i32((most - limit(tile)) * step), i32(whole)
 
     return offset, read, upper if s.backwards else lower
 
@@ -168,14 +167,14 @@ def store_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], A
     elements = s.run_elements
 
     def all_of_it(tile: Any) -> Any:
-        return types.int32(elements)
+        return i32(elements)
 
     if not s.y_run or s.y_run[-1] not in s.partial:
         return offset, written, all_of_it
     limit, inner = _limit(s, along_y, s.y_run[-1]), elements // s.tile[s.y_run[-1]]
 
     def part(tile: Any) -> Any:
-        return types.int32(limit(tile) * inner)
+        return i32(limit(tile) * inner)
 
     return offset, written, part
 
@@ -202,7 +201,7 @@ def _and_element(
     before: Callable[..., Any], of_tile: Sum, of_row: Sum, of_run: Sum, first: int, end: int
 ) -> Callable[..., Any]:
     def inside(tile: Any, row: Any, e: Any) -> Any:
-        index = types.int32(of_tile(tile) + of_row(row) + of_run(e))
+        index = i32(of_tile(tile) + of_row(row) + of_run(e))
         return before(tile, row, e) & (index >= first) & (index < end)
 
     return inside

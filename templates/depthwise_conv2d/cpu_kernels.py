@@ -10,15 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array, narrow_op, widen_op
 from schedsearch.backend.cpu_taps import Tap, correlate_op, move_ops, reduce_op, stack_memory
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
 from schedsearch.templates.depthwise_conv2d.cpu_plan import Phase, Plan, Plane
-
-_F32 = types.float32
+from schedsearch.templates.parts.casts import f32, u16
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,8 @@ class Numbers:
     @classmethod
     def of(cls, name: str) -> Numbers:
         if name == "float32":
-            return cls(types.float32, types.float32, types.float32)
-        return cls(types.uint16, widen_op(name), narrow_op(name))
+            return cls(f32, f32, f32)
+        return cls(u16, widen_op(name), narrow_op(name))
 
 
 def correlate_kernel(
@@ -67,9 +64,9 @@ def correlate_kernel(
 
     def correlate(source, weight, output, *operands, start, stop):  # type: ignore[no-untyped-def]
         image, results, weights = image_memory(), result_memory(), weight_memory()
-        places = as_array(image, (planes_size,), _F32)
+        places = as_array(image, (planes_size,), f32)
         for i in range(planes_size):
-            places[i] = _F32(0)
+            places[i] = f32(0)
         for item in range(start, stop):
             block = item % blocks
             row = first_row + item // blocks % row_tiles * rows
@@ -127,7 +124,7 @@ def _plane_packer(plan: Plan, plane: Plane, start: int, source: ArgSpec) -> Call
             to = start + i * row_size
             if line < 0 or line >= height:
                 for column in range(begin, end):
-                    places[to + column] = _F32(0)
+                    places[to + column] = f32(0)
             elif in_row:
                 fetch(source + nbytes * (corner + line * h_stride), image + 4 * (to + first))
             elif place == 1:
@@ -158,7 +155,7 @@ def _weights_packer(plan: Plan, weight: ArgSpec) -> Callable[..., None]:
 
     def pack(weight, address, channel, used):  # type: ignore[no-untyped-def]
         values = as_array(weight, (size,), element)
-        packed = as_array(address, (filters, kr * ks, place), _F32)
+        packed = as_array(address, (filters, kr * ks, place), f32)
         for j in range(filters):
             for r in range(kr):
                 for s in range(ks):
@@ -214,7 +211,7 @@ def _phase(plan: Plan, phase: Phase, output: ArgSpec, finish: Callable[..., Any]
 
     def compute(image, results, weights, output, n, channel, used, j, row, operands):  # type: ignore[no-untyped-def]
         out = as_array(output, (size,), element)
-        sums = as_array(results, (results_size,), _F32)
+        sums = as_array(results, (results_size,), f32)
         corner = n * n_stride + (channel * factor + j) * c_stride + column_shift * w_stride
         for begin in range(0, rows, group):
             run(image + begin * run_bytes, results, weights)
@@ -254,9 +251,9 @@ def _zeros(plan: Plan) -> Callable[..., None]:
     size = plan.run_vectors * plan.lanes
 
     def zeros(image, results, weights):  # type: ignore[no-untyped-def]
-        sums = as_array(results, (size,), _F32)
+        sums = as_array(results, (size,), f32)
         for i in range(size):
-            sums[i] = _F32(0)
+            sums[i] = f32(0)
 
     return zeros
 
@@ -298,17 +295,17 @@ def reduce_kernel(plan: Plan, x: ArgSpec, dy: ArgSpec, splits: int) -> Callable[
 
     def reduce(x, dy, parts, start, stop):  # type: ignore[no-untyped-def]
         image, gradient, sums = image_memory(), gradient_memory(), sums_memory()
-        places = as_array(image, (planes_size,), _F32)
+        places = as_array(image, (planes_size,), f32)
         for i in range(planes_size):
-            places[i] = _F32(0)
-        totals = as_array(sums, (factor, taps, lanes), _F32)
-        flat = as_array(sums, (sums_size,), _F32)
-        found = as_array(parts, (splits, outputs, taps), _F32)
+            places[i] = f32(0)
+        totals = as_array(sums, (factor, taps, lanes), f32)
+        flat = as_array(sums, (sums_size,), f32)
+        found = as_array(parts, (splits, outputs, taps), f32)
         for item in range(start, stop):
             channel, split = item % blocks * place, item // blocks
             used = min(place, channels - channel)
             for i in range(sums_size):
-                flat[i] = _F32(0)
+                flat[i] = f32(0)
             for tile in range(split * tiles // splits, (split + 1) * tiles // splits):
                 row = tile % row_tiles * rows
                 n = tile // row_tiles
@@ -320,7 +317,7 @@ def reduce_kernel(plan: Plan, x: ArgSpec, dy: ArgSpec, splits: int) -> Callable[
             for j in range(factor):
                 for t in range(taps):
                     if place == 1:
-                        total = _F32(0)
+                        total = f32(0)
                         for lane in range(lanes):
                             total += totals[j, t, lane]
                         found[split, channel * factor + j, t] = total
@@ -363,7 +360,7 @@ def _gradient_packer(plan: Plan, dy: ArgSpec) -> Callable[..., None]:
 
     def pack(dy, address, n, channel, used, j, row, lines):  # type: ignore[no-untyped-def]
         values = as_array(dy, (size,), element)
-        packed = as_array(address, (rows * columns * place,), _F32)
+        packed = as_array(address, (rows * columns * place,), f32)
         corner = n * n_stride + (channel * factor + j) * c_stride + row * h_stride
         for i in range(lines):
             at, to = corner + i * h_stride, i * columns * place
@@ -387,12 +384,12 @@ def sum_kernel(plan: Plan, dw: ArgSpec, splits: int, finish: Callable[..., Any])
     kr, ks = plan.kernel
 
     def add_parts(parts, dw, *operands, start, stop):  # type: ignore[no-untyped-def]
-        found = as_array(parts, (splits, outputs, taps), _F32)
+        found = as_array(parts, (splits, outputs, taps), f32)
         out = as_array(dw, (size,), element)
         for o in range(start, stop):
             for r in range(kr):
                 for s in range(ks):
-                    total = _F32(0)
+                    total = f32(0)
                     for split in range(splits):
                         total += found[split, o, r * ks + s]
                     at = o * o_stride + r * r_stride + s * s_stride

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
@@ -41,6 +41,7 @@ from schedsearch.templates.depthwise_conv2d.cuda_weight import REDUCE_THREADS, R
 from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES
 from schedsearch.templates.depthwise_conv2d.plane_text import Strip, add_products_strip
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.planes import copy_in_of, least_planes
 from schedsearch.workload import Workload
 
@@ -163,47 +164,47 @@ def build_kernel(workload: Workload, reduction: Reduction, strip: Strip, buffers
     wait = ptx.cp_async_wait(buffers - 1)
 
     def kernel(x: Any, dy: Any, before: Any, out: Any) -> None:
-        shared, thread, block = shared_base(), types.uint32(cuda.threadIdx.x), types.uint32(cuda.blockIdx.x)
-        split = types.int32(block // types.uint32(channel_blocks))
-        first = types.int32((block - types.uint32(split) * channel_blocks) * planes)
-        inside = types.int32(min(types.int32(planes), types.int32(channels - first)))
-        lane = types.int32(thread // types.uint32(strips))
-        row = types.int32((thread - types.uint32(lane) * strips) * tile_h)
-        sums = cuda.local.array(sums_count, types.float32)
+        shared, thread, block = shared_base(), u32(cuda.threadIdx.x), u32(cuda.blockIdx.x)
+        split = i32(block // u32(channel_blocks))
+        first = i32((block - u32(split) * channel_blocks) * planes)
+        inside = i32(min(i32(planes), i32(channels - first)))
+        lane = i32(thread // u32(strips))
+        row = i32((thread - u32(lane) * strips) * tile_h)
+        sums = cuda.local.array(sums_count, f32)
         for i in range(sums_count):
-            sums[i] = types.float32(0)
+            sums[i] = f32(0)
 
         def load(image: Any, stop: Any, to: Any) -> None:
             if image < stop:
-                plane = types.int64(types.int64(image) * channels + first)
-                copy_in(to, types.uint64(x + types.uint64(plane * x_bytes)), inside, thread, x_bytes)
-                staged = types.uint32(to + dy_offset)
-                copy_in(staged, types.uint64(dy + types.uint64(plane * dy_bytes)), inside, thread, dy_bytes)
+                plane = i64(i64(image) * channels + first)
+                copy_in(to, u64(x + u64(plane * x_bytes)), inside, thread, x_bytes)
+                staged = u32(to + dy_offset)
+                copy_in(staged, u64(dy + u64(plane * dy_bytes)), inside, thread, dy_bytes)
             ptx.cp_async_commit()
 
-        image = types.int32(split * images_of_a_split)
-        stop = types.int32(min(types.int32(image + images_of_a_split), types.int32(images)))
+        image = i32(split * images_of_a_split)
+        stop = i32(min(i32(image + images_of_a_split), i32(images)))
         for ahead in range(buffers - 1):
-            load(types.int32(image + ahead), stop, types.uint32(shared + ahead * buffer_bytes))
-        here, there = types.int32(0), types.int32(buffers - 1)
+            load(i32(image + ahead), stop, u32(shared + ahead * buffer_bytes))
+        here, there = i32(0), i32(buffers - 1)
         while image < stop:
-            load(types.int32(image + buffers - 1), stop, types.uint32(shared + there * buffer_bytes))
+            load(i32(image + buffers - 1), stop, u32(shared + there * buffer_bytes))
             wait()
             cuda.syncthreads()
             if lane < inside:
-                planes_of_image = types.uint32(shared + here * buffer_bytes)
+                planes_of_image = u32(shared + here * buffer_bytes)
                 add_products(
                     sums,
-                    types.uint32(planes_of_image + lane * x_bytes),
-                    types.uint32(planes_of_image + dy_offset + lane * dy_bytes),
-                    types.int32(row * row_up),
+                    u32(planes_of_image + lane * x_bytes),
+                    u32(planes_of_image + dy_offset + lane * dy_bytes),
+                    i32(row * row_up),
                     row,
                 )
             cuda.syncthreads()
-            here = types.int32(here + 1 if here + 1 < buffers else 0)
-            there = types.int32(there + 1 if there + 1 < buffers else 0)
-            image = types.int32(image + 1)
-        add_up(sums, shared, thread, first, types.int32(0), types.int32(0), split, before, out)
+            here = i32(here + 1 if here + 1 < buffers else 0)
+            there = i32(there + 1 if there + 1 < buffers else 0)
+            image = i32(image + 1)
+        add_up(sums, shared, thread, first, i32(0), i32(0), split, before, out)
 
     return kernel
 

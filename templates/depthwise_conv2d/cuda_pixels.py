@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.depthwise_conv2d import patch_text
 from schedsearch.templates.depthwise_conv2d.patches import Patch, arrays_of, filter_strides
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.workload import Workload
 
@@ -72,14 +73,14 @@ class Blocks:
         channel_blocks, column_blocks, row_blocks = self.channel_blocks, self.column_blocks, self.row_blocks
 
         def place_of(block: Any) -> Any:
-            pixels = types.uint32(block // types.uint32(channel_blocks))
-            rows = types.uint32(pixels // types.uint32(column_blocks))
-            image = types.uint32(rows // types.uint32(row_blocks))
+            pixels = u32(block // u32(channel_blocks))
+            rows = u32(pixels // u32(column_blocks))
+            image = u32(rows // u32(row_blocks))
             return (
-                types.int32(block - pixels * channel_blocks),
-                types.int32(pixels - rows * column_blocks),
-                types.int32(rows - image * row_blocks),
-                types.int32(image),
+                i32(block - pixels * channel_blocks),
+                i32(pixels - rows * column_blocks),
+                i32(rows - image * row_blocks),
+                i32(image),
             )
 
         return place_of
@@ -89,14 +90,14 @@ class Blocks:
         lanes, across, down = self.lanes, self.across, self.down
 
         def channels_first(thread: Any) -> Any:
-            rest = types.uint32(thread // types.uint32(lanes))
-            row = types.uint32(rest // types.uint32(across))
-            return types.int32(thread - rest * lanes), types.int32(rest - row * across), types.int32(row)
+            rest = u32(thread // u32(lanes))
+            row = u32(rest // u32(across))
+            return i32(thread - rest * lanes), i32(rest - row * across), i32(row)
 
         def columns_first(thread: Any) -> Any:
-            rest = types.uint32(thread // types.uint32(across))
-            lane = types.uint32(rest // types.uint32(down))
-            return types.int32(lane), types.int32(thread - rest * across), types.int32(rest - lane * down)
+            rest = u32(thread // u32(across))
+            lane = u32(rest // u32(down))
+            return i32(lane), i32(thread - rest * across), i32(rest - lane * down)
 
         return channels_first if self.patch.channels_last else columns_first
 
@@ -171,34 +172,34 @@ def build_kernel(
     finish = patch_text.finish(patch, epilogue, out, workload.accumulate)
 
     def kernel(source: Any, weight: Any, before: Any, target: Any, *operands: Any) -> None:
-        shared, thread = shared_base(), types.uint32(cuda.threadIdx.x)
-        channel_block, column_block, row_block, image = place(types.uint32(cuda.blockIdx.x))
+        shared, thread = shared_base(), u32(cuda.threadIdx.x)
+        channel_block, column_block, row_block, image = place(u32(cuda.blockIdx.x))
         lane, own_column, own_row = thread_place(thread)
         if not direct:
-            copy_filters(shared, weight, thread, types.int32(channel_block * block_channels), operands)
+            copy_filters(shared, weight, thread, i32(channel_block * block_channels), operands)
             cuda.syncthreads()
-        sums = cuda.local.array(sums_count, types.float32)
-        k = types.int32(channel_block * block_channels + lane * vector)
-        column = types.int32((column_block * blocks_across + own_column) * tile_w)
+        sums = cuda.local.array(sums_count, f32)
+        k = i32(channel_block * block_channels + lane * vector)
+        column = i32((column_block * blocks_across + own_column) * tile_w)
         if (k < channels) & (column < column_targets):
             if direct:
-                weights = types.uint64(weight + types.uint64(types.int64(k) * (of_filter * element)))
+                weights = u64(weight + u64(i64(k) * (of_filter * element)))
             else:
-                weights = types.uint32(shared + types.uint32(lane * vector) * SUM_BYTES)
-            first_source = types.int64(types.int64(image) * source_image)
-            plane = types.int64(types.int64(image) * target_image + types.int64(k) * target_channel)
-            for step in range(types.int32(strip)):
-                row = types.int32(((row_block * strip + step) * down + own_row) * tile_h)
+                weights = u32(shared + u32(lane * vector) * SUM_BYTES)
+            first_source = i64(i64(image) * source_image)
+            plane = i64(i64(image) * target_image + i64(k) * target_channel)
+            for step in range(i32(strip)):
+                row = i32(((row_block * strip + step) * down + own_row) * tile_h)
                 if row < row_targets:
                     for i in range(sums_count):
-                        sums[i] = types.float32(0)
-                    for j in range(types.int32(filters)):
-                        channel = types.int64(types.int32(k // per_source) if filters == 1 else k * filters + j)
-                        at = types.uint64(source + types.uint64((first_source + channel * source_channel) * element))
-                        for a in range(types.int32(rows_of_taps)):
-                            for b in range(types.int32(columns_of_taps)):
-                                from_row = types.int32(row // row_down * row_up + a * next_row)
-                                from_column = types.int32(column // column_down * column_up + b * next_column)
+                        sums[i] = f32(0)
+                    for j in range(i32(filters)):
+                        channel = i64(i32(k // per_source) if filters == 1 else k * filters + j)
+                        at = u64(source + u64((first_source + channel * source_channel) * element))
+                        for a in range(i32(rows_of_taps)):
+                            for b in range(i32(columns_of_taps)):
+                                from_row = i32(row // row_down * row_up + a * next_row)
+                                from_column = i32(column // column_down * column_up + b * next_column)
                                 inside = (
                                     (from_row + first_row >= 0)
                                     & (from_row + last_row < row_sources)
@@ -208,25 +209,23 @@ def build_kernel(
                                 if direct:
                                     taps = weights
                                 else:
-                                    taps = types.uint32(
-                                        weights + ((j * rows_of_taps + a) * columns_of_taps + b) * round_bytes
-                                    )
+                                    taps = u32(weights + ((j * rows_of_taps + a) * columns_of_taps + b) * round_bytes)
                                 correlate(
                                     sums,
                                     at,
                                     taps,
                                     from_row,
                                     from_column,
-                                    types.int32(inside),
-                                    types.int32(rows_of_taps - 1 - a),
-                                    types.int32(columns_of_taps - 1 - b),
+                                    i32(inside),
+                                    i32(rows_of_taps - 1 - a),
+                                    i32(columns_of_taps - 1 - b),
                                     *zero_points(operands),
                                 )
-                    place_in_y = types.int64(plane + types.int64(row) * target_row + types.int64(column) * target_column)
+                    place_in_y = i64(plane + i64(row) * target_row + i64(column) * target_column)
                     finish(
                         sums,
-                        types.uint64(target + types.uint64(plane * out_element)),
-                        types.uint64(before + types.uint64(plane * out_element)),
+                        u64(target + u64(plane * out_element)),
+                        u64(before + u64(plane * out_element)),
                         row,
                         column,
                         k,
@@ -279,29 +278,25 @@ def filter_copies(
     fetch = patch_text.fetch_weight(patch)
 
     def copy_filters(shared: Any, weight: Any, thread: Any, first: Any, operands: Any) -> None:
-        for number in range(types.int32(thread), types.int32(count), types.int32(threads)):
+        for number in range(i32(thread), i32(count), i32(threads)):
             if taps_first:  # neighbours in memory
-                rest = types.uint32(types.uint32(number) // types.uint32(taps))
-                tap = types.uint32(number - rest * taps)
-                channel = types.uint32(rest // types.uint32(filters))
-                j = types.uint32(rest - channel * filters)
+                rest = u32(u32(number) // u32(taps))
+                tap = u32(number - rest * taps)
+                channel = u32(rest // u32(filters))
+                j = u32(rest - channel * filters)
             else:
-                channel = types.uint32(types.uint32(number) % types.uint32(block_channels))
-                rest = types.uint32(types.uint32(number) // types.uint32(block_channels))
-                tap = types.uint32(rest % types.uint32(taps))
-                j = types.uint32(rest // types.uint32(taps))
-            one_round = types.uint32(tap // types.uint32(tap_h * tap_w))
-            within = types.uint32(tap - one_round * (tap_h * tap_w))
-            row = types.uint32(one_round // columns_of_taps * tap_h + within // tap_w)
-            column = types.uint32(one_round % columns_of_taps * tap_w + within % tap_w)
-            k = types.int32(first + types.int32(channel))
+                channel = u32(u32(number) % u32(block_channels))
+                rest = u32(u32(number) // u32(block_channels))
+                tap = u32(rest % u32(taps))
+                j = u32(rest // u32(taps))
+            one_round = u32(tap // u32(tap_h * tap_w))
+            within = u32(tap - one_round * (tap_h * tap_w))
+            row = u32(one_round // columns_of_taps * tap_h + within // tap_w)
+            column = u32(one_round % columns_of_taps * tap_w + within % tap_w)
+            k = i32(first + i32(channel))
             inside = (k < channels) & (row < all_taps_h) & (column < all_taps_w)
-            offset = types.int64(
-                types.int64(k * filters + types.int32(j)) * of_filter
-                + types.int64(row) * of_row
-                + types.int64(column) * of_column
-            )
-            to = types.uint32(shared + ((j * taps + tap) * block_channels + channel) * SUM_BYTES)
-            fetch(to, types.uint64(weight + types.uint64(offset * element)), types.int32(inside), *zero_points(operands))
+            offset = i64(i64(k * filters + i32(j)) * of_filter + i64(row) * of_row + i64(column) * of_column)
+            to = u32(shared + ((j * taps + tap) * block_channels + channel) * SUM_BYTES)
+            fetch(to, u64(weight + u64(offset * element)), i32(inside), *zero_points(operands))
 
     return copy_filters

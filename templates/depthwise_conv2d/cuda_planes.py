@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
@@ -43,6 +43,7 @@ from schedsearch.templates.depthwise_conv2d.plane_text import (
     load_filter,
 )
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.planes import copy_in_of, least_planes
 from schedsearch.templates.parts.stages import epilogue_problem
@@ -203,12 +204,12 @@ class Planes:
         of_block, strips = self.of_block, self.strips
 
         def planes_first(thread: Any) -> Any:
-            strip = types.uint32(thread // types.uint32(of_block))
-            return types.int32(thread - strip * of_block), types.int32(strip)
+            strip = u32(thread // u32(of_block))
+            return i32(thread - strip * of_block), i32(strip)
 
         def strips_first(thread: Any) -> Any:
-            plane = types.uint32(thread // types.uint32(strips))
-            return types.int32(plane), types.int32(thread - plane * strips)
+            plane = u32(thread // u32(strips))
+            return i32(plane), i32(thread - plane * strips)
 
         return planes_first if self.order == "planes" else strips_first
 
@@ -250,31 +251,31 @@ def build_kernel(workload: Workload, planes: Planes, epilogue: Epilogue | None) 
     finish = finish_strip(strip, epilogue, workload.output.dtype, accumulate)
 
     def kernel(source: Any, weight: Any, before: Any, target: Any, *operands: Any) -> None:
-        shared, thread = shared_base(), types.uint32(cuda.threadIdx.x)
-        first = types.int32(cuda.blockIdx.x * types.uint32(of_block))
-        inside = types.int32(min(types.int32(of_block), types.int32(count - first)))
-        staged = types.uint32(shared + target_offset)
-        at = types.int64(first)
-        copy_in(shared, types.uint64(source + types.uint64(at * source_bytes)), inside, thread, source_bytes)
+        shared, thread = shared_base(), u32(cuda.threadIdx.x)
+        first = i32(cuda.blockIdx.x * u32(of_block))
+        inside = i32(min(i32(of_block), i32(count - first)))
+        staged = u32(shared + target_offset)
+        at = i64(first)
+        copy_in(shared, u64(source + u64(at * source_bytes)), inside, thread, source_bytes)
         if accumulate:
-            copy_in(staged, types.uint64(before + types.uint64(at * target_bytes)), inside, thread, target_bytes)
+            copy_in(staged, u64(before + u64(at * target_bytes)), inside, thread, target_bytes)
         ptx.cp_async_commit()
         own, number = place(thread)
-        row, k = types.int32(number * tile_h), types.int32((first + own) % channels)
-        weights = cuda.local.array(taps, types.float32)
-        sums = cuda.local.array(sums_count, types.float32)
+        row, k = i32(number * tile_h), i32((first + own) % channels)
+        weights = cuda.local.array(taps, f32)
+        sums = cuda.local.array(sums_count, f32)
         if own < inside:
-            load_weights(weights, types.uint64(weight + types.uint64(types.int64(k) * (of_filter * element))))
+            load_weights(weights, u64(weight + u64(i64(k) * (of_filter * element))))
         wait_all()
         cuda.syncthreads()
         if own < inside:
             for i in range(sums_count):
-                sums[i] = types.float32(0)
-            correlate(sums, weights, types.uint32(shared + own * source_bytes), types.int32(row // row_down * row_up))
-            offset = types.int64(types.int64(at + own) * plane_elements + row * width)
-            finish(sums, types.uint32(staged + own * target_bytes), row, k, offset, *operands)
+                sums[i] = f32(0)
+            correlate(sums, weights, u32(shared + own * source_bytes), i32(row // row_down * row_up))
+            offset = i64(i64(at + own) * plane_elements + row * width)
+            finish(sums, u32(staged + own * target_bytes), row, k, offset, *operands)
         cuda.syncthreads()
-        copy_out(types.uint64(target + types.uint64(at * target_bytes)), staged, inside, thread, target_bytes)
+        copy_out(u64(target + u64(at * target_bytes)), staged, inside, thread, target_bytes)
 
     wait_all = ptx.cp_async_wait(0)
     return kernel
@@ -285,12 +286,12 @@ def _copy_out(threads: int, element: int) -> Callable[..., None]:
     move_vector, move_element = copy_vector(), copy_element(element)
 
     def copy_out(address: Any, shared: Any, planes: Any, thread: Any, plane_bytes: Any) -> None:
-        total = types.int32(planes * plane_bytes)
-        vectors = types.int32(total & -VECTOR_BYTES)
-        for at in range(types.int32(thread * VECTOR_BYTES), vectors, types.int32(threads * VECTOR_BYTES)):
-            move_vector(types.uint64(address + types.uint64(at)), types.uint32(shared + at))
-        for at in range(types.int32(vectors + thread * element), total, types.int32(threads * element)):
-            move_element(types.uint64(address + types.uint64(at)), types.uint32(shared + at))
+        total = i32(planes * plane_bytes)
+        vectors = i32(total & -VECTOR_BYTES)
+        for at in range(i32(thread * VECTOR_BYTES), vectors, i32(threads * VECTOR_BYTES)):
+            move_vector(u64(address + u64(at)), u32(shared + at))
+        for at in range(i32(vectors + thread * element), total, i32(threads * element)):
+            move_element(u64(address + u64(at)), u32(shared + at))
 
     return copy_out
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -22,6 +22,7 @@ from schedsearch.templates.depthwise_conv2d.patch_text import SUMMED_AT_ONCE
 from schedsearch.templates.depthwise_conv2d.patches import arrays_of, filter_strides
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.workload import Workload
 
 REDUCE_THREADS = 256
@@ -111,42 +112,40 @@ def build_kernel(workload: Workload, reduction: Reduction) -> Callable[..., None
     add_up = block_sums(workload, reduction)
 
     def kernel(x: Any, dy: Any, before: Any, out: Any) -> None:
-        shared, thread, block = shared_base(), types.uint32(cuda.threadIdx.x), types.uint32(cuda.blockIdx.x)
-        rest = types.uint32(block // types.uint32(channel_blocks))
-        channel_block = types.int32(block - rest * channel_blocks)
-        split = types.int32(rest // types.uint32(rounds))
-        one_round = types.int32(rest - types.uint32(split) * rounds)
-        first_row = types.int32(one_round // rounds_across * tap_h)
-        first_column = types.int32(one_round % rounds_across * tap_w)
+        shared, thread, block = shared_base(), u32(cuda.threadIdx.x), u32(cuda.blockIdx.x)
+        rest = u32(block // u32(channel_blocks))
+        channel_block = i32(block - rest * channel_blocks)
+        split = i32(rest // u32(rounds))
+        one_round = i32(rest - u32(split) * rounds)
+        first_row = i32(one_round // rounds_across * tap_h)
+        first_column = i32(one_round % rounds_across * tap_w)
         lane, own_column, own_row = thread_place(thread)
-        k = types.int32(channel_block * block_channels + lane * vector)
-        sums = cuda.local.array(sums_count, types.float32)
+        k = i32(channel_block * block_channels + lane * vector)
+        sums = cuda.local.array(sums_count, f32)
         for i in range(sums_count):
-            sums[i] = types.float32(0)
+            sums[i] = f32(0)
         if k < channels:
-            first_unit = types.int32(split * units_of_a_split)
-            for unit in range(first_unit, types.int32(min(first_unit + units_of_a_split, units))):
-                bands = types.uint32(types.uint32(unit) // types.uint32(column_blocks))
-                image = types.uint32(bands // types.uint32(row_blocks))
-                beside = types.int32(unit - types.int32(bands) * column_blocks)
-                column = types.int32((beside * across + own_column) * tile_w)
-                band = types.int32(bands - image * types.uint32(row_blocks))
-                row = types.int32((band * down + own_row) * tile_h)
+            first_unit = i32(split * units_of_a_split)
+            for unit in range(first_unit, i32(min(first_unit + units_of_a_split, units))):
+                bands = u32(u32(unit) // u32(column_blocks))
+                image = u32(bands // u32(row_blocks))
+                beside = i32(unit - i32(bands) * column_blocks)
+                column = i32((beside * across + own_column) * tile_w)
+                band = i32(bands - image * u32(row_blocks))
+                row = i32((band * down + own_row) * tile_h)
                 if (row < row_targets) & (column < column_targets):
-                    of_x = types.int64(types.int64(image) * source_image + types.int64(k // multiplier) * source_channel)
-                    of_dy = types.int64(types.int64(image) * target_image + types.int64(k) * target_channel)
+                    of_x = i64(i64(image) * source_image + i64(k // multiplier) * source_channel)
+                    of_dy = i64(i64(image) * target_image + i64(k) * target_channel)
                     add_products(
                         sums,
-                        types.uint64(x + types.uint64(of_x * element)),
-                        types.uint64(dy + types.uint64(of_dy * element)),
-                        types.int32(row * row_up + first_row * row_step),
-                        types.int32(column * column_up + first_column * column_step),
+                        u64(x + u64(of_x * element)),
+                        u64(dy + u64(of_dy * element)),
+                        i32(row * row_up + first_row * row_step),
+                        i32(column * column_up + first_column * column_step),
                         row,
                         column,
                     )
-        add_up(
-            sums, shared, thread, types.int32(channel_block * block_channels), first_row, first_column, split, before, out
-        )
+        add_up(sums, shared, thread, i32(channel_block * block_channels), first_row, first_column, split, before, out)
 
     return kernel
 
@@ -174,40 +173,40 @@ def block_sums(workload: Workload, reduction: Reduction) -> Callable[..., None]:
     def add_up(
         sums: Any, shared: Any, thread: Any, first: Any, first_row: Any, first_column: Any, split: Any, before: Any, out: Any
     ) -> None:
-        one = cuda.local.array(1, types.float32)
-        store_sums(sums, types.uint32(shared + thread * SUM_BYTES))
+        one = cuda.local.array(1, f32)
+        store_sums(sums, u32(shared + thread * SUM_BYTES))
         cuda.syncthreads()
-        for number in range(types.int32(thread), types.int32(count * parts), types.int32(threads)):
-            part = types.int32(number // count)
-            place = types.int32(number - part * count)
-            row = types.uint32(shared + place // lanes * (threads * SUM_BYTES) + place % lanes * (lane_step * SUM_BYTES))
-            one[0] = types.float32(0)
-            for pixel in range(part, types.int32(pixels), types.int32(parts)):
-                one[0] = types.float32(one[0] + ptx.load_shared_f32(types.uint32(row + pixel * (pixel_step * SUM_BYTES))))
-            store_one(one, types.uint32(shared + second + number * SUM_BYTES))
+        for number in range(i32(thread), i32(count * parts), i32(threads)):
+            part = i32(number // count)
+            place = i32(number - part * count)
+            row = u32(shared + place // lanes * (threads * SUM_BYTES) + place % lanes * (lane_step * SUM_BYTES))
+            one[0] = f32(0)
+            for pixel in range(part, i32(pixels), i32(parts)):
+                one[0] = f32(one[0] + ptx.load_shared_f32(u32(row + pixel * (pixel_step * SUM_BYTES))))
+            store_one(one, u32(shared + second + number * SUM_BYTES))
         cuda.syncthreads()
-        for place in range(types.int32(thread), types.int32(count), types.int32(threads)):
-            total = types.float32(0)
-            for part in range(types.int32(parts)):
-                at = types.uint32(shared + second + (part * count + place) * SUM_BYTES)
-                total = types.float32(total + ptx.load_shared_f32(at))
-            own = types.int32(place // lanes)
-            k = types.int32(first + place % lanes * vector + own % vector)
-            tap = types.int32(own // vector)
-            row, column = types.int32(first_row + tap // tap_w), types.int32(first_column + tap % tap_w)
+        for place in range(i32(thread), i32(count), i32(threads)):
+            total = f32(0)
+            for part in range(i32(parts)):
+                at = u32(shared + second + (part * count + place) * SUM_BYTES)
+                total = f32(total + ptx.load_shared_f32(at))
+            own = i32(place // lanes)
+            k = i32(first + place % lanes * vector + own % vector)
+            tap = i32(own // vector)
+            row, column = i32(first_row + tap // tap_w), i32(first_column + tap % tap_w)
             if (k < channels) & (row < taps_h) & (column < taps_w):
                 if to_filter:
-                    offset = types.int64(types.int64(k) * of_filter + row * of_row + column * of_column)
+                    offset = i64(i64(k) * of_filter + row * of_row + column * of_column)
                 else:
-                    offset = types.int64(types.int64(row * taps_w + column) * channels + k)
+                    offset = i64(i64(row * taps_w + column) * channels + k)
                 if alone:
-                    offset = types.int64(offset * element)
-                    write(types.uint64(out + types.uint64(offset)), types.uint64(before + types.uint64(offset)), total)
+                    offset = i64(offset * element)
+                    write(u64(out + u64(offset)), u64(before + u64(offset)), total)
                 elif atomic:
-                    add_to_global(types.uint64(out + types.uint64(offset * SUM_BYTES)), total)
+                    add_to_global(u64(out + u64(offset * SUM_BYTES)), total)
                 else:
-                    at_part = types.int64(types.int64(split) * elements + offset)
-                    write_part(types.uint64(out + types.uint64(at_part * SUM_BYTES)), types.uint64(0), total)
+                    at_part = i64(i64(split) * elements + offset)
+                    write_part(u64(out + u64(at_part * SUM_BYTES)), u64(0), total)
 
     return add_up
 
@@ -226,26 +225,26 @@ def build_reduce(workload: Workload, reduction: Reduction) -> Callable[..., None
     write = patch_text.write_gradient(workload.dtype, workload.accumulate)
 
     def reduce(sums: Any, before: Any, dw: Any) -> None:
-        shared, thread = shared_base(), types.uint32(cuda.threadIdx.x)
-        own, part = types.uint32(thread % types.uint32(own_elements)), types.int32(thread // types.uint32(own_elements))
-        number = types.int64(types.int64(cuda.blockIdx.x) * own_elements + own)
-        one = cuda.local.array(1, types.float32)
-        one[0] = types.float32(0)
+        shared, thread = shared_base(), u32(cuda.threadIdx.x)
+        own, part = u32(thread % u32(own_elements)), i32(thread // u32(own_elements))
+        number = i64(i64(cuda.blockIdx.x) * own_elements + own)
+        one = cuda.local.array(1, f32)
+        one[0] = f32(0)
         if (number < elements) & (part < parts):
-            at = types.uint64(sums + types.uint64((types.int64(part) * elements + number) * SUM_BYTES))
-            left = types.int32((splits - part + parts - 1) // parts)
-            for done in range(types.int32(0), left, types.int32(SUMMED_AT_ONCE)):
-                one[0] = add_strided(types.uint64(at + types.uint64(done) * step), types.int32(left - done), one[0])
-        store_one(one, types.uint32(shared + thread * SUM_BYTES))
+            at = u64(sums + u64((i64(part) * elements + number) * SUM_BYTES))
+            left = i32((splits - part + parts - 1) // parts)
+            for done in range(i32(0), left, i32(SUMMED_AT_ONCE)):
+                one[0] = add_strided(u64(at + u64(done) * step), i32(left - done), one[0])
+        store_one(one, u32(shared + thread * SUM_BYTES))
         cuda.syncthreads()
         if (part == 0) & (number < elements):
-            total = types.float32(0)
-            for other in range(types.int32(parts)):
-                at_part = types.uint32(shared + (other * own_elements + own) * SUM_BYTES)
-                total = types.float32(total + ptx.load_shared_f32(at_part))
-            tap, k = types.int64(number // channels), types.int64(number % channels)
-            offset = types.int64((k * of_filter + tap // taps_w * of_row + tap % taps_w * of_column) * element)
-            write(types.uint64(dw + types.uint64(offset)), types.uint64(before + types.uint64(offset)), total)
+            total = f32(0)
+            for other in range(i32(parts)):
+                at_part = u32(shared + (other * own_elements + own) * SUM_BYTES)
+                total = f32(total + ptx.load_shared_f32(at_part))
+            tap, k = i64(number // channels), i64(number % channels)
+            offset = i64((k * of_filter + tap // taps_w * of_row + tap % taps_w * of_column) * element)
+            write(u64(dw + u64(offset)), u64(before + u64(offset)), total)
 
     return reduce
 
@@ -256,9 +255,9 @@ def build_start(workload: Workload, count: int) -> Callable[..., None]:
     write = patch_text.write_gradient("float32", starts_before)
 
     def start(before: Any, sums: Any) -> None:
-        number = types.int64(types.int64(cuda.blockIdx.x) * REDUCE_THREADS + cuda.threadIdx.x)
+        number = i64(i64(cuda.blockIdx.x) * REDUCE_THREADS + cuda.threadIdx.x)
         if number < count:
-            at = types.uint64(number * SUM_BYTES)
-            write(types.uint64(sums + at), types.uint64(before + at), types.float32(0))
+            at = u64(number * SUM_BYTES)
+            write(u64(sums + at), u64(before + at), f32(0))
 
     return start

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.backend.access import access
 from schedsearch.launch import Param, Pointer
@@ -22,6 +21,7 @@ from schedsearch.template import KernelSource, KernelStep, Reference, magnitude_
 from schedsearch.templates.conv2d.reference import Conv2dReference
 from schedsearch.templates.depthwise_conv2d.convolution import as_convolution
 from schedsearch.templates.parts.addressing import plain_strides
+from schedsearch.templates.parts.casts import i64
 from schedsearch.templates.parts.reference import (
     apply_stages,
     gather,
@@ -88,7 +88,7 @@ def _forward_kernel(p: Workload, target: Target) -> Callable[..., None]:
 
     def convolve(x: Any, weight: Any, y: Any, magnitude: Any, operands: Any, start: Any, stop: Any) -> None:
         for at in items(start, stop):
-            total, bound = y_sum((types.int64(x), types.int64(weight)), at)
+            total, bound = y_sum((i64(x), i64(weight)), at)
             total, bound = finish(total, bound, at // step % extent, at, operands)
             write(y, at, total)
             write(magnitude, at, bound)
@@ -129,7 +129,7 @@ def _dx_steps(p: Workload, target: Target) -> list[KernelStep]:
 
     def dx_kernel(dy: Any, weight: Any, before: Any, dx: Any, magnitude: Any, start: Any, stop: Any) -> None:
         for at in items(start, stop):
-            total, bound = dx_sum((types.int64(dy), types.int64(weight)), at)
+            total, bound = dx_sum((i64(dy), i64(weight)), at)
             put(before, dx, magnitude, at, total, bound)
 
     output = p.outputs[0]
@@ -144,7 +144,7 @@ def _dw_steps(p: Workload, target: Target) -> list[KernelStep]:
 
     def dw_parts(x: Any, dy: Any, sums: Any, start: Any, stop: Any) -> None:
         for item in items(start, stop):
-            total, bound = part_of((types.int64(x), types.int64(dy)), item % size, item // size)
+            total, bound = part_of((i64(x), i64(dy)), item % size, item // size)
             write(sums, 2 * item, total)
             write(sums, 2 * item + 1, bound)
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array, note_index
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
@@ -18,12 +16,12 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.detection.nms_kernels import corners_of, overlaps
 from schedsearch.templates.detection.roi_kernels import between, side
+from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
 from schedsearch.templates.selection.cpu import sink, threads_knob
 from schedsearch.templates.selection.keys import index_of, key_of, pair
 from schedsearch.workload import Workload
 
-F32 = types.float32
 _CHANNELS = (32, 128, 512)
 
 
@@ -104,18 +102,18 @@ def _suppress_kernel(p: Workload) -> Callable[..., None]:
         boxes: Any, words: Any, scores: Any, heaps: Any, kept: Any, kept_counts: Any, start: Any, stop: Any
     ) -> None:  # fmt: skip
         for group in range(start, stop):
-            first, of_image = types.int64(group * count), types.int64(group // classes * count)
-            left = types.int64(0)
+            first, of_image = i64(group * count), i64(group // classes * count)
+            left = i64(0)
             for box in range(count):
-                if scores[first + box] > F32(threshold):
+                if scores[first + box] > f32(threshold):
                     heaps[first + left] = -pair(key(words[first + box]), box)
-                    left = types.int64(left + 1)
+                    left = i64(left + 1)
             for at in range(left // 2 - 1, -1, -1):
                 sink(heaps, first, left, heaps[first + at], at)
-            found = types.int64(0)
+            found = i64(0)
             while left > 0 and found < most:
                 box = index_of(-heaps[first])
-                left = types.int64(left - 1)
+                left = i64(left - 1)
                 sink(heaps, first, left, heaps[first + left], 0)
                 x1, y1, x2, y2 = corners(boxes, 4 * (of_image + box))
                 stays = True
@@ -126,7 +124,7 @@ def _suppress_kernel(p: Workload) -> Callable[..., None]:
                         break
                 if stays:
                     kept[group * most + found] = box
-                    found = types.int64(found + 1)
+                    found = i64(found + 1)
             kept_counts[group] = found
 
     return suppress
@@ -169,7 +167,7 @@ def _roi_kernel(p: Workload, channels: int) -> Callable[..., None]:
         start: Any, stop: Any,
     ) -> None:  # fmt: skip
         source, out = as_array(x, (size,), element), as_array(y, (out_size,), element)
-        corners, found = as_array(rois, (4 * regions,), roi_element), as_array(memory(), (channels,), F32)
+        corners, found = as_array(rois, (4 * regions,), roi_element), as_array(memory(), (channels,), f32)
         used = stop
         if dynamic:
             used = min(stop, rois_extents[0])
@@ -177,40 +175,40 @@ def _roi_kernel(p: Workload, channels: int) -> Callable[..., None]:
                 for axis in range(4):
                     y_extents[axis] = rois_extents[0] if axis == 0 else shape[axis]
         for region in range(start, used):
-            x1 = F32(F32(widen_roi(corners[4 * region]) * F32(scale)) - F32(offset))
-            y1 = F32(F32(widen_roi(corners[4 * region + 1]) * F32(scale)) - F32(offset))
-            x2 = F32(F32(widen_roi(corners[4 * region + 2]) * F32(scale)) - F32(offset))
-            y2 = F32(F32(widen_roi(corners[4 * region + 3]) * F32(scale)) - F32(offset))
+            x1 = f32(f32(widen_roi(corners[4 * region]) * f32(scale)) - f32(offset))
+            y1 = f32(f32(widen_roi(corners[4 * region + 1]) * f32(scale)) - f32(offset))
+            x2 = f32(f32(widen_roi(corners[4 * region + 2]) * f32(scale)) - f32(offset))
+            y2 = f32(f32(widen_roi(corners[4 * region + 3]) * f32(scale)) - f32(offset))
             first_h, bin_h, gh = side_h(y1, y2)
             first_w, bin_w, gw = side_w(x1, x2)
             samples = max(gh, 0) * max(gw, 0)
             if (batch_indices[region] < 0) | (batch_indices[region] >= images):
                 samples = 0
                 if wrong_index != 0:
-                    note_index(wrong_index, types.int64(region + 1), batch_indices[region])
+                    note_index(wrong_index, i64(region + 1), batch_indices[region])
             for at_bin in range(oh * ow):
-                row, column = F32(first_h + F32(at_bin // ow) * bin_h), F32(first_w + F32(at_bin % ow) * bin_w)
+                row, column = f32(first_h + f32(at_bin // ow) * bin_h), f32(first_w + f32(at_bin % ow) * bin_w)
                 for channel in range(0, count, channels):
                     many = min(channels, count - channel)
                     for c in range(many):
-                        found[c] = F32(0) if averages or samples == 0 else F32(lowest)
+                        found[c] = f32(0) if averages or samples == 0 else f32(lowest)
                     for sample in range(samples):
                         top, bottom, down, in_h = between(row, bin_h, sample // gw, gh, height)
                         left, right, across, in_w = between(column, bin_w, sample % gw, gw, width)
-                        inside = F32(1) if in_h & in_w else F32(0)
+                        inside = f32(1) if in_h & in_w else f32(0)
                         for corner in range(4):
                             h = bottom if corner >= 2 else top
                             w = right if corner % 2 else left
-                            share_h = down if corner >= 2 else F32(F32(1) - down)
-                            share_w = across if corner % 2 else F32(F32(1) - across)
-                            share = F32(F32(share_h * share_w) * inside)
+                            share_h = down if corner >= 2 else f32(f32(1) - down)
+                            share_w = across if corner % 2 else f32(f32(1) - across)
+                            share = f32(f32(share_h * share_w) * inside)
                             at = batch_indices[region] * image + (h * width + w) * pixel + channel * plane
                             for c in range(many):
-                                weighted = F32(widen(source[at + c * plane]) * share)
-                                found[c] = F32(found[c] + weighted) if averages else max(found[c], weighted)
+                                weighted = f32(widen(source[at + c * plane]) * share)
+                                found[c] = f32(found[c] + weighted) if averages else max(found[c], weighted)
                     to = (region * count * oh * ow + at_bin * out_pixel) + channel * out_plane
                     for c in range(many):
-                        mean = F32(found[c] / F32(max(samples, 1)))
+                        mean = f32(found[c] / f32(max(samples, 1)))
                         out[to + c * out_plane] = narrow(mean if averages else found[c])
 
     return roi_align

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.launch import Grid
@@ -16,6 +14,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.dyn_strided_slice.cuda import parameters
+from schedsearch.templates.parts.casts import i32, i64, u8, u16, u32, u64
 from schedsearch.workload import Workload
 
 _SHARES = 8  # of a thread
@@ -47,24 +46,24 @@ def slice_kernel(p: Workload, shares: int) -> Callable[..., None]:
     """The kernel (x, x_extents, begin, end, strides, y, y_extents, *strides, start, stop) over shares of the rows."""
     shape, bound, entry_of, rank, entries = p.x, p.bound, sliced_by(p.params), len(p.x), p.entries
     dynamic, strided, by_size = p.dynamic, p.strided, p.mode == "size"
-    index = types.int64 if p.index_dtype == "int64" else types.int32
-    element = {1: types.uint8, 2: types.uint16, 4: types.uint32, 8: types.uint64}[dtype(p.dtype).nbytes]
+    index = i64 if p.index_dtype == "int64" else i32
+    element = {1: u8, 2: u16, 4: u32, 8: u64}[dtype(p.dtype).nbytes]
     nbytes, last = dtype(p.dtype).nbytes, rank - 1
 
     def slice_along(axis: Any, x_extents: Any, begin: Any, end: Any, strides: Any) -> Any:
         """(extent, first position, step, whether it is possible)"""
-        extent = types.int64(shape[axis])
+        extent = i64(shape[axis])
         if dynamic:
-            extent = min(extent, max(as_array(x_extents, (rank,), types.int64)[axis], types.int64(0)))
+            extent = min(extent, max(as_array(x_extents, (rank,), i64)[axis], i64(0)))
         entry = entry_of[axis]
         if entry < 0:
-            return extent, types.int64(0), types.int64(1), extent <= bound[axis]
-        step = types.int64(1)
+            return extent, i64(0), i64(1), extent <= bound[axis]
+        step = i64(1)
         if strided:
-            step = types.int64(as_array(strides, (entries,), index)[entry])
-        first = types.int64(as_array(begin, (entries,), index)[entry])
-        stop = types.int64(as_array(end, (entries,), index)[entry])
-        count, possible = types.int64(0), step != 0
+            step = i64(as_array(strides, (entries,), index)[entry])
+        first = i64(as_array(begin, (entries,), index)[entry])
+        stop = i64(as_array(end, (entries,), index)[entry])
+        count, possible = i64(0), step != 0
         if by_size:
             count, possible = count_of_size(extent, first, stop), stop >= -1
         elif step != 0:
@@ -83,8 +82,8 @@ def slice_kernel(p: Workload, shares: int) -> Callable[..., None]:
         start: Any,
         stop: Any,
     ) -> None:
-        extents_out = as_array(y_extents, (rank,), types.int64)
-        possible, rows = True, types.int64(1)
+        extents_out = as_array(y_extents, (rank,), i64)
+        possible, rows = True, i64(1)
         for axis in range(rank):
             extent, _, _, fits = slice_along(axis, x_extents, begin, end, strides)
             possible = possible and fits
@@ -93,12 +92,12 @@ def slice_kernel(p: Workload, shares: int) -> Callable[..., None]:
         if start == 0:
             for axis in range(rank):
                 extent, _, _, _ = slice_along(axis, x_extents, begin, end, strides)
-                extents_out[axis] = extent if possible else types.int64(0)
+                extents_out[axis] = extent if possible else i64(0)
         if not possible:
-            rows = types.int64(0)
+            rows = i64(0)
         length, first, step, _ = slice_along(last, x_extents, begin, end, strides)
         for row in range(rows * start // shares, rows * stop // shares):
-            x_at, y_at, rest = first * steps[last], types.int64(0), row
+            x_at, y_at, rest = first * steps[last], i64(0), row
             for back in range(1, rank):
                 axis = last - back
                 extent, from_, by, _ = slice_along(axis, x_extents, begin, end, strides)
@@ -109,8 +108,8 @@ def slice_kernel(p: Workload, shares: int) -> Callable[..., None]:
             x_step, y_step = step * steps[last], steps[rank + last]
             if x_step < 0:  # no place of an array is negative
                 x_at += (length - 1) * x_step
-            source = as_array(types.int64(x) + x_at * nbytes, (1,), element)
-            out = as_array(types.int64(y) + y_at * nbytes, (1,), element)
+            source = as_array(i64(x) + x_at * nbytes, (1,), element)
+            out = as_array(i64(y) + y_at * nbytes, (1,), element)
             if x_step == 1 and y_step == 1:
                 for i in range(length):
                     out[i] = source[i]

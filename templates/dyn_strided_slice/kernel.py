@@ -17,11 +17,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.dyn_strided_slice import count_of_size, count_to, first_position, sliced_by
 from schedsearch.templates.parts import moves
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.workload import Workload
 
 VECTOR_BYTES = 16
@@ -62,7 +63,7 @@ def slice_kernel(p: Workload, threads: int, unroll: int, streaming: bool) -> Cal
     def dyn_strided_slice(
         x: Any, x_extents: Any, begin: Any, end: Any, strides: Any, y: Any, y_extents: Any, *steps: Any
     ) -> None:
-        shared, thread = cuda.shared.array(words, types.int64), types.int64(cuda.threadIdx.x)
+        shared, thread = cuda.shared.array(words, i64), i64(cuda.threadIdx.x)
         if thread < rank:
             describe_axis(shared, thread, x_extents, begin, end, strides, steps)
         cuda.syncthreads()
@@ -89,15 +90,15 @@ def _describe_axis(p: Workload) -> Callable[..., None]:
     axes = _ENTRIES + 4 * (rank + 1)
 
     def describe_axis(shared: Any, axis: Any, x_extents: Any, begin: Any, end: Any, strides: Any, steps: Any) -> None:
-        extent, most, entry = types.int64(0), types.int64(0), types.int64(0)
-        x_step, y_step = types.int64(0), types.int64(0)
+        extent, most, entry = i64(0), i64(0), i64(0)
+        x_step, y_step = i64(0), i64(0)
         for d in range(rank):
             if d == axis:
-                extent, most, entry = types.int64(shape[d]), types.int64(bound[d]), types.int64(entry_of[d])
-                x_step, y_step = types.int64(steps[d]), types.int64(steps[rank + d])
+                extent, most, entry = i64(shape[d]), i64(bound[d]), i64(entry_of[d])
+                x_step, y_step = i64(steps[d]), i64(steps[rank + d])
         if dynamic:
-            extent = min(extent, max(read_extent(x_extents, axis), types.int64(0)))
-        first, step, count, possible = types.int64(0), types.int64(1), extent, True
+            extent = min(extent, max(read_extent(x_extents, axis), i64(0)))
+        first, step, count, possible = i64(0), i64(1), extent, True
         if entry >= 0:
             first, last = read_position(begin, entry), read_position(end, entry)
             if strided:
@@ -112,7 +113,7 @@ def _describe_axis(p: Workload) -> Callable[..., None]:
             first = first_position(extent, first, step)
         possible = possible and count <= most
         at = axes + 4 * axis
-        shared[at + _EXTENT], shared[at + _FACTOR] = count if possible else types.int64(-1), first * x_step
+        shared[at + _EXTENT], shared[at + _FACTOR] = count if possible else i64(-1), first * x_step
         shared[at + _X_STEP], shared[at + _Y_STEP] = step * x_step, y_step
 
     return describe_axis
@@ -124,14 +125,14 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
     axes, last = _ENTRIES + 4 * (rank + 1), _ENTRIES + 4 * rank
 
     def merge(shared: Any, x: Any, y: Any) -> None:
-        start, possible, empty, dims = types.int64(0), True, False, types.int64(0)
-        rows = types.int64(1)  # runs; and all bits of where they begin, but for the first one in x
-        x_places, y_places = types.int64(0), types.int64(y)
-        below, above = types.int64(0), types.int64(0)  # bytes of x between the first run and the outermost ones
-        extent, x_step, y_step = types.int64(1), types.int64(1), types.int64(1)  # the dimension that may still grow
-        run, x_run, y_run = types.int64(1), types.int64(1), types.int64(1)
+        start, possible, empty, dims = i64(0), True, False, i64(0)
+        rows = i64(1)  # runs; and all bits of where they begin, but for the first one in x
+        x_places, y_places = i64(0), i64(y)
+        below, above = i64(0), i64(0)  # bytes of x between the first run and the outermost ones
+        extent, x_step, y_step = i64(1), i64(1), i64(1)  # the dimension that may still grow
+        run, x_run, y_run = i64(1), i64(1), i64(1)
         for back in range(rank + 1):
-            count, first, x_next, y_next = types.int64(0), types.int64(0), types.int64(0), types.int64(0)
+            count, first, x_next, y_next = i64(0), i64(0), i64(0), i64(0)
             if back < rank:
                 at = axes + 4 * (rank - 1 - back)
                 count, first, x_next, y_next = shared[at], shared[at + _FACTOR], shared[at + _X_STEP], shared[at + _Y_STEP]
@@ -148,37 +149,37 @@ def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
                     at = _ENTRIES + 4 * dims
                     shared[at], shared[at + _X_STEP], shared[at + _Y_STEP] = extent, x_step * nbytes, y_step * nbytes
                     span = (extent - 1) * x_step * nbytes
-                    below, above = below + min(span, types.int64(0)), above + max(span, types.int64(0))
+                    below, above = below + min(span, i64(0)), above + max(span, i64(0))
                     rows, x_places, y_places = rows * extent, x_places | x_step * nbytes, y_places | y_step * nbytes
                 dims += 1
                 extent, x_step, y_step = count, x_next, y_next
         if empty or not possible:
-            start, run = types.int64(0), types.int64(0)
-        x_at, y_at, run_bytes = types.int64(x) + start * nbytes, types.int64(y), run * nbytes
-        width, vectors = types.int64(nbytes), types.int64(0)
+            start, run = i64(0), i64(0)
+        x_at, y_at, run_bytes = i64(x) + start * nbytes, i64(y), run * nbytes
+        width, vectors = i64(nbytes), i64(0)
         places = x_places | y_places
         is_long = run_bytes >= _LONG_RUN * VECTOR_BYTES
         if x_run == 1 and y_run == 1:
             if is_long and (places | x_at) % VECTOR_BYTES != 0:
-                most = types.int64(0) if y_places % VECTOR_BYTES == 0 else types.int64(VECTOR_BYTES - nbytes)
-                width, vectors = types.int64(_WINDOWS), (run_bytes + most + VECTOR_BYTES - 1) // VECTOR_BYTES
+                most = i64(0) if y_places % VECTOR_BYTES == 0 else i64(VECTOR_BYTES - nbytes)
+                width, vectors = i64(_WINDOWS), (run_bytes + most + VECTOR_BYTES - 1) // VECTOR_BYTES
             else:
                 for wider in (2, 4, 8, 16):
                     fits = run_bytes % wider == 0 or run_bytes >= _LONG_RUN * wider
                     if wider > nbytes and fits and (places | x_at) % wider == 0:
-                        width, vectors = types.int64(wider), run_bytes // wider
+                        width, vectors = i64(wider), run_bytes // wider
         fits = run_bytes % VECTOR_BYTES == 0 or is_long
         if y_run == 1 and (x_run != 1 or width < 8) and fits and y_places % VECTOR_BYTES == 0:
-            width, vectors = types.int64(_GATHERED), run_bytes // VECTOR_BYTES
-        step = min(width, types.int64(VECTOR_BYTES))
+            width, vectors = i64(_GATHERED), run_bytes // VECTOR_BYTES
+        step = min(width, i64(VECTOR_BYTES))
         done = vectors * step
-        rest = max(run - done // nbytes, types.int64(0))
-        shared[_DIMS] = dims if possible else types.int64(0)
-        shared[_KIND_COUNT] = types.int64(1) if rest == 0 else types.int64(2)
+        rest = max(run - done // nbytes, i64(0))
+        shared[_DIMS] = dims if possible else i64(0)
+        shared[_KIND_COUNT] = i64(1) if rest == 0 else i64(2)
         shared[_RUN_BYTES], shared[_X_FIRST], shared[_X_END] = run_bytes, x_at + below, x_at + above + run_bytes
         shared[_KINDS + _UNITS], shared[_KINDS + _WIDTH] = vectors * rows, width
         shared[_KINDS + _X], shared[_KINDS + _Y] = x_at, y_at
-        shared[_KINDS + 4 + _UNITS], shared[_KINDS + 4 + _WIDTH] = rest * rows, types.int64(nbytes)
+        shared[_KINDS + 4 + _UNITS], shared[_KINDS + 4 + _WIDTH] = rest * rows, i64(nbytes)
         shared[_KINDS + 4 + _X], shared[_KINDS + 4 + _Y] = x_at + done * x_run, y_at + done
         shared[_ENTRIES], shared[_ENTRIES + _X_STEP], shared[_ENTRIES + _Y_STEP] = vectors, step * x_run, step
         shared[last], shared[last + _X_STEP], shared[last + _Y_STEP] = rest, x_run * nbytes, y_run * nbytes
@@ -193,10 +194,10 @@ def _finish(rank: int) -> Callable[[Any, Any, Any], None]:
     def finish(shared: Any, number: Any, y_extents: Any) -> None:
         dims = shared[_DIMS]
         if dims > 1 and (number < dims - 1 or number == rank):  # the last digit is what is left
-            divisor = types.uint64(max(shared[_ENTRIES + 4 * number], types.int64(1)))
-            shared[_ENTRIES + 4 * number + _FACTOR] = types.int64(types.uint64(2**63 - 1) // divisor) + 1
+            divisor = u64(max(shared[_ENTRIES + 4 * number], i64(1)))
+            shared[_ENTRIES + 4 * number + _FACTOR] = i64(u64(2**63 - 1) // divisor) + 1
         if number < rank and cuda.blockIdx.x == 0:
-            write_integer(y_extents, number, shared[axes + 4 * number] if dims > 0 else types.int64(0))
+            write_integer(y_extents, number, shared[axes + 4 * number] if dims > 0 else i64(0))
 
     return finish
 
@@ -208,8 +209,8 @@ def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[
     """`copy(shared, kind)`: this block's share of the units of a kind."""
     rank, nbytes, span = len(p.x), dtype(p.dtype).nbytes, threads * unroll
     short = max(math.prod(p.x), math.prod(p.bound)) * nbytes + 2 * VECTOR_BYTES < 2**31
-    offset = types.int32 if short else types.int64  # within x and within y, in bytes
-    number, divide = (types.uint32, _quotient) if exact_by_factor(p) else (types.uint64, _slow_quotient)
+    offset = i32 if short else i64  # within x and within y, in bytes
+    number, divide = (u32, _quotient) if exact_by_factor(p) else (u64, _slow_quotient)
     move = _move(nbytes, offset, number, threads, unroll, streaming)
     for width in (2, 4, 8, 16):
         if width > nbytes:
@@ -229,7 +230,7 @@ def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[
         while first < units:
             for i in range(unroll):
                 rest[i], x_at[i], y_at[i] = number(first + number(i * threads)), offset(0), offset(0)
-            at = types.int64(entry)
+            at = i64(entry)
             for d in range(1, dims):
                 extent, factor = shared[at], shared[at + _FACTOR]
                 x_step, y_step = shared[at + _X_STEP], shared[at + _Y_STEP]
@@ -241,7 +242,7 @@ def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[
                     rest[i] = quotient
                     if d == 1:
                         within[i] = y_at[i]
-                at = types.int64(_ENTRIES + 4 * d)
+                at = i64(_ENTRIES + 4 * d)
             x_step, y_step = shared[at + _X_STEP], shared[at + _Y_STEP]
             for i in range(unroll):
                 x_at[i] = offset(x_at[i] + offset(offset(rest[i]) * offset(x_step)))
@@ -260,13 +261,13 @@ def _move(width: int, offset: Any, number: Any, threads: int, unroll: int, strea
     held = unroll * words
 
     def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, __: Any, first: Any, units: Any, ___: Any) -> None:
-        values = cuda.local.array(held, types.uint32)
+        values = cuda.local.array(held, u32)
         for i in range(unroll):
-            exists = types.int32(number(first + number(i * threads)) < units)
-            load(values, i * words, types.uint64(x + types.int64(x_at[i])), exists)
+            exists = i32(number(first + number(i * threads)) < units)
+            load(values, i * words, u64(x + i64(x_at[i])), exists)
         for i in range(unroll):
             if number(first + number(i * threads)) < units:
-                store(values, i * words, types.uint64(y + types.int64(y_at[i])))
+                store(values, i * words, u64(y + i64(y_at[i])))
 
     return move
 
@@ -281,46 +282,46 @@ def _move_windows(nbytes: int, number: Any, threads: int, unroll: int, streaming
     held = at_once * 2 * words
 
     def move_part(source: Any, to: Any, begin: Any, end: Any) -> None:
-        parts = cuda.local.array(element_words, types.uint32)
+        parts = cuda.local.array(element_words, u32)
         for at in range(begin, end, nbytes):
-            load_element(parts, 0, types.uint64(source + types.int64(at)), types.int32(1))
-            store_element(parts, 0, types.uint64(to + types.int64(at)))
+            load_element(parts, 0, u64(source + i64(at)), i32(1))
+            store_element(parts, 0, u64(to + i64(at)))
 
     def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, within: Any, first: Any, units: Any, shared: Any) -> None:
-        pairs = cuda.local.array(held, types.uint32)
-        vector = cuda.local.array(words, types.uint32)
-        whole = cuda.local.array(at_once, types.int32)
+        pairs = cuda.local.array(held, u32)
+        vector = cuda.local.array(words, u32)
+        whole = cuda.local.array(at_once, i32)
         run_bytes, x_first, x_end = shared[_RUN_BYTES], shared[_X_FIRST], shared[_X_END]
         for begin in range(0, unroll, at_once):
             for i in range(at_once):
-                head = types.int64(types.int64(y + types.int64(y_at[begin + i])) & types.int64(VECTOR_BYTES - 1))
-                source = types.int64(x + types.int64(x_at[begin + i]) - head)
-                shift = types.int64(source & types.int64(VECTOR_BYTES - 1))
-                near = types.int64(source - shift)
-                start = types.int64(types.int64(within[begin + i]) - head)
+                head = i64(i64(y + i64(y_at[begin + i])) & i64(VECTOR_BYTES - 1))
+                source = i64(x + i64(x_at[begin + i]) - head)
+                shift = i64(source & i64(VECTOR_BYTES - 1))
+                near = i64(source - shift)
+                start = i64(i64(within[begin + i]) - head)
                 is_whole = (start >= 0) & (start + VECTOR_BYTES <= run_bytes)
                 is_whole = is_whole & ((shift == 0) | ((near >= x_first) & (near + 2 * VECTOR_BYTES <= x_end)))
-                whole[i] = types.int32(is_whole & (number(first + number((begin + i) * threads)) < units))
-                load(pairs, 2 * i * words, types.uint64(near), whole[i])
-                far = types.int32(whole[i] & types.int32(shift != 0))
-                load(pairs, (2 * i + 1) * words, types.uint64(near + VECTOR_BYTES), far)
+                whole[i] = i32(is_whole & (number(first + number((begin + i) * threads)) < units))
+                load(pairs, 2 * i * words, u64(near), whole[i])
+                far = i32(whole[i] & i32(shift != 0))
+                load(pairs, (2 * i + 1) * words, u64(near + VECTOR_BYTES), far)
             for i in range(at_once):
-                head = types.int64(types.int64(y + types.int64(y_at[begin + i])) & types.int64(VECTOR_BYTES - 1))
-                source = types.int64(x + types.int64(x_at[begin + i]) - head)
-                to = types.int64(y + types.int64(y_at[begin + i]) - head)
+                head = i64(i64(y + i64(y_at[begin + i])) & i64(VECTOR_BYTES - 1))
+                source = i64(x + i64(x_at[begin + i]) - head)
+                to = i64(y + i64(y_at[begin + i]) - head)
                 if whole[i] != 0:
-                    shift = types.uint32(types.uint32(types.uint64(source)) & types.uint32(VECTOR_BYTES - 1))
-                    bits = types.uint64(types.uint32(types.uint32(shift % types.uint32(4)) * types.uint32(8)))
-                    by_one, by_two = types.uint32(shift & types.uint32(4)) != 0, types.uint32(shift & types.uint32(8)) != 0
+                    shift = u32(u32(u64(source)) & u32(VECTOR_BYTES - 1))
+                    bits = u64(u32(u32(shift % u32(4)) * u32(8)))
+                    by_one, by_two = u32(shift & u32(4)) != 0, u32(shift & u32(8)) != 0
                     for word in range(words):
                         low = _word(pairs, 2 * i * words + word, by_one, by_two)
                         high = _word(pairs, 2 * i * words + word + 1, by_one, by_two)
-                        both = types.uint64(types.uint64(low) | types.uint64(types.uint64(high) << types.uint64(32)))
-                        vector[word] = types.uint32(types.uint64(both >> bits))
-                    store(vector, 0, types.uint64(to))
+                        both = u64(u64(low) | u64(u64(high) << u64(32)))
+                        vector[word] = u32(u64(both >> bits))
+                    store(vector, 0, u64(to))
                 elif number(first + number((begin + i) * threads)) < units:
-                    start = types.int64(types.int64(within[begin + i]) - head)
-                    move_part(source, to, max(-start, types.int64(0)), min(run_bytes - start, types.int64(VECTOR_BYTES)))
+                    start = i64(i64(within[begin + i]) - head)
+                    move_part(source, to, max(-start, i64(0)), min(run_bytes - start, i64(VECTOR_BYTES)))
 
     return move
 
@@ -340,21 +341,19 @@ def _move_gathered(nbytes: int, rank: int, number: Any, threads: int, unroll: in
 
     def move(_: Any, x: Any, y: Any, x_at: Any, y_at: Any, __: Any, first: Any, units: Any, shared: Any) -> None:
         x_step = shared[_ENTRIES + 4 * rank + _X_STEP]
-        parts = cuda.local.array(held, types.uint32)
-        vector = cuda.local.array(4, types.uint32)
+        parts = cuda.local.array(held, u32)
+        vector = cuda.local.array(4, u32)
         for i in range(unroll):
             if number(first + number(i * threads)) < units:
-                source = types.int64(x + types.int64(x_at[i]))
+                source = i64(x + i64(x_at[i]))
                 for element in range(count):
-                    load(parts, element * words, types.uint64(source + element * x_step), types.int32(1))
+                    load(parts, element * words, u64(source + element * x_step), i32(1))
                 for word in range(4):
-                    packed = types.uint32(0)
+                    packed = u32(0)
                     for place in range(in_word):
-                        packed = types.uint32(
-                            packed | types.uint32(parts[word * in_word + place] << types.uint32(bits * place))
-                        )
+                        packed = u32(packed | u32(parts[word * in_word + place] << u32(bits * place)))
                     vector[word] = packed
-                store(vector, 0, types.uint64(y + types.int64(y_at[i])))
+                store(vector, 0, u64(y + i64(y_at[i])))
 
     return move
 
@@ -371,14 +370,14 @@ def _choose(width: int, move: Callable[..., None], otherwise: Callable[..., None
 
 def _quotient(value: Any, extent: Any, factor: Any) -> Any:
     """value // extent; factor = ceil(2**63 / extent)."""
-    low, high = types.uint64(types.uint32(factor)), types.uint64(types.uint64(factor) >> types.uint64(32))
-    wide = types.uint64(value)
-    below = types.uint64(types.uint64(wide * low) >> types.uint64(32))
-    return types.uint32(types.uint64(types.uint64(wide * high) + below) >> types.uint64(31))
+    low, high = u64(u32(factor)), u64(u64(factor) >> u64(32))
+    wide = u64(value)
+    below = u64(u64(wide * low) >> u64(32))
+    return u32(u64(u64(wide * high) + below) >> u64(31))
 
 
 def _slow_quotient(value: Any, extent: Any, factor: Any) -> Any:
-    return types.uint64(value // types.uint64(max(extent, types.int64(1))))
+    return u64(value // u64(max(extent, i64(1))))
 
 
 # ---- integers in global memory
@@ -390,14 +389,14 @@ def _read_integer(name: str) -> Callable[[Any, Any], Any]:
     load = moves.load_global(nbytes)
 
     def read_wide(address: Any, index: Any) -> Any:
-        words = cuda.local.array(2, types.uint32)
-        load(words, 0, types.uint64(types.int64(address) + nbytes * index), types.int32(1))
-        return types.int64(types.uint64(words[0]) | types.uint64(words[1]) << types.uint64(32))
+        words = cuda.local.array(2, u32)
+        load(words, 0, u64(i64(address) + nbytes * index), i32(1))
+        return i64(u64(words[0]) | u64(words[1]) << u64(32))
 
     def read_narrow(address: Any, index: Any) -> Any:
-        words = cuda.local.array(1, types.uint32)
-        load(words, 0, types.uint64(types.int64(address) + nbytes * index), types.int32(1))
-        return types.int64(types.int32(words[0]))
+        words = cuda.local.array(1, u32)
+        load(words, 0, u64(i64(address) + nbytes * index), i32(1))
+        return i64(i32(words[0]))
 
     return read_wide if nbytes == 8 else read_narrow
 
@@ -407,9 +406,9 @@ def _write_integer() -> Callable[[Any, Any, Any], None]:
     store = moves.store_global(8)
 
     def write(address: Any, index: Any, value: Any) -> None:
-        words = cuda.local.array(2, types.uint32)
-        words[0] = types.uint32(types.uint64(value))
-        words[1] = types.uint32(types.uint64(value) >> types.uint64(32))
-        store(words, 0, types.uint64(types.int64(address) + 8 * index))
+        words = cuda.local.array(2, u32)
+        words[0] = u32(u64(value))
+        words[1] = u32(u64(value) >> u64(32))
+        store(words, 0, u64(i64(address) + 8 * index))
 
     return write

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.launch import Pointer
 from schedsearch.ops.dtypes import dtype
@@ -14,6 +13,7 @@ from schedsearch.ops.dyn_strided_slice import sliced_by
 from schedsearch.ops.movement import row_strides
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
+from schedsearch.templates.parts.casts import i64
 from schedsearch.templates.parts.reference import gather, reader, reference_step, sharer, writer
 from schedsearch.workload import Workload
 
@@ -36,24 +36,24 @@ class DynStridedSliceReference(Reference):
 
         def slice_along(axis: Any, x_extents: Any, begin: Any, end: Any, strides: Any) -> Any:
             """(first position, step, count)"""
-            extent = types.int64(shape[axis])
+            extent = i64(shape[axis])
             if dynamic:
                 extent = min(extent, read_extent(x_extents, axis))
             entry = entry_of[axis]
             if entry < 0:
-                return types.int64(0), types.int64(1), extent
-            step = types.int64(1)
+                return i64(0), i64(1), extent
+            step = i64(1)
             if strided:
                 step = read_position(strides, entry)
             first, last = read_position(begin, entry), read_position(end, entry)
-            lowest, highest = (types.int64(0), extent) if step > 0 else (types.int64(-1), extent - 1)
+            lowest, highest = (i64(0), extent) if step > 0 else (i64(-1), extent - 1)
             first = min(max(first + extent if first < 0 else first, lowest), highest)
             if by_size:
                 return first, step, extent - first if last == -1 else min(last, extent - first)
             last = min(max(last + extent if last < 0 else last, lowest), highest)
             distance = last - first if step > 0 else first - last
             if distance <= 0 or step == 0:
-                return first, step, types.int64(0)
+                return first, step, i64(0)
             stride = step if step > 0 else -step
             return first, step, (distance - 1) // stride + 1
 
@@ -70,14 +70,14 @@ class DynStridedSliceReference(Reference):
                 if by_size and read_position(end, entry) < -1:
                     possible = False
             for item in items(start, stop):
-                at, inside = types.int64(0), possible
+                at, inside = i64(0), possible
                 for axis in range(rank):
                     first, step, count = slice_along(axis, x_extents, begin, end, strides)
-                    place = types.int64(item // y_steps[axis] % bound[axis])
+                    place = i64(item // y_steps[axis] % bound[axis])
                     inside = inside and place < count
                     at += (first + place * step) * x_steps[axis]
                     if item == 0:
-                        write_extent(y_extents, axis, count if possible else types.int64(0))
+                        write_extent(y_extents, axis, count if possible else i64(0))
                 if inside:
                     write(y, item, read(x, at))
                 else:

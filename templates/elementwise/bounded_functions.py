@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numba import types
-
+from schedsearch.templates.parts.casts import f64
 from schedsearch.templates.parts.reference import half_to_even
 
 _LIBRARY = 4.0
@@ -154,4 +153,4 @@ BOUNDED: Mapping[str, Callable[..., Any]] = {
 
 def given(value: Any) -> Any:
     """An input, which has no error."""
-    return types.float64(value), 0.0
+    return f64(value), 0.0

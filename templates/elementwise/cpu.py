@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array, round_to_even, rounded_product
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -18,6 +16,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.elementwise.broadcast import Spread
 from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
+from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.workload import Workload
@@ -71,7 +70,7 @@ def elementwise_kernel(p: Workload, piece: int) -> Callable[..., None]:
     places: Callable[..., Any] = _no_places
     for slot, (spec, read) in enumerate(zip(p.signature, reads_of(p.params))):
         spread = Spread.of(read, p.y)
-        places = _then_place(places, spread.offset(types.int64))
+        places = _then_place(places, spread.offset(i64))
         fetch = _then_number(fetch, slot, spec.size, element_type(spec.dtype), widened(spec.dtype), spread.step)
 
     def apply(y: Any, *arrays: Any, start: Any, stop: Any) -> None:
@@ -87,7 +86,7 @@ def elementwise_kernel(p: Workload, piece: int) -> Callable[..., None]:
 
 
 def _nearest_whole(x: Any) -> Any:
-    return round_to_even(types.float32(x))
+    return round_to_even(f32(x))
 
 
 def _no_numbers(arrays: Any, at: Any, i: Any) -> Any:
@@ -108,7 +107,7 @@ def _no_places(place: Any) -> Any:
 
 def _then_place(before: Any, offset: Any) -> Callable[[Any], Any]:
     def places(place: Any) -> Any:
-        return before(place) + (types.int64(offset(place)),)  # noqa: RUF005 - Numba knows no *
+        return before(place) + (i64(offset(place)),)  # noqa: RUF005 - Numba knows no *
 
     return places
 

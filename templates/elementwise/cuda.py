@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -22,6 +22,7 @@ from schedsearch.templates.elementwise.broadcast import Spread
 from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
 from schedsearch.templates.parts import ptx, vectors
+from schedsearch.templates.parts.casts import f32, u32, u64
 from schedsearch.templates.parts.slices import place_of, vector_limits
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.workload import Workload
@@ -99,7 +100,7 @@ class ElementwiseCuda(Template):
 def elementwise_kernel(p: Workload, vector: int, unroll: int, threads: int) -> Callable[..., None]:
     """The kernel (y, *inputs). Vectors of neighbouring threads are neighbours."""
     size = p.output.size
-    position = types.uint32 if max(size, *(spec.size for spec in p.signature)) < 2**31 else types.uint64
+    position = u32 if max(size, *(spec.size for spec in p.signature)) < 2**31 else u64
     fetch, widen, held = _fetches(p, vector, position)
     functions = nearest(_nearest_whole, ptx.multiply_f32)
     compute = program(parse_expression(p.expression), [spec.name for spec in p.signature], functions)
@@ -109,10 +110,10 @@ def elementwise_kernel(p: Workload, vector: int, unroll: int, threads: int) -> C
     env, place = _env(inputs, vector), place_of(p.output)
 
     def apply(y, *arrays) -> None:  # type: ignore[no-untyped-def]
-        word = cuda.local.array(all_held, types.uint32)
-        number = cuda.local.array(numbers, types.float32)
-        result = cuda.local.array(vector, types.float32)
-        rounded = cuda.local.array(words_out, types.uint32)
+        word = cuda.local.array(all_held, u32)
+        number = cuda.local.array(numbers, f32)
+        result = cuda.local.array(vector, f32)
+        rounded = cuda.local.array(words_out, u32)
         first = position(cuda.blockIdx.x) * position(threads * unroll) + position(cuda.threadIdx.x)
         for i in range(unroll):
             item = position(first + position(i * threads))
@@ -124,19 +125,19 @@ def elementwise_kernel(p: Workload, vector: int, unroll: int, threads: int) -> C
                 for e in range(vector):
                     result[e] = compute(env(number, e))
                 pack(result, 0, rounded, 0)
-                to = place(types.uint64(types.uint64(item) * types.uint64(vector)))
-                store(rounded, 0, y + types.uint64(types.uint64(to) * types.uint64(out_bytes)))
+                to = place(u64(u64(item) * u64(vector)))
+                store(rounded, 0, y + u64(u64(to) * u64(out_bytes)))
 
     return apply
 
 
 def _nearest_whole(x: Any) -> Any:
     """Beyond 2^23 float32 has no fractions."""
-    magnitude = types.float32(abs(x))
-    if not magnitude < types.float32(8388608.0):
+    magnitude = f32(abs(x))
+    if not magnitude < f32(8388608.0):
         return x
-    whole = types.float32(types.float32(magnitude + types.float32(8388608.0)) - types.float32(8388608.0))
-    return types.float32(-whole) if x < types.float32(0) else whole
+    whole = f32(f32(magnitude + f32(8388608.0)) - f32(8388608.0))
+    return f32(-whole) if x < f32(0) else whole
 
 
 def _fetches(p: Workload, vector: int, position: Any) -> tuple[Callable[..., None], Callable[..., None], int]:
@@ -164,7 +165,7 @@ def _in_pieces(load: Any, pieces: int, apart_bytes: int, dtype: str, count: int)
 
     def load_pieces(to: Any, at: Any, address: Any, valid: Any) -> None:
         for i in range(pieces):
-            load(to, at + i * words, types.uint64(address + i * apart_bytes), valid)
+            load(to, at + i * words, u64(address + i * apart_bytes), valid)
 
     return load if pieces == 1 else load_pieces
 
@@ -192,7 +193,7 @@ def _then_fetch(
 
     def fetch(words: Any, at: Any, arrays: Any, place: Any, valid: Any) -> None:
         before(words, at, arrays, place, valid)
-        load(words, at + held, arrays[slot] + types.uint64(types.uint64(offset(place)) * types.uint64(element)), valid)
+        load(words, at + held, arrays[slot] + u64(u64(offset(place)) * u64(element)), valid)
 
     return fetch
 

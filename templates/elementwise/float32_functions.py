@@ -6,32 +6,31 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numba import types
+from schedsearch.templates.parts.casts import f32
 
-F32 = types.float32
-_SQRT_HALF = F32(math.sqrt(0.5))
-_SIXTH = F32(1 / 6)
+_SQRT_HALF = f32(math.sqrt(0.5))
+_SIXTH = f32(1 / 6)
 _MOST_FACTORS = 16  # of a power that is multiplied out
 
 
 def add(a: Any, b: Any) -> Any:
-    return F32(a + b)
+    return f32(a + b)
 
 
 def subtract(a: Any, b: Any) -> Any:
-    return F32(a - b)
+    return f32(a - b)
 
 
 def multiply(a: Any, b: Any) -> Any:
-    return F32(a * b)
+    return f32(a * b)
 
 
 def divide(a: Any, b: Any) -> Any:
-    return F32(a / b)
+    return f32(a / b)
 
 
 def negate(a: Any) -> Any:
-    return F32(-a)
+    return f32(-a)
 
 
 def smaller(a: Any, b: Any) -> Any:
@@ -44,15 +43,15 @@ def larger(a: Any, b: Any) -> Any:
 
 
 def absolute(x: Any) -> Any:
-    return F32(abs(x))
+    return f32(abs(x))
 
 
 def relu(x: Any) -> Any:
-    return F32(0) if x < F32(0) else x
+    return f32(0) if x < f32(0) else x
 
 
 def leaky_relu(x: Any, slope: Any) -> Any:
-    return F32(x * slope) if x < F32(0) else x
+    return f32(x * slope) if x < f32(0) else x
 
 
 def clip(x: Any, low: Any, high: Any) -> Any:
@@ -60,58 +59,58 @@ def clip(x: Any, low: Any, high: Any) -> Any:
 
 
 def sigmoid(x: Any) -> Any:
-    return F32(F32(1) / F32(F32(1) + F32(math.exp(F32(-x)))))
+    return f32(f32(1) / f32(f32(1) + f32(math.exp(f32(-x)))))
 
 
 def silu(x: Any) -> Any:
-    return F32(x / F32(F32(1) + F32(math.exp(F32(-x)))))
+    return f32(x / f32(f32(1) + f32(math.exp(f32(-x)))))
 
 
 def hard_sigmoid(x: Any, alpha: Any, beta: Any) -> Any:
-    return clip(F32(F32(alpha * x) + beta), F32(0), F32(1))
+    return clip(f32(f32(alpha * x) + beta), f32(0), f32(1))
 
 
 def hard_swish(x: Any) -> Any:
-    return F32(x * hard_sigmoid(x, _SIXTH, F32(0.5)))
+    return f32(x * hard_sigmoid(x, _SIXTH, f32(0.5)))
 
 
 def tanh(x: Any) -> Any:
-    return F32(math.tanh(x))
+    return f32(math.tanh(x))
 
 
 def erf(x: Any) -> Any:
-    return F32(math.erf(x))
+    return f32(math.erf(x))
 
 
 def gelu(x: Any) -> Any:
-    return F32(F32(F32(0.5) * x) * F32(F32(1) + F32(math.erf(F32(x * _SQRT_HALF)))))
+    return f32(f32(f32(0.5) * x) * f32(f32(1) + f32(math.erf(f32(x * _SQRT_HALF)))))
 
 
 def exp(x: Any) -> Any:
-    return F32(math.exp(x))
+    return f32(math.exp(x))
 
 
 def log(x: Any) -> Any:
-    return F32(math.log(x))
+    return f32(math.log(x))
 
 
 def sqrt(x: Any) -> Any:
-    return F32(math.sqrt(x))
+    return f32(math.sqrt(x))
 
 
 def power(exponent: float) -> Callable[[Any], Any]:
     if exponent == 0.5:
         return sqrt
-    count, inverse, constant = int(abs(exponent)), exponent < 0, F32(exponent)
+    count, inverse, constant = int(abs(exponent)), exponent < 0, f32(exponent)
 
     def product(base: Any) -> Any:
-        found = F32(1)
+        found = f32(1)
         for _ in range(count):
-            found = F32(found * base)
-        return F32(F32(1) / found) if inverse else found
+            found = f32(found * base)
+        return f32(f32(1) / found) if inverse else found
 
     def general(base: Any) -> Any:
-        return F32(math.pow(base, constant))
+        return f32(math.pow(base, constant))
 
     return product if count == abs(exponent) and count <= _MOST_FACTORS else general
 
@@ -126,13 +125,13 @@ def nearest(nearest_whole: Callable[[Any], Any], product: Callable[[Any, Any], A
     """
 
     def quantise(x: Any, scale: Any, zero_point: Any) -> Any:
-        return F32(nearest_whole(F32(x / scale)) + zero_point)
+        return f32(nearest_whole(f32(x / scale)) + zero_point)
 
     def dequantise(q: Any, scale: Any, zero_point: Any) -> Any:
-        return F32(product(F32(q - zero_point), scale))
+        return f32(product(f32(q - zero_point), scale))
 
     return {
-        "number": F32, "add": add, "subtract": subtract, "multiply": multiply, "divide": divide, "negate": negate,
+        "number": f32, "add": add, "subtract": subtract, "multiply": multiply, "divide": divide, "negate": negate,
         "power": power, "relu": relu, "leaky_relu": leaky_relu, "clip": clip, "sigmoid": sigmoid, "silu": silu,
         "hard_sigmoid": hard_sigmoid, "hard_swish": hard_swish, "tanh": tanh, "gelu": gelu, "erf": erf, "exp": exp,
         "log": log, "sqrt": sqrt, "abs": absolute, "min": smaller, "max": larger, "round": nearest_whole,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.launch import Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -17,6 +16,7 @@ from schedsearch.template import KernelSource, Reference, magnitude_of
 from schedsearch.templates.elementwise.bounded_functions import BOUNDED, given
 from schedsearch.templates.elementwise.broadcast import Spread
 from schedsearch.templates.elementwise.programs import program
+from schedsearch.templates.parts.casts import i64
 from schedsearch.templates.parts.reference import gather, reader, reference_step, sharer, writer
 from schedsearch.workload import Workload
 
@@ -29,7 +29,7 @@ class ElementwiseReference(Reference):
         items, write, limit = sharer(target), writer(target), _limit(workload.out_dtype)
         fetch: Callable[..., Any] = _no_numbers
         for slot, read in enumerate(reads_of(workload.params)):
-            fetch = _then(fetch, slot, reader(target, read.dtype), Spread.of(read, workload.y).offset(types.int64))
+            fetch = _then(fetch, slot, reader(target, read.dtype), Spread.of(read, workload.y).offset(i64))
 
         def apply(y: Any, magnitude: Any, arrays: Any, start: Any, stop: Any) -> None:
             for at in items(start, stop):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import note_index
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray, Param
@@ -17,6 +15,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.indexing.cuda import WRONG, arrays_of, map_of
 from schedsearch.templates.indexing.places import counter, extents_writer, finder, noter
+from schedsearch.templates.parts.casts import i64
 from schedsearch.workload import Workload
 
 _ROWS = (1, 16, 256)
@@ -103,7 +102,7 @@ def gather_kernel(p: Workload, m: IndexMap, rows: int) -> Callable[..., None]:
         for row in range(start * rows, min(stop * rows, all_rows)):
             if counts(row, indices_extents):
                 found, inside = find(row, indices, x_extents)
-                to, source = types.int64(row * run), types.int64(found * run)
+                to, source = i64(row * run), i64(found * run)
                 if inside:
                     for i in range(run):
                         y[to + i] = x[source + i]
@@ -132,7 +131,7 @@ def scatter_kernel(p: Workload, m: IndexMap, columns: int) -> Callable[..., None
             if counts(row, indices_extents):
                 found, inside = find(row, indices, x_extents)
                 if inside:
-                    to, source = types.int64(found * run), types.int64(row) * run
+                    to, source = i64(found * run), i64(row) * run
                     for i in range(start * columns, min(stop * columns, run)):
                         y[to + i] = combine(y[to + i], updates[source + i])
                 else:

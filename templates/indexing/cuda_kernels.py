@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import IndexMap
 from schedsearch.templates.indexing.places import counter, extents_writer, finder, noter
 from schedsearch.templates.parts import moves
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.ptx import note_index
 from schedsearch.workload import Workload
 
@@ -24,31 +25,31 @@ def gather_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, 
     note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic or p.dynamic_x
 
     def gather(x, indices, indices_extents, x_extents, y, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
-        word = cuda.local.array(held, types.uint32)
-        source = cuda.local.array(each, types.int64)
-        usable = cuda.local.array(each, types.int32)
-        wanted = cuda.local.array(each, types.int32)
-        thread = types.int32(cuda.threadIdx.x)
-        lane = types.int32(thread % lanes)
-        first = types.int64(types.int64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
+        word = cuda.local.array(held, u32)
+        source = cuda.local.array(each, i64)
+        usable = cuda.local.array(each, i32)
+        wanted = cuda.local.array(each, i32)
+        thread = i32(cuda.threadIdx.x)
+        lane = i32(thread % lanes)
+        first = i64(i64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
         if bounded and (cuda.blockIdx.x == 0) & (thread == 0):
             write_extents(indices_extents, x_extents, y_extents)
         for e in range(each):
-            row = types.int64(first + e * apart)
+            row = i64(first + e * apart)
             usable[e], wanted[e], source[e] = 0, 0, 0
             if row < rows and counts(row, indices_extents):
                 found, inside = find(row, indices, x_extents)
-                source[e] = types.int64(found * row_bytes)
-                usable[e], wanted[e] = types.int32(inside), 1
+                source[e] = i64(found * row_bytes)
+                usable[e], wanted[e] = i32(inside), 1
                 if (lane == 0) & (usable[e] == 0):
                     note(row, indices, x_extents, wrong_index)
         for at in range(lane * vector, row_bytes, lanes * vector):
             for e in range(each):
-                load(word, e * words, types.uint64(x + types.uint64(source[e] + at)), usable[e])
+                load(word, e * words, u64(x + u64(source[e] + at)), usable[e])
             for e in range(each):
                 if wanted[e]:
-                    to = types.int64(types.int64(first + e * apart) * row_bytes + at)
-                    store(word, e * words, types.uint64(y + types.uint64(to)))
+                    to = i64(i64(first + e * apart) * row_bytes + at)
+                    store(word, e * words, u64(y + u64(to)))
 
     return gather
 
@@ -62,27 +63,27 @@ def replace_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int,
     find, counts = finder(m, p.dynamic_x), counter(m, p.dynamic)
 
     def replace(updates, indices, indices_extents, x_extents, last, y) -> None:  # type: ignore[no-untyped-def]
-        word = cuda.local.array(held, types.uint32)
-        target = cuda.local.array(each, types.int64)
-        usable = cuda.local.array(each, types.int32)
-        thread = types.int32(cuda.threadIdx.x)
-        lane = types.int32(thread % lanes)
-        first = types.int64(types.int64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
+        word = cuda.local.array(held, u32)
+        target = cuda.local.array(each, i64)
+        usable = cuda.local.array(each, i32)
+        thread = i32(cuda.threadIdx.x)
+        lane = i32(thread % lanes)
+        first = i64(i64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
         for e in range(each):
-            row = types.int64(first + e * apart)
+            row = i64(first + e * apart)
             usable[e], target[e] = 0, 0
             if row < rows and counts(row, indices_extents):
                 found, inside = find(row, indices, x_extents)
                 if inside:
-                    target[e] = types.int64(found * row_bytes)
-                    usable[e] = types.int32(last[found] == row)
+                    target[e] = i64(found * row_bytes)
+                    usable[e] = i32(last[found] == row)
         for at in range(lane * vector, row_bytes, lanes * vector):
             for e in range(each):
-                source = types.int64(types.int64(first + e * apart) * row_bytes + at)
-                load(word, e * words, types.uint64(updates + types.uint64(source)), usable[e])
+                source = i64(i64(first + e * apart) * row_bytes + at)
+                load(word, e * words, u64(updates + u64(source)), usable[e])
             for e in range(each):
                 if usable[e]:
-                    store(word, e * words, types.uint64(y + types.uint64(target[e] + at)))
+                    store(word, e * words, u64(y + u64(target[e] + at)))
 
     return replace
 
@@ -94,13 +95,13 @@ def mark_kernel(p: Workload, m: IndexMap) -> Callable[..., None]:
     note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic_x
 
     def mark(indices, indices_extents, x_extents, last, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
-        row = types.int64(types.int64(cuda.blockIdx.x) * 256 + cuda.threadIdx.x)
+        row = i64(i64(cuda.blockIdx.x) * 256 + cuda.threadIdx.x)
         if bounded and row == 0:
             write_extents(indices_extents, x_extents, y_extents)
         if row < rows and counts(row, indices_extents):
             found, inside = find(row, indices, x_extents)
             if inside:
-                cuda.atomic.max(last, found, types.int32(row))
+                cuda.atomic.max(last, found, i32(row))
             else:
                 note(row, indices, x_extents, wrong_index)
 
@@ -118,18 +119,18 @@ def combine_kernel(p: Workload, m: IndexMap, lanes: int, each: int, threads: int
     def combine(  # type: ignore[no-untyped-def]
         indices, indices_extents, x_extents, updates, y, y_extents, wrong_index
     ) -> None:
-        thread = types.int32(cuda.threadIdx.x)
-        lane = types.int32(thread % lanes)
-        first = types.int64(types.int64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
+        thread = i32(cuda.threadIdx.x)
+        lane = i32(thread % lanes)
+        first = i64(i64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
         if bounded and (cuda.blockIdx.x == 0) & (thread == 0):
             write_extents(indices_extents, x_extents, y_extents)
         for e in range(each):
-            row = types.int64(first + e * apart)
+            row = i64(first + e * apart)
             if row < rows and counts(row, indices_extents):
                 found, inside = find(row, indices, x_extents)
                 if inside:
                     for i in range(lane, run, lanes):
-                        at, value = types.int64(found * run + i), updates[row * run + i]
+                        at, value = i64(found * run + i), updates[row * run + i]
                         if adds:
                             cuda.atomic.add(y, at, value)
                         elif raises:
@@ -146,7 +147,7 @@ def fill_kernel(size: int) -> Callable[..., None]:
     """The kernel (last): no row is the last one yet."""
 
     def fill(last) -> None:  # type: ignore[no-untyped-def]
-        at = types.int64(types.int64(cuda.blockIdx.x) * 256 + cuda.threadIdx.x)
+        at = i64(i64(cuda.blockIdx.x) * 256 + cuda.threadIdx.x)
         if at < size:
             last[at] = -1
 

@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.ops.index_map import IndexMap, Term
+from schedsearch.templates.parts.casts import i64, u32
 from schedsearch.workload import Workload
 
 Find = Callable[[Any, Any, Any], Any]
@@ -30,8 +29,8 @@ def finder(m: IndexMap, dynamic_x: bool) -> Find:
         chosen = _with_index(chosen, place, _extent(m, place, dynamic_x), stride)
 
     def find(row: Any, indices: Any, x_extents: Any) -> Any:
-        total, inside = chosen(types.int64(position(row) * depth), indices, x_extents)
-        return types.int64(base(row) + total), inside
+        total, inside = chosen(i64(position(row) * depth), indices, x_extents)
+        return i64(base(row) + total), inside
 
     return find
 
@@ -50,7 +49,7 @@ def noter(m: IndexMap, dynamic_x: bool, note: Callable[[Any, Any, Any], None]) -
 
     def note_row(row: Any, indices: Any, x_extents: Any, address: Any) -> None:
         if address != 0:
-            examine(types.int64(position(row) * depth), indices, x_extents, address)
+            examine(i64(position(row) * depth), indices, x_extents, address)
 
     return note_row
 
@@ -89,7 +88,7 @@ def _extent(m: IndexMap, place: int, dynamic_x: bool) -> Callable[[Any], Any]:
         return bound
 
     def read(x_extents: Any) -> Any:
-        return min(types.int64(x_extents[axis]), types.int64(bound))
+        return min(i64(x_extents[axis]), i64(bound))
 
     return read if dynamic_x else known
 
@@ -102,11 +101,11 @@ def _and_within(before: Callable[[Any, Any], Any], axis: int, extent: int, step:
     """Whether a position is within the extent of one more axis. There are fewer than 2^31 positions."""
 
     def first(at: Any, extents: Any) -> Any:
-        return at < types.int64(extents[0]) * step
+        return at < i64(extents[0]) * step
 
     def later(at: Any, extents: Any) -> Any:
-        place = types.uint32(types.uint32(at) // types.uint32(step))
-        return before(at, extents) & (types.int64(types.uint32(place % types.uint32(extent))) < types.int64(extents[axis]))
+        place = u32(u32(at) // u32(step))
+        return before(at, extents) & (i64(u32(place % u32(extent))) < i64(extents[axis]))
 
     return later if axis else first
 
@@ -145,12 +144,12 @@ def _sum(terms: tuple[Term, ...], rows: int) -> Callable[[Any], Any]:
 
 
 def _zero(row: Any) -> Any:
-    return types.int64(0)
+    return i64(0)
 
 
 def _all(before: Callable[[Any], Any], factor: int) -> Callable[[Any], Any]:
     def total(row: Any) -> Any:
-        return types.int64(before(row) + types.int64(row) * factor)
+        return i64(before(row) + i64(row) * factor)
 
     return total
 
@@ -159,30 +158,30 @@ def _short_term(before: Callable[[Any], Any], divisor: int, modulus: int, factor
     """Divisions of 32 bits are several times faster."""
 
     def total(row: Any) -> Any:
-        quotient = types.uint32(types.uint32(row) // types.uint32(divisor))
-        return types.int64(before(row) + types.int64(types.uint32(quotient % types.uint32(modulus))) * factor)
+        quotient = u32(u32(row) // u32(divisor))
+        return i64(before(row) + i64(u32(quotient % u32(modulus))) * factor)
 
     return total
 
 
 def _long_term(before: Callable[[Any], Any], divisor: int, modulus: int, factor: int) -> Callable[[Any], Any]:
     def total(row: Any) -> Any:
-        return types.int64(before(row) + types.int64(row) // divisor % modulus * factor)
+        return i64(before(row) + i64(row) // divisor % modulus * factor)
 
     return total
 
 
 def _nothing(at: Any, indices: Any, x_extents: Any) -> Any:
-    return types.int64(0), True
+    return i64(0), True
 
 
 def _with_index(before: Find, place: int, extent_of: Callable[[Any], Any], stride: int) -> Find:
     def total(at: Any, indices: Any, x_extents: Any) -> Any:
         found, inside = before(at, indices, x_extents)
-        extent, index = extent_of(x_extents), types.int64(indices[at + place])
+        extent, index = extent_of(x_extents), i64(indices[at + place])
         inside = inside & (index >= -extent) & (index < extent)
-        index = types.int64(index + extent) if index < 0 else index
-        return types.int64(found + index * stride), inside
+        index = i64(index + extent) if index < 0 else index
+        return i64(found + index * stride), inside
 
     return total
 
@@ -196,8 +195,8 @@ def _and_examine(
 ) -> Examine:
     def examine(at: Any, indices: Any, x_extents: Any, address: Any) -> None:
         before(at, indices, x_extents, address)
-        extent, index = extent_of(x_extents), types.int64(indices[at + place])
+        extent, index = extent_of(x_extents), i64(indices[at + place])
         if (index < -extent) | (index >= extent):
-            note(address, types.int64(at + place + 1), index)
+            note(address, i64(at + place + 1), index)
 
     return examine

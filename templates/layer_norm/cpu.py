@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
@@ -16,10 +14,10 @@ from schedsearch.ops.layer_norm import rows_of
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
 from schedsearch.workload import Workload
 
-F32 = types.float32
 _SUMS = (4, 8, 16, 32)
 _MAX_ITEMS = 2**31 - 1
 
@@ -64,19 +62,19 @@ def rows_kernel(p: Workload, sums: int) -> Callable[..., None]:
     """The kernel (x, scale, bias, y, start, stop) over rows."""
     rows, length = rows_of(p.params)
     size, whole = rows * length, length // sums * sums
-    epsilon, centred, has_bias = F32(p.epsilon), p.centred, p.bias
+    epsilon, centred, has_bias = f32(p.epsilon), p.centred, p.bias
     element, widen, narrow, memory = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype), stack_memory(4 * sums)
 
     def layer_norm(x: Any, scale: Any, bias: Any, y: Any, start: Any, stop: Any) -> None:
         source, out = as_array(x, (size,), element), as_array(y, (size,), element)
-        factors, addends = as_array(scale, (length,), F32), as_array(bias, (length,), F32)
-        part = as_array(memory(), (sums,), F32)
+        factors, addends = as_array(scale, (length,), f32), as_array(bias, (length,), f32)
+        part = as_array(memory(), (sums,), f32)
         for row in range(start, stop):
             at = row * length
-            mean = F32(0)
+            mean = f32(0)
             if centred:
                 for s in range(sums):
-                    part[s] = F32(0)
+                    part[s] = f32(0)
                 for i in range(0, whole, sums):
                     for s in range(sums):
                         part[s] += widen(source[at + i + s])
@@ -84,24 +82,24 @@ def rows_kernel(p: Workload, sums: int) -> Callable[..., None]:
                     part[0] += widen(source[at + i])
                 for s in range(sums):
                     mean += part[s]
-                mean = F32(mean / F32(length))
+                mean = f32(mean / f32(length))
             for s in range(sums):
-                part[s] = F32(0)
+                part[s] = f32(0)
             for i in range(0, whole, sums):
                 for s in range(sums):
-                    distance = F32(widen(source[at + i + s]) - mean)
-                    part[s] += F32(distance * distance)
+                    distance = f32(widen(source[at + i + s]) - mean)
+                    part[s] += f32(distance * distance)
             for i in range(whole, length):
-                distance = F32(widen(source[at + i]) - mean)
-                part[0] += F32(distance * distance)
-            square = F32(0)
+                distance = f32(widen(source[at + i]) - mean)
+                part[0] += f32(distance * distance)
+            square = f32(0)
             for s in range(sums):
                 square += part[s]
-            inverse = F32(F32(1) / F32(math.sqrt(F32(F32(square / F32(length)) + epsilon))))
+            inverse = f32(f32(1) / f32(math.sqrt(f32(f32(square / f32(length)) + epsilon))))
             for i in range(length):
-                value = F32(F32(F32(widen(source[at + i]) - mean) * inverse) * factors[i])
+                value = f32(f32(f32(widen(source[at + i]) - mean) * inverse) * factors[i])
                 if has_bias:
-                    value = F32(value + addends[i])
+                    value = f32(value + addends[i])
                 out[at + i] = narrow(value)
 
     return layer_norm

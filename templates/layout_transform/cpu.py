@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -18,10 +16,11 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.layout_transform.permutation import Permutation
 from schedsearch.templates.layout_transform.places import placer, tile_count
+from schedsearch.templates.parts.casts import u8, u16, u32, u64
 from schedsearch.workload import Workload
 
 _TILES = (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
-_TYPES = {1: types.uint8, 2: types.uint16, 4: types.uint32, 8: types.uint64}
+_TYPES = {1: u8, 2: u16, 4: u32, 8: u64}
 _MAX_TILES = 2**31 - 1
 _WORTHWHILE_BYTES = 4096  # of a tile of the default; shorter runs get longer tiles
 

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.templates.layout_transform.permutation import Permutation
 from schedsearch.templates.layout_transform.places import inside, limits_of, offsets_of, placer, tile_count
 from schedsearch.templates.parts import moves, ptx
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 
 BANK_GROUPS = 8  # of 16 bytes, over all 32 banks
 CHUNK_BYTES = 16
@@ -97,49 +98,49 @@ def transpose_kernel(p: Permutation, tile: Tile) -> Callable[..., None]:
     wait = ptx.cp_async_wait(0)
 
     def transpose(x, y) -> None:  # type: ignore[no-untyped-def]
-        held = cuda.local.array(held_words, types.uint32)
-        piece = cuda.local.array(piece_words, types.uint32)
-        vector = cuda.local.array(4, types.uint32)
-        shared, thread = shared_base(), types.int32(cuda.threadIdx.x)
-        for number in range(types.int32(cuda.blockIdx.x), tiles, types.int32(cuda.gridDim.x)):
+        held = cuda.local.array(held_words, u32)
+        piece = cuda.local.array(piece_words, u32)
+        vector = cuda.local.array(4, u32)
+        shared, thread = shared_base(), i32(cuda.threadIdx.x)
+        for number in range(i32(cuda.blockIdx.x), tiles, i32(cuda.gridDim.x)):
             x_at, y_at, read_rows, written_rows, read_columns, written_columns = place(number)
-            x_tile, y_tile = types.uint64(x + x_at * element), types.uint64(y + y_at * element)
+            x_tile, y_tile = u64(x + x_at * element), u64(y + y_at * element)
             for i in range(loads):
-                number_of_load = types.int32(thread + i * threads)
-                row = types.int32(number_of_load // row_loads)
-                column = types.int32(number_of_load % row_loads * load_columns)
-                valid = types.int32((row < read_rows) & (column < read_columns))
-                offset = types.int64(row) * (x_row * element) + types.int64(column) * (x_column * element)
+                number_of_load = i32(thread + i * threads)
+                row = i32(number_of_load // row_loads)
+                column = i32(number_of_load % row_loads * load_columns)
+                valid = i32((row < read_rows) & (column < read_columns))
+                offset = i64(row) * (x_row * element) + i64(column) * (x_column * element)
                 if late:
-                    to = types.uint32(shared + types.uint32(row * row_bytes + swizzle(row, column * element)))
-                    copy_late(to, types.uint64(x_tile + offset), types.int32(valid * load_bytes))
+                    to = u32(shared + u32(row * row_bytes + swizzle(row, column * element)))
+                    copy_late(to, u64(x_tile + offset), i32(valid * load_bytes))
                 else:
-                    load(held, i * load_words, types.uint64(x_tile + offset), valid)
+                    load(held, i * load_words, u64(x_tile + offset), valid)
             if late:
                 ptx.cp_async_commit()
                 wait()
             else:
                 for i in range(loads):
-                    number_of_load = types.int32(thread + i * threads)
-                    row = types.int32(number_of_load // row_loads)
-                    at_byte = types.int32(number_of_load % row_loads * load_bytes)
-                    to = types.uint32(shared + types.uint32(row * row_bytes + swizzle(row, at_byte)))
+                    number_of_load = i32(thread + i * threads)
+                    row = i32(number_of_load // row_loads)
+                    at_byte = i32(number_of_load % row_loads * load_bytes)
+                    to = u32(shared + u32(row * row_bytes + swizzle(row, at_byte)))
                     store_row(held, i * load_words, to)
             cuda.syncthreads()
             for i in range(pieces):
-                number_of_piece = types.int32(thread + i * threads)
-                lane, rest = types.int32(number_of_piece % lanes), types.int32(number_of_piece // lanes)
-                row = types.int32((rest // columns_pieces * lanes + lane) * high)
-                column = types.int32(rest % columns_pieces * wide)
+                number_of_piece = i32(thread + i * threads)
+                lane, rest = i32(number_of_piece % lanes), i32(number_of_piece // lanes)
+                row = i32((rest // columns_pieces * lanes + lane) * high)
+                column = i32(rest % columns_pieces * wide)
                 for r in range(high):
-                    at = types.int32((row + r) * row_bytes + swizzle(types.int32(row + r), types.int32(column * element)))
-                    load_row(piece, r * read_words, types.uint32(shared + types.uint32(at)))
-                to_row = types.uint64(y_tile + types.int64(column) * (y_column * element) + types.int64(row * element))
+                    at = i32((row + r) * row_bytes + swizzle(i32(row + r), i32(column * element)))
+                    load_row(piece, r * read_words, u32(shared + u32(at)))
+                to_row = u64(y_tile + i64(column) * (y_column * element) + i64(row * element))
                 for c in range(wide):
                     for word in range(store_words):
                         vector[word] = word_of(piece, word, c)
                     if (row < written_rows) & (column + c < written_columns):
-                        store(vector, 0, types.uint64(to_row + types.uint64(c * y_column * element)))
+                        store(vector, 0, u64(to_row + u64(c * y_column * element)))
             cuda.syncthreads()
 
     return transpose
@@ -151,11 +152,11 @@ def _swizzle(row_bytes: int, high: int, lanes: int) -> Callable[[Any, Any], Any]
     spread = BANK_GROUPS // apart
 
     def swizzled(row: Any, byte: Any) -> Any:
-        turn = types.int32(types.int32(row // high) % apart * spread % chunks)
-        return types.int32(byte ^ (turn * CHUNK_BYTES))
+        turn = i32(i32(row // high) % apart * spread % chunks)
+        return i32(byte ^ (turn * CHUNK_BYTES))
 
     def straight(row: Any, byte: Any) -> Any:
-        return types.int32(byte)
+        return i32(byte)
 
     return swizzled if chunks > 1 else straight
 
@@ -180,7 +181,7 @@ def word_down(element: int, high: int, row_words: int) -> Callable[[Any, Any, An
         return found
 
     def one_of_2_bytes(piece: Any, word: Any, column: Any) -> Any:
-        return types.uint32(piece[column // 2] >> types.uint32(16 * (column % 2)))
+        return u32(piece[column // 2] >> u32(16 * (column % 2)))
 
     def pairs(piece: Any, first: Any, column: Any) -> Any:
         """Bytes of two rows in turn: those of columns 0 and 1, or 2 and 3, of four."""
@@ -200,10 +201,10 @@ def word_down(element: int, high: int, row_words: int) -> Callable[[Any, Any, An
         return found
 
     def two_bytes(piece: Any, word: Any, column: Any) -> Any:
-        return types.uint32(pairs(piece, column // 4, column) >> types.uint32(16 * (column % 2)))
+        return u32(pairs(piece, column // 4, column) >> u32(16 * (column % 2)))
 
     def one_byte(piece: Any, word: Any, column: Any) -> Any:
-        return types.uint32(piece[column // 4] >> types.uint32(8 * (column % 4)))
+        return u32(piece[column // 4] >> u32(8 * (column % 4)))
 
     if element == 1:
         return {1: one_byte, 2: two_bytes}.get(high, of_bytes)
@@ -232,31 +233,31 @@ def copy_kernel(
     outer_factors = p.factors[:-1]
     offsets, limits = offsets_of(outer_factors, x_start, y_start), limits_of(p, run, outer_factors)
     read_of, written_of = inside(p, outer_factors, {run.axis})
-    position = types.uint64 if groups * threads * unroll >= 2**32 else types.uint32
+    position = u64 if groups * threads * unroll >= 2**32 else u32
     run_x = run.x
     load, store = moves.load_global(vector_bytes), moves.store_global(vector_bytes, streaming)
 
     def copy(x, y) -> None:  # type: ignore[no-untyped-def]
-        held = cuda.local.array(held_words, types.uint32)
-        places = cuda.local.array(unroll, types.int64)
-        thread = types.uint32(cuda.threadIdx.x)
-        for group in range(types.int32(cuda.blockIdx.x), groups, types.int32(cuda.gridDim.x)):
+        held = cuda.local.array(held_words, u32)
+        places = cuda.local.array(unroll, i64)
+        thread = u32(cuda.threadIdx.x)
+        for group in range(i32(cuda.blockIdx.x), groups, i32(cuda.gridDim.x)):
             for i in range(unroll):
                 number = position(position(group) * position(threads * unroll) + position(thread + i * threads))
                 quotient = position(number // position(run_vectors))
-                first = types.int32((number - quotient * position(run_vectors)) * position(per_vector))
-                outer = types.uint32(quotient)
+                first = i32((number - quotient * position(run_vectors)) * position(per_vector))
+                outer = u32(quotient)
                 x_at, y_at = offsets(outer)
                 read, written = limits(outer, first)
                 exists = number < position(vectors)
-                valid = types.int32(exists & read_of(outer) & (read > 0))
-                load(held, i * words, types.uint64(x + (x_at + types.int64(first) * run_x) * element), valid)
+                valid = i32(exists & read_of(outer) & (read > 0))
+                load(held, i * words, u64(x + (x_at + i64(first) * run_x) * element), valid)
                 places[i] = (y_at + first) * element
                 if not (exists & written_of(outer) & (written > 0)):
                     places[i] = -1
             for i in range(unroll):
                 if places[i] >= 0:
-                    store(held, i * words, types.uint64(y + places[i]))
+                    store(held, i * words, u64(y + places[i]))
 
     return copy
 

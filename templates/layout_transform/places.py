@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from numba import types
-
 from schedsearch.ops.movement import Factor
 from schedsearch.templates.layout_transform.permutation import Permutation
+from schedsearch.templates.parts.casts import i32, i64, u32
 
 Digits = Callable[[Any], Any]
 
@@ -46,21 +45,21 @@ def placer(p: Permutation, tile_columns: int, tile_rows: int, along_y: bool) -> 
     read_of, written_of = inside(p, p.outer, {a.axis, b.axis})
 
     def place(number: Any) -> Any:
-        rest, first = divided(types.uint32(number), fast)
+        rest, first = divided(u32(number), fast)
         outer, second = divided(rest, slow)
         if along_y:
-            column, row = types.int32(second * tile_columns), types.int32(first * tile_rows)
+            column, row = i32(second * tile_columns), i32(first * tile_rows)
         else:
-            column, row = types.int32(first * tile_columns), types.int32(second * tile_rows)
+            column, row = i32(first * tile_columns), i32(second * tile_rows)
         x_at, y_at = offsets(outer)
-        x_at += types.int64(column) * a_x + types.int64(row) * b_x
-        y_at += types.int64(column) * a_y + types.int64(row) * b_y
+        x_at += i64(column) * a_x + i64(row) * b_x
+        y_at += i64(column) * a_y + i64(row) * b_y
         read_columns, written_columns = columns(outer, column)
         read_rows, written_rows = rows(outer, row)
         if not read_of(outer):
-            read_rows = types.int32(0)
+            read_rows = i32(0)
         if not written_of(outer):
-            written_rows = types.int32(0)
+            written_rows = i32(0)
         return x_at, y_at, read_rows, written_rows, read_columns, written_columns
 
     return place
@@ -68,18 +67,18 @@ def placer(p: Permutation, tile_columns: int, tile_rows: int, along_y: bool) -> 
 
 def divided(number: Any, by: Any) -> Any:
     """Quotient and remainder of a uint32."""
-    quotient = types.uint32(number // types.uint32(by))
-    return quotient, types.uint32(number - quotient * types.uint32(by))
+    quotient = u32(number // u32(by))
+    return quotient, u32(number - quotient * u32(by))
 
 
 def offsets_of(factors: Sequence[Factor], x_start: int = 0, y_start: int = 0) -> Digits:
     """`offsets(number)`: offsets in x and y, in elements, of the digits of a number; those of 0 are the starts."""
 
     def none(number: Any) -> Any:
-        return types.int64(0), types.int64(0)
+        return i64(0), i64(0)
 
     def start(number: Any) -> Any:
-        return types.int64(x_start), types.int64(y_start)
+        return i64(x_start), i64(y_start)
 
     found: Digits = start if x_start or y_start else none
     below = 1
@@ -92,8 +91,8 @@ def offsets_of(factors: Sequence[Factor], x_start: int = 0, y_start: int = 0) ->
 def _and_digit(before: Digits, below: int, extent: int, x: int, y: int) -> Digits:
     def offsets(number: Any) -> Any:
         x_at, y_at = before(number)
-        _, digit = divided(types.uint32(number // types.uint32(below)), extent)
-        return x_at + types.int64(digit) * x, y_at + types.int64(digit) * y
+        _, digit = divided(u32(number // u32(below)), extent)
+        return x_at + i64(digit) * x, y_at + i64(digit) * y
 
     return offsets
 
@@ -103,7 +102,7 @@ def limits_of(p: Permutation, run: Factor, outer: Sequence[Factor]) -> Callable[
     extent = run.extent
 
     def even(number: Any, first: Any) -> Any:
-        left = types.int32(extent - first)
+        left = i32(extent - first)
         return left, left
 
     if run.axis < 0:
@@ -113,8 +112,8 @@ def limits_of(p: Permutation, run: Factor, outer: Sequence[Factor]) -> Callable[
     index_of = _index_along(outer, run.axis)
 
     def ragged(number: Any, first: Any) -> Any:
-        left, index = types.int32(extent - first), types.int32(index_of(number) + first)
-        return min(left, types.int32(read - index)), min(left, types.int32(written - index))
+        left, index = i32(extent - first), i32(index_of(number) + first)
+        return min(left, i32(read - index)), min(left, i32(written - index))
 
     return ragged
 
@@ -146,7 +145,7 @@ def _index_along(factors: Sequence[Factor], axis: int) -> Digits:
     """`index(number)`: the index along a ragged axis that the digits of a number give."""
 
     def zero(number: Any) -> Any:
-        return types.int32(0)
+        return i32(0)
 
     found: Digits = zero
     below = 1
@@ -159,7 +158,7 @@ def _index_along(factors: Sequence[Factor], axis: int) -> Digits:
 
 def _and_index(before: Digits, below: int, extent: int, unit: int) -> Digits:
     def index(number: Any) -> Any:
-        _, digit = divided(types.uint32(number // types.uint32(below)), extent)
-        return types.int32(before(number) + digit * types.uint32(unit))
+        _, digit = divided(u32(number // u32(below)), extent)
+        return i32(before(number) + digit * u32(unit))
 
     return index

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.ops import Layout
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.layout_transform import sizes
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
+from schedsearch.templates.parts.casts import i64
 from schedsearch.templates.parts.reference import gather, reader, reference_source, sharer, writer
 from schedsearch.workload import Workload
 
@@ -77,14 +77,14 @@ def _source_of(workload: Workload) -> Callable[[Any], Any]:
 
 
 def _found(position: Any) -> Any:
-    return types.int64(0)
+    return i64(0)
 
 
 def _then_axis(before: Callable[[Any], Any], index_of: Any, extent: int, offset_of: Any) -> Callable[[Any], Any]:
     def find(position: Any) -> Any:
         index, offset = index_of(position), before(position)
         if offset < 0 or index >= extent:
-            offset = types.int64(-1)
+            offset = i64(-1)
         else:
             offset += offset_of(index)
         return offset
@@ -105,7 +105,7 @@ def _index_along(layout: Layout, shape: tuple[int, ...], axis: str) -> Callable[
 
 
 def _no_index(position: Any) -> Any:
-    return types.int64(0)
+    return i64(0)
 
 
 def _then_digit(before: Callable[[Any], Any], stride: int, extent: int, unit: int) -> Callable[[Any], Any]:

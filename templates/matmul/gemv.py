@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
@@ -28,6 +28,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.matmul.convolution import Convolution
 from schedsearch.templates.matmul.cuda import after_transposing, in_rows, transposed_problem
 from schedsearch.templates.parts import hopper, simt
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.row_products import CHUNK_BYTES, LANES, RowProducts
 from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem
@@ -257,7 +258,7 @@ def build_kernel(product: Workload, plan: Plan, epilogue: Epilogue, capability: 
     step_chunks = distance * plan.unroll
     steps = math.ceil(chunks / step_chunks)
     sums_count, addresses, sums_bytes = products.sums, columns + 1, 4 * products.sums
-    sum_type = types.int32 if products.integer else types.float32
+    sum_type = i32 if products.integer else f32
     accumulate, add_lanes = products.accumulate(plan.unroll, distance, row_bytes), products.add_lanes()
     keep, total_of = products.keep(), sum_of_parts(plan)
     out_bytes, single = dtype_of(product.out_dtype).nbytes, epilogue.single
@@ -265,43 +266,43 @@ def build_kernel(product: Workload, plan: Plan, epilogue: Epilogue, capability: 
 
     def kernel(x: Any, weight: Any, y: Any, x_zero_point: Any, weight_zero_point: Any, *operands: Any) -> None:
         shared = shared_base()
-        thread = types.uint32(cuda.threadIdx.x)
-        lane, warp = types.uint32(thread % 32), types.uint32(thread // 32)
-        group, part = types.uint32(warp // types.uint32(parts)), types.uint32(warp % types.uint32(parts))
-        number = types.uint32(cuda.blockIdx.x)
-        matrix = types.uint32(number // types.uint32(column_blocks))
-        first_column = types.uint32((number - matrix * types.uint32(column_blocks)) * types.uint32(block_columns))
-        first_chunk = types.uint32(part * 32 + lane)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = u32(thread % 32), u32(thread // 32)
+        group, part = u32(warp // u32(parts)), u32(warp % u32(parts))
+        number = u32(cuda.blockIdx.x)
+        matrix = u32(number // u32(column_blocks))
+        first_column = u32((number - matrix * u32(column_blocks)) * u32(block_columns))
+        first_chunk = u32(part * 32 + lane)
 
         # ---- multiply; columns past the last one repeat it
         sums = cuda.local.array(sums_count, sum_type)
-        at = cuda.local.array(addresses, types.uint64)
+        at = cuda.local.array(addresses, u64)
         for i in range(sums_count):
             sums[i] = sum_type(0)
         for i in range(columns):
-            column = types.uint32(min(types.uint32(first_column + group * columns + i), types.uint32(n - 1)))
-            offset = types.uint64(matrix) * types.uint64(weight_step) + types.uint64(column) * types.uint64(row_bytes)
-            at[i] = types.uint64(weight + offset + types.uint64(first_chunk * 16))
-        at[columns] = types.uint64(x + types.uint64(matrix) * types.uint64(x_step) + types.uint64(first_chunk * 16))
-        left = types.int32(types.int32(chunks) - types.int32(first_chunk))
-        for _ in range(types.int32(steps)):
+            column = u32(min(u32(first_column + group * columns + i), u32(n - 1)))
+            offset = u64(matrix) * u64(weight_step) + u64(column) * u64(row_bytes)
+            at[i] = u64(weight + offset + u64(first_chunk * 16))
+        at[columns] = u64(x + u64(matrix) * u64(x_step) + u64(first_chunk * 16))
+        left = i32(i32(chunks) - i32(first_chunk))
+        for _ in range(i32(steps)):
             accumulate(sums, at, left)
-            left = types.int32(left - step_chunks)
+            left = i32(left - step_chunks)
         add_lanes(sums)
         if lane == 0:
-            keep(sums, types.uint32(shared + warp * sums_bytes))
+            keep(sums, u32(shared + warp * sums_bytes))
         cuda.syncthreads()
 
         # ---- store
-        for item in range(types.int32(thread), types.int32(rows * block_columns), types.int32(threads)):
-            row = types.uint32(types.uint32(item) // types.uint32(block_columns))
-            within = types.uint32(types.uint32(item) - row * types.uint32(block_columns))
-            to_column = types.uint32(first_column + within)
-            if to_column < types.uint32(n):
+        for item in range(i32(thread), i32(rows * block_columns), i32(threads)):
+            row = u32(u32(item) // u32(block_columns))
+            within = u32(u32(item) - row * u32(block_columns))
+            to_column = u32(first_column + within)
+            if to_column < u32(n):
                 total = total_of(shared, row, within, x_zero_point, weight_zero_point)
-                offset = (types.int64(matrix) * rows + types.int64(row)) * n + types.int64(to_column)
-                value = single(total, 1, types.int32(to_column), offset, *operands)
-                store(types.uint64(y + types.uint64(offset * out_bytes)), value)
+                offset = (i64(matrix) * rows + i64(row)) * n + i64(to_column)
+                value = single(total, 1, i32(to_column), offset, *operands)
+                store(u64(y + u64(offset * out_bytes)), value)
 
     return kernel
 
@@ -316,29 +317,29 @@ def sum_of_parts(plan: Plan) -> Callable[..., Any]:
     integer, of_x, of_weight = products.integer, products.adds_weights, products.adds_x
     count = plan.sizes.row_bytes  # products of a sum, of elements of one byte
     load = simt.load_shared(1, "int32" if integer else "float32")
-    sum_type = types.int32 if integer else types.float32
+    sum_type = i32 if integer else f32
 
     def add_up(shared: Any, group: Any, row: Any, column: Any) -> Any:
-        at = types.uint32(shared + (group * (parts * sums) + row * sum_columns + column) * 4)
+        at = u32(shared + (group * (parts * sums) + row * sum_columns + column) * 4)
         total = load(at)
         for part in range(1, parts):
-            total = sum_type(total + load(types.uint32(at + part * (sums * 4))))
+            total = sum_type(total + load(u32(at + part * (sums * 4))))
         return total
 
     def of_floats(shared: Any, row: Any, column: Any, x_zero_point: Any, weight_zero_point: Any) -> Any:
-        group = types.uint32(column // types.uint32(columns))
-        return add_up(shared, group, row, types.uint32(column - group * types.uint32(columns)))
+        group = u32(column // u32(columns))
+        return add_up(shared, group, row, u32(column - group * u32(columns)))
 
     def of_integers(shared: Any, row: Any, column: Any, x_zero_point: Any, weight_zero_point: Any) -> Any:
-        group = types.uint32(column // types.uint32(columns))
-        own = types.uint32(column - group * types.uint32(columns))
-        x_zero, weight_zero = types.int32(x_zero_point), types.int32(weight_zero_point)
+        group = u32(column // u32(columns))
+        own = u32(column - group * u32(columns))
+        x_zero, weight_zero = i32(x_zero_point), i32(weight_zero_point)
         total = add_up(shared, group, row, own)
         if of_x:
-            total = types.int32(total - x_zero * add_up(shared, group, types.uint32(rows), own))
+            total = i32(total - x_zero * add_up(shared, group, u32(rows), own))
         if of_weight:
-            total = types.int32(total - weight_zero * add_up(shared, group, row, types.uint32(columns)))
-        return types.int32(total + count * x_zero * weight_zero)
+            total = i32(total - weight_zero * add_up(shared, group, row, u32(columns)))
+        return i32(total + count * x_zero * weight_zero)
 
     return of_integers if of_x or of_weight else of_floats
 

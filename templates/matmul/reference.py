@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.backend.access import access
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
 from schedsearch.target import Target
 from schedsearch.template import KernelSource
+from schedsearch.templates.parts.casts import f64, i64
 from schedsearch.templates.parts.reference import (
     apply_stages,
     gather,
@@ -94,7 +94,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     quads = math.ceil(columns / _COLUMNS)
 
     def multiply(x: Any, weight: Any, y: Any, magnitude: Any, operands: Any, start: Any, stop: Any) -> None:
-        x, weight = types.int64(x), types.int64(weight)
+        x, weight = i64(x), i64(weight)
         x_zero, weight_zero = zero_points(operands)
         for item in items(start, stop):
             first = item % quads * _COLUMNS
@@ -128,7 +128,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
                 bound = bound0 if j == 0 else bound1 if j == 1 else bound2 if j == 2 else bound3
                 at = (matrix * rows + row) * columns + first + j
                 # Sums of whole numbers are exact in float64, too.
-                value, bound = finish(types.float64(total), types.float64(bound), first + j, at, operands)
+                value, bound = finish(f64(total), f64(bound), first + j, at, operands)
                 write(y, magnitude, at, value, bound)
 
     return of_two_factors(multiply, target, rounded)

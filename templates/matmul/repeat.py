@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.launch import Grid, Pointer
 from schedsearch.template import KernelStep
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import i32, u64
 
 THREADS = 256
 MOST_BYTES = 4  # that a thread copies at once
@@ -29,11 +30,11 @@ def _copy(pieces: int, piece_bytes: int, times: int) -> Callable[..., None]:
     copy = ptx.copy_global(piece_bytes)
 
     def repeat(source: Any, to: Any) -> None:
-        number = types.uint64(cuda.blockIdx.x) * types.uint64(THREADS) + types.uint64(cuda.threadIdx.x)
-        if number < types.uint64(pieces):
-            address = types.uint64(source + number * types.uint64(piece_bytes))
-            for time in range(types.int32(times)):
-                place = types.uint64(time) * types.uint64(pieces) + number
-                copy(types.uint64(to + place * types.uint64(piece_bytes)), address, types.int32(1))
+        number = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
+        if number < u64(pieces):
+            address = u64(source + number * u64(piece_bytes))
+            for time in range(i32(times)):
+                place = u64(time) * u64(pieces) + number
+                copy(u64(to + place * u64(piece_bytes)), address, i32(1))
 
     return repeat

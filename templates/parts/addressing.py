@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from numba import types
-
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.layout import Layout
+from schedsearch.templates.parts.casts import i64, u32
 from schedsearch.workload import Workload
 
 
@@ -70,11 +69,11 @@ class AxisStrides:
         block, outer, inner = self.block, self.outer, self.inner
 
         def plain(index: Any) -> Any:
-            return types.int64(index) * outer
+            return i64(index) * outer
 
         def blocked(index: Any) -> Any:
-            number = types.uint32(index) // block
-            return types.int64(number) * outer + types.int64(types.uint32(index) - number * block) * inner
+            number = u32(index) // block
+            return i64(number) * outer + i64(u32(index) - number * block) * inner
 
         return plain if block == 1 else blocked
 

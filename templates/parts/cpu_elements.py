@@ -19,13 +19,14 @@ from numba import types
 
 from schedsearch.backend.cpu_ops import narrow_op, round_to_even, widen_op
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts.casts import f32, i32, u16
 
 FORMATS = ("float16", "bfloat16", "float32", "int8", "uint8")
 
 
 def element_type(dtype: str) -> Any:
     """Numba's type of an element in memory; the bits of floats of 16 bits."""
-    return types.uint16 if dtype in ("float16", "bfloat16") else getattr(types, dtype)
+    return u16 if dtype in ("float16", "bfloat16") else getattr(types, dtype)
 
 
 def widened(dtype: str) -> Callable[[Any], Any]:
@@ -35,7 +36,7 @@ def widened(dtype: str) -> Callable[[Any], Any]:
         return widen
 
     def number(element: Any) -> Any:
-        return types.float32(element)
+        return f32(element)
 
     return number
 
@@ -47,16 +48,16 @@ def narrowed(dtype: str) -> Callable[[Any], Any]:
         return narrow
 
     def same(value: Any) -> Any:
-        return types.float32(value)
+        return f32(value)
 
     if dtype == "float32":
         return same
-    lowest, largest = (types.float32(limit) for limit in (dtype_of(dtype).lowest, dtype_of(dtype).largest))
+    lowest, largest = (f32(limit) for limit in (dtype_of(dtype).lowest, dtype_of(dtype).largest))
     element = element_type(dtype)
 
     def whole(value: Any) -> Any:
-        nearest = round_to_even(types.float32(value))
-        nearest = types.float32(0) if nearest != nearest else nearest
-        return element(types.int32(min(max(nearest, lowest), largest)))
+        nearest = round_to_even(f32(value))
+        nearest = f32(0) if nearest != nearest else nearest
+        return element(i32(min(max(nearest, lowest), largest)))
 
     return whole

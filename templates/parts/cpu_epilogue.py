@@ -15,6 +15,7 @@ from schedsearch.backend.cpu_ops import as_array, narrow_op, widen_op
 from schedsearch.launch import Param
 from schedsearch.ops import Stage
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts.casts import u16
 from schedsearch.templates.parts.cpu_integers import INTEGER_STAGES, quantise
 from schedsearch.templates.parts.stages import (
     BYTES,
@@ -48,7 +49,7 @@ class CpuEpilogue:
         self.apply: Callable[..., Any] = _identity
         for stage, number in zip(workload.epilogue, stage_inputs(workload)):
             self.apply = _after(self.apply, stage, number, self._operands)
-        if self.element == types.uint16:
+        if self.element == u16:
             self.apply = _rounded(self.apply, narrow_op(workload.output.dtype))
 
     def index(self, name: str) -> int | None:
@@ -58,7 +59,7 @@ class CpuEpilogue:
 
 
 def _element(dtype: str) -> Any:
-    return types.uint16 if dtype in ("float16", "bfloat16") else getattr(types, dtype)
+    return u16 if dtype in ("float16", "bfloat16") else getattr(types, dtype)
 
 
 def _identity(value, k, at, operands):  # type: ignore[no-untyped-def]
@@ -120,7 +121,7 @@ def _with_scalar(index: int, rest: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_element(index: int, like_y: bool, dtype: str, rest: Callable[..., Any]) -> Callable[..., Any]:
     kind = _element(dtype)
-    number = widen_op(dtype) if kind == types.uint16 else kind  # a cast to its own type changes nothing
+    number = widen_op(dtype) if kind == u16 else kind  # a cast to its own type changes nothing
 
     def values(k, at, operands):  # type: ignore[no-untyped-def]
         element = at if like_y else k

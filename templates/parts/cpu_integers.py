@@ -16,6 +16,7 @@ from numba import types
 
 from schedsearch.backend.cpu_ops import round_to_even, rounded_product
 from schedsearch.ops import Stage
+from schedsearch.templates.parts.casts import f32, i32, i64
 
 Integers = Callable[[Stage, Any], Callable[[Any, Any], Any]]
 
@@ -26,8 +27,8 @@ _SATURATED = np.float32(2**24)  # outside of 8 bits, whatever the zero point is
 
 def saturated(value: Any, zero_point: Any, lowest: int, largest: int) -> Any:
     """A float32 as an int32 in kernels: rounded half to even, plus the zero point, limited to lowest ... largest."""
-    rounded = types.int32(round_to_even(min(max(value, -_SATURATED), _SATURATED)))
-    return min(max(types.int32(rounded + types.int32(zero_point)), types.int32(lowest)), types.int32(largest))
+    rounded = i32(round_to_even(min(max(value, -_SATURATED), _SATURATED)))
+    return min(max(i32(rounded + i32(zero_point)), i32(lowest)), i32(largest))
 
 
 def _add(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
@@ -50,8 +51,8 @@ def _clip(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
     def clip(value: Any, operands: Any) -> Any:
         low, high = operands
         # A bound beyond 32 bits becomes the nearest integer of the format.
-        least = types.int64(math.ceil(min(max(low, -_BEYOND), _BEYOND)))
-        most = types.int64(math.floor(min(max(high, -_BEYOND), _BEYOND)))
+        least = i64(math.ceil(min(max(low, -_BEYOND), _BEYOND)))
+        most = i64(math.floor(min(max(high, -_BEYOND), _BEYOND)))
         least, most = min(max(least, lowest), largest), min(max(most, lowest), largest)
         return min(max(value, kind(least)), kind(most))
 
@@ -64,7 +65,7 @@ def _requantise(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
 
     def requantise(value: Any, operands: Any) -> Any:
         scale, zero_point = operands
-        return narrow(saturated(types.float32(value) * scale, zero_point, lowest, largest))
+        return narrow(saturated(f32(value) * scale, zero_point, lowest, largest))
 
     return requantise
 
@@ -76,7 +77,7 @@ def quantise(stage: Stage) -> Callable[[Any, Any], Any]:
 
     def quantise(value: Any, operands: Any) -> Any:
         scale, zero_point = operands
-        return narrow(saturated(types.float32(value / scale), zero_point, lowest, largest))
+        return narrow(saturated(f32(value / scale), zero_point, lowest, largest))
 
     return quantise
 
@@ -88,19 +89,19 @@ def _requantise_add(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
 
     def requantise_add(value: Any, operands: Any) -> Any:
         scale, residual, by_middle, middle_zero, by_residual, residual_zero, divisor, zero_point, relu = operands
-        whole = types.int32(saturated(types.float32(value) * scale, middle_zero, least, most) - types.int32(middle_zero))
-        other = types.int32(types.int32(residual) - types.int32(residual_zero))
-        total = rounded_product(types.float32(whole), by_middle) + rounded_product(types.float32(other), by_residual)
+        whole = i32(saturated(f32(value) * scale, middle_zero, least, most) - i32(middle_zero))
+        other = i32(i32(residual) - i32(residual_zero))
+        total = rounded_product(f32(whole), by_middle) + rounded_product(f32(other), by_residual)
         if relu and total < _ZERO:
             total = _ZERO
-        return made(saturated(types.float32(total / divisor), zero_point, lowest, largest))
+        return made(saturated(f32(total / divisor), zero_point, lowest, largest))
 
     return requantise_add
 
 
 def _dequantise(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
     def dequantise(value: Any, operands: Any) -> Any:
-        return types.float32(value) * operands[0]
+        return f32(value) * operands[0]
 
     return dequantise
 

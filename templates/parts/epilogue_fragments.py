@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts.casts import i32, u32
 from schedsearch.templates.parts.epilogue_text import (
     WIDEN,
     EpiloguePlan,
@@ -63,8 +62,8 @@ class ChannelOrder:
         block, step, block_step = self.block, self.step, self.block_step
 
         def channel(column: Any) -> Any:
-            number = types.int32(types.uint32(column) // types.uint32(block))
-            return types.int32((column - number * block) * step + number * block_step)
+            number = i32(u32(column) // u32(block))
+            return i32((column - number * block) * step + number * block_step)
 
         return channel
 

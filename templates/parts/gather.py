@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba import types
-
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import i32, u32
 
 
 class Im2colSteps(NamedTuple):
@@ -54,35 +53,35 @@ def im2col(
     channel_steps = -(-channels // bk)
 
     def pixel(row: Any) -> Any:
-        image = types.int32(types.uint32(row) // types.uint32(out_pixels))
-        number = types.uint32(row - image * out_pixels)
-        out_row = types.uint32(number // types.uint32(out_w))
-        h = types.int32(out_row * stride_h) - top
-        w = types.int32((number - out_row * out_w) * stride_w) - left
+        image = i32(u32(row) // u32(out_pixels))
+        number = u32(row - image * out_pixels)
+        out_row = u32(number // u32(out_w))
+        h = i32(out_row * stride_h) - top
+        w = i32((number - out_row * out_w) * stride_w) - left
         return image, h, w
 
     def padded_pixel(row: Any) -> Any:
-        image = types.int32(types.uint32(row) // types.uint32(padded_pixels))
-        number = types.int32(row - image * padded_pixels)
-        _, h, w = pixel(number if number < out_pixels else types.int32(0))
+        image = i32(u32(row) // u32(padded_pixels))
+        number = i32(row - image * padded_pixels)
+        _, h, w = pixel(number if number < out_pixels else i32(0))
         return image, h, w
 
     def first(step: Any) -> Any:
-        tap = types.int32(types.uint32(step) // types.uint32(channel_steps))
-        channel = types.int32((step - tap * channel_steps) * bk)
-        tap_h = types.int32(types.uint32(tap) // types.uint32(kernel_w))
-        tap_w = types.int32(tap - tap_h * kernel_w)
+        tap = i32(u32(step) // u32(channel_steps))
+        channel = i32((step - tap * channel_steps) * bk)
+        tap_h = i32(u32(tap) // u32(kernel_w))
+        tap_w = i32(tap - tap_h * kernel_w)
         return tap, channel, tap_h, tap_w
 
     def following(tap: Any, channel: Any, tap_h: Any, tap_w: Any) -> Any:
-        channel = types.int32(channel + bk)
+        channel = i32(channel + bk)
         if channel >= channels:
-            channel = types.int32(0)
-            tap = types.int32(tap + 1)
-            tap_w = types.int32(tap_w + 1)
+            channel = i32(0)
+            tap = i32(tap + 1)
+            tap_w = i32(tap_w + 1)
             if tap_w == kernel_w:
-                tap_w = types.int32(0)
-                tap_h = types.int32(tap_h + 1)
+                tap_w = i32(0)
+                tap_h = i32(tap_h + 1)
         return tap, channel, tap_h, tap_w
 
     return Im2colSteps(padded_pixel if padded_pixels else pixel, first, following)
@@ -120,11 +119,11 @@ def patch(
 
     def load(x: Any, to: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any, barrier: Any) -> None:
         for phase in range(phases):
-            phase_h = types.uint32(types.uint32(phase) // types.uint32(phases_w))
-            phase_w = types.uint32(phase - phase_h * phases_w)
-            from_row = types.int32(row + types.uint32(phase_h * dilation_h) % types.uint32(stride_h))
-            from_column = types.int32(column + types.uint32(phase_w * dilation_w) % types.uint32(stride_w))
+            phase_h = u32(u32(phase) // u32(phases_w))
+            phase_w = u32(phase - phase_h * phases_w)
+            from_row = i32(row + u32(phase_h * dilation_h) % u32(stride_h))
+            from_column = i32(column + u32(phase_w * dilation_w) % u32(stride_w))
             load_pixels(to, x, channel, conv_group, from_column, from_row, image, barrier)
-            to = types.uint32(to + phase_bytes)
+            to = u32(to + phase_bytes)
 
     return load

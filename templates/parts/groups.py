@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import device_op
+from schedsearch.templates.parts.casts import i32
 
 WARP = 32
 
@@ -38,10 +39,10 @@ def over_group(lanes: int, threads: int, combine: Callable[[Any, Any], Any], slo
     first = slot * (threads // WARP)
 
     def over_lanes(value: Any, count: Any) -> Any:
-        distance = types.int32(count // 2)
+        distance = i32(count // 2)
         while distance > 0:
             value = combine(value, exchange(value, distance))
-            distance = types.int32(distance // 2)
+            distance = i32(distance // 2)
         return value
 
     def over_warp(partial: Any, value: Any) -> Any:
@@ -49,7 +50,7 @@ def over_group(lanes: int, threads: int, combine: Callable[[Any, Any], Any], slo
 
     def over_warps(partial: Any, value: Any) -> Any:
         value = over_lanes(value, in_warp)
-        thread = types.int32(cuda.threadIdx.x)
+        thread = i32(cuda.threadIdx.x)
         if thread % WARP == 0:
             partial[first + thread // WARP] = value
         cuda.syncthreads()

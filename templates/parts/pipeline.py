@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from numba import types
-
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import u32
 from schedsearch.templates.parts.hopper import BARRIER_BYTES
 
 
@@ -67,8 +66,8 @@ def producer(stages: int, stage_bytes: int, loaded_bytes: int | None = None) -> 
 
     def fill(buffers: Any, full: Any, empty: Any, stage: Any, parity: Any) -> Any:
         ptx.mbarrier_wait(empty + stage * BARRIER_BYTES, parity)
-        barrier = types.uint32(full + stage * BARRIER_BYTES)
-        buffer = types.uint32(buffers + stage * stage_bytes)
+        barrier = u32(full + stage * BARRIER_BYTES)
+        buffer = u32(buffers + stage * stage_bytes)
         ptx.mbarrier_expect_bytes(barrier, expected_bytes)
         return buffer, barrier
 
@@ -94,13 +93,13 @@ def consumer(stages: int, phases: Literal["all", "some", "first"] = "all") -> Co
         return parity
 
     def take_some(full: Any, stage: Any, parities: Any) -> Any:
-        ptx.mbarrier_wait(full + stage * BARRIER_BYTES, (parities >> stage) & types.uint32(1))
-        return types.uint32(parities ^ (types.uint32(1) << stage))
+        ptx.mbarrier_wait(full + stage * BARRIER_BYTES, (parities >> stage) & u32(1))
+        return u32(parities ^ (u32(1) << stage))
 
     def advance_stage(stage: Any, parities: Any) -> Any:
-        stage = types.uint32(stage + 1)
+        stage = u32(stage + 1)
         if stage == stages:
-            stage = types.uint32(0)
+            stage = u32(0)
         return stage, parities
 
     return Consumer(take_some if phases == "some" else take, _advance(stages) if phases == "all" else advance_stage)
@@ -108,10 +107,10 @@ def consumer(stages: int, phases: Literal["all", "some", "first"] = "all") -> Co
 
 def _advance(stages: int) -> Callable[..., Any]:
     def advance(stage: Any, parity: Any) -> Any:
-        stage = types.uint32(stage + 1)
+        stage = u32(stage + 1)
         if stage == stages:
-            stage = types.uint32(0)
-            parity = types.uint32(parity ^ 1)
+            stage = u32(0)
+            parity = u32(parity ^ 1)
         return stage, parity
 
     return advance

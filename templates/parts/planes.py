@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import i32, u32, u64
 
 VECTOR_BYTES = 16  # of a copy
 
@@ -23,9 +22,9 @@ def copy_in_of(threads: int) -> Callable[..., None]:
     copy = ptx.cp_async(VECTOR_BYTES)
 
     def copy_in(shared: Any, address: Any, planes: Any, thread: Any, plane_bytes: Any) -> None:
-        total = types.int32(planes * plane_bytes)
-        for chunk in range(types.int32(thread * VECTOR_BYTES), total, types.int32(threads * VECTOR_BYTES)):
-            nbytes = types.int32(min(types.int32(VECTOR_BYTES), types.int32(total - chunk)))
-            copy(types.uint32(shared + chunk), types.uint64(address + types.uint64(chunk)), nbytes)
+        total = i32(planes * plane_bytes)
+        for chunk in range(i32(thread * VECTOR_BYTES), total, i32(threads * VECTOR_BYTES)):
+            nbytes = i32(min(i32(VECTOR_BYTES), i32(total - chunk)))
+            copy(u32(shared + chunk), u64(address + u64(chunk)), nbytes)
 
     return copy_in

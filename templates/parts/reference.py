@@ -23,7 +23,6 @@ from types import FunctionType
 from typing import Any, Literal
 
 import numpy as np
-from numba import types
 
 from schedsearch.backend.access import access
 from schedsearch.launch import Grid, Int64, Param, Pointer, Scalar
@@ -32,6 +31,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import computing
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, magnitude_of
+from schedsearch.templates.parts.casts import f32, f64, i64
 from schedsearch.workload import Workload
 
 _CUDA_THREADS = 128
@@ -48,7 +48,7 @@ def reader(target: Target, dtype: str) -> Callable[[Any, Any], Any]:
     load, itemsize = access(target.kind).load(dtype), dtype_of(dtype).nbytes
 
     def read(array: Any, index: Any) -> Any:
-        return load(types.int64(array) + itemsize * index)
+        return load(i64(array) + itemsize * index)
 
     return read
 
@@ -58,7 +58,7 @@ def writer(target: Target, wide: Literal["float64", "int64"] = "float64") -> Cal
     store = access(target.kind).store(wide)
 
     def write(array: Any, index: Any, value: Any) -> None:
-        store(types.int64(array) + 8 * index, value)
+        store(i64(array) + 8 * index, value)
 
     return write
 
@@ -76,7 +76,7 @@ def truth_writer(target: Target, rounded: bool) -> Callable[[Any, Any, Any, Any,
         write(magnitude, index, bound)
 
     def write_exact(y: Any, magnitude: Any, index: Any, value: Any, bound: Any) -> None:
-        write(y, index, types.int64(value))
+        write(y, index, i64(value))
 
     return write_rounded if rounded else write_exact
 
@@ -234,13 +234,13 @@ def zero_points_function(p: Workload) -> Callable[[Any], Any]:
         return 0, 0
 
     def of_x(operands: Any) -> Any:
-        return types.int64(operands[slot_x]), 0
+        return i64(operands[slot_x]), 0
 
     def of_weight(operands: Any) -> Any:
-        return 0, types.int64(operands[slot_weight])
+        return 0, i64(operands[slot_weight])
 
     def of_both(operands: Any) -> Any:
-        return types.int64(operands[slot_x]), types.int64(operands[slot_weight])
+        return i64(operands[slot_x]), i64(operands[slot_weight])
 
     if slot_x is None:
         return none if slot_weight is None else of_weight
@@ -297,7 +297,7 @@ def _array(read: Callable[[Any, Any], Any], slot: int, axes: str) -> Fetch:
 
 def _scalar(slot: int) -> Fetch:
     def scalar(channel: Any, index: Any, operands: Any) -> Any:
-        return types.float64(operands[slot])
+        return f64(operands[slot])
 
     return scalar
 
@@ -390,8 +390,8 @@ def _requantise(scale: Fetch, zero_point: Fetch, *, to: str) -> Apply:
     lowest, largest = float(dtype_of(to).lowest), float(dtype_of(to).largest)
 
     def requantise(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
-        product = types.float32(types.float32(value) * types.float32(scale(channel, index, operands)))
-        value = half_to_even(types.float64(product)) + zero_point(channel, index, operands)
+        product = f32(f32(value) * f32(scale(channel, index, operands)))
+        value = half_to_even(f64(product)) + zero_point(channel, index, operands)
         return min(max(value, lowest), largest), bound
 
     return requantise
@@ -409,12 +409,12 @@ def _requantise_add(
         whole, bound = requantise(value, bound, channel, index, operands)
         whole = whole - middle_zero(channel, index, operands)
         other = addend(channel, index, operands) - addend_zero(channel, index, operands)
-        product = types.float32(whole * middle_scale(channel, index, operands))
-        added = types.float32(other * addend_scale(channel, index, operands))
-        total = types.float64(types.float32(types.float64(product) + types.float64(added)))
+        product = f32(whole * middle_scale(channel, index, operands))
+        added = f32(other * addend_scale(channel, index, operands))
+        total = f64(f32(f64(product) + f64(added)))
         total = max(total, 0.0) if relu else total
-        quotient = types.float32(total / divisor(channel, index, operands))
-        value = half_to_even(types.float64(quotient)) + zero_point(channel, index, operands)
+        quotient = f32(total / divisor(channel, index, operands))
+        value = half_to_even(f64(quotient)) + zero_point(channel, index, operands)
         return min(max(value, lowest), largest), bound
 
     return requantise_add

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.templates.parts import cluster, ptx
+from schedsearch.templates.parts.casts import i32, u16, u32
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class ClusterTiles:
         blocks, split_k, rows = self.blocks, self.split_k, self.m
 
         def place() -> Any:
-            rank = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(blocks))
-            part = types.uint32(rank % types.uint32(split_k))
-            tile = types.uint32(rank // types.uint32(split_k))
-            return rank, part, types.uint32(tile % types.uint32(rows)), types.uint32(tile // types.uint32(rows))
+            rank = u32(u32(cuda.blockIdx.x) % u32(blocks))
+            part = u32(rank % u32(split_k))
+            tile = u32(rank // u32(split_k))
+            return rank, part, u32(tile % u32(rows)), u32(tile // u32(rows))
 
         return place
 
@@ -59,8 +60,8 @@ class ClusterTiles:
         row_mask = sum(1 << (n * split_k * rows) for n in range(self.n))
 
         def masks(part: Any, row: Any, column: Any) -> Any:
-            same_rows = types.uint16(row_mask << (part + row * split_k))
-            same_columns = types.uint16(column_mask << (part + column * (split_k * rows)))
+            same_rows = u16(row_mask << (part + row * split_k))
+            same_columns = u16(column_mask << (part + column * (split_k * rows)))
             return same_rows, same_columns
 
         return masks
@@ -86,17 +87,17 @@ class ClusterTiles:
         rows, split_k, peers = self.m, self.split_k, self.peers
 
         def to_itself(empty: Any, part: Any, row: Any, column: Any) -> Any:
-            return (types.int32(cuda.threadIdx.x) & 127) == 0, empty
+            return (i32(cuda.threadIdx.x) & 127) == 0, empty
 
         def to_peers(empty: Any, part: Any, row: Any, column: Any) -> Any:
-            thread = types.int32(cuda.threadIdx.x)
+            thread = i32(cuda.threadIdx.x)
             releases = (thread & 127) < peers
-            peer = types.uint32(min(thread & 127, peers - 1))
+            peer = u32(min(thread & 127, peers - 1))
             peer_m, peer_n = peer, column
             if peer >= rows:
-                other_n = types.uint32(peer - rows)
-                peer_m, peer_n = row, types.uint32(other_n + types.uint32(other_n >= column))
-            barrier = cluster.map_shared(empty, types.uint32((peer_n * rows + peer_m) * split_k + part))
+                other_n = u32(peer - rows)
+                peer_m, peer_n = row, u32(other_n + u32(other_n >= column))
+            barrier = cluster.map_shared(empty, u32((peer_n * rows + peer_m) * split_k + part))
             return releases, barrier
 
         return to_peers if self.multicasts else to_itself

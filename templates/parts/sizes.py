@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.launch import Grid, NumbaArray, Param
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.size_steps import EXCEEDS, FIRST_PROBLEM, KINDS, NEGATIVE, SIZES, SizeStep, Values, Words
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
+from schedsearch.templates.parts.casts import i64
 
 _WARP = 32
 
@@ -78,7 +79,7 @@ def _step_function(
     def compute(operands: Any, first: Any, stride: Any) -> None:
         sizes = operands[0]
         inputs = collect(operands)
-        wrong = types.int64(problem(inputs))
+        wrong = i64(problem(inputs))
         if wrong:
             wrong += FIRST_PROBLEM - 1
         else:
@@ -88,10 +89,10 @@ def _step_function(
         if limited and not wrong:
             for axis in range(rank):
                 if sizes[to + axis] < 0:
-                    wrong = types.int64(NEGATIVE)
+                    wrong = i64(NEGATIVE)
             for axis in range(rank):
                 if wrong == 0 and sizes[to + axis] > bound[axis]:
-                    wrong = types.int64(EXCEEDS)
+                    wrong = i64(EXCEEDS)
         meet()
         if wrong:
             fail(sizes, first, stride, base + wrong)

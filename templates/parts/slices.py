@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.ops import ArgSpec
+from schedsearch.templates.parts.casts import i64, u32, u64
 
 
 def vector_limits(y: ArgSpec) -> tuple[int, int]:
@@ -23,12 +22,12 @@ def place_of(y: ArgSpec) -> Callable[[Any], Any]:
     """`place(flat)` for kernels: elements from the slice's first one to the one with the flat index in a dense y."""
     run, step = y.runs
     gap = step - run
-    position = types.uint32 if y.size < 2**32 else types.uint64
+    position = u32 if y.size < 2**32 else u64
 
     def own(flat: Any) -> Any:
         return flat
 
     def in_slice(flat: Any) -> Any:
-        return types.int64(flat) + types.int64(position(flat) // position(run)) * gap
+        return i64(flat) + i64(position(flat) // position(run)) * gap
 
     return own if run == y.size else in_slice

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.pixel_shuffle import PixelShuffle
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.hopper import WARPGROUP, WGMMA_M
 
 
@@ -38,10 +39,10 @@ class Store(NamedTuple):
 
 def thread_of_warpgroup() -> Any:
     """(thread, its warpgroup, its lane, the first of its warp's 16 rows, whether it is the warpgroup's first thread)."""
-    thread = types.int32(cuda.threadIdx.x)
+    thread = i32(cuda.threadIdx.x)
     group = thread >> 7
     lane = thread & 31
-    warp_row = types.int32(((thread >> 5) & 3) * 16)
+    warp_row = i32(((thread >> 5) & 3) * 16)
     return thread, group, lane, warp_row, (thread & 127) == 0
 
 
@@ -62,9 +63,9 @@ def fragment(columns: int, neighbours: int = 2) -> Callable[..., Any]:
     """
 
     def first_pair(lane: Any, warp_row: Any, row: Any, column: Any) -> Any:
-        first_row = types.int32(row + warp_row + (lane >> 2))
-        first_column = types.int32(column + (lane & 3) * neighbours)
-        return first_row, first_column, types.int64(first_row) * columns + first_column
+        first_row = i32(row + warp_row + (lane >> 2))
+        first_column = i32(column + (lane & 3) * neighbours)
+        return first_row, first_column, i64(first_row) * columns + first_column
 
     return first_pair
 
@@ -109,12 +110,12 @@ class Output:
         images, rows, padded_rows = self.images, self.rows, self.padded_rows
 
         def locate(row: Any) -> Any:
-            image = types.int32(types.uint32(row) // types.uint32(padded_rows))
-            within = types.int32(row - image * padded_rows)
-            return image, within if image < images else types.int32(rows)
+            image = i32(u32(row) // u32(padded_rows))
+            within = i32(row - image * padded_rows)
+            return image, within if image < images else i32(rows)
 
         def only_image(row: Any) -> Any:
-            return types.int32(0), row
+            return i32(0), row
 
         return locate if images > 1 else only_image
 
@@ -124,7 +125,7 @@ class Output:
 
         def first_pixel(row: Any) -> Any:
             image, _ = locate(row)
-            return types.int32(image * rows)
+            return i32(image * rows)
 
         return first_pixel
 
@@ -135,11 +136,11 @@ class Output:
 
         def first_pair(lane: Any, warp_row: Any, row: Any, column: Any) -> Any:
             image, within = locate(row)
-            number = types.int32(types.uint32(column) // types.uint32(block))
-            first_row = types.int32(within + warp_row + (lane >> 2))
-            first_column = types.int32(column + (lane & 3) * neighbours)
-            slices = types.int64(image) * image_elements + types.int64(number) * block_elements
-            return first_row, first_column, slices + types.int64(first_row) * block + (first_column - number * block)
+            number = i32(u32(column) // u32(block))
+            first_row = i32(within + warp_row + (lane >> 2))
+            first_column = i32(column + (lane & 3) * neighbours)
+            slices = i64(image) * image_elements + i64(number) * block_elements
+            return first_row, first_column, slices + i64(first_row) * block + (first_column - number * block)
 
         return fragment(self.columns, neighbours) if self.plain else first_pair
 
@@ -149,9 +150,9 @@ class Output:
 
         def send(y: Any, staged: Any, column: Any, row: Any) -> None:
             image, within = locate(row)
-            number = types.int32(types.uint32(column) // types.uint32(block))
-            of_slice = types.int32(image * image_step + number * block_step)
-            ptx.tma_store_3d(y, staged, types.int32(column - number * block), within, of_slice)
+            number = i32(u32(column) // u32(block))
+            of_slice = i32(image * image_step + number * block_step)
+            ptx.tma_store_3d(y, staged, i32(column - number * block), within, of_slice)
 
         def send_plain(y: Any, staged: Any, column: Any, row: Any) -> None:
             ptx.tma_store_2d(y, staged, column, row)
@@ -163,7 +164,7 @@ class Output:
         block, block_elements = self.block, self.block_elements
 
         def offset(column: Any) -> Any:
-            return types.int64(column // block) * block_elements + column % block
+            return i64(column // block) * block_elements + column % block
 
         def plain(column: Any) -> Any:
             return column
@@ -198,14 +199,14 @@ class ShuffledOutput(Output):
         boxes, box_bytes = WGMMA_M // pixels, pixels * row_bytes
 
         def send(y: Any, staged: Any, column: Any, row: Any) -> None:
-            of_block = types.int32(types.uint32(column) // types.uint32(run))
-            within = types.int32(column - of_block * run)
+            of_block = i32(u32(column) // u32(run))
+            within = i32(column - of_block * run)
             for box in range(boxes):
-                first = types.int32(row + box * pixels)
+                first = i32(row + box * pixels)
                 if first < rows:
-                    line = types.int32(types.uint32(first) // types.uint32(out_w))
-                    at = types.uint32(staged + box * box_bytes)
-                    ptx.tma_store_4d(y, at, within, types.int32(first - line * out_w), of_block, line)
+                    line = i32(u32(first) // u32(out_w))
+                    at = u32(staged + box * box_bytes)
+                    ptx.tma_store_4d(y, at, within, i32(first - line * out_w), of_block, line)
 
         return send
 
@@ -223,8 +224,8 @@ def direct(output: Output, octets: int, accumulator: str = "float32") -> Store:
         first_row, _, first_offset = first_pair(lane, warp_row, row, column)
         for pair in range(2 * octets):
             if (first_row + (pair & 1) * 8 < rows) & ((pair >> 1) * 8 < inside_columns):
-                offset = types.int64(first_offset + ((pair & 1) * row_8 + offset_of((pair >> 1) * 8)))
-                address = types.uint64(y + types.uint64(offset * 4))
+                offset = i64(first_offset + ((pair & 1) * row_8 + offset_of((pair >> 1) * 8)))
+                address = u64(y + u64(offset * 4))
                 store_two(address, values[2 * pair], values[2 * pair + 1])
 
     return Store(begin, store)
@@ -259,7 +260,7 @@ def stage_pairs(
         for pair in range(octets // 2):
             # a branch even if it is always true: ptxas would otherwise pack all pairs into further registers
             if 16 * pair < inside_columns:
-                chunk = types.uint32((2 * pair) % chunks + (lane >> 4))
+                chunk = u32((2 * pair) % chunks + (lane >> 4))
                 ptx.stmatrix_x4(
                     row_address + (2 * pair) // chunks * segment_bytes + ((chunk ^ flip) << 4),
                     pack(values[8 * pair], values[8 * pair + 1]),
@@ -284,19 +285,19 @@ def stage_bytes(out_dtype: str, octets: int, chunks: int, segment_bytes: int) ->
             pair = 2 * two
             if 16 * pair < inside_columns:  # see `stage_pairs`
                 if pair < last:
-                    chunk = types.uint32(pair % chunks + (lane >> 4) % chunks)
-                    past = (pair // chunks + types.uint32((lane >> 4) // chunks)) * segment_bytes
+                    chunk = u32(pair % chunks + (lane >> 4) % chunks)
+                    past = (pair // chunks + u32((lane >> 4) // chunks)) * segment_bytes
                     ptx.stmatrix_x4(
-                        types.uint32(row_address + past + ((chunk ^ flip) << 4)),
+                        u32(row_address + past + ((chunk ^ flip) << 4)),
                         rows_of(values, pair, 0),
                         rows_of(values, pair, 1),
                         rows_of(values, pair + 1, 0),
                         rows_of(values, pair + 1, 1),
                     )
                 else:
-                    chunk = types.uint32(pair % chunks)
+                    chunk = u32(pair % chunks)
                     ptx.stmatrix_x2(
-                        types.uint32(row_address + pair // chunks * segment_bytes + ((chunk ^ flip) << 4)),
+                        u32(row_address + pair // chunks * segment_bytes + ((chunk ^ flip) << 4)),
                         rows_of(values, pair, 0),
                         rows_of(values, pair, 1),
                     )
@@ -347,10 +348,10 @@ class Staging:
         row_bytes, chunks = self.row_bytes, self.chunks
 
         def begin(group: Any, lane: Any, warp_row: Any) -> Any:
-            part = types.uint32(shared_base() + offset + group * part_bytes)
-            row = types.uint32(warp_row + (lane & 15))
-            row_address = types.uint32(part + row * row_bytes)
-            flip = types.uint32((row * row_bytes >> 7) & (chunks - 1))
+            part = u32(shared_base() + offset + group * part_bytes)
+            row = u32(warp_row + (lane & 15))
+            row_address = u32(part + row * row_bytes)
+            flip = u32((row * row_bytes >> 7) & (chunks - 1))
             return part, row_address, flip
 
         return begin

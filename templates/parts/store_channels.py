@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import i32, u32
 from schedsearch.templates.parts.hopper import SWIZZLE_ROWS, WGMMA_M
 from schedsearch.templates.parts.store import interleaved
 
@@ -42,15 +41,15 @@ def transposed_offset(out_dtype: str) -> Callable[[Any, Any], Any]:
     size = position_bytes(out_dtype)
 
     def offset_16_bits(lane: Any, warp_channel: Any) -> Any:
-        warp_chunk = types.uint32(warp_channel >> 3)
-        matrix_row = types.uint32(lane & 7)
-        matrix_chunk = types.uint32(warp_chunk + ((lane >> 3) & 1))
-        return types.uint32(
+        warp_chunk = u32(warp_channel >> 3)
+        matrix_row = u32(lane & 7)
+        matrix_chunk = u32(warp_chunk + ((lane >> 3) & 1))
+        return u32(
             (lane >> 4) * (SWIZZLE_ROWS * size) + matrix_row * size + ((matrix_chunk ^ matrix_row) << 4)
         )  # fmt: skip
 
     def offset_8_bits(lane: Any, warp_channel: Any) -> Any:
-        return types.uint32(lane * size + (((warp_channel >> 4) ^ ((lane >> 1) & 3)) << 4))
+        return u32(lane * size + (((warp_channel >> 4) ^ ((lane >> 1) & 3)) << 4))
 
     return offset_8_bits if interleaved(out_dtype) else offset_16_bits
 
@@ -64,12 +63,12 @@ def segment_offset(segment: int, positions: int) -> Callable[[Any, Any], Any]:
     chunks = size // 16
 
     def offset(lane: Any, warp_channel: Any) -> Any:
-        part = types.uint32(types.uint32(warp_channel) // types.uint32(segment))
-        matrix_row = types.uint32(lane & 7)
-        chunk = types.uint32(((warp_channel >> 3) & (chunks - 1)) + ((lane >> 3) & 1))
-        flip = types.uint32((matrix_row * size >> 7) & (chunks - 1))
-        first = types.uint32(part * (positions * size) + (lane >> 4) * (SWIZZLE_ROWS * size))
-        return types.uint32(first + matrix_row * size + ((chunk ^ flip) << 4))
+        part = u32(u32(warp_channel) // u32(segment))
+        matrix_row = u32(lane & 7)
+        chunk = u32(((warp_channel >> 3) & (chunks - 1)) + ((lane >> 3) & 1))
+        flip = u32((matrix_row * size >> 7) & (chunks - 1))
+        first = u32(part * (positions * size) + (lane >> 4) * (SWIZZLE_ROWS * size))
+        return u32(first + matrix_row * size + ((chunk ^ flip) << 4))
 
     return offset
 
@@ -137,13 +136,13 @@ def send_rows(grouped: bool, row_bytes: int) -> Callable[..., None]:
 
     def send(y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any) -> None:
         for tile_row in range(rows):
-            ptx.tma_store_4d(y, types.uint32(staged + tile_row * row_bytes), channel, column, row + tile_row, image)
+            ptx.tma_store_4d(y, u32(staged + tile_row * row_bytes), channel, column, row + tile_row, image)
 
     def send_of_group(
         y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any
     ) -> None:
         for tile_row in range(rows):
-            at = types.uint32(staged + tile_row * row_bytes)
+            at = u32(staged + tile_row * row_bytes)
             ptx.tma_store_5d(y, at, channel, conv_group, column, row + tile_row, image)
 
     return send_of_group if grouped else send
@@ -165,12 +164,12 @@ def send_segments(
 
     def send(y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any) -> None:
         for part in range(parts):
-            first = types.int32(channel + part * segment)
+            first = i32(channel + part * segment)
             if first < channels:
-                of_block = types.int32(types.uint32(first) // types.uint32(run))
-                within = types.int32(first - of_block * run)
+                of_block = i32(u32(first) // u32(run))
+                within = i32(first - of_block * run)
                 for tile_row in range(rows):
-                    at = types.uint32(staged + part * part_bytes + tile_row * row_bytes)
-                    ptx.tma_store_4d(y, at, within, column, of_block, types.int32(image * out_h + row + tile_row))
+                    at = u32(staged + part * part_bytes + tile_row * row_bytes)
+                    ptx.tma_store_4d(y, at, within, column, of_block, i32(image * out_h + row + tile_row))
 
     return send

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import u32
 from schedsearch.templates.parts.hopper import WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.store import Output, Store
 
@@ -67,11 +67,11 @@ def staged_words(output: Output, staging: WordStaging, warpgroups: int) -> Store
     store_pair = ptx.store_shared_pair(staging.accumulator)
 
     def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
-        part = types.uint32(shared_base() + offset + group * part_bytes)
-        row = types.uint32(warp_row + (lane >> 2))
-        row_address = types.uint32(part + row * row_bytes + (lane & 1) * 8)
-        chunk = types.uint32((lane & 3) >> 1)
-        flip = types.uint32((row * row_bytes >> 7) & (chunks - 1))  # that of the row 8 below, too
+        part = u32(shared_base() + offset + group * part_bytes)
+        row = u32(warp_row + (lane >> 2))
+        row_address = u32(part + row * row_bytes + (lane & 1) * 8)
+        chunk = u32((lane & 3) >> 1)
+        flip = u32((row * row_bytes >> 7) & (chunks - 1))  # that of the row 8 below, too
         return group, leader, part, row_address, chunk, flip
 
     def store(values: Any, y: Any, place: Any, row: Any, column: Any, inside_columns: Any) -> None:
@@ -86,14 +86,14 @@ def staged_words(output: Output, staging: WordStaging, warpgroups: int) -> Store
                         ptx.bulk_wait_read_but_one()  # the segment before the last one has been read
                 barrier(group)
                 for octet in range(segment_octets):
-                    at = types.uint32(row_address + buffer + (((chunk + 2 * octet) ^ flip) << 4))
+                    at = u32(row_address + buffer + (((chunk + 2 * octet) ^ flip) << 4))
                     first = 4 * (number * segment_octets + octet)
                     store_pair(at, values[first], values[first + 1])
-                    store_pair(types.uint32(at + rows_8_bytes), values[first + 2], values[first + 3])
+                    store_pair(u32(at + rows_8_bytes), values[first + 2], values[first + 3])
                 ptx.fence_async_shared()
                 barrier(group)
                 if leader:
-                    send(y, types.uint32(part + buffer), column + number * segment, row)
+                    send(y, u32(part + buffer), column + number * segment, row)
                     ptx.bulk_commit()
 
     return Store(begin, store)

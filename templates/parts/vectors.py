@@ -8,7 +8,7 @@ function for kernels; words and numbers are in local arrays::
     pack, store = vectors.pack("float16", 8), vectors.store("float16", 8)
 
     def double(x, y):
-        words, numbers = cuda.local.array(4, types.uint32), cuda.local.array(8, types.float32)
+        words, numbers = cuda.local.array(4, u32), cuda.local.array(8, f32)
         load(words, 0, x, 1)
         unpack(words, 0, numbers, 0)
         for i in range(8):
@@ -27,11 +27,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import moves, ptx
+from schedsearch.templates.parts.casts import f32, i32, u32, u64
 
 FORMATS = ("float16", "bfloat16", "float32", "int8", "uint8")
 MOST_BYTES = 16  # of one access
@@ -77,7 +76,7 @@ def load(dtype: str, count: int) -> Callable[[Any, Any, Any, Any], None]:
 
     def load(to: Any, at: Any, address: Any, valid: Any) -> None:
         for i in range(pieces):
-            load_piece(to, at + i * words, types.uint64(address + i * piece), types.int32(valid))
+            load_piece(to, at + i * words, u64(address + i * piece), i32(valid))
 
     return load
 
@@ -90,7 +89,7 @@ def store(dtype: str, count: int) -> Callable[[Any, Any, Any], None]:
 
     def store(source: Any, at: Any, address: Any) -> None:
         for i in range(pieces):
-            store_piece(source, at + i * words, types.uint64(address + i * piece))
+            store_piece(source, at + i * words, u64(address + i * piece))
 
     return store
 
@@ -106,8 +105,8 @@ def unpack(dtype: str, count: int) -> Callable[[Any, Any, Any, Any], None]:
 
     def unpack_bytes(words: Any, at: Any, numbers: Any, to: Any) -> None:
         for i in range(count):
-            byte = types.int32((words[at + i // per_word] >> types.uint32(8 * (i % per_word))) & types.uint32(0xFF))
-            numbers[to + i] = types.float32(types.int32((byte ^ sign) - sign))
+            byte = i32((words[at + i // per_word] >> u32(8 * (i % per_word))) & u32(0xFF))
+            numbers[to + i] = f32(i32((byte ^ sign) - sign))
 
     if per_word != 2:
         return unpack_words if per_word == 1 else unpack_bytes
@@ -146,7 +145,7 @@ def _pack_halves(dtype: str, count: int) -> Callable[[Any, Any, Any, Any], None]
             words[to + i] = pair(numbers[at + 2 * i], numbers[at + 2 * i + 1])
 
     def pack_half(numbers: Any, at: Any, words: Any, to: Any) -> None:
-        words[to] = pair(numbers[at], types.float32(0))
+        words[to] = pair(numbers[at], f32(0))
 
     return pack_halves if pairs else pack_half
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import i32, u32
 
 
 def persistent(blocks: int) -> Callable[[], Any]:
     """(first tile, distance to the next one) of a block, if groups of `blocks` neighbouring blocks share a number."""
 
     def own_tiles() -> Any:
-        first = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(blocks))
-        step = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(blocks))
+        first = i32(u32(cuda.blockIdx.x) // u32(blocks))
+        step = i32(u32(cuda.gridDim.x) // u32(blocks))
         return first, step
 
     return own_tiles
@@ -35,14 +36,14 @@ def banded(rows: int, columns: int, height: int) -> Callable[[Any], Any]:
     uneven = rows % height != 0
 
     def place(tile: Any) -> Any:
-        tile = types.uint32(tile)
-        band = types.uint32(tile // types.uint32(band_tiles))
-        within = types.uint32(tile - band * types.uint32(band_tiles))
-        own_height = types.uint32(height)
+        tile = u32(tile)
+        band = u32(tile // u32(band_tiles))
+        within = u32(tile - band * u32(band_tiles))
+        own_height = u32(height)
         if uneven:
-            own_height = types.uint32(min(height, rows - band * height))
+            own_height = u32(min(height, rows - band * height))
         column = ptx.divide_u32(within, own_height)
-        row = types.uint32(band * height + within - column * own_height)
+        row = u32(band * height + within - column * own_height)
         return row, column
 
     return place
@@ -52,11 +53,11 @@ def rectangles(rows: int, columns: int, tile_h: int, tile_w: int) -> Callable[[A
     """tile -> (image, first row, first column) for images of `rows` x `columns` tiles; along a row first."""
 
     def origin(tile: Any) -> Any:
-        tile = types.uint32(tile)
-        rest = types.uint32(tile // types.uint32(columns))
-        column = types.int32((tile - rest * types.uint32(columns)) * tile_w)
-        image = types.uint32(rest // types.uint32(rows))
-        row = types.int32((rest - image * types.uint32(rows)) * tile_h)
-        return types.int32(image), row, column
+        tile = u32(tile)
+        rest = u32(tile // u32(columns))
+        column = i32((tile - rest * u32(columns)) * tile_w)
+        image = u32(rest // u32(rows))
+        row = i32((rest - image * u32(rows)) * tile_h)
+        return i32(image), row, column
 
     return origin

@@ -16,6 +16,7 @@ from numba import types
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import hopper, ptx
+from schedsearch.templates.parts.casts import u64
 
 K_BYTES = 32  # of one instruction
 
@@ -78,6 +79,6 @@ class Wgmma:
         descriptor = hopper.matrix_descriptor(row_bytes)
 
         def matrix(address: Any) -> Any:
-            return types.uint64(descriptor) | types.uint64(address >> 4)
+            return u64(descriptor) | u64(address >> 4)
 
         return matrix

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import device_op
 from schedsearch.launch import Float32, Grid, Param, Pointer, Scalar
@@ -29,6 +29,7 @@ from schedsearch.ops.conv2d import CONV2D
 from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.workload import Workload
 
@@ -113,11 +114,11 @@ class WindowSums:
             correct_tile(values, columns, rows, pixel, operands[table], operands[scalar])
 
         def correct_group(values: Any, columns: Any, rows: Any, pixel: Any, k: Any, operands: Any) -> None:
-            entry = types.int32(pixel * groups + types.int32(types.uint32(k) // types.uint32(outputs)))
+            entry = i32(pixel * groups + i32(u32(k) // u32(outputs)))
             correct_tile(values, columns, rows, entry, operands[table], operands[scalar])
 
         def correct_groups(values: Any, columns: Any, rows: Any, pixel: Any, k: Any, operands: Any) -> None:
-            entry = types.int32(pixel * groups)
+            entry = i32(pixel * groups)
             correct_each(values, columns, rows, entry, k, operands[table], operands[scalar])
 
         if not one_group:
@@ -133,9 +134,9 @@ class WindowSums:
         groups, outputs = w.groups, w.k // w.groups
 
         def term(pixel: Any, k: Any, operands: Any) -> Any:
-            entry = types.uint64(types.uint64(pixel) * groups + types.uint32(k) // types.uint32(outputs))
-            total = types.int32(ptx.load_global_u32(types.uint64(operands[table] + 4 * entry)))
-            return types.int32(types.int32(-types.int32(operands[scalar])) * total)
+            entry = u64(u64(pixel) * groups + u32(k) // u32(outputs))
+            total = i32(ptx.load_global_u32(u64(operands[table] + 4 * entry)))
+            return i32(i32(-i32(operands[scalar])) * total)
 
         return term
 
@@ -163,31 +164,31 @@ def _build_sums(sums: WindowSums, lanes: int) -> Callable[..., None]:
     add, sum_lanes = ptx.add_bytes(w.dtype, run), ptx.warp_sum if lanes > 1 else _own
 
     def sum_windows(x: Any, sums: Any, x_zero_point: Any) -> None:
-        thread = types.uint32(types.uint32(cuda.blockIdx.x) * THREADS + types.uint32(cuda.threadIdx.x))
-        entry = types.uint32(thread // types.uint32(lanes))
-        lane = types.int32(thread - entry * types.uint32(lanes))
+        thread = u32(u32(cuda.blockIdx.x) * THREADS + u32(cuda.threadIdx.x))
+        entry = u32(thread // u32(lanes))
+        lane = i32(thread - entry * u32(lanes))
         if entry < entries:
-            pixel = types.uint32(entry // types.uint32(groups))
-            first_channel = types.int32((entry - pixel * types.uint32(groups)) * types.uint32(channels))
-            row = types.uint32(pixel // types.uint32(out_w))
-            image = types.uint32(row // types.uint32(out_h))
-            first_h = types.int32(types.int32(row - image * types.uint32(out_h)) * stride_h - top)
-            first_w = types.int32(types.int32(pixel - row * types.uint32(out_w)) * stride_w - left)
-            total, taps = types.int32(0), types.int32(0)
-            for tap_h in range(types.int32(kernel_h)):
-                h = types.int32(first_h + tap_h * dilation_h)
-                for tap_w in range(types.int32(kernel_w)):
-                    at_w = types.int32(first_w + tap_w * dilation_w)
+            pixel = u32(entry // u32(groups))
+            first_channel = i32((entry - pixel * u32(groups)) * u32(channels))
+            row = u32(pixel // u32(out_w))
+            image = u32(row // u32(out_h))
+            first_h = i32(i32(row - image * u32(out_h)) * stride_h - top)
+            first_w = i32(i32(pixel - row * u32(out_w)) * stride_w - left)
+            total, taps = i32(0), i32(0)
+            for tap_h in range(i32(kernel_h)):
+                h = i32(first_h + tap_h * dilation_h)
+                for tap_w in range(i32(kernel_w)):
+                    at_w = i32(first_w + tap_w * dilation_w)
                     if (h >= 0) & (h < height) & (at_w >= 0) & (at_w < width):
-                        taps = types.int32(taps + 1)
+                        taps = i32(taps + 1)
                         at_pixel = of_image(image) + of_row(h) + of_column(at_w)
-                        for number in range(types.int32(lane), types.int32(runs), types.int32(lanes)):
-                            at = types.int64(at_pixel + of_channel(types.int32(first_channel + number * run)))
-                            total = add(types.uint64(x + types.uint64(at)), total)
-            total = types.int32(sum_lanes(total))
+                        for number in range(i32(lane), i32(runs), i32(lanes)):
+                            at = i64(at_pixel + of_channel(i32(first_channel + number * run)))
+                            total = add(u64(x + u64(at)), total)
+            total = i32(sum_lanes(total))
             if lane == 0:
-                without = types.int32(total - types.int32(x_zero_point) * types.int32(taps * channels))
-                ptx.store_global_u32(types.uint64(sums + 4 * types.uint64(entry)), types.uint32(without))
+                without = i32(total - i32(x_zero_point) * i32(taps * channels))
+                ptx.store_global_u32(u64(sums + 4 * u64(entry)), u32(without))
 
     return sum_windows
 

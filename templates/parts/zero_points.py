@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import device_op, shared_base
 from schedsearch.launch import Grid, Pointer
@@ -34,6 +34,7 @@ from schedsearch.ops.layout import Layout
 from schedsearch.template import KernelStep
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import AxisStrides
+from schedsearch.templates.parts.casts import i32, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.epilogue_fragments import TileRows, row_and_column
 from schedsearch.workload import Workload
@@ -165,16 +166,16 @@ class ZeroPoint:
         w, (out_h, out_w) = self.workload, CONV2D.output_hw(self.workload.params)
         out_pixels, columns, k = out_h * out_w, self.columns.count, w.k
         row_class, column_class = _class_of(self.rows), _class_of(self.columns)
-        count = types.uint32 if (w.n + 1) * out_pixels < 2**31 else types.uint64
+        count = u32 if (w.n + 1) * out_pixels < 2**31 else u64
 
         def place(pixel: Any) -> Any:
-            within = types.uint32(count(pixel) % count(out_pixels))
-            p = types.uint32(within // types.uint32(out_w))
-            q = types.int32(within - p * types.uint32(out_w))
-            return types.int32((row_class(types.int32(p)) * columns + column_class(q)) * k)
+            within = u32(count(pixel) % count(out_pixels))
+            p = u32(within // u32(out_w))
+            q = i32(within - p * u32(out_w))
+            return i32((row_class(i32(p)) * columns + column_class(q)) * k)
 
         def only_place(pixel: Any) -> Any:
-            return types.int32(0)
+            return i32(0)
 
         return place if self.classes > 1 else only_place
 
@@ -188,7 +189,7 @@ class ZeroPoint:
         table, scalar = epilogue.index(TABLE), epilogue.index(SCALAR)
 
         def correct_sums(values: Any, columns: Any, row: Any, k: Any, operands: Any) -> None:
-            row_8 = types.int32(row + 8)
+            row_8 = i32(row + 8)
             correct(values, columns, place(row), place(row_8), k, operands[table], operands[scalar])
 
         return correct_sums
@@ -258,10 +259,10 @@ def _class_of(axis: AxisClasses) -> Callable[[Any], Any]:
     before, last = axis.before, axis.last
 
     def class_of(position: Any) -> Any:
-        return types.int32(min(position, types.int32(before)) + max(types.int32(position - last), types.int32(0)))
+        return i32(min(position, i32(before)) + max(i32(position - last), i32(0)))
 
     def only_class(position: Any) -> Any:
-        return types.int32(0)
+        return i32(0)
 
     return class_of if axis.count > 1 else only_class
 
@@ -278,26 +279,26 @@ def _build_table(zero: ZeroPoint, layout: str) -> Callable[..., None]:
     add, row_span, column_span = ptx.add_bytes(w.weight_dtype, run), _valid_taps(zero.rows), _valid_taps(zero.columns)
 
     def sum_weights(weight: Any, table: Any) -> None:
-        channel, thread, shared = types.int32(cuda.blockIdx.x), types.int32(cuda.threadIdx.x), shared_base()
-        for tap in range(types.int32(thread >> 5), types.int32(taps), types.int32(warps)):
-            total = types.int32(0)
-            for number in range(types.int32(thread & 31), types.int32(runs), types.int32(32)):
-                at = offset(channel, tap, types.int32(number * run))
-                total = add(types.uint64(weight + types.uint64(at)), total)
+        channel, thread, shared = i32(cuda.blockIdx.x), i32(cuda.threadIdx.x), shared_base()
+        for tap in range(i32(thread >> 5), i32(taps), i32(warps)):
+            total = i32(0)
+            for number in range(i32(thread & 31), i32(runs), i32(32)):
+                at = offset(channel, tap, i32(number * run))
+                total = add(u64(weight + u64(at)), total)
             total = ptx.warp_sum(total)
             if thread & 31 == 0:
-                ptx.store_shared_i32(types.uint32(shared + 4 * tap), total)
+                ptx.store_shared_i32(u32(shared + 4 * tap), total)
         cuda.syncthreads()
-        for number in range(thread, types.int32(classes), types.int32(THREADS)):
-            row_class = types.int32(types.uint32(number) // types.uint32(columns))
+        for number in range(thread, i32(classes), i32(THREADS)):
+            row_class = i32(u32(number) // u32(columns))
             first_h, stop_h = row_span(row_class)
-            first_w, stop_w = column_span(types.int32(number - row_class * columns))
-            total = types.int32(0)
+            first_w, stop_w = column_span(i32(number - row_class * columns))
+            total = i32(0)
             for tap_h in range(first_h, stop_h):
                 for tap_w in range(first_w, stop_w):
-                    total = types.int32(total + ptx.load_shared_i32(types.uint32(shared + 4 * (tap_h * kernel_w + tap_w))))
-            entry = types.uint64(types.uint64(number) * types.uint64(k) + types.uint64(channel))
-            ptx.store_global_u32(types.uint64(table + 4 * entry), types.uint32(total))
+                    total = i32(total + ptx.load_shared_i32(u32(shared + 4 * (tap_h * kernel_w + tap_w))))
+            entry = u64(u64(number) * u64(k) + u64(channel))
+            ptx.store_global_u32(u64(table + 4 * entry), u32(total))
 
     return sum_weights
 
@@ -308,11 +309,11 @@ def _valid_taps(axis: AxisClasses) -> Callable[[Any], Any]:
     stride, padding, dilation, size, taps = axis.stride, axis.padding, axis.dilation, axis.size, axis.taps
 
     def span(number: Any) -> Any:
-        position = types.int32(number + (skipped if number > before else 0))
-        first_input = types.int32(position * stride - padding)  # of tap 0
-        first = types.int32((max(-first_input, 0) + dilation - 1) // dilation)
-        stop = types.int32((max(size - first_input, 0) + dilation - 1) // dilation)
-        return first, min(stop, types.int32(taps))
+        position = i32(number + (skipped if number > before else 0))
+        first_input = i32(position * stride - padding)  # of tap 0
+        first = i32((max(-first_input, 0) + dilation - 1) // dilation)
+        stop = i32((max(size - first_input, 0) + dilation - 1) // dilation)
+        return first, min(stop, i32(taps))
 
     return span
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
@@ -16,6 +14,7 @@ from schedsearch.ops.images import planes_of
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.pool2d.windows import Axis
@@ -82,12 +81,12 @@ def pool_kernel(p: Workload, block: int, width: int) -> Callable[..., None]:
     x_size, y_size, stored = p.signature[0].size, p.output.whole, place_of(p.output)
     element, widen, narrow = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype)
     combine, mean = _larger if p.mode == "max" else _added, p.mode == "average"
-    first = types.float32(-math.inf if p.mode == "max" else 0.0)
+    first = f32(-math.inf if p.mode == "max" else 0.0)
     count_rows, count_columns = rows.counted(), columns.counted()
 
     def pool(x: Any, y: Any, start: Any, stop: Any) -> None:
         source, out = as_array(x, (x_size,), element), as_array(y, (y_size,), element)
-        found = as_array(memory(), (numbers,), types.float32)
+        found = as_array(memory(), (numbers,), f32)
         for item in range(start, stop):
             channel, rest = item % blocks * block, item // blocks
             column, rest = rest % parts * width, rest // parts
@@ -111,9 +110,9 @@ def pool_kernel(p: Workload, block: int, width: int) -> Callable[..., None]:
                             found[to + c] = combine(found[to + c], widen(source[at + c]))
             for q in range(column, end):
                 to = stored(((plane * rows_out + row) * across + q) * channels + channel)
-                divisor = types.float32(1)
+                divisor = f32(1)
                 if mean:
-                    divisor = types.float32(count_rows(row * stride_h - top) * count_columns(q * stride_w - left))
+                    divisor = f32(count_rows(row * stride_h - top) * count_columns(q * stride_w - left))
                 for c in range(count):
                     out[to + c] = narrow(found[(q - column) * block + c] / divisor)
 

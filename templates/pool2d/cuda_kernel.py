@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import planes_of
 from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.pool2d.windows import Axis
 from schedsearch.workload import Workload
@@ -75,19 +76,19 @@ def window_kernel(pool: Pool, tile_h: int, tile_w: int, threads: int) -> Callabl
     stored = place_of(pool.y)
 
     def pool_windows(x, y) -> None:  # type: ignore[no-untyped-def]
-        item = types.int64(cuda.blockIdx.x) * threads + types.int64(cuda.threadIdx.x)
+        item = i64(cuda.blockIdx.x) * threads + i64(cuda.threadIdx.x)
         if item < items:
-            found = cuda.local.array(numbers, types.float32)
-            of_row = cuda.local.array(in_row, types.float32)
-            word = cuda.local.array(row_words, types.uint32)
-            value = cuda.local.array(vector, types.float32)
+            found = cuda.local.array(numbers, f32)
+            of_row = cuda.local.array(in_row, f32)
+            word = cuda.local.array(row_words, u32)
+            value = cuda.local.array(vector, f32)
             plane, row, column, channel = place(item)
-            h, w = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
-            corner = x + types.uint64(address(plane, h, w, channel))
+            h, w = i32(row * stride_h - top), i32(column * stride_w - left)
+            corner = x + u64(address(plane, h, w, channel))
             for i in range(0, span_h, step_h):
                 for j in range(span_w):
                     inside = contains(h + i, w + j)
-                    load(word, j * words, types.uint64(corner + types.uint64((i * width + j) * pixel)), inside)
+                    load(word, j * words, u64(corner + u64((i * width + j) * pixel)), inside)
                     outside(word, j * words, inside)
                 for j in range(span_w):
                     unpack(word, j * words, value, 0)
@@ -106,8 +107,8 @@ def window_kernel(pool: Pool, tile_h: int, tile_w: int, threads: int) -> Callabl
                 for t in range(tile_w):
                     if (row + u < rows_out) & (column + t < across):
                         to = stored(((plane * rows_out + row + u) * across + column + t) * channels + channel) * element
-                        at_h, at_w = types.int32(h + u * stride_h), types.int32(w + t * stride_w)
-                        finish(found, u * in_row + t * vector, y + types.uint64(to), at_h, at_w)
+                        at_h, at_w = i32(h + u * stride_h), i32(w + t * stride_w)
+                        finish(found, u * in_row + t * vector, y + u64(to), at_h, at_w)
 
     return pool_windows
 
@@ -132,27 +133,27 @@ def shared_kernel(pool: Pool, splits: int, threads: int) -> Callable[..., None]:
     between_lanes, between_splits = (1, lanes) if along_channels else (splits, 1)
 
     def pool_shared(x, y) -> None:  # type: ignore[no-untyped-def]
-        partial = cuda.shared.array(numbers, types.float32)
-        found = cuda.local.array(vector, types.float32)
-        word = cuda.local.array(held, types.uint32)
-        value = cuda.local.array(vector, types.float32)
-        thread = types.uint32(cuda.threadIdx.x)
-        lane = types.int32(thread // types.uint32(between_lanes) % types.uint32(lanes))
-        split = types.int32(thread // types.uint32(between_splits) % types.uint32(splits))
-        item = types.int64(cuda.blockIdx.x) * lanes + lane
-        plane, row, column, channel = place(min(item, types.int64(items - 1)))
-        h, w = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
-        corner = x + types.uint64(address(plane, h, w, channel))
+        partial = cuda.shared.array(numbers, f32)
+        found = cuda.local.array(vector, f32)
+        word = cuda.local.array(held, u32)
+        value = cuda.local.array(vector, f32)
+        thread = u32(cuda.threadIdx.x)
+        lane = i32(thread // u32(between_lanes) % u32(lanes))
+        split = i32(thread // u32(between_splits) % u32(splits))
+        item = i64(cuda.blockIdx.x) * lanes + lane
+        plane, row, column, channel = place(min(item, i64(items - 1)))
+        h, w = i32(row * stride_h - top), i32(column * stride_w - left)
+        corner = x + u64(address(plane, h, w, channel))
         for e in range(vector):
             found[e] = first
         for tap in range(split, taps, splits * in_flight):
             for i in range(in_flight):
-                number = types.uint32(tap + i * splits)
-                quotient = types.uint32(number // types.uint32(taps_w))
-                down = types.int32(quotient * types.uint32(step_h))
-                right = types.int32((number - quotient * types.uint32(taps_w)) * types.uint32(step_w))
+                number = u32(tap + i * splits)
+                quotient = u32(number // u32(taps_w))
+                down = i32(quotient * u32(step_h))
+                right = i32((number - quotient * u32(taps_w)) * u32(step_w))
                 inside = (number < taps) & contains(h + down, w + right)
-                load(word, i * words, types.uint64(corner + types.uint64(types.int64(down * width + right) * pixel)), inside)
+                load(word, i * words, u64(corner + u64(i64(down * width + right) * pixel)), inside)
                 outside(word, i * words, inside)
             for i in range(in_flight):
                 unpack(word, i * words, value, 0)
@@ -167,7 +168,7 @@ def shared_kernel(pool: Pool, splits: int, threads: int) -> Callable[..., None]:
                 found[0] = combine(found[0], partial[e * pitch + lane * between_lanes + i * between_splits])
             if item < items:
                 to = stored(((plane * rows_out + row) * across + column) * channels + channel + e) * element
-                finish(found, 0, y + types.uint64(to), h, w)
+                finish(found, 0, y + u64(to), h, w)
 
     return pool_shared
 
@@ -178,14 +179,14 @@ def _place(pool: Pool, tile_h: int, tile_w: int) -> Callable[[Any], Any]:
     across, rows = -(-pool.columns.outputs // tile_w), -(-pool.rows.outputs // tile_h)
 
     def place(item: Any) -> Any:
-        rest = types.uint32(item)
-        quotient = types.uint32(rest // types.uint32(lanes))
-        channel = types.int64(rest - quotient * types.uint32(lanes)) * vector
-        rest, quotient = quotient, types.uint32(quotient // types.uint32(across))
-        column = types.int32((rest - quotient * types.uint32(across)) * types.uint32(tile_w))
-        plane = types.uint32(quotient // types.uint32(rows))
-        row = types.int32((quotient - plane * types.uint32(rows)) * types.uint32(tile_h))
-        return types.int64(plane), row, column, channel
+        rest = u32(item)
+        quotient = u32(rest // u32(lanes))
+        channel = i64(rest - quotient * u32(lanes)) * vector
+        rest, quotient = quotient, u32(quotient // u32(across))
+        column = i32((rest - quotient * u32(across)) * u32(tile_w))
+        plane = u32(quotient // u32(rows))
+        row = i32((quotient - plane * u32(rows)) * u32(tile_h))
+        return i64(plane), row, column, channel
 
     return place
 
@@ -221,7 +222,7 @@ def _outside(pool: Pool) -> Callable[[Any, Any, Any], None]:
     def lower(word: Any, at: Any, inside: Any) -> None:
         for i in range(words):
             if not inside:
-                word[at + i] = types.uint32(lowest)
+                word[at + i] = u32(lowest)
 
     def nothing(word: Any, at: Any, inside: Any) -> None:
         pass
@@ -237,14 +238,14 @@ def combination(pool: Pool) -> Callable[[Any, Any], Any]:
         return larger(a, b)
 
     def total(a: Any, b: Any) -> Any:
-        return types.float32(a + b)
+        return f32(a + b)
 
     return largest if pool.largest else total
 
 
 def neutral(pool: Pool) -> Any:
     """The number that changes nothing when it is combined with another one."""
-    return types.float32(-math.inf if pool.largest else 0.0)
+    return f32(-math.inf if pool.largest else 0.0)
 
 
 def finishing(pool: Pool) -> Callable[..., None]:
@@ -255,15 +256,15 @@ def finishing(pool: Pool) -> Callable[..., None]:
     exact = not dtype_of(pool.dtype).is_float  # a product with the reciprocal can miss a half
 
     def finish(found: Any, at: Any, address: Any, h: Any, w: Any) -> None:
-        word = cuda.local.array(words, types.uint32)
+        word = cuda.local.array(words, u32)
         if mean:
-            count = types.float32(rows(h) * columns(w))
-            reciprocal = types.float32(types.float32(1) / count)
+            count = f32(rows(h) * columns(w))
+            reciprocal = f32(f32(1) / count)
             for e in range(vector):
                 if exact:
-                    found[at + e] = types.float32(found[at + e] / count)
+                    found[at + e] = f32(found[at + e] / count)
                 else:
-                    found[at + e] = types.float32(found[at + e] * reciprocal)
+                    found[at + e] = f32(found[at + e] * reciprocal)
         pack(found, at, word, 0)
         store(word, 0, address)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
@@ -20,6 +20,7 @@ from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts import moves, ptx, vectors
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.planes import VECTOR_BYTES, copy_in_of, least_planes
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY
@@ -129,24 +130,24 @@ def planes_kernel(pool: Pool, planes: int, tile: int, threads: int) -> Callable[
     loaded_rows, taps_h = (span_h - 1) // row_step + 1, rows.taps
 
     def pool_planes(x, y) -> None:  # type: ignore[no-untyped-def]
-        shared, thread = shared_base(), types.uint32(cuda.threadIdx.x)
-        first_plane = types.int64(cuda.blockIdx.x) * planes
-        inside_planes = types.int32(min(types.int64(planes), types.int64(count - first_plane)))
-        copy_in(shared, types.uint64(x + types.uint64(first_plane * plane_bytes)), inside_planes, thread, plane_bytes)
+        shared, thread = shared_base(), u32(cuda.threadIdx.x)
+        first_plane = i64(cuda.blockIdx.x) * planes
+        inside_planes = i32(min(i64(planes), i64(count - first_plane)))
+        copy_in(shared, u64(x + u64(first_plane * plane_bytes)), inside_planes, thread, plane_bytes)
         ptx.cp_async_commit()
-        found = cuda.local.array(tile, types.float32)
-        of_row = cuda.local.array(loaded_rows, types.float32)  # pixels of a row of x that belong to a window, combined
-        word = cuda.local.array(1, types.uint32)
-        value = cuda.local.array(1, types.float32)
+        found = cuda.local.array(tile, f32)
+        of_row = cuda.local.array(loaded_rows, f32)  # pixels of a row of x that belong to a window, combined
+        word = cuda.local.array(1, u32)
+        value = cuda.local.array(1, f32)
         wait_all()
         cuda.syncthreads()
-        for item in range(types.int32(thread), types.int32(inside_planes * (strips * across)), threads):
-            place = types.uint32(item) // types.uint32(across)
-            column = types.int32(types.uint32(item) - place * types.uint32(across))
-            plane = types.int32(place // types.uint32(strips))
-            row = types.int32((place - types.uint32(plane) * types.uint32(strips)) * types.uint32(tile))
-            h, w = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
-            source = types.int32(shared + plane * plane_bytes + (h * width + w) * element)
+        for item in range(i32(thread), i32(inside_planes * (strips * across)), threads):
+            place = u32(item) // u32(across)
+            column = i32(u32(item) - place * u32(across))
+            plane = i32(place // u32(strips))
+            row = i32((place - u32(plane) * u32(strips)) * u32(tile))
+            h, w = i32(row * stride_h - top), i32(column * stride_w - left)
+            source = i32(shared + plane * plane_bytes + (h * width + w) * element)
             for number in range(loaded_rows):
                 i = number * row_step
                 inside_h = True
@@ -160,8 +161,8 @@ def planes_kernel(pool: Pool, planes: int, tile: int, threads: int) -> Callable[
                         inside = inside & (w + j * step_w >= 0)
                     if j * step_w >= safe_w:
                         inside = inside & (w + j * step_w < width)
-                    at = types.int32(source + (i * width + j * step_w) * element)
-                    load(word, 0, types.uint32(at if inside else shared))
+                    at = i32(source + (i * width + j * step_w) * element)
+                    load(word, 0, u32(at if inside else shared))
                     unpack(word, 0, value, 0)
                     pixel = value[0] if inside else first
                     of_row[number] = combine(of_row[number], pixel) if j > 0 else pixel
@@ -172,7 +173,7 @@ def planes_kernel(pool: Pool, planes: int, tile: int, threads: int) -> Callable[
             for u in range(tile):
                 if row + u < down:
                     to = stored(((first_plane + plane) * down + row + u) * across + column) * element
-                    finish(found, u, y + types.uint64(to), types.int32(h + u * stride_h), w)
+                    finish(found, u, y + u64(to), i32(h + u * stride_h), w)
 
     return pool_planes
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.images import planes_of
 from schedsearch.ops.pool2d import pooled_hw
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
+from schedsearch.templates.parts.casts import i64
 from schedsearch.templates.parts.reference import gather, half_to_even, reader, reference_source, sharer, writer
 from schedsearch.workload import Workload
 
@@ -39,7 +39,7 @@ class Pool2dReference(Reference):
 
         def pool_average_integers(x: Any, y: Any, start: Any, stop: Any) -> None:
             for at in items(start, stop):
-                write(y, at, types.int64(half_to_even(average(x, at)[0])))
+                write(y, at, i64(half_to_even(average(x, at)[0])))
 
         function: Callable[..., None] = pool_max
         if workload.mode == "average":
@@ -113,7 +113,7 @@ def _largest(p: Workload, target: Target) -> Callable[[Any, Any], Any]:
         return found
 
     def largest_integer(x: Any, at: Any) -> Any:
-        return types.int64(largest(x, at))
+        return i64(largest(x, at))
 
     return largest if is_float else largest_integer
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import types
-
 from schedsearch.ops.pool2d import pooled_hw, reached_padding
+from schedsearch.templates.parts.casts import i32
 from schedsearch.workload import Workload
 
 
@@ -57,10 +56,10 @@ class Axis:
             """Those before `stop`, less those before `start`."""
             below = min((stop - first + step - 1) // step, taps)
             before = max((start - first + step - 1) // step, 0)
-            return types.int32(below - before)
+            return i32(below - before)
 
         def every(first: Any) -> Any:
-            return types.int32(taps)
+            return i32(taps)
 
         last = (self.outputs - 1) * self.stride - self.before + (taps - 1) * step
         return every if -self.before >= start and last < stop else some

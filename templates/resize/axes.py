@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.ops.resize import Line, coordinate, nearest
+from schedsearch.templates.parts.casts import f32, i32, u32, u64
 from schedsearch.workload import Workload
 
 
@@ -17,7 +16,7 @@ def nearest_pixel(p: Workload, axis: int) -> Callable[[Any], Any]:
 
     def pixel(position: Any) -> Any:
         whole, _ = floor(position)
-        return types.int32(min(max(whole, 0), last))
+        return i32(min(max(whole, 0), last))
 
     return pixel
 
@@ -25,19 +24,19 @@ def nearest_pixel(p: Workload, axis: int) -> Callable[[Any], Any]:
 def pixels_around(p: Workload, axis: int) -> Callable[[Any], Any]:
     """`around(position)`: the two pixels beside the coordinate, int32, and the weight of the second one, float32."""
     line = coordinate(p.params, axis)
-    last, floor, divisor = (p.h, p.w)[axis] - 1, _floor(line, (p.oh, p.ow)[axis]), types.float32(line.divisor)
+    last, floor, divisor = (p.h, p.w)[axis] - 1, _floor(line, (p.oh, p.ow)[axis]), f32(line.divisor)
 
     def around(position: Any) -> Any:
         whole, rest = floor(position)
-        weight = types.float32(types.float32(rest) / divisor)
-        return types.int32(min(max(whole, 0), last)), types.int32(min(max(whole + 1, 0), last)), weight
+        weight = f32(f32(rest) / divisor)
+        return i32(min(max(whole, 0), last)), i32(min(max(whole + 1, 0), last)), weight
 
     return around
 
 
 def between(a: Any, b: Any, share: Any) -> Any:
     """a + share * (b - a), with weights, so that a share of 0 or 1 gives a or b exactly."""
-    return types.float32(types.float32(a * types.float32(types.float32(1) - share)) + types.float32(b * share))
+    return f32(f32(a * f32(f32(1) - share)) + f32(b * share))
 
 
 def _floor(line: Line, positions: int) -> Callable[[Any], Any]:
@@ -47,11 +46,11 @@ def _floor(line: Line, positions: int) -> Callable[[Any], Any]:
     """
     before = max(-(line.shift // line.divisor), 0)
     factor, shift, divisor = line.factor, line.shift + before * line.divisor, line.divisor
-    number = types.uint32 if factor * (positions - 1) + shift < 2**32 else types.uint64
+    number = u32 if factor * (positions - 1) + shift < 2**32 else u64
 
     def floor(position: Any) -> Any:
         above = number(number(position) * number(factor) + number(shift))
         whole = number(above // number(divisor))
-        return types.int32(types.int32(whole) - before), number(above - whole * number(divisor))
+        return i32(i32(whole) - before), number(above - whole * number(divisor))
 
     return floor

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -14,12 +12,12 @@ from schedsearch.ops.resize import positions
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.resize.axes import nearest_pixel, pixels_around
 from schedsearch.workload import Workload
 
-F32 = types.float32
 _MAX_ITEMS = 2**31 - 1
 
 
@@ -91,10 +89,10 @@ def linear_kernel(p: Workload, together: int) -> Callable[..., None]:
             above, below, share = down(number % rows)
             plane = number // rows * height
             first, second = (plane + above) * width * channels, (plane + below) * width * channels
-            rest = F32(F32(1) - share)
+            rest = f32(f32(1) - share)
             for column in range(out_w):
                 left, right, share_w = across(column)
-                rest_w, to = F32(F32(1) - share_w), place((number * out_w + column) * channels)
+                rest_w, to = f32(f32(1) - share_w), place((number * out_w + column) * channels)
                 for c in range(channels):
                     a, b = source[first + left * channels + c], source[first + right * channels + c]
                     upper = between(widen(a), widen(b), rest_w, share_w)
@@ -106,4 +104,4 @@ def linear_kernel(p: Workload, together: int) -> Callable[..., None]:
 
 
 def between(a: Any, b: Any, rest: Any, share: Any) -> Any:
-    return F32(F32(a * rest) + F32(b * share))
+    return f32(f32(a * rest) + f32(b * share))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -18,6 +18,7 @@ from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.slices import place_of, vector_limits
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.templates.resize.axes import between, nearest_pixel, pixels_around
@@ -112,26 +113,26 @@ def resize_kernel(p: Workload, vector: int, tile: int, threads: int, window: Win
     pack, store, place = vectors.pack(p.dtype, stored), vectors.store(p.dtype, stored), place_of(p.output)
 
     def resize(x, y) -> None:  # type: ignore[no-untyped-def]
-        item = types.int64(cuda.blockIdx.x) * threads + types.int64(cuda.threadIdx.x)
+        item = i64(cuda.blockIdx.x) * threads + i64(cuda.threadIdx.x)
         if item < items:
-            word = cuda.local.array(held, types.uint32)
-            share = cuda.local.array(weights, types.float32)
-            number = cuda.local.array(numbers, types.float32)
-            rounded = cuda.local.array(words_out, types.uint32)
-            rest = types.uint32(item)
-            quotient = types.uint32(rest // types.uint32(lanes))
-            channel = types.int64(rest - quotient * types.uint32(lanes)) * vector
-            rest, quotient = quotient, types.uint32(quotient // types.uint32(groups))
-            column = types.int32((rest - quotient * types.uint32(groups)) * types.uint32(tile))
-            plane = types.uint32(quotient // types.uint32(rows))
-            row = types.int32(quotient - plane * types.uint32(rows))
-            fetch(word, share, x, types.int64(plane), row, column, channel)
+            word = cuda.local.array(held, u32)
+            share = cuda.local.array(weights, f32)
+            number = cuda.local.array(numbers, f32)
+            rounded = cuda.local.array(words_out, u32)
+            rest = u32(item)
+            quotient = u32(rest // u32(lanes))
+            channel = i64(rest - quotient * u32(lanes)) * vector
+            rest, quotient = quotient, u32(quotient // u32(groups))
+            column = i32((rest - quotient * u32(groups)) * u32(tile))
+            plane = u32(quotient // u32(rows))
+            row = i32(quotient - plane * u32(rows))
+            fetch(word, share, x, i64(plane), row, column, channel)
             mix(word, share, number)
             for i in range(stores):
                 if column + i < width:
                     pack(number, i * stored, rounded, 0)
-                    at = place(((types.int64(plane) * rows + row) * width + column + i) * channels + channel)
-                    store(rounded, 0, y + types.uint64(at * element))
+                    at = place(((i64(plane) * rows + row) * width + column + i) * channels + channel)
+                    store(rounded, 0, y + u64(at * element))
 
     return resize
 
@@ -152,9 +153,9 @@ def _nearest(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], 
     def fetch(word: Any, share: Any, x: Any, plane: Any, row: Any, column: Any, channel: Any) -> None:
         first = (plane * height + down(row)) * width
         for t in range(tile):
-            position = min(types.int32(column + t), types.int32(out_w - 1))
+            position = min(i32(column + t), i32(out_w - 1))
             at = (first + across(position)) * channels + channel
-            load(word, t * words, x + types.uint64(at * element), 1)
+            load(word, t * words, x + u64(at * element), 1)
 
     def mix(word: Any, share: Any, number: Any) -> None:
         for t in range(tile):
@@ -175,13 +176,13 @@ def _linear(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], C
         above, below, share[0] = down(row)
         first, second = (plane * height + above) * width, (plane * height + below) * width
         for t in range(tile):
-            left, right, share[1 + t] = across(min(types.int32(column + t), types.int32(out_w - 1)))
+            left, right, share[1 + t] = across(min(i32(column + t), i32(out_w - 1)))
             for i in range(4):
                 at = (first if i < 2 else second) + (left if i % 2 == 0 else right)
-                load(word, (4 * t + i) * words, x + types.uint64((at * channels + channel) * element), 1)
+                load(word, (4 * t + i) * words, x + u64((at * channels + channel) * element), 1)
 
     def mix(word: Any, share: Any, number: Any) -> None:
-        pixel = cuda.local.array(four, types.float32)
+        pixel = cuda.local.array(four, f32)
         for t in range(tile):
             for i in range(4):
                 unpack(word, (4 * t + i) * words, pixel, i * vector)

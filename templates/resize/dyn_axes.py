@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.launch import NumbaArray, Param, Pointer
 from schedsearch.ops.bounded import extents_of
 from schedsearch.ops.dyn_resize import given_scale, height_and_width, largest_numerator
 from schedsearch.templates.arrange.kernels import measuring
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.workload import Workload
 
 # rounding -> (times, plus, minus): the nearest pixel is the floor of (times * numerator + plus * d - minus) / (times * d)
@@ -45,15 +44,15 @@ def images_in_use(p: Workload) -> Callable[[Any, Any], Any]:
         possible, extents = measure(operands)
         if first:
             for axis in range(rank):
-                operands[y_extents][axis] = extents[axis] if possible else types.int64(0)
+                operands[y_extents][axis] = extents[axis] if possible else i64(0)
         if not possible:
-            return types.int64(0), types.int64(0), types.int64(0), types.int64(0), types.int64(0)
+            return i64(0), i64(0), i64(0), i64(0), i64(0)
         return (
-            types.int64(extents[0] * planes),
-            types.int64(min(operands[x_extents][vertical], height)),
-            types.int64(min(operands[x_extents][horizontal], width)),
-            types.int64(extents[vertical]),
-            types.int64(extents[horizontal]),
+            i64(extents[0] * planes),
+            i64(min(operands[x_extents][vertical], height)),
+            i64(min(operands[x_extents][horizontal], width)),
+            i64(extents[vertical]),
+            i64(extents[horizontal]),
         )
 
     return images
@@ -61,12 +60,12 @@ def images_in_use(p: Workload) -> Callable[[Any, Any], Any]:
 
 def line_of_run(p: Workload, axis: int) -> Callable[[Any, Any], Any]:
     """`line(size, out) -> (factor, shift, divisor)`, without a sign: of x's size and y's along an axis."""
-    number = types.uint32 if largest_numerator(p.params, axis) < 2**32 else types.uint64
+    number = u32 if largest_numerator(p.params, axis) < 2**32 else u64
     times, plus, minus = _ROUNDED[p.rounding] if p.mode == "nearest" else (1, 0, 0)
     coordinate = _coordinate(p, axis)
 
     def line(size: Any, out: Any) -> Any:
-        factor, shift, divisor = coordinate(types.int64(size), types.int64(out))
+        factor, shift, divisor = coordinate(i64(size), i64(out))
         shift = (shift + divisor) * times + divisor * plus - minus
         return number(factor * times), number(shift), number(divisor * times)
 
@@ -77,7 +76,7 @@ def _coordinate(p: Workload, axis: int) -> Callable[[Any, Any], Any]:
     """`coordinate(size, out) -> (factor, shift, divisor)`, as `ops.resize.coordinate`."""
     scale = given_scale(p.params, axis)
     above, below = (0, 0) if scale is None else (scale.numerator, scale.denominator)
-    whole = types.int64
+    whole = i64
 
     def of_sizes(size: Any, out: Any) -> Any:
         return out, size
@@ -114,27 +113,27 @@ def floor_at(position: Any, line: Any, number: Any) -> Any:
     factor, shift, divisor = line
     above = number(number(position) * factor + shift)
     whole = number(above // divisor)
-    return types.int32(types.int64(whole) - 1), number(above - number(whole * divisor))
+    return i32(i64(whole) - 1), number(above - number(whole * divisor))
 
 
 def pixel_of_run(p: Workload, axis: int) -> Callable[[Any, Any, Any], Any]:
     """`pixel(position, line, size)`: the nearest pixel of x, int32."""
-    number = types.uint32 if largest_numerator(p.params, axis) < 2**32 else types.uint64
+    number = u32 if largest_numerator(p.params, axis) < 2**32 else u64
 
     def pixel(position: Any, line: Any, size: Any) -> Any:
         whole, _ = floor_at(position, line, number)
-        return types.int32(min(max(whole, 0), types.int32(size - 1)))
+        return i32(min(max(whole, 0), i32(size - 1)))
 
     return pixel
 
 
 def pixels_of_run(p: Workload, axis: int) -> Callable[[Any, Any, Any], Any]:
     """`around(position, line, size)`: the two pixels beside the coordinate, int32, and the weight of the second, float32."""
-    number = types.uint32 if largest_numerator(p.params, axis) < 2**32 else types.uint64
+    number = u32 if largest_numerator(p.params, axis) < 2**32 else u64
 
     def around(position: Any, line: Any, size: Any) -> Any:
         whole, rest = floor_at(position, line, number)
-        last, weight = types.int32(size - 1), types.float32(types.float32(rest) / types.float32(line[2]))
-        return types.int32(min(max(whole, 0), last)), types.int32(min(max(whole + 1, 0), last)), weight
+        last, weight = i32(size - 1), f32(f32(rest) / f32(line[2]))
+        return i32(min(max(whole, 0), last)), i32(min(max(whole + 1, 0), last)), weight
 
     return around

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.launch import Grid
@@ -14,12 +12,12 @@ from schedsearch.ops.resize import positions
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
 from schedsearch.templates.resize.cpu import between
 from schedsearch.templates.resize.dyn_axes import images_in_use, line_of_run, parameters, pixel_of_run, pixels_of_run
 from schedsearch.workload import Workload
 
-F32 = types.float32
 _LEAST = 4096  # elements that are worth a thread
 
 
@@ -93,12 +91,12 @@ def _linear(p: Workload) -> Callable[..., None]:
         source: Any, out: Any, to: Any, plane: Any, row: Any, columns: Any, sizes: Any, row_line: Any, column_line: Any
     ) -> None:
         above, below, share = down(row, row_line, sizes[0])
-        rest = F32(F32(1) - share)
+        rest = f32(f32(1) - share)
         first = (plane * most_height + above) * most_width * channels
         second = (plane * most_height + below) * most_width * channels
         for column in range(columns):
             left, right, share_w = across(column, column_line, sizes[1])
-            rest_w = F32(F32(1) - share_w)
+            rest_w = f32(f32(1) - share_w)
             for c in range(channels):
                 a, b = source[first + left * channels + c], source[first + right * channels + c]
                 upper = between(widen(a), widen(b), rest_w, share_w)

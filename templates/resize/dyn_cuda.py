@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid
@@ -16,6 +16,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.casts import f32, i64, u32, u64
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.templates.resize.axes import between
 from schedsearch.templates.resize.dyn_axes import images_in_use, line_of_run, parameters, pixel_of_run, pixels_of_run
@@ -75,25 +76,25 @@ def dyn_resize_kernel(p: Workload, vector: int, threads: int) -> Callable[..., N
     store, words_out = vectors.store(p.dtype, vector), vectors.words_of(p.dtype, vector)
 
     def dyn_resize(*operands: Any) -> None:
-        thread = types.int64(cuda.blockIdx.x) * threads + types.int64(cuda.threadIdx.x)
+        thread = i64(cuda.blockIdx.x) * threads + i64(cuda.threadIdx.x)
         planes, height, width, rows, columns = images(operands, thread == 0)
         row_line, column_line = down(height, rows), across(width, columns)
-        word = cuda.local.array(held, types.uint32)
-        number = cuda.local.array(numbers, types.float32)
-        rounded = cuda.local.array(words_out, types.uint32)
-        step = types.int64(cuda.gridDim.x) * threads
+        word = cuda.local.array(held, u32)
+        number = cuda.local.array(numbers, f32)
+        rounded = cuda.local.array(words_out, u32)
+        step = i64(cuda.gridDim.x) * threads
         for item in range(thread, planes * rows * columns * lanes, step):
-            rest = types.uint32(item)
-            above = types.uint32(rest // types.uint32(lanes))
-            channel = types.int64(types.uint32(rest - types.uint32(above * types.uint32(lanes)))) * vector
-            rest, above = above, types.uint32(above // types.uint32(columns))
-            column = types.int64(types.uint32(rest - types.uint32(above * types.uint32(columns))))
-            plane = types.uint32(above // types.uint32(rows))
-            row = types.int64(types.uint32(above - types.uint32(plane * types.uint32(rows))))
-            place = types.int64(plane), row, column, channel
+            rest = u32(item)
+            above = u32(rest // u32(lanes))
+            channel = i64(u32(rest - u32(above * u32(lanes)))) * vector
+            rest, above = above, u32(above // u32(columns))
+            column = i64(u32(rest - u32(above * u32(columns))))
+            plane = u32(above // u32(rows))
+            row = i64(u32(above - u32(plane * u32(rows))))
+            place = i64(plane), row, column, channel
             compute(word, number, rounded, operands[0], place, (height, width), row_line, column_line)
-            at = ((types.int64(plane) * most_rows + row) * most_columns + column) * channels + channel
-            store(rounded, 0, operands[y] + types.uint64(at * element))
+            at = ((i64(plane) * most_rows + row) * most_columns + column) * channels + channel
+            store(rounded, 0, operands[y] + u64(at * element))
 
     return dyn_resize
 
@@ -111,7 +112,7 @@ def _nearest(p: Workload, vector: int) -> tuple[_Compute, int, int]:
         plane, row, column, channel = place
         first = (plane * most_height + down(row, row_line, sizes[0])) * most_width
         at = (first + across(column, column_line, sizes[1])) * channels + channel
-        load(rounded, 0, x + types.uint64(at * element), 1)
+        load(rounded, 0, x + u64(at * element), 1)
 
     return compute, 1, 1
 
@@ -131,7 +132,7 @@ def _linear(p: Workload, vector: int) -> tuple[_Compute, int, int]:
         for i in range(4):
             first = (plane * most_height + (top if i < 2 else bottom)) * most_width
             at = (first + (left if i % 2 == 0 else right)) * channels + channel
-            load(word, i * words, x + types.uint64(at * element), 1)
+            load(word, i * words, x + u64(at * element), 1)
         for i in range(4):
             unpack(word, i * words, number, i * vector)
         for e in range(vector):

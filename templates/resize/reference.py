@@ -7,12 +7,12 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.resize import coordinate, nearest, positions
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
+from schedsearch.templates.parts.casts import f64
 from schedsearch.templates.parts.reference import gather, reader, reference_source, sharer, writer
 from schedsearch.workload import Workload
 
@@ -54,8 +54,8 @@ class ResizeReference(Reference):
                 value = largest = 0.0
                 for i in range(2):
                     for j in range(2):
-                        share_h = types.float64(above_h - h * d_h) / d_h
-                        share_w = types.float64(above_w - w * d_w) / d_w
+                        share_h = f64(above_h - h * d_h) / d_h
+                        share_w = f64(above_w - w * d_w) / d_w
                         found = pixel(x, plane, h + i, w + j, at % channels)
                         weight = (share_h if i else 1.0 - share_h) * (share_w if j else 1.0 - share_w)
                         value += weight * found

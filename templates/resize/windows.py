@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.resize import coordinate, positions
 from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.casts import f32, i32, u32, u64
 from schedsearch.templates.resize.axes import between, pixels_around
 from schedsearch.workload import Workload
 
@@ -79,19 +80,19 @@ def linear_once(p: Workload, tile: int, window: Window) -> tuple[Callable[..., N
 
     def fetch(word: Any, share: Any, x: Any, plane: Any, row: Any, column: Any, channel: Any) -> None:
         above, below, share[0] = down(row)
-        first = types.int32(types.int32(types.uint32(column) // types.uint32(tile)) * step + begin)
+        first = i32(i32(u32(column) // u32(tile)) * step + begin)
         for r in range(2):
             line_at = (plane * height + (above if r == 0 else below)) * width
             for i in range(wide):
                 at = line_at + (first + before + i * vector)
-                load_wide(word, r * row_words + i * wide_words, x + types.uint64(at * element), 1)
+                load_wide(word, r * row_words + i * wide_words, x + u64(at * element), 1)
             for i in range(singles):
-                place = types.int32(first + (i if i < before else after - before + i))
-                at = line_at + min(max(place, types.int32(0)), types.int32(width - 1))
-                load_one(word, r * row_words + wide * wide_words + i, x + types.uint64(at * element), 1)
+                place = i32(first + (i if i < before else after - before + i))
+                at = line_at + min(max(place, i32(0)), i32(width - 1))
+                load_one(word, r * row_words + wide * wide_words + i, x + u64(at * element), 1)
 
     def mix(word: Any, share: Any, number: Any) -> None:
-        pixel = cuda.local.array(pixels, types.float32)
+        pixel = cuda.local.array(pixels, f32)
         for r in range(2):
             for i in range(wide):
                 unpack_wide(word, r * row_words + i * wide_words, pixel, r * count + before + i * vector)
@@ -100,7 +101,7 @@ def linear_once(p: Workload, tile: int, window: Window) -> tuple[Callable[..., N
                 unpack_one(word, r * row_words + wide * wide_words + i, pixel, r * count + place)
         for t in range(tile):
             place = (t * factor + rest) // divisor
-            weight = types.float32(types.float32((t * factor + rest) % divisor) / types.float32(divisor))
+            weight = f32(f32((t * factor + rest) % divisor) / f32(divisor))
             above = between(pixel[place], pixel[place + 1], weight)
             below = between(pixel[count + place], pixel[count + place + 1], weight)
             number[t] = between(above, below, share[0])

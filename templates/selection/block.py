@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
+from schedsearch.templates.parts.casts import i32, i64, u32
 from schedsearch.templates.selection.keys import LAST, pair
 
 WARP = 32
@@ -29,18 +30,18 @@ def positions(threads: int) -> Callable[[Any, Any], Any]:
     warps = threads // WARP
 
     def place(flag: Any, partial: Any) -> Any:
-        thread = types.int32(cuda.threadIdx.x)
+        thread = i32(cuda.threadIdx.x)
         warp, lane = thread // WARP, thread % WARP
-        votes = types.int64(cuda.ballot_sync(EVERY_LANE, flag)) & EVERY_LANE
+        votes = i64(cuda.ballot_sync(EVERY_LANE, flag)) & EVERY_LANE
         if lane == 0:
             partial[warp] = cuda.popc(votes)
         cuda.syncthreads()
-        before = types.int32(cuda.popc(votes & ((types.int64(1) << types.int64(lane)) - 1)))
-        total = types.int32(0)
+        before = i32(cuda.popc(votes & ((i64(1) << i64(lane)) - 1)))
+        total = i32(0)
         for other in range(warps):
-            count = types.int32(partial[other])
-            before = types.int32(before + count) if other < warp else before
-            total = types.int32(total + count)
+            count = i32(partial[other])
+            before = i32(before + count) if other < warp else before
+            total = i32(total + count)
         cuda.syncthreads()
         return before, total
 
@@ -51,16 +52,16 @@ def block_sum(threads: int) -> Callable[[Any, Any], Any]:
     """`total(value, partial)` for kernels: the sum of a number of every thread; `partial` has `threads` int32."""
 
     def total(value: Any, partial: Any) -> Any:
-        thread = types.int32(cuda.threadIdx.x)
+        thread = i32(cuda.threadIdx.x)
         partial[thread] = value
         cuda.syncthreads()
-        half = types.int32(threads // 2)
+        half = i32(threads // 2)
         while half > 0:
             if thread < half:
                 partial[thread] += partial[thread + half]
             cuda.syncthreads()
-            half = types.int32(half // 2)
-        found = types.int32(partial[0])
+            half = i32(half // 2)
+        found = i32(partial[0])
         cuda.syncthreads()
         return found
 
@@ -75,9 +76,9 @@ def loader(threads: int, each: int, key_at: Callable[[Any, Any], Any]) -> Callab
     """
 
     def load(data: Any, base: Any, stop: Any, keys: Any) -> None:
-        last = types.uint32(stop - 1)
+        last = u32(stop - 1)
         for e in range(each):
-            keys[e] = key_at(data, min(types.uint32(base + e * threads + cuda.threadIdx.x), last))
+            keys[e] = key_at(data, min(u32(base + e * threads + cuda.threadIdx.x), last))
 
     return load
 
@@ -92,18 +93,18 @@ def digit_counter(threads: int, each: int, key_at: Callable[[Any, Any], Any]) ->
     load, tile = loader(threads, each, key_at), threads * each
 
     def count(data: Any, first: Any, stop: Any, shift: Any, prefix: Any, histogram: Any) -> None:
-        keys = cuda.local.array(each, types.uint32)
-        higher = types.uint32(types.int64(-1) << types.int64(shift + RADIX_BITS))
+        keys = cuda.local.array(each, u32)
+        higher = u32(i64(-1) << i64(shift + RADIX_BITS))
         if cuda.threadIdx.x < BINS:
             histogram[cuda.threadIdx.x] = 0
         cuda.syncthreads()
-        base, end = types.uint32(first), types.uint32(stop)
+        base, end = u32(first), u32(stop)
         while base < end:
             load(data, base, end, keys)
             for e in range(each):
-                if (types.uint32(base + e * threads + cuda.threadIdx.x) < end) & ((keys[e] & higher) == prefix):
-                    cuda.atomic.add(histogram, types.uint32(keys[e] >> types.uint32(shift)) & types.uint32(BINS - 1), 1)
-            base = types.uint32(base + tile)
+                if (u32(base + e * threads + cuda.threadIdx.x) < end) & ((keys[e] & higher) == prefix):
+                    cuda.atomic.add(histogram, u32(keys[e] >> u32(shift)) & u32(BINS - 1), 1)
+            base = u32(base + tile)
         cuda.syncthreads()
 
     return count
@@ -115,22 +116,22 @@ def find_digit(histogram: Any, wanted: Any, result: Any) -> None:
     All threads take part. `result`, three shared int32, receives the digit, how many numbers have smaller digits, and how
     many have this one.
     """
-    lane = types.int32(cuda.threadIdx.x)
+    lane = i32(cuda.threadIdx.x)
     if lane < WARP:
-        first, own = lane * _BINS_OF_LANE, types.int32(0)
+        first, own = lane * _BINS_OF_LANE, i32(0)
         for i in range(_BINS_OF_LANE):
-            own += types.int32(histogram[first + i])
-        before, distance = types.int32(own), types.int32(1)
+            own += i32(histogram[first + i])
+        before, distance = i32(own), i32(1)
         while distance < WARP:
-            other = types.int32(cuda.shfl_up_sync(EVERY_LANE, before, distance))
-            before = types.int32(before + other) if lane >= distance else before
-            distance = types.int32(2 * distance)
-        before = types.int32(before - own)
+            other = i32(cuda.shfl_up_sync(EVERY_LANE, before, distance))
+            before = i32(before + other) if lane >= distance else before
+            distance = i32(2 * distance)
+        before = i32(before - own)
         for i in range(_BINS_OF_LANE):
-            count = types.int32(histogram[first + i])
+            count = i32(histogram[first + i])
             if (before < wanted) & (before + count >= wanted):
                 result[0], result[1], result[2] = first + i, before, count
-            before = types.int32(before + count)
+            before = i32(before + count)
     cuda.syncthreads()
 
 
@@ -150,14 +151,14 @@ def kth_key(bits: int, threads: int, each: int, key_at: Callable[[Any, Any], Any
     passes, count = bits // RADIX_BITS, digit_counter(threads, each, key_at)
 
     def find(data: Any, first: Any, stop: Any, k: Any, histogram: Any, result: Any) -> Any:
-        prefix, wanted = types.uint32(0), types.int32(k)
+        prefix, wanted = u32(0), i32(k)
         for step in range(passes):
-            shift = types.int32(bits - RADIX_BITS * (step + 1))
+            shift = i32(bits - RADIX_BITS * (step + 1))
             count(data, first, stop, shift, prefix, histogram)
             find_digit(histogram, wanted, result)
-            prefix = types.uint32(prefix | (types.uint32(result[0]) << types.uint32(shift)))
-            wanted = types.int32(wanted - result[1])
-        return prefix, wanted, types.int32(result[2])
+            prefix = u32(prefix | (u32(result[0]) << u32(shift)))
+            wanted = i32(wanted - result[1])
+        return prefix, wanted, i32(result[2])
 
     return find
 
@@ -176,25 +177,25 @@ def collector(threads: int, each: int, key_at: Callable[[Any, Any], Any]) -> Cal
         data: Any, first: Any, stop: Any, limit: Any, found: Any, equals: Any, chosen: Any, at: Any, behind: Any,
         taken: Any, slot: Any, partial: Any,
     ) -> None:  # fmt: skip
-        keys = cuda.local.array(each, types.uint32)
-        base, end, seen = types.uint32(first), types.uint32(stop), types.int32(found)
+        keys = cuda.local.array(each, u32)
+        base, end, seen = u32(first), u32(stop), i32(found)
         while base < end:
             load(data, base, end, keys)
             for e in range(each):
-                item = types.uint32(base + e * threads + cuda.threadIdx.x)
-                if (item < end) & (types.int64(keys[e]) < limit):
+                item = u32(base + e * threads + cuda.threadIdx.x)
+                if (item < end) & (i64(keys[e]) < limit):
                     chosen[at + cuda.atomic.add(taken, slot, 1)] = pair(keys[e], item)
-            base = types.uint32(base + tile)
-        base = types.uint32(first)
+            base = u32(base + tile)
+        base = u32(first)
         while (base < end) & (seen < equals):
-            item, same = types.uint32(base + cuda.threadIdx.x), False
+            item, same = u32(base + cuda.threadIdx.x), False
             if item < end:
-                same = types.int64(key_at(data, item)) == limit
+                same = i64(key_at(data, item)) == limit
             before, total = place(same, partial)
             if same & (seen + before < equals):
                 chosen[behind + seen + before] = pair(limit, item)
-            seen = types.int32(seen + total)
-            base = types.uint32(base + threads)
+            seen = i32(seen + total)
+            base = u32(base + threads)
 
     return collect
 
@@ -207,13 +208,13 @@ def sorter(threads: int) -> Callable[[Any, Any], Any]:
     """
 
     def sort(numbers: Any, size: Any) -> None:
-        thread = types.int32(cuda.threadIdx.x)
-        run = types.int32(2)
+        thread = i32(cuda.threadIdx.x)
+        run = i32(2)
         while run <= size:
-            stride = types.int32(run // 2)
+            stride = i32(run // 2)
             while stride > 0:
                 for i in range(thread, size // 2, threads):
-                    low = types.int32((i & ~(stride - 1)) * 2 + (i & (stride - 1)))
+                    low = i32((i & ~(stride - 1)) * 2 + (i & (stride - 1)))
                     a, b = numbers[low], numbers[low + stride]
                     if (a > b) == ((low & run) == 0):
                         numbers[low], numbers[low + stride] = b, a
@@ -221,8 +222,8 @@ def sorter(threads: int) -> Callable[[Any, Any], Any]:
                     cuda.syncthreads()
                 else:
                     cuda.syncwarp()
-                stride = types.int32(stride // 2)
-            run = types.int32(2 * run)
+                stride = i32(stride // 2)
+            run = i32(2 * run)
         cuda.syncthreads()
 
     return sort

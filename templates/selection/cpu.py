@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray
 from schedsearch.ops.base import MAX_INT
@@ -15,6 +13,7 @@ from schedsearch.ops.softmax import along
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.casts import i64
 from schedsearch.templates.selection.keys import index_of, is_nonzero, key_of, pair, words_of
 from schedsearch.templates.selection.topk_cuda import arrays_of
 from schedsearch.templates.selection.topk_kernels import extents_writer, used_lengths
@@ -95,22 +94,22 @@ def topk_kernel(p: Workload) -> Callable[..., None]:
         if start == 0:
             write_extents(y_extents, x_extents)
         for row in range(start, stop):
-            first = types.int64(row // inner * length * inner + row % inner)
-            heap, count = types.int64(row * k), types.int64(0)
+            first = i64(row // inner * length * inner + row % inner)
+            heap, count = i64(row * k), i64(0)
             for item in range(used(row, x_extents)):
                 number = pair(key(x[first + item * inner]), item)
                 if count < k:
-                    at = types.int64(count)
-                    count = types.int64(count + 1)
+                    at = i64(count)
+                    count = i64(count + 1)
                     while at > 0 and heaps[heap + (at - 1) // 2] < number:
                         heaps[heap + at] = heaps[heap + (at - 1) // 2]
-                        at = types.int64((at - 1) // 2)
+                        at = i64((at - 1) // 2)
                     heaps[heap + at] = number
                 elif number < heaps[heap]:
                     sink(heaps, heap, k, number, 0)
             for last in range(count - 1, -1, -1):  # the worst of those that are left
                 item = index_of(heaps[heap])
-                to = types.int64((row // inner * k + last) * inner + row % inner)
+                to = i64((row // inner * k + last) * inner + row % inner)
                 y[to] = x[first + item * inner]
                 indices[to] = item
                 sink(heaps, heap, last, heaps[heap + last], 0)
@@ -121,16 +120,16 @@ def topk_kernel(p: Workload) -> Callable[..., None]:
 def sink(heaps: Any, heap: Any, size: Any, number: Any, place: Any) -> None:
     """Puts a number in a place of a heap of `size` numbers that begins at `heap`, the largest on top; the numbers below the
     place are a heap already."""
-    at = types.int64(place)
+    at = i64(place)
     sinking = size > 0
     while sinking:
-        child = types.int64(2 * at + 1)
+        child = i64(2 * at + 1)
         if child + 1 < size and heaps[heap + child + 1] > heaps[heap + child]:
-            child = types.int64(child + 1)
+            child = i64(child + 1)
         sinking = child < size and heaps[heap + child] > number
         if sinking:
             heaps[heap + at] = heaps[heap + child]
-            at = types.int64(child)
+            at = i64(child)
     if size > 0:
         heaps[heap + at] = number
 
@@ -142,7 +141,7 @@ def _count_kernel(p: Workload, part: int) -> Callable[..., None]:
         for item in range(start, stop):
             total = 0
             for at in range(item * part, min(item * part + part, size)):
-                total += types.int64(holds(x[at]))
+                total += i64(holds(x[at]))
             counts[item] = total
 
     return count

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.launch import NumbaArray
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts.casts import i64, u32
 
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
 _FRACTION = {"float16": 10, "bfloat16": 7, "float32": 23}  # bits
@@ -38,23 +37,23 @@ def key_of(dtype: str, descending: bool) -> Callable[[Any], Any]:
     magnitude, infinity, of_nan = top - 1, top - (1 << _FRACTION.get(dtype, 0)), whole ^ turned
 
     def of_float(word: Any) -> Any:
-        bits = types.uint32(0) if word == top else types.uint32(word)
-        number = types.uint32(bits ^ (if_negative if bits >= top else if_positive))
-        return types.uint32(of_nan) if types.uint32(bits & types.uint32(magnitude)) > infinity else number
+        bits = u32(0) if word == top else u32(word)
+        number = u32(bits ^ (if_negative if bits >= top else if_positive))
+        return u32(of_nan) if u32(bits & u32(magnitude)) > infinity else number
 
     def of_integer(word: Any) -> Any:
-        return types.uint32(types.uint32(word) ^ flipped)
+        return u32(u32(word) ^ flipped)
 
     return of_float if kind == "float" else of_integer
 
 
 def pair(key: Any, index: Any) -> Any:
     """A key and an index below 2^31 as one number: smaller keys first, then smaller indices."""
-    return types.int64((types.int64(key) << INDEX_BITS) | types.int64(index))
+    return i64((i64(key) << INDEX_BITS) | i64(index))
 
 
 def index_of(number: Any) -> Any:
-    return types.int64(number & ((1 << INDEX_BITS) - 1))
+    return i64(number & ((1 << INDEX_BITS) - 1))
 
 
 def is_nonzero(dtype: str) -> Callable[[Any], Any]:
@@ -63,6 +62,6 @@ def is_nonzero(dtype: str) -> Callable[[Any], Any]:
     mask = (1 << (8 * row.nbytes - 1)) - 1 if row.is_float else -1
 
     def holds(word: Any) -> Any:
-        return (types.int64(word) & mask) != 0
+        return (i64(word) & mask) != 0
 
     return holds

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import moves
+from schedsearch.templates.parts.casts import i32, i64, u16, u32, u64
 from schedsearch.templates.selection.block import EVERY_LANE, WARP, block_sum
 from schedsearch.templates.selection.keys import is_nonzero
 from schedsearch.workload import Workload
@@ -28,14 +29,14 @@ def vector_bits(dtype: str) -> Callable[[Any, Any], Any]:
     whole = (1 << 8 * min(nbytes, 4)) - 1
 
     def bits(words: Any, at: Any) -> Any:
-        found = types.uint32(0)
+        found = u32(0)
         for i in range(count):
             shift = 8 * nbytes * (i % in_word)
-            element = types.int64(types.uint32(words[at + i // in_word * words_each] >> types.uint32(shift)) & whole)
+            element = i64(u32(words[at + i // in_word * words_each] >> u32(shift)) & whole)
             if last:  # of 64 bits
-                element |= types.int64(words[at + i * words_each + last]) << types.int64(32)
-            found |= types.uint32(holds(element)) << types.uint32(i)
-        return types.uint32(found)
+                element |= i64(words[at + i * words_each + last]) << i64(32)
+            found |= u32(holds(element)) << u32(i)
+        return u32(found)
 
     return bits
 
@@ -49,17 +50,17 @@ def bits_reader(p: Workload, threads: int, each: int) -> Callable[[Any, Any, Any
     load, words_of_all, some = moves.load_global(VECTOR), each * VECTOR // 4, math.prod(p.x) % per_vector(p.dtype)
 
     def read(x: Any, address: Any, base: Any, found: Any) -> None:
-        words = cuda.local.array(words_of_all, types.uint32)
+        words = cuda.local.array(words_of_all, u32)
         for e in range(each):
-            at = types.int64(base + e * threads + cuda.threadIdx.x)
-            load(words, e * (VECTOR // 4), types.uint64(address + at * VECTOR), types.int32((at + 1) * count <= size))
+            at = i64(base + e * threads + cuda.threadIdx.x)
+            load(words, e * (VECTOR // 4), u64(address + at * VECTOR), i32((at + 1) * count <= size))
         for e in range(each):
             found[e] = bits(words, e * (VECTOR // 4))
             if some:  # the last vector is not whole
-                first = types.int64((base + e * threads + cuda.threadIdx.x) * count)
+                first = i64((base + e * threads + cuda.threadIdx.x) * count)
                 if (first < size) & (first + count > size):
                     for i in range(some):
-                        found[e] = types.uint32(found[e] | (types.uint32(holds(x[first + i])) << types.uint32(i)))
+                        found[e] = u32(found[e] | (u32(holds(x[first + i])) << u32(i)))
 
     return read
 
@@ -70,13 +71,13 @@ def count_kernel(p: Workload, part: int, each: int, threads: int) -> Callable[..
     read, total, tile = bits_reader(p, threads, each), block_sum(threads), threads * each
 
     def count(x, address, counts) -> None:  # type: ignore[no-untyped-def]
-        partial = cuda.shared.array(threads, types.int32)
-        bits = cuda.local.array(each, types.uint32)
-        block, found = types.int64(cuda.blockIdx.x), types.int32(0)
+        partial = cuda.shared.array(threads, i32)
+        bits = cuda.local.array(each, u32)
+        block, found = i64(cuda.blockIdx.x), i32(0)
         for base in range(block * part, min((block + 1) * part, vectors), tile):
             read(x, address, base, bits)
             for e in range(each):
-                found += types.int32(cuda.popc(bits[e]))
+                found += i32(cuda.popc(bits[e]))
         found = total(found, partial)
         if cuda.threadIdx.x == 0:
             counts[block] = found
@@ -86,13 +87,13 @@ def count_kernel(p: Workload, part: int, each: int, threads: int) -> Callable[..
 
 def warp_places(counts: Any, before: Any, each: Any) -> None:
     """For kernels: before[e] becomes the sum of the lanes' counts[e] up to and with the own one."""
-    lane = types.int32(cuda.threadIdx.x % WARP)
+    lane = i32(cuda.threadIdx.x % WARP)
     for e in range(each):
-        own, distance = types.int32(counts[e]), types.int32(1)
+        own, distance = i32(counts[e]), i32(1)
         while distance < WARP:
-            other = types.int32(cuda.shfl_up_sync(EVERY_LANE, own, distance))
-            own = types.int32(own + other) if lane >= distance else own
-            distance = types.int32(2 * distance)
+            other = i32(cuda.shfl_up_sync(EVERY_LANE, own, distance))
+            own = i32(own + other) if lane >= distance else own
+            distance = i32(2 * distance)
         before[e] = own
 
 
@@ -110,48 +111,48 @@ def place_kernel(p: Workload, part: int, each: int, threads: int) -> Callable[..
     read, total = bits_reader(p, threads, each), block_sum(threads)
 
     def places(x, address, counts, y, y_extents) -> None:  # type: ignore[no-untyped-def]
-        listed = cuda.shared.array(0, types.uint16)
-        partial = cuda.shared.array(threads, types.int32)
-        of_warps = cuda.shared.array(groups, types.int32)
-        bits = cuda.local.array(each, types.uint32)
-        own = cuda.local.array(each, types.int32)
-        upto = cuda.local.array(each, types.int32)
-        thread, block = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
+        listed = cuda.shared.array(0, u16)
+        partial = cuda.shared.array(threads, i32)
+        of_warps = cuda.shared.array(groups, i32)
+        bits = cuda.local.array(each, u32)
+        own = cuda.local.array(each, i32)
+        upto = cuda.local.array(each, i32)
+        thread, block = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         warp, lane = thread // WARP, thread % WARP
-        before = types.int32(0)
+        before = i32(0)
         for other in range(thread, block, threads):
-            before += types.int32(counts[other])
-        at = types.int64(total(before, partial))
+            before += i32(counts[other])
+        at = i64(total(before, partial))
         if (block == blocks - 1) & (thread == 0):
             y_extents[0] = rank
             y_extents[1] = at + counts[block]
         for base in range(block * part, min((block + 1) * part, vectors), tile):
             read(x, address, base, bits)
             for e in range(each):
-                own[e] = types.int32(cuda.popc(bits[e]))
+                own[e] = i32(cuda.popc(bits[e]))
             warp_places(own, upto, each)
             if lane == WARP - 1:
                 for e in range(each):
                     of_warps[e * warps + warp] = upto[e]
             cuda.syncthreads()
-            kept = types.int32(0)
+            kept = i32(0)
             for e in range(each):
-                to = types.int32(kept + upto[e] - own[e])
+                to = i32(kept + upto[e] - own[e])
                 for other in range(warps):
-                    in_warp = types.int32(of_warps[e * warps + other])
-                    to = types.int32(to + in_warp) if other < warp else to
-                    kept = types.int32(kept + in_warp)
-                rest, first = types.uint32(bits[e]), types.int32((e * threads + thread) * count)
+                    in_warp = i32(of_warps[e * warps + other])
+                    to = i32(to + in_warp) if other < warp else to
+                    kept = i32(kept + in_warp)
+                rest, first = u32(bits[e]), i32((e * threads + thread) * count)
                 while rest != 0:
-                    listed[types.uint32(to)] = types.uint16(first + cuda.ffs(rest) - 1)
-                    rest = types.uint32(rest & (rest - 1))
-                    to = types.int32(to + 1)
+                    listed[u32(to)] = u16(first + cuda.ffs(rest) - 1)
+                    rest = u32(rest & (rest - 1))
+                    to = i32(to + 1)
             cuda.syncthreads()
             for i in range(thread, kept, threads):
-                place = types.uint32(base * count + listed[i])
+                place = u32(base * count + listed[i])
                 for axis in range(rank):
-                    y[types.uint64(axis * size + at + i)] = place // strides[axis]
-                    place = types.uint32(place % strides[axis])
-            at = types.int64(at + kept)
+                    y[u64(axis * size + at + i)] = place // strides[axis]
+                    place = u32(place % strides[axis])
+            at = i64(at + kept)
 
     return places

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.ops.softmax import along
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.selection.block import (
     BINS,
     RADIX_BITS,
@@ -35,13 +36,13 @@ def used_lengths(p: Workload) -> Callable[[Any, Any], Any]:
     by_axis = p.axis == -len(p.x)
 
     def fixed(row: Any, extents: Any) -> Any:
-        return types.int64(length)
+        return i64(length)
 
     def shorter(row: Any, extents: Any) -> Any:
-        return types.int64(max(min(types.int64(extents[0]), length), 0))
+        return i64(max(min(i64(extents[0]), length), 0))
 
     def fewer(row: Any, extents: Any) -> Any:
-        return types.int64(length) if row < types.int64(extents[0]) * of_first else types.int64(0)
+        return i64(length) if row < i64(extents[0]) * of_first else i64(0)
 
     return (shorter if by_axis else fewer) if p.dynamic else fixed
 
@@ -53,8 +54,8 @@ def extents_writer(p: Workload) -> Callable[[Any, Any], None]:
     def write(y_extents: Any, extents: Any) -> None:
         for axis in range(len(shape)):
             y_extents[axis] = shape[axis]
-        count = types.int64(extents[0])
-        y_extents[0] = min(count, types.int64(k)) if by_axis else count
+        count = i64(extents[0])
+        y_extents[0] = min(count, i64(k)) if by_axis else count
 
     def nothing(y_extents: Any, extents: Any) -> None:
         pass
@@ -69,7 +70,7 @@ def key_reader(p: Workload) -> Callable[[Any, Any], Any]:
 
     def key_at(data: Any, item: Any) -> Any:
         words, start = data
-        return key(words[types.uint64(start + item * inner)])  # unsigned, as Numba looks for negative indices otherwise
+        return key(words[u64(start + item * inner)])  # unsigned, as Numba looks for negative indices otherwise
 
     return key_at
 
@@ -79,7 +80,7 @@ def row_start(p: Workload) -> Callable[[Any], Any]:
     _, length, inner = along(p.params)
 
     def start(row: Any) -> Any:
-        return types.int64(row // inner * length * inner + row % inner)
+        return i64(row // inner * length * inner + row % inner)
 
     return start
 
@@ -94,7 +95,7 @@ def best_writer(p: Workload, threads: int) -> Callable[..., None]:
         sort(chosen, room)
         for i in range(cuda.threadIdx.x, wanted, threads):
             item = index_of(chosen[i])
-            to = types.int64((row // inner * k + i) * inner + row % inner)
+            to = i64((row // inner * k + i) * inner + row % inner)
             y[to] = x[start(row) + item * inner]
             indices[to] = item
 
@@ -108,25 +109,25 @@ def select_kernel(p: Workload, threads: int, each: int) -> Callable[..., None]:
     find, collect = kth_key(key_bits(p.dtype), threads, each, key_at), collector(threads, each, key_at)
 
     def select(x, x_extents, y, indices, y_extents) -> None:  # type: ignore[no-untyped-def]
-        chosen = cuda.shared.array(0, types.int64)
-        histogram = cuda.shared.array(BINS, types.int32)
-        partial = cuda.shared.array(warps, types.int32)
-        result = cuda.shared.array(3, types.int32)
-        taken = cuda.shared.array(1, types.int32)
-        thread, row = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
+        chosen = cuda.shared.array(0, i64)
+        histogram = cuda.shared.array(BINS, i32)
+        partial = cuda.shared.array(warps, i32)
+        result = cuda.shared.array(3, i32)
+        taken = cuda.shared.array(1, i32)
+        thread, row = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         if (row == 0) & (thread == 0):
             write_extents(y_extents, x_extents)
         if thread == 0:
             taken[0] = 0
-        stop = types.int64(used(row, x_extents))
-        wanted = types.int32(min(types.int64(k), stop))
+        stop = i64(used(row, x_extents))
+        wanted = i32(min(i64(k), stop))
         pad(chosen, wanted, room, threads)
         if wanted > 0:
-            data, first = (x, start(row)), types.int64(0)
+            data, first = (x, start(row)), i64(0)
             kth, equals, total = find(data, first, stop, wanted, histogram, result)
-            limit, behind = types.int64(kth), types.int32(wanted - equals)
+            limit, behind = i64(kth), i32(wanted - equals)
             if equals == total:  # no need to number them
-                limit, equals = types.int64(limit + 1), types.int32(0)
+                limit, equals = i64(limit + 1), i32(0)
             collect(data, first, stop, limit, 0, equals, chosen, 0, behind, taken, 0, partial)
         write(x, y, indices, chosen, row, wanted)
 
@@ -145,27 +146,27 @@ def narrower(p: Workload, step: int, splits: int, threads: int) -> Callable[...,
     share, shift = -(-splits // groups), key_bits(p.dtype) - RADIX_BITS * step
 
     def narrow(row: Any, wanted: Any, counts: Any, states: Any, histogram: Any, result: Any) -> Any:
-        thread = types.int32(cuda.threadIdx.x)
-        prefix, rest = types.uint32(0), types.int32(wanted)
+        thread = i32(cuda.threadIdx.x)
+        prefix, rest = u32(0), i32(wanted)
         if step > 1:
-            state = types.int64(((step - 1) * rows + row) * 2)
-            prefix, rest = types.uint32(states[state]), types.int32(states[state + 1])
+            state = i64(((step - 1) * rows + row) * 2)
+            prefix, rest = u32(states[state]), i32(states[state + 1])
         if thread < BINS:
             histogram[thread] = 0
         cuda.syncthreads()
-        own = types.int32(0)
-        first = types.int64(((step - 1) * rows + row) * splits)
+        own = i32(0)
+        first = i64(((step - 1) * rows + row) * splits)
         for i in range(share):
-            split = types.int32(i * groups + thread // BINS)
+            split = i32(i * groups + thread // BINS)
             if split < splits:
-                own += types.int32(counts[types.uint64((first + split) * BINS + thread % BINS)])
+                own += i32(counts[u64((first + split) * BINS + thread % BINS)])
         cuda.atomic.add(histogram, thread % BINS, own)
         cuda.syncthreads()
         find_digit(histogram, rest, result)
-        return types.uint32(prefix | (types.uint32(result[0]) << types.uint32(shift))), types.int32(rest - result[1])
+        return u32(prefix | (u32(result[0]) << u32(shift))), i32(rest - result[1])
 
     def nothing(row: Any, wanted: Any, counts: Any, states: Any, histogram: Any, result: Any) -> Any:
-        return types.uint32(0), types.int32(wanted)
+        return u32(0), i32(wanted)
 
     return narrow if step > 0 else nothing
 
@@ -181,23 +182,23 @@ def digit_kernel(p: Workload, step: int, splits: int, threads: int, each: int) -
     count, shift = digit_counter(threads, each, key_at), key_bits(p.dtype) - RADIX_BITS * (step + 1)
 
     def count_digits(x, x_extents, y_extents, counts, states, taken) -> None:  # type: ignore[no-untyped-def]
-        histogram = cuda.shared.array(BINS, types.int32)
-        result = cuda.shared.array(3, types.int32)
-        thread, block = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
-        row, split = types.int64(block // splits), types.int64(block % splits)
+        histogram = cuda.shared.array(BINS, i32)
+        result = cuda.shared.array(3, i32)
+        thread, block = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        row, split = i64(block // splits), i64(block % splits)
         if (step == 0) & (block == 0) & (thread == 0):
             write_extents(y_extents, x_extents)
         if (step == 0) & (split == 0) & (thread == 0):
             taken[row] = 0
-        length_used = types.int64(used(row, x_extents))
-        wanted = types.int32(min(types.int64(k), length_used))
+        length_used = i64(used(row, x_extents))
+        wanted = i32(min(i64(k), length_used))
         if wanted > 0:
             prefix, rest = narrow(row, wanted, counts, states, histogram, result)
             if (split == 0) & (thread == 0):
                 states[(step * rows + row) * 2] = prefix
                 states[(step * rows + row) * 2 + 1] = rest
-            first = types.int64(split * part)
-            stop = types.int64(min(length_used, first + part))
+            first = i64(split * part)
+            stop = i64(min(length_used, first + part))
             count((x, start(row)), first, stop, shift, prefix, histogram)
             if thread < BINS:
                 counts[((step * rows + row) * splits + split) * BINS + thread] = histogram[thread]
@@ -216,29 +217,29 @@ def collect_kernel(p: Workload, splits: int, threads: int, each: int) -> Callabl
     collect = collector(threads, each, key_at)
 
     def collect_best(x, x_extents, counts, states, taken, candidates) -> None:  # type: ignore[no-untyped-def]
-        histogram = cuda.shared.array(BINS, types.int32)
-        partial = cuda.shared.array(warps, types.int32)
-        result = cuda.shared.array(3, types.int32)
-        earlier = cuda.shared.array(1, types.int32)
-        thread, block = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
-        row, split = types.int64(block // splits), types.int64(block % splits)
-        length_used = types.int64(used(row, x_extents))
-        wanted = types.int32(min(types.int64(k), length_used))
+        histogram = cuda.shared.array(BINS, i32)
+        partial = cuda.shared.array(warps, i32)
+        result = cuda.shared.array(3, i32)
+        earlier = cuda.shared.array(1, i32)
+        thread, block = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        row, split = i64(block // splits), i64(block % splits)
+        length_used = i64(used(row, x_extents))
+        wanted = i32(min(i64(k), length_used))
         if thread == 0:
             earlier[0] = 0
         if wanted > 0:
             kth, equals = narrow(row, wanted, counts, states, histogram, result)
-            limit, behind = types.int64(kth), types.int64(row * k + wanted - equals)
+            limit, behind = i64(kth), i64(row * k + wanted - equals)
             if equals == result[2]:  # no need to number them
-                limit, equals = types.int64(limit + 1), types.int32(0)
+                limit, equals = i64(limit + 1), i32(0)
             else:
-                before = types.int64(((passes - 1) * rows + row) * splits)
+                before = i64(((passes - 1) * rows + row) * splits)
                 for other in range(thread, split, threads):
                     cuda.atomic.add(earlier, 0, counts[(before + other) * BINS + result[0]])
             cuda.syncthreads()
-            found, first = types.int32(earlier[0]), types.int64(split * part)
-            stop = types.int64(min(length_used, first + part))
-            data, at = (x, start(row)), types.int64(row * k)
+            found, first = i32(earlier[0]), i64(split * part)
+            stop = i64(min(length_used, first + part))
+            data, at = (x, start(row)), i64(row * k)
             collect(data, first, stop, limit, found, equals, candidates, at, behind, taken, row, partial)
 
     return collect_best
@@ -249,9 +250,9 @@ def sort_kernel(p: Workload, threads: int) -> Callable[..., None]:
     k, room, used, write = p.k, next_power(p.k), used_lengths(p), best_writer(p, threads)
 
     def sort_best(x, x_extents, y, indices, candidates) -> None:  # type: ignore[no-untyped-def]
-        chosen = cuda.shared.array(0, types.int64)
-        thread, row = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
-        wanted = types.int32(min(types.int64(k), types.int64(used(row, x_extents))))
+        chosen = cuda.shared.array(0, i64)
+        thread, row = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        wanted = i32(min(i64(k), i64(used(row, x_extents))))
         pad(chosen, wanted, room, threads)
         for i in range(thread, wanted, threads):
             chosen[i] = candidates[row * k + i]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray
 from schedsearch.ops.unique import sliced
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.casts import i64
 from schedsearch.templates.selection.unique_cuda import arrays_of
 from schedsearch.templates.selection.unique_kernels import comes_before, differs, wide_key
 from schedsearch.workload import Workload
@@ -59,16 +58,16 @@ def _unique_kernel(p: Workload, run: int) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         for first in range(0, count, run):
             for at in range(first, min(first + run, count)):
-                to = types.int64(at)
+                to = i64(at)
                 while to > first and before(x, key(x[at * inner]), at, key(x[order[to - 1] * inner]), order[to - 1]):
                     order[to] = order[to - 1]
-                    to = types.int64(to - 1)
+                    to = i64(to - 1)
                 order[to] = at
-        width = types.int64(run)
+        width = i64(run)
         while width < count:
             for first in range(0, count, 2 * width):
-                left, right = types.int64(first), types.int64(min(first + width, count))
-                middle, end = types.int64(right), types.int64(min(first + 2 * width, count))
+                left, right = i64(first), i64(min(first + width, count))
+                middle, end = i64(right), i64(min(first + 2 * width, count))
                 for to in range(first, end):
                     from_left = right >= end
                     if left < middle and right < end:
@@ -76,29 +75,29 @@ def _unique_kernel(p: Workload, run: int) -> Callable[..., None]:
                         from_left = before(x, key(x[a * inner]), a, key(x[b * inner]), b)
                     if from_left:
                         other[to] = order[left]
-                        left = types.int64(left + 1)
+                        left = i64(left + 1)
                     else:
                         other[to] = order[right]
-                        right = types.int64(right + 1)
+                        right = i64(right + 1)
             for at in range(count):
                 order[at] = other[at]
-            width = types.int64(2 * width)
-        found = types.int64(0)
+            width = i64(2 * width)
+        found = i64(0)
         for at in range(count):
             if at > 0 and different(x, order[at], order[at - 1]):
-                found = types.int64(found + 1)
+                found = i64(found + 1)
             numbers[at] = found
-        found = types.int64(found + 1)
+        found = i64(found + 1)
         for at in range(count):  # `other` says for each kind which one it is in y
             other[at] = -1
         for at in range(count):
             inverse[order[at]] = numbers[at]
         if as_found:
-            next_one = types.int64(0)
+            next_one = i64(0)
             for place in range(count):
                 if other[inverse[place]] < 0:
                     other[inverse[place]] = next_one
-                    next_one = types.int64(next_one + 1)
+                    next_one = i64(next_one + 1)
         for at in range(count):
             number, place = numbers[at], order[at]
             to = other[number] if as_found else number

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.unique import sliced
+from schedsearch.templates.parts.casts import i32, i64
 from schedsearch.templates.selection.block import EVERY_LANE, WARP, block_sum
 from schedsearch.templates.selection.keys import LAST, key_of
 from schedsearch.workload import Workload
@@ -26,13 +27,13 @@ def wide_key(dtype: str) -> Callable[[Any], Any]:
     ascending = key_of(dtype, False)
 
     def wide(word: Any) -> Any:
-        return types.int64(ascending(word))
+        return i64(ascending(word))
 
     return _unchanged if dtype_of(dtype).nbytes == 8 else wide
 
 
 def _unchanged(word: Any) -> Any:
-    return types.int64(word)
+    return i64(word)
 
 
 def comes_before(p: Workload) -> Callable[..., Any]:
@@ -46,12 +47,12 @@ def comes_before(p: Workload) -> Callable[..., Any]:
 
     def of_slices(x: Any, key_a: Any, a: Any, key_b: Any, b: Any) -> Any:
         smaller, larger = key_a < key_b, key_a > key_b
-        at = types.int64(1)
+        at = i64(1)
         while (not smaller) & (not larger) & (at < length) & (a < count) & (b < count):
-            row = types.int64(at // inner * count * inner + at % inner)
-            one, other = key(x[row + types.int64(a) * inner]), key(x[row + types.int64(b) * inner])
+            row = i64(at // inner * count * inner + at % inner)
+            one, other = key(x[row + i64(a) * inner]), key(x[row + i64(b) * inner])
             smaller, larger = one < other, one > other
-            at = types.int64(at + 1)
+            at = i64(at + 1)
         return smaller | ((not larger) & (a < b))
 
     return of_elements if length == 1 else of_slices
@@ -63,11 +64,11 @@ def differs(p: Workload) -> Callable[..., Any]:
     key, length = wide_key(p.dtype), outer * inner
 
     def other(x: Any, a: Any, b: Any) -> Any:
-        found, at = False, types.int64(0)
+        found, at = False, i64(0)
         while (not found) & (at < length):
-            row = types.int64(at // inner * count * inner + at % inner)
-            found = key(x[row + types.int64(a) * inner]) != key(x[row + types.int64(b) * inner])
-            at = types.int64(at + 1)
+            row = i64(at // inner * count * inner + at % inner)
+            found = key(x[row + i64(a) * inner]) != key(x[row + i64(b) * inner])
+            at = i64(at + 1)
         return found
 
     return other
@@ -79,7 +80,7 @@ def begin_kernel(p: Workload, size: int) -> Callable[..., None]:
     key = wide_key(p.dtype)
 
     def begin(x, keys, order) -> None:  # type: ignore[no-untyped-def]
-        at = types.int64(types.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
+        at = i64(i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
         if at < size:
             keys[at] = key(x[at * inner]) if at < count else LAST
             order[at] = at
@@ -92,27 +93,27 @@ def tile_kernel(p: Workload, size: int, first_run: int, last_run: int) -> Callab
     tile, before = min(size, TILE), comes_before(p)
 
     def sort_tile(x, keys, order) -> None:  # type: ignore[no-untyped-def]
-        of_tile = cuda.shared.array(TILE, types.int64)
-        places = cuda.shared.array(TILE, types.int32)
-        thread, first = types.int32(cuda.threadIdx.x), types.int64(types.int64(cuda.blockIdx.x) * tile)
+        of_tile = cuda.shared.array(TILE, i64)
+        places = cuda.shared.array(TILE, i32)
+        thread, first = i32(cuda.threadIdx.x), i64(i64(cuda.blockIdx.x) * tile)
         for i in range(thread, tile, THREADS):
             of_tile[i] = keys[first + i]
             places[i] = order[first + i]
         cuda.syncthreads()
-        run = types.int64(first_run)
+        run = i64(first_run)
         while run <= last_run:
-            stride = types.int32(min(run, types.int64(tile)) // 2)
+            stride = i32(min(run, i64(tile)) // 2)
             while stride > 0:
                 for i in range(thread, tile // 2, THREADS):
-                    low = types.int32((i & ~(stride - 1)) * 2 + (i & (stride - 1)))
-                    high = types.int32(low + stride)
+                    low = i32((i & ~(stride - 1)) * 2 + (i & (stride - 1)))
+                    high = i32(low + stride)
                     key_low, key_high, a, b = of_tile[low], of_tile[high], places[low], places[high]
                     if before(x, key_high, b, key_low, a) == (((first + low) & run) == 0):
                         of_tile[low], of_tile[high] = key_high, key_low
                         places[low], places[high] = b, a
                 cuda.syncthreads()
-                stride = types.int32(stride // 2)
-            run = types.int64(2 * run)
+                stride = i32(stride // 2)
+            run = i64(2 * run)
         for i in range(thread, tile, THREADS):
             keys[first + i] = of_tile[i]
             order[first + i] = places[i]
@@ -125,10 +126,10 @@ def far_kernel(p: Workload, size: int, run: int, stride: int) -> Callable[..., N
     before = comes_before(p)
 
     def exchange(x, keys, order) -> None:  # type: ignore[no-untyped-def]
-        i = types.int64(types.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
+        i = i64(i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
         if i < size // 2:
-            low = types.int64((i & ~types.int64(stride - 1)) * 2 + (i & (stride - 1)))
-            high = types.int64(low + stride)
+            low = i64((i & ~i64(stride - 1)) * 2 + (i & (stride - 1)))
+            high = i64(low + stride)
             key_low, key_high, a, b = keys[low], keys[high], order[low], order[high]
             if before(x, key_high, b, key_low, a) == ((low & run) == 0):
                 keys[low], keys[high] = key_high, key_low
@@ -143,12 +144,12 @@ def heads_kernel(p: Workload) -> Callable[..., None]:
     other = differs(p)
 
     def heads(x, order, marks) -> None:  # type: ignore[no-untyped-def]
-        at = types.int64(types.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
+        at = i64(i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
         if at < count:
             head = True
             if at > 0:
                 head = other(x, order[at], order[at - 1])
-            marks[at] = types.int32(head)
+            marks[at] = i32(head)
 
     return heads
 
@@ -158,11 +159,11 @@ def count_kernel(count: int, part: int) -> Callable[..., None]:
     total = block_sum(THREADS)
 
     def count_marks(marks, counts) -> None:  # type: ignore[no-untyped-def]
-        partial = cuda.shared.array(THREADS, types.int32)
-        thread, first = types.int32(cuda.threadIdx.x), types.int64(types.int64(cuda.blockIdx.x) * part)
-        found = types.int32(0)
+        partial = cuda.shared.array(THREADS, i32)
+        thread, first = i32(cuda.threadIdx.x), i64(i64(cuda.blockIdx.x) * part)
+        found = i32(0)
         for at in range(first + thread, min(first + part, count), THREADS):
-            found += types.int32(marks[at] != 0)
+            found += i32(marks[at] != 0)
         found = total(found, partial)
         if thread == 0:
             counts[cuda.blockIdx.x] = found
@@ -175,33 +176,33 @@ def number_kernel(count: int, part: int) -> Callable[..., None]:
     total, warps = block_sum(THREADS), THREADS // WARP
 
     def number(marks, counts, numbers) -> None:  # type: ignore[no-untyped-def]
-        partial = cuda.shared.array(THREADS, types.int32)
-        of_warps = cuda.shared.array(warps, types.int32)
-        thread, block = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
+        partial = cuda.shared.array(THREADS, i32)
+        of_warps = cuda.shared.array(warps, i32)
+        thread, block = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         warp, lane = thread // WARP, thread % WARP
-        before = types.int32(0)
+        before = i32(0)
         for other in range(thread, block, THREADS):
-            before += types.int32(counts[other])
-        at = types.int32(total(before, partial))
-        first = types.int64(block * part)
-        stop = types.int64(min(first + part, count))
+            before += i32(counts[other])
+        at = i32(total(before, partial))
+        first = i64(block * part)
+        stop = i64(min(first + part, count))
         for base in range(first, stop, THREADS):
-            place = types.int64(base + thread)
+            place = i64(base + thread)
             flag = False
             if place < stop:
                 flag = marks[place] != 0
-            votes = types.int64(cuda.ballot_sync(EVERY_LANE, flag)) & EVERY_LANE
+            votes = i64(cuda.ballot_sync(EVERY_LANE, flag)) & EVERY_LANE
             if lane == 0:
                 of_warps[warp] = cuda.popc(votes)
             cuda.syncthreads()
-            own, whole = types.int32(at), types.int32(0)
+            own, whole = i32(at), i32(0)
             for other in range(warps):
-                own = types.int32(own + of_warps[other]) if other < warp else own
-                whole = types.int32(whole + of_warps[other])
+                own = i32(own + of_warps[other]) if other < warp else own
+                whole = i32(whole + of_warps[other])
             cuda.syncthreads()
             if place < stop:
-                numbers[place] = own + cuda.popc(votes & ((types.int64(2) << types.int64(lane)) - 1)) - 1
-            at = types.int32(at + whole)
+                numbers[place] = own + cuda.popc(votes & ((i64(2) << i64(lane)) - 1)) - 1
+            at = i32(at + whole)
 
     return number
 
@@ -210,7 +211,7 @@ def clear_kernel(count: int) -> Callable[..., None]:
     """The kernel (marks): no element is the first of its kind yet."""
 
     def clear(marks) -> None:  # type: ignore[no-untyped-def]
-        at = types.int64(types.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
+        at = i64(i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
         if at < count:
             marks[at] = 0
 
@@ -221,7 +222,7 @@ def first_kernel(count: int) -> Callable[..., None]:
     """The kernel (order, numbers, marks): marks the elements that are the first of their kind."""
 
     def mark_first(order, numbers, marks) -> None:  # type: ignore[no-untyped-def]
-        at = types.int64(types.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
+        at = i64(i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
         if at < count:
             head = True
             if at > 0:
@@ -242,9 +243,9 @@ def write_kernel(p: Workload) -> Callable[..., None]:
     def write(  # type: ignore[no-untyped-def]
         x, order, numbers, ranks, y, indices, inverse, y_extents, indices_extents, counts_extents, starts
     ) -> None:
-        at = types.int64(types.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
+        at = i64(i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
         if at < count:
-            number, place = types.int64(numbers[at]), types.int64(order[at])
+            number, place = i64(numbers[at]), i64(order[at])
             head = True
             if at > 0:
                 head = numbers[at - 1] != numbers[at]
@@ -252,7 +253,7 @@ def write_kernel(p: Workload) -> Callable[..., None]:
                 starts[number] = at
                 to = number
                 if as_found:
-                    to = types.int64(ranks[place])
+                    to = i64(ranks[place])
                 indices[to] = place
                 for row in range(outer):
                     for i in range(inner):
@@ -274,12 +275,12 @@ def finish_kernel(p: Workload) -> Callable[..., None]:
     as_found = p.order == "first"
 
     def finish(order, numbers, ranks, starts, inverse, counts) -> None:  # type: ignore[no-untyped-def]
-        at = types.int64(types.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
+        at = i64(i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
         if at < count:
-            number = types.int64(numbers[at])
+            number = i64(numbers[at])
             to = number
             if as_found:
-                to = types.int64(ranks[order[starts[number]]])
+                to = i64(ranks[order[starts[number]]])
                 inverse[order[at]] = to
             last = True
             if at < count - 1:

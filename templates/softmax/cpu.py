@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
@@ -16,10 +14,10 @@ from schedsearch.ops.softmax import along
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
 from schedsearch.workload import Workload
 
-F32 = types.float32
 _ROWS = (1, 4, 16, 64, 256)
 _MAX_ITEMS = 2**31 - 1
 
@@ -72,29 +70,29 @@ def softmax_kernel(p: Workload, rows: int) -> Callable[..., None]:
 
     def softmax(x: Any, y: Any, start: Any, stop: Any) -> None:
         source, out = as_array(x, (size,), element), as_array(y, (size,), element)
-        found = as_array(memory(), (held,), F32)  # the largest numbers, then the sums
+        found = as_array(memory(), (held,), f32)  # the largest numbers, then the sums
         for item in range(start, stop):
             first = item % parts * rows
             count = min(rows, inner - first)
             at = item // parts * length * inner + first
             for r in range(count):
-                found[r], found[rows + r] = F32(-math.inf), F32(0)
+                found[r], found[rows + r] = f32(-math.inf), f32(0)
             for i in range(length):
                 for r in range(count):
                     value = widen(source[at + i * inner + r])
                     found[r] = value if (value > found[r]) | (value != value) else found[r]
             for i in range(length):
                 for r in range(count):
-                    found[rows + r] += F32(math.exp(F32(widen(source[at + i * inner + r]) - found[r])))
+                    found[rows + r] += f32(math.exp(f32(widen(source[at + i * inner + r]) - found[r])))
             for r in range(count):
-                found[rows + r] = F32(math.log(found[rows + r])) if log else F32(F32(1) / found[rows + r])
+                found[rows + r] = f32(math.log(found[rows + r])) if log else f32(f32(1) / found[rows + r])
             for i in range(length):
                 for r in range(count):
-                    distance = F32(widen(source[at + i * inner + r]) - found[r])
+                    distance = f32(widen(source[at + i * inner + r]) - found[r])
                     if log:
-                        out[at + i * inner + r] = narrow(F32(distance - found[rows + r]))
+                        out[at + i * inner + r] = narrow(f32(distance - found[rows + r]))
                     else:
-                        out[at + i * inner + r] = narrow(F32(F32(math.exp(distance)) * found[rows + r]))
+                        out[at + i * inner + r] = narrow(f32(f32(math.exp(distance)) * found[rows + r]))
 
     return softmax
 

@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.softmax import along
 from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.groups import over_group
 from schedsearch.workload import Workload
 
-F32 = types.float32
-LOG2_E = F32(math.log2(math.e))
-LOWEST = F32(-math.inf)
+LOG2_E = f32(math.log2(math.e))
+LOWEST = f32(-math.inf)
 SLOTS = 2  # of shared memory: one for the largest numbers, one for the sums
 
 
@@ -35,16 +35,16 @@ def row_kernel(p: Workload, vector: int, lanes: int, threads: int) -> Callable[.
     power, larger, log = vectors.power_of_two, vectors.larger, p.log
 
     def softmax(x, y) -> None:  # type: ignore[no-untyped-def]
-        partial = cuda.shared.array(partials, types.float32)
-        word = cuda.local.array(held, types.uint32)
-        number = cuda.local.array(numbers, types.float32)
-        thread = types.int32(cuda.threadIdx.x)
-        row = types.int64(types.int64(cuda.blockIdx.x) * rows_of_block + thread // lanes)
-        first = types.int32(thread % lanes * vector)
-        at = types.uint64(row * types.int64(length * element))
+        partial = cuda.shared.array(partials, f32)
+        word = cuda.local.array(held, u32)
+        number = cuda.local.array(numbers, f32)
+        thread = i32(cuda.threadIdx.x)
+        row = i64(i64(cuda.blockIdx.x) * rows_of_block + thread // lanes)
+        first = i32(thread % lanes * vector)
+        at = u64(row * i64(length * element))
         for i in range(parts):
-            column = types.int32(first + i * lanes * vector)
-            load(word, i * words, x + at + types.uint64(column * element), (row < rows) & (column < length))
+            column = i32(first + i * lanes * vector)
+            load(word, i * words, x + at + u64(column * element), (row < rows) & (column < length))
         largest = LOWEST
         for i in range(parts):
             unpack(word, i * words, number, i * vector)
@@ -53,23 +53,23 @@ def row_kernel(p: Workload, vector: int, lanes: int, threads: int) -> Callable[.
                     number[i * vector + e] = LOWEST
                 largest = larger(largest, number[i * vector + e])
         largest = largest_of(partial, largest)
-        total = F32(0)
+        total = f32(0)
         for i in range(numbers):
-            distance = F32(number[i] - largest)
-            raised = power(F32(distance * LOG2_E))
-            total = F32(total + raised)
+            distance = f32(number[i] - largest)
+            raised = power(f32(distance * LOG2_E))
+            total = f32(total + raised)
             number[i] = distance if log else raised
         total = total_of(partial, total)
-        factor = F32(F32(1) / total)
-        subtrahend = F32(math.log(total))
+        factor = f32(f32(1) / total)
+        subtrahend = f32(math.log(total))
         for i in range(parts):
-            column = types.int32(first + i * lanes * vector)
+            column = i32(first + i * lanes * vector)
             for e in range(vector):
                 value = number[i * vector + e]
-                number[i * vector + e] = F32(value - subtrahend) if log else F32(value * factor)
+                number[i * vector + e] = f32(value - subtrahend) if log else f32(value * factor)
             if (row < rows) & (column < length):
                 pack(number, i * vector, word, 0)
-                store(word, 0, y + at + types.uint64(column * element))
+                store(word, 0, y + at + u64(column * element))
 
     return softmax
 
@@ -92,28 +92,28 @@ def looped_kernel(p: Workload, vector: int, lanes: int, threads: int) -> Callabl
     scale = _scale()
 
     def softmax(x, y) -> None:  # type: ignore[no-untyped-def]
-        partial = cuda.shared.array(partials, types.float32)
-        word = cuda.local.array(words, types.uint32)
-        number = cuda.local.array(vector, types.float32)
-        largest = cuda.local.array(vector, types.float32)
-        total = cuda.local.array(vector, types.float32)
-        thread = types.int32(cuda.threadIdx.x)
+        partial = cuda.shared.array(partials, f32)
+        word = cuda.local.array(words, u32)
+        number = cuda.local.array(vector, f32)
+        largest = cuda.local.array(vector, f32)
+        total = cuda.local.array(vector, f32)
+        thread = i32(cuda.threadIdx.x)
         lane, group = thread // groups, thread % groups
         if neighbours:
             lane, group = thread % lanes, thread // lanes
-        item = types.int64(types.int64(cuda.blockIdx.x) * groups + group)
+        item = i64(i64(cuda.blockIdx.x) * groups + group)
         exists = item < items
         start = (item // of_inner * length * inner + item % of_inner * vector) * element
         for e in range(vector):
-            largest[e], total[e] = LOWEST, F32(0)
+            largest[e], total[e] = LOWEST, f32(0)
         for i in range(lane, length, lanes):
-            load(word, 0, x + types.uint64(start + types.int64(i) * (inner * element)), exists)
+            load(word, 0, x + u64(start + i64(i) * (inner * element)), exists)
             unpack(word, 0, number, 0)
             for e in range(vector):
                 before = largest[e]
                 largest[e] = larger(before, number[e])
-                total[e] = F32(F32(total[e] * scale(before, largest[e])) + scale(number[e], largest[e]))
-        half = types.int32(lanes // 2)
+                total[e] = f32(f32(total[e] * scale(before, largest[e])) + scale(number[e], largest[e]))
+        half = i32(lanes // 2)
         while half > 0:
             for e in range(vector):
                 partial[e * threads + thread] = largest[e]
@@ -125,20 +125,20 @@ def looped_kernel(p: Workload, vector: int, lanes: int, threads: int) -> Callabl
             for e in range(vector):
                 theirs, before = partial[e * threads + other], largest[e]
                 largest[e] = larger(before, theirs)
-                mine = F32(total[e] * scale(before, largest[e]))
-                total[e] = F32(mine + F32(partial[sums + e * threads + other] * scale(theirs, largest[e])))
+                mine = f32(total[e] * scale(before, largest[e]))
+                total[e] = f32(mine + f32(partial[sums + e * threads + other] * scale(theirs, largest[e])))
             cuda.syncthreads()
-            half = types.int32(half // 2)
+            half = i32(half // 2)
         if exists:
             for e in range(vector):
-                total[e] = F32(math.log(total[e])) if log else F32(F32(1) / total[e])
+                total[e] = f32(math.log(total[e])) if log else f32(f32(1) / total[e])
             for i in range(lane, length, lanes):
-                at = types.uint64(start + types.int64(i) * (inner * element))
+                at = u64(start + i64(i) * (inner * element))
                 load(word, 0, x + at, exists)
                 unpack(word, 0, number, 0)
                 for e in range(vector):
-                    distance = F32(number[e] - largest[e])
-                    number[e] = F32(distance - total[e]) if log else F32(power(F32(distance * LOG2_E)) * total[e])
+                    distance = f32(number[e] - largest[e])
+                    number[e] = f32(distance - total[e]) if log else f32(power(f32(distance * LOG2_E)) * total[e])
                 pack(number, 0, word, 0)
                 store(word, 0, y + at)
 
@@ -150,7 +150,7 @@ def _scale() -> Callable[[Any, Any], Any]:
     power = vectors.power_of_two
 
     def scale(number: Any, largest: Any) -> Any:
-        return F32(0) if number == LOWEST else power(F32(F32(number - largest) * LOG2_E))
+        return f32(0) if number == LOWEST else power(f32(f32(number - largest) * LOG2_E))
 
     return scale
 
@@ -165,4 +165,4 @@ def _larger() -> Callable[[Any, Any], Any]:
 
 
 def _added(a: Any, b: Any) -> Any:
-    return F32(a + b)
+    return f32(a + b)
