@@ -12,6 +12,7 @@ from schedsearch.dynamic.run import WORD, Result, Run
 from schedsearch.errors import IndexRangeError
 from schedsearch.ops.dependence import EXTENTS, check_bound
 from schedsearch.ops.size_steps import KINDS
+from schedsearch.runtime.repeated import announce, tracked
 from schedsearch.runtime.streams import raw_stream
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class BoundNet:
             beside = [net.bind_call(call, run, self._unread_extents(call)) for call in segment.calls[:free]]
             self._stages.append((sizes, beside, [net.bind_call(call, run) for call in segment.calls[free:]]))
         self.results = tuple(run.result(name, block) for name in program.outputs)
+        self._written = tracked({name: result.array for name, result in zip(program.outputs, self.results)}, ())
         net.device.synchronize()
         self._graph: Any = None
         self._branch: Any = None
@@ -100,6 +102,7 @@ class BoundNet:
     def step(self, stream: Any = None) -> tuple[Result, ...]:
         """Enqueues a run; on a CPU it returns when the results are complete."""
         handle = raw_stream(stream, self._run.library, self._net._kind)
+        announce(self._written)
         if self._graph is not None:
             self._graph.launch(handle)
         else:

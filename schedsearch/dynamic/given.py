@@ -15,6 +15,7 @@ from schedsearch.ops import ArgSpec
 from schedsearch.ops.data_movement import AXES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
+from schedsearch.runtime.repeated import address_of, facts_of
 
 Make = Callable[[Sequence[int]], tuple[Any, int]]
 
@@ -28,16 +29,12 @@ def look(array: Any, name: str) -> tuple[Hashable, int]:
     Raises:
         ArgumentError: it is not an array, or it is on a device that no kernel runs on.
     """
-    kind = type(array)
-    if kind is np.ndarray:
-        address = array.__array_interface__["data"][0]
-        return (kind, array.shape, array.strides, array.dtype, address != 0), address
-    torch = sys.modules.get("torch")
-    if torch is not None and kind is torch.Tensor and array.layout is torch.strided:
-        address = array.data_ptr()
-        return (kind, array.shape, array.stride(), array.dtype, array.device, address != 0), address
+    facts = facts_of(array)
+    if facts is not None:
+        address = address_of(array)
+        return (facts, address != 0), address
     seen = arrays.view(array, name)
-    return (kind, seen.shape, seen.strides, seen.dtype, seen.device, seen.library, seen.address != 0), seen.address
+    return (type(array), seen.shape, seen.strides, seen.dtype, seen.device, seen.library, seen.address != 0), seen.address
 
 
 def maker(array: Any, seen: arrays.ArrayView, name: str, dtype: str) -> Make:

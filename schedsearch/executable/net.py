@@ -20,6 +20,7 @@ from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
+from schedsearch.runtime.repeated import announce, tracked
 from schedsearch.runtime.streams import current_stream, raw_stream
 from schedsearch.runtime.torch_call import TorchCall
 
@@ -204,6 +205,8 @@ class Net:
             given = self._split(args, named)
             views = self._checked_inputs(given)
             results, seen = self._checked_outputs(given, views, out)
+            if out is not None:
+                announce(_labelled(results))
             self._torch_call = None  # it knows which addresses the calls had
             if self.device[0] == "cuda" and views[0].device[0] == "cpu":
                 self._run_on_host_arrays(views, seen)
@@ -251,7 +254,9 @@ class Net:
                 arrays.check(spec, view, self.device)
             results, seen = self._checked_outputs(given, views, out)
             calls = self._calls_on([each.address for each in views], [each.address for each in seen])
-            return Bound(self, calls, tuple(results), tuple(given), views[0].library)
+            outputs = dict(_labelled(results))
+            written = tracked(outputs, () if out is None else outputs)
+            return Bound(self, calls, tuple(results), tuple(given), views[0].library, written)
 
     def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:
         """The values that the calls compute, by name, in the model's order of axes: NumPy arrays that hold their numbers
@@ -460,16 +465,31 @@ class Bound:
         outputs: the arrays that it writes.
     """
 
-    def __init__(self, net: Net, calls: Calls, outputs: tuple[Any, ...], inputs: tuple[Any, ...], library: str) -> None:
+    def __init__(
+        self,
+        net: Net,
+        calls: Calls,
+        outputs: tuple[Any, ...],
+        inputs: tuple[Any, ...],
+        library: str,
+        written: Sequence[tuple[str, Any]],
+    ) -> None:
         self._net, self._calls, self._library = net, calls, library
         self._current_stream = current_stream(library, net.device)
         self.outputs = outputs
         self._result = outputs[0] if len(outputs) == 1 else outputs
         self._inputs = inputs  # keeps the memory alive
+        self._written = written  # the outputs whose changes PyTorch tracks
 
     def __call__(self, stream: Any = None) -> Any:
-        """Runs the network on a stream (default: the library's current one) and returns its outputs. Raises IndexRangeError
-        as a call of the network; on a GPU ask `Net.check`."""
+        """Runs the network on a stream (default: the library's current one) and returns its outputs.
+
+        Raises:
+            IndexRangeError: as a call of the network; on a GPU ask `Net.check`.
+            ArgumentError: PyTorch refuses that an output is written.
+        """
+        if self._written:
+            announce(self._written)
         handle = self._current_stream() if stream is None else raw_stream(stream, self._library, self._net.device)
         with self._net._lock:
             self._calls.launch(handle)
@@ -479,6 +499,10 @@ class Bound:
     def close(self) -> None:
         """Frees the graph. The net must still be open."""
         self._calls.close()
+
+
+def _labelled(results: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(f"out[{number}]", array) for number, array in enumerate(results)]
 
 
 def _spec(array: Array) -> ArgSpec:

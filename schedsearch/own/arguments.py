@@ -11,10 +11,9 @@ from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.ops.dtypes import DTYPES
 from schedsearch.ops.own_kernel import Argument, Role, contiguous
 from schedsearch.runtime import arrays
-from schedsearch.text import type_text
+from schedsearch.text import shortened, type_text
 
 _SHAPE = re.compile(r"([0-9]+(?:x[0-9]+)*):([a-z0-9_]+)")
-_LARGEST_INT = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,17 @@ def read(name: str, given: Any, role: Role) -> Given:
     return Given(made, seen)
 
 
+def format_of(number: int) -> str:
+    """The format of an integer of Python, as Numba types it.
+
+    Raises:
+        ArgumentError: it has no format.
+    """
+    if not -(2**63) <= number < 2**64:
+        raise ArgumentError(f"the number {shortened(str(number), 40)} is too large; allowed: -2**63 to 2**64 - 1")
+    return "int64" if number < 2**63 else "uint64"
+
+
 def is_array(given: Any) -> bool:
     """Whether an argument counts as an array, from its type."""
     return isinstance(given, str) or _scalar(given) is None
@@ -84,7 +94,7 @@ def _scalar(given: Any) -> tuple[str, int | float | bool] | None:
     if isinstance(given, bool):
         return "bool", given
     if isinstance(given, int):
-        return "int64" if given <= _LARGEST_INT else "uint64", given
+        return format_of(given), int(given)
     if isinstance(given, float):
         return ("float64", given) if type(given) is float else (str(getattr(given, "dtype", "float64")), float(given))
     dtype = getattr(given, "dtype", None)

@@ -7,11 +7,22 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numpy import ndarray
+
 from schedsearch.device import BoundKernel
 from schedsearch.errors import ArgumentError
-from schedsearch.own.arguments import Given, addresses, check_overlaps, device_of, scalar_values
+from schedsearch.own.arguments import Given, addresses, check_overlaps, device_of, format_of, scalar_values
 from schedsearch.runtime.cache import KernelCache
 from schedsearch.runtime.kernel import Kernel
+from schedsearch.runtime.repeated import (
+    announce,
+    array_address,
+    array_facts,
+    facts_of,
+    is_number,
+    same_number,
+    tensor_facts,
+)
 from schedsearch.runtime.streams import current_stream, raw_stream
 from schedsearch.workload import Workload
 
@@ -43,14 +54,15 @@ class Launches:
             recent = self._recent
             if recent is None or not recent.takes(args):
                 recent = self._find(args)
-            recent.launch(stream)
+            recent.launch(args, stream)
 
     def bind(self, args: tuple[Any, ...]) -> BoundCall:
         with self._lock:
             given = self._read(args)
             kernel, device = self._kernel(given)
             bound = kernel.bind_addresses(addresses(given), scalar_values(given))
-            return BoundCall(bound, args, _library(given), device, kernel)
+            written = [(name, args[place]) for name, place in _tensors_written(given)]
+            return BoundCall(bound, args, written, _library(given), device, kernel)
 
     def kernel(self, given: Sequence[Given]) -> Kernel:
         """The kernel that serves a call with such arguments."""
@@ -99,79 +111,104 @@ class BoundCall:
         kernel: what it launches; `kernel.provenance` says where it comes from.
     """
 
-    __slots__ = ("_arrays", "_device", "_launch", "_library", "kernel")
+    __slots__ = ("_arrays", "_device", "_launch", "_library", "_written", "kernel")
 
-    def __init__(self, bound: BoundKernel, args: Any, library: str, device: tuple[str, int], kernel: Kernel) -> None:
+    def __init__(
+        self,
+        bound: BoundKernel,
+        args: Any,
+        written: Sequence[tuple[str, Any]],
+        library: str,
+        device: tuple[str, int],
+        kernel: Kernel,
+    ) -> None:
         self._launch, self._arrays, self._library, self._device = bound.launch, args, library, device
+        self._written = written  # the tensors of PyTorch among them that the kernel writes
         self.kernel = kernel
 
     def __call__(self, stream: Any = None) -> None:
-        """Enqueues the kernel on a stream: an integer handle, or a torch or CuPy stream; default: the current one."""
+        """Enqueues the kernel on a stream: an integer handle, or a torch or CuPy stream; default: the current one.
+
+        Raises:
+            ArgumentError: PyTorch refuses that a tensor is written; see `schedsearch.runtime.repeated.announce`.
+        """
+        if self._written:
+            announce(self._written)
         self._launch(stream if type(stream) is int else raw_stream(stream, self._library, self._device))
 
 
 class _Ready:
-    """A bound kernel for one signature, and what the arrays of the last call looked like."""
+    """A bound kernel for one signature, and what the arguments of the last call were like."""
 
     def __init__(self, bound: BoundKernel, library: str, device: tuple[str, int]) -> None:
         self._bound, self._library, self._device = bound, library, device
         self._current = current_stream(library, device)
         self._last: list[_Last] = []
+        self._tensors: list[tuple[str, int]] = []  # that the kernel writes: names and places among the arguments
 
     def rebind(self, args: tuple[Any, ...], given: Sequence[Given]) -> None:
         """Binds the arrays and numbers of a call that was checked."""
         self._last = [_Last(value, each) for value, each in zip(args, given)]
+        self._tensors = _tensors_written(given)
         for name, address in addresses(given).items():
             self._bound.set_pointer(name, address)
         for name, number in scalar_values(given).items():
             self._bound.set_scalar(name, number)
 
     def takes(self, args: tuple[Any, ...]) -> bool:
-        """Whether the arguments are those of the last call: the same arrays, unchanged, with the same numbers."""
+        """Whether the arguments are like those of the last call, at the same addresses. Other numbers are bound then."""
         if len(args) != len(self._last):
             return False
+        changed: list[tuple[_Last, Any]] = []
         for value, last in zip(args, self._last):
-            if type(value) is not last.kind:
-                return False
-            if last.is_torch:
-                if (
-                    value.data_ptr() != last.pointer
-                    or value.dtype is not last.dtype
-                    or value.shape != last.shape
-                    or value.stride() != last.strides
-                    or value.get_device() != last.ordinal
-                ):
+            if last.facts is not None:
+                if last.is_tensor:
+                    if tensor_facts(value) != last.facts or value.data_ptr() != last.address:
+                        return False
+                elif type(value) is not ndarray or array_facts(value) != last.facts or array_address(value) != last.address:
                     return False
-            elif last.scalar:
-                if last.role == "scalar":
-                    if value != last.value:
-                        self._bound.set_scalar(last.name, value)
-                        last.value = value
-                elif value != last.value:
-                    return False
-            elif value is not last.value or value.shape != last.shape or value.strides != last.strides:
+            elif not last.is_number or type(value) is not last.kind:
                 return False
+            elif not same_number(value, last.value):
+                if not last.takes(value):
+                    return False
+                changed.append((last, value))
+        for last, value in changed:
+            self._bound.set_scalar(last.name, value)
+            last.value = value
         return True
 
-    def launch(self, stream: Any) -> None:
+    def launch(self, args: tuple[Any, ...], stream: Any) -> None:
+        if self._tensors:
+            announce([(name, args[place]) for name, place in self._tensors])
         self._bound.launch(self._current() if stream is None else raw_stream(stream, self._library, self._device))
 
 
 class _Last:
-    """One argument of the last call: attributes that are cheap to compare."""
+    """One argument of the last call. Only an array with facts, or a number, has a short way."""
 
-    __slots__ = ("dtype", "is_torch", "kind", "name", "ordinal", "pointer", "role", "scalar", "shape", "strides", "value")
+    __slots__ = ("address", "facts", "is_number", "is_tensor", "kind", "name", "scalar", "value")
 
     def __init__(self, value: Any, given: Given) -> None:
-        self.kind, self.name, self.role = type(value), given.argument.name, given.argument.role
-        self.scalar = given.view is None
-        self.is_torch = given.view is not None and given.view.library == "torch"
-        self.value: Any = None if self.is_torch else value
-        self.shape: Any = getattr(value, "shape", None)
-        self.strides: Any = value.stride() if self.is_torch else getattr(value, "strides", None)
-        self.dtype: Any = getattr(value, "dtype", None)
-        self.pointer = given.view.address if given.view is not None else 0
-        self.ordinal = value.get_device() if self.is_torch else 0
+        self.kind, self.name = type(value), given.argument.name
+        self.facts = None if given.view is None else facts_of(value)
+        self.address = 0 if given.view is None else given.view.address
+        self.is_tensor = given.view is not None and given.view.library == "torch"
+        self.is_number = given.view is None and is_number(value)
+        self.scalar = given.argument.dtype if given.argument.role == "scalar" else ""
+        self.value: Any = value if self.is_number else None
+
+    def takes(self, value: Any) -> bool:
+        """Whether another number of the same class only has to be bound. The format of an integer depends on its size."""
+        return self.scalar != "" and (self.kind is not int or format_of(value) == self.scalar)
+
+
+def _tensors_written(given: Sequence[Given]) -> list[tuple[str, int]]:
+    return [
+        (each.argument.name, place)
+        for place, each in enumerate(given)
+        if each.argument.role in ("out", "inout") and each.view is not None and each.view.library == "torch"
+    ]
 
 
 def _library(given: Sequence[Given]) -> str:

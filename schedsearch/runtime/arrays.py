@@ -55,6 +55,7 @@ def view(array: Any, name: str) -> ArrayView:
             raise ArgumentError(f"{name} is on device {array.device}; allowed: cpu or cuda, as the kernel's target")
         if array.layout is not sys.modules["torch"].strided:
             raise ArgumentError(f"{name} has layout {array.layout}; allowed: torch.strided; give {name}.to_dense()")
+        _check_memory(name, array)
         device = (array.device.type, array.device.index or 0)
         dtype = from_library(str(array.dtype).removeprefix("torch."))
         return ArrayView(array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, device, "torch")
@@ -75,6 +76,21 @@ def view(array: Any, name: str) -> ArrayView:
         f"{name} is {type_text(array)}; allowed: a torch, CuPy or NumPy array, or one with DLPack or "
         "__cuda_array_interface__"
     )
+
+
+def _check_memory(name: str, tensor: Any) -> None:
+    """Raises ArgumentError if a tensor's numbers are not in its memory as they are."""
+    if tensor.is_neg():
+        raise ArgumentError(
+            f"{name} is negated when it is read, as the imaginary part of a conjugate; give {name}.resolve_neg()"
+        )
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
+    needed = (tensor.storage_offset() + span) * tensor.element_size() if tensor.numel() else 0
+    if needed > (nbytes := tensor.untyped_storage().nbytes()):
+        raise ArgumentError(
+            f"{name} needs {needed} bytes of memory and its storage has {nbytes}: it was freed or made smaller; give "
+            "another tensor"
+        )
 
 
 @functools.lru_cache(maxsize=64)

@@ -20,6 +20,7 @@ from schedsearch.ops import ScalarSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
 from schedsearch.runtime.prepared import Prepared, PreparedArgument, take_prepared
+from schedsearch.runtime.repeated import announce, same_numbers, tracked
 from schedsearch.runtime.streams import raw_stream
 from schedsearch.runtime.torch_call import TorchCall
 from schedsearch.text import quoted
@@ -163,8 +164,9 @@ class Kernel:
         outputs = self._check_outputs(arguments, views, out)
         bound = self._loaded.bind({**_addresses(views, outputs), **self._notes.buffers(self.workload)}, scalars, prepared)
         library, device = self._library(views), self.device
+        written = tracked({name: array for name, (array, _) in outputs.items()}, self._given_outputs(out))
         results = tuple(array for array, _ in outputs.values())
-        return Step(bound, lambda stream: raw_stream(stream, library, device), results, tuple(arguments.values()))
+        return Step(bound, lambda stream: raw_stream(stream, library, device), results, tuple(arguments.values()), written)
 
     def bind_addresses(self, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> BoundKernel:
         """Packs the argument block from addresses that the caller has checked, for call protocols other than this class's.
@@ -241,12 +243,14 @@ class Kernel:
         views = self._view(arguments)
         outputs = self._check_outputs(arguments, views, out)
         handle = raw_stream(stream, self._library(views), self.device)
+        announce((name, outputs[name][0]) for name in self._given_outputs(out) if name in outputs)
         self._torch_call = None  # it is bound to what changes now
         bound = self._bind_to(_addresses(views, outputs), scalars, prepared)
         bound.launch(handle)
         results = {name: array for name, (array, _) in outputs.items()}
         everything = (*views.values(), *(seen for _, seen in outputs.values()))
-        if scalars == self._scalar_defaults and all(seen.library == "torch" for seen in everything):
+        defaults = same_numbers(list(scalars.values()), list(self._scalar_defaults.values()))
+        if defaults and all(seen.library == "torch" for seen in everything):
             self._torch_call = TorchCall(bound, arguments, results, self.device)
         return _one_or_all(tuple(results.values()))
 
@@ -363,16 +367,22 @@ class Step:
         outputs: the arrays that it writes, in the order of `workload.outputs`.
     """
 
-    __slots__ = ("_arguments", "_launch", "_result", "_stream", "outputs")
+    __slots__ = ("_arguments", "_launch", "_result", "_stream", "_written", "outputs")
 
     def __init__(
-        self, bound: BoundKernel, stream: Callable[[Any], int], outputs: tuple[Any, ...], arguments: tuple[Any, ...]
+        self,
+        bound: BoundKernel,
+        stream: Callable[[Any], int],
+        outputs: tuple[Any, ...],
+        arguments: tuple[Any, ...],
+        written: Sequence[tuple[str, Any]],
     ) -> None:
         self._launch = bound.launch
         self._stream = stream
         self.outputs = outputs
         self._result = _one_or_all(outputs)
         self._arguments = arguments  # keeps the memory alive
+        self._written = written  # the outputs whose changes PyTorch tracks
 
     @property
     def y(self) -> Any:
@@ -380,7 +390,13 @@ class Step:
         return self._result
 
     def __call__(self, stream: Any = None) -> Any:
-        """Enqueues the kernel on a stream (default: the library's current one) and returns the kernel's result."""
+        """Enqueues the kernel on a stream (default: the library's current one) and returns the kernel's result.
+
+        Raises:
+            ArgumentError: PyTorch refuses that an output is written; see `schedsearch.runtime.repeated.announce`.
+        """
+        if self._written:
+            announce(self._written)
         self._launch(stream if type(stream) is int else self._stream(stream))
         return self._result
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from schedsearch.runtime.prepared import PreparedArgument
+from schedsearch.runtime.repeated import tensor_facts
 from schedsearch.runtime.streams import current_stream, raw_stream
 
 
@@ -23,8 +24,9 @@ class Launch(Protocol):
 class TorchCall:
     """Launches the bound kernel if the arguments match; otherwise it declines.
 
-    An argument matches if class, dtype, shape, strides and device are those of the checked call; its address may differ.
-    A prepared argument must be the same object. Nothing changes until all arguments have matched.
+    An argument matches if its facts are those of the checked call; its address may differ. See
+    `schedsearch.runtime.repeated`. A prepared argument must be the same object. Nothing changes until all arguments have
+    matched.
 
     Args:
         bound: the kernel, bound to the tensors of the checked call and the default scalars; nobody else binds it anew while
@@ -55,22 +57,15 @@ class TorchCall:
             return None
         moved: list[tuple[_Argument, int]] | None = None
         for tensor, last in zip(args, self._arguments):
-            if type(tensor) is not last.kind:
-                return None
             if last.prepared is not None:
                 if tensor is not last.prepared:
                     return None
                 continue
-            if (
-                tensor.dtype is not last.dtype
-                or tensor.shape != last.shape
-                or tensor.stride() != last.strides
-                or tensor.get_device() != last.ordinal
-            ):
+            if tensor_facts(tensor) != last.facts:
                 return None
             pointer = tensor.data_ptr()
             if pointer != last.pointer:
-                if not pointer:  # a meta tensor, which looks like a CPU tensor to get_device()
+                if not pointer:  # a tensor without memory
                     return None
                 if moved is None:
                     moved = []
@@ -95,19 +90,15 @@ class TorchCall:
 
 
 class _Argument:
-    """What is compared with the next call's tensor: attributes that are cheap to read."""
+    """What is compared with the next call's tensor."""
 
-    __slots__ = ("dtype", "kind", "name", "ordinal", "pointer", "prepared", "shape", "strides")
+    __slots__ = ("facts", "name", "pointer", "prepared")
 
     def __init__(self, name: str, given: Any) -> None:
         self.name = name
-        self.kind: Any = type(given)
         self.prepared = given if isinstance(given, PreparedArgument) else None
         tensor = given.array if isinstance(given, PreparedArgument) else given
-        self.dtype = tensor.dtype
-        self.shape = tensor.shape
-        self.strides = tensor.stride()
-        self.ordinal = tensor.get_device()
+        self.facts = tensor_facts(tensor)
         self.pointer: int = tensor.data_ptr()
 
 

@@ -16,6 +16,7 @@ import torch
 from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.runtime import arrays
 from schedsearch.runtime.kernel import Kernel
+from schedsearch.runtime.repeated import same_numbers
 from schedsearch.runtime.streams import current_stream
 from schedsearch.torch.formats import torch_dtype
 
@@ -111,7 +112,7 @@ class BoundCall:
             result = made[0] if self._results == 1 else made[: self._results]
         try:
             with self._lock:
-                if addresses != self._addresses or own != self._own or numbers != self._numbers:
+                if addresses != self._addresses or own != self._own or not same_numbers(numbers, self._numbers):
                     self._update(addresses, own, numbers)
                 self._launch(self._stream())
         except ArgumentError:  # an address lacks the alignment that vector loads need
@@ -139,7 +140,7 @@ class BoundCall:
             for set_own, address in zip(self._set_own, own):
                 set_own(address)
             self._own = own
-        if numbers != self._numbers:
+        if not same_numbers(numbers, self._numbers):
             for name, place in self._scalars.items():
                 self._set_scalar(name, numbers[place])
             self._numbers = numbers

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from schedsearch.errors import ArgumentError, UnsupportedError
 from schedsearch.runtime.kernel import Kernel
+from schedsearch.runtime.repeated import TENSOR_SOURCE
 from schedsearch.torch import store
 from schedsearch.torch.bound import BoundCall
 from schedsearch.torch.library import register
@@ -164,7 +165,7 @@ def finder(kind: type[Operation]) -> Callable[..., store.Call]:
 def _found(kind: type[Operation]) -> str:
     """Python's source of how a call is found."""
     tensors = [each for each in kind.arguments if each.name in kind.tensors]
-    described = [f"{each.unless_none}({_DESCRIPTION.format(each.name)})" for each in tensors]
+    described = [f"{each.unless_none}({TENSOR_SOURCE.format(each.name)})" for each in tensors]
     settings = [f"settings[{place}]()" for place in range(len(kind.settings))]
     return f"""\
     key = (kind, {", ".join([*_parameters(kind), *settings, *described])})
@@ -182,10 +183,6 @@ def fake(kind: type[Operation]) -> Callable[..., Any]:
         return operation.empty(given)
 
     return _written(kind, f"    return allocate(tensors, {_tuple(_parameters(kind))})", allocate=allocate)
-
-
-# What two tensors share if the same call can take both.
-_DESCRIPTION = "{0}.dtype, {0}.shape, {0}.stride(), {0}.get_device()"
 
 
 def _parameters(kind: type[Operation]) -> list[str]:

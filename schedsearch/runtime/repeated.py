@@ -1,0 +1,146 @@
+"""What a call depends on, apart from the numbers in its arrays: the one rule of every short way of a repeated call.
+
+A call that was checked may be repeated without its checks if every argument has the same *facts* as before. An array's facts
+are its class, dtype, shape, strides, device and whether it may be written. Its address is compared beside them, because some
+callers only bind it anew. A number's facts are its class and its bits: -0.0 is not 0.0, and True is not 1. An argument of
+any other class has no facts, and no short way.
+
+Kernels write to memory behind PyTorch's back. `announce` tells it, as its own in-place operations do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from schedsearch.errors import ArgumentError
+
+# Source of the facts of a tensor's memory, for functions that are written as text; {0} is the tensor's name.
+TENSOR_SOURCE = "{0}.dtype, {0}.shape, {0}.stride(), {0}.get_device()"
+
+_read: Callable[[Any], tuple[Any, ...]] = eval(f"lambda t: (t.__class__, {TENSOR_SOURCE.format('t')}, t.is_neg())")
+
+
+def tensor_facts(tensor: Any) -> tuple[Any, ...] | None:
+    """The facts of a tensor of PyTorch; None if it has no strides, as a sparse one, or is something else. A tensor without
+    memory has the facts of one on a CPU, and address 0."""
+    try:
+        return _read(tensor)
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def array_facts(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """The facts of an array of NumPy."""
+    return array.__class__, array.dtype, array.shape, array.strides, array.flags.writeable
+
+
+def facts_of(array: Any) -> tuple[Any, ...] | None:
+    """The facts of an array of any class; None if it has none."""
+    kind = type(array)
+    if kind is np.ndarray:
+        return array_facts(array)
+    return tensor_facts(array) if _is_plain_tensor(kind) else None
+
+
+def address_of(array: Any) -> int:
+    """The address of an array that has facts."""
+    return array_address(array) if type(array) is np.ndarray else array.data_ptr()
+
+
+def _is_plain_tensor(kind: type) -> bool:
+    """Whether it is PyTorch's class of tensors or of parameters: subclasses may compute their attributes."""
+    torch = sys.modules.get("torch")
+    return torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that never changes. An array of NumPy without axes can change."""
+    kind = type(value)
+    return kind in (float, int, bool) or (isinstance(value, np.number | np.bool_) and kind.__module__ == "numpy")
+
+
+def same_number(one: Any, other: Any) -> bool:
+    """Whether two numbers have one class and one value. A NaN equals itself only: its bits may differ."""
+    if one is other:
+        return True
+    if one.__class__ is not other.__class__ or one != other:
+        return False
+    return bool(one) or math.copysign(1.0, one) == math.copysign(1.0, other)
+
+
+def same_numbers(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether each number is the same as the one at its place."""
+    return len(some) == len(others) and all(map(same_number, some, others))
+
+
+def _by_interface(array: np.ndarray[Any, Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _by_structure(array: np.ndarray[Any, Any]) -> int:
+    """NumPy's C structure begins with the address. This takes a fifth of the time of the interface."""
+    return ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value or 0
+
+
+def _is_structure_known() -> bool:
+    if sys.implementation.name != "cpython":
+        return False
+    tried: list[np.ndarray[Any, Any]] = [np.zeros(3), np.zeros((4, 5), np.int8)[1:, 2:], np.zeros(7)[::-1]]
+    return all(_by_structure(each) == _by_interface(each) for each in tried)
+
+
+array_address: Callable[[np.ndarray[Any, Any]], int] = _by_structure if _is_structure_known() else _by_interface
+"""The address of the first element of an array of NumPy."""
+
+
+def announce(written: Iterable[tuple[str, Any]]) -> None:
+    """Tells PyTorch that a kernel is going to write to tensors: autograd then refuses gradients that need the old numbers.
+
+    Args:
+        written: names for messages, and arrays; those of other libraries are passed over.
+
+    Raises:
+        ArgumentError: a tensor requires a gradient and gradients are on, or it was made in inference mode and this is not
+            inference mode. PyTorch refuses in-place operations in the same cases.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    for name, array in written:
+        if not isinstance(array, torch.Tensor):
+            continue
+        if array.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{name} requires a gradient, and a kernel writes to it without autograd; call under torch.no_grad(), or "
+                f"give {name}.detach()"
+            )
+        if not array.is_inference():
+            torch.autograd.graph.increment_version(array)
+        elif not torch.is_inference_mode_enabled():
+            raise ArgumentError(
+                f"{name} was made in inference mode, and PyTorch allows writing to it only there; call under "
+                f"torch.inference_mode(), or give {name}.clone()"
+            )
+
+
+def tracked(outputs: Mapping[str, Any], given: Iterable[str]) -> list[tuple[str, Any]]:
+    """The outputs of a launch that is made many times whose changes PyTorch tracks, for `announce`.
+
+    Args:
+        given: names of those that the caller gave; PyTorch does not track others that were made in inference mode.
+
+    Raises:
+        ArgumentError: as `announce`, for those that the caller gave.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    announce([(name, outputs[name]) for name in given if name in outputs])
+    return [(name, array) for name, array in outputs.items() if isinstance(array, torch.Tensor) and not array.is_inference()]
