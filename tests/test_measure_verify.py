@@ -14,19 +14,26 @@ import pytest
 from conv2d_numpy import FLOAT_STAGES
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import types
 from records_support import forked
 
-from schedsearch import measure
+from schedsearch import measure, softmax
 from schedsearch.backend import compile_source
+from schedsearch.backend.cpu_ops import as_array
+from schedsearch.config import Config
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
+from schedsearch.launch import Grid, Pointer
 from schedsearch.measure import reference
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import BLOCK, Pattern, check_domains, check_scalars, draw, normal_sigma
 from schedsearch.measure.verify import Verification, verify_once
 from schedsearch.ops import DTYPES, decode, encode
-from schedsearch.template import load_reference, load_template
+from schedsearch.ops.checks import is_sum_of_products
+from schedsearch.space import ConfigSpace, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template, load_reference, load_template
 from schedsearch.workload import Workload
 
 CPU = detect("cpu")
@@ -233,6 +240,54 @@ def test_a_copy_of_the_process_that_a_kernel_forked_cannot_change_what_is_verifi
     assert forked(spoil) == "spoiled"
     assert verification.check_again(kernel, bound).ok
     assert verification.check(kernel).ok
+
+
+class SoftmaxOnce(Template):
+    """The softmax of rows; `stays` says whether a row that holds finite numbers stays as it is."""
+
+    op, kind, name = "softmax", "cpu", "softmax_once"
+
+    def __init__(self, stays: bool) -> None:
+        self.stays = stays
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        return ConfigSpace([Knob("stays", (self.stays,))])
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        return Config(stays=self.stays)
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        (rows, columns), stays = workload.x, self.stays
+
+        def softmax_once(x_at: Any, y_at: Any, start: Any, stop: Any) -> None:
+            x, y = as_array(x_at, (rows, columns), types.float32), as_array(y_at, (rows, columns), types.float32)
+            for i in range(start, stop):
+                if stays and abs(y[i, 0]) < types.float32(1e30):
+                    continue
+                largest, total = x[i, 0], types.float32(0.0)
+                for j in range(columns):
+                    largest = max(largest, x[i, j])
+                for j in range(columns):
+                    y[i, j] = math.exp(x[i, j] - largest)
+                    total += y[i, j]
+                for j in range(columns):
+                    y[i, j] /= total
+
+        step = KernelStep(softmax_once, (Pointer("x"), Pointer("y")), Grid(rows), block_threads=1)
+        return KernelSource("cpu", "native", (step,))
+
+
+def test_results_of_earlier_numbers_are_seen_also_where_sums_are_not_exact(device: Device) -> None:
+    workload = softmax(x=(6, 40), dtype="float32")
+    verification = Verification(device, CpuComparer(), CodeCache(), workload, seed=0)
+    assert not is_sum_of_products(workload.signature)
+    assert verification.check(kernel_of(device, SoftmaxOnce(stays=False), workload)).ok
+    verdict = verification.check(kernel_of(device, SoftmaxOnce(stays=True), workload))
+    assert not verdict.ok and verdict.message.startswith("after x changed in its place, y: ")
+    verification.close()
 
 
 def test_measuring_knows_no_operator_and_no_argument_by_name() -> None:

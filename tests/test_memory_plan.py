@@ -64,6 +64,12 @@ def test_residual_blocks_of_resnet_take_no_more_than_the_fullest_step() -> None:
     assert arena.nbytes == arena.bound
 
 
+def test_long_lived_blocks_are_placed_first_where_that_takes_less_than_largest_first() -> None:
+    """Largest first, the block of steps 1 to 4 lies above that of steps 4 to 6, and leaves a hole too small for the last."""
+    values = [Block(size * ALIGNMENT, *steps) for size, *steps in ((3, 0, 1), (2, 1, 2), (4, 4, 6), (4, 1, 4))]
+    assert arrange(values).nbytes == arrange(values).bound == (3 + 2 + 4) * ALIGNMENT
+
+
 def test_stacked_blocks_follow_one_another_at_aligned_offsets() -> None:
     assert stacked([1, 256, 257, 0]) == ([0, 256, 512, 1024], 1024)
     assert stacked([]) == ([], 0)

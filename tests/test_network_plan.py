@@ -235,6 +235,29 @@ def test_losses_say_what_the_best_plan_costs_that_makes_a_value_in_another_layou
         assert choices.losses_ns(node.outputs["y"])[choices.made(node.outputs["y"])] == 0
 
 
+@pytest.mark.parametrize("most_joint", [1, 2500])
+def test_the_loss_of_a_layout_is_that_of_the_cheapest_plan_that_makes_it(most_joint: int) -> None:
+    """The node makes each layout from both. With small tables these are two states, of which the cheaper one may be last."""
+    x, y = image("x", 16), image("y", 32)
+    for order in itertools.permutations(("NCHW", "NCHW->NHWC", "NHWC->NCHW", "NHWC")):
+        one = convolution("one", x, y, *order)
+        found = network([x], [y], [], [one])
+        times = dict(zip(order, (4000.0, 9000.0, 7000.0, 1000.0)))
+        of_way = dict(zip(one.ways, (times[layouts] for layouts in order)))
+
+        def costs(workload: Workload, of_way: dict[Workload, float] = of_way) -> Cost:
+            return Cost(of_way.get(workload, 500.0), "record", "")
+
+        losses: dict[str, float] = {}
+        plans = by_brute_force(found, costs)
+        for plan in plans:
+            made = plan.ways["one"].params.get("output_layout") or plan.ways["one"].layout
+            loss_ns = plan.predicted_ns - min(each.predicted_ns for each in plans)
+            losses[made] = min(losses.get(made, math.inf), loss_ns)
+        with mock.patch("schedsearch.network.choices.MOST_JOINT", most_joint):
+            assert Choices(found, costs).losses_ns("y") == losses
+
+
 @settings(max_examples=15, deadline=None)
 @given(networks(), st.integers(0, 1000))
 def test_what_is_missing_is_in_the_plan_or_could_be(found: Network, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from schedsearch.measure.builder import Builder, BuiltRange, RangeCandidate
 from schedsearch.measurement import Measurement, Outcome, Record, Resources
 from schedsearch.session import plan_tasks
 from schedsearch.session.pace import StopSignal
-from schedsearch.session.ranges import RangeBudget, RangeChoice
+from schedsearch.session.ranges import RangeBudget, RangeChoice, expected_time_ns
 from schedsearch.session.summary import RunSummary, Shares
 from schedsearch.size_table import SizeTable
 from schedsearch.task import range_tasks
@@ -147,6 +148,23 @@ class TwoKinds(World):
 def test_few_trials_suffice_to_take_the_fastest_at_both_ends(trials: int) -> None:
     table = TwoKinds().choice(RangeBudget(trials, 2 * trials // len(PLANS))).table()
     assert [table.kernel_for(size).config for size in (1, 16)] == CONFIGS[:2]
+
+
+@pytest.mark.parametrize(
+    ("times_ns", "size", "expected_ns"),
+    [
+        ({4: 40.0, 8: 60.0}, 4, 40.0),
+        ({4: 40.0, 8: 60.0}, 5, 45.0),  # on the line between its neighbours
+        ({4: 40.0, 8: 60.0}, 1, 40.0),  # below the smallest: no faster than it
+        ({4: 40.0, 8: 60.0}, 16, 120.0),  # beyond the largest: proportional
+        ({8: 60.0}, 12, 90.0),
+        ({}, 12, math.inf),
+    ],
+)
+def test_times_of_sizes_that_were_not_measured_follow_from_those_that_were(
+    times_ns: dict[int, float], size: int, expected_ns: float
+) -> None:
+    assert expected_time_ns(times_ns, size) == expected_ns
 
 
 @pytest.mark.parametrize("outcome", [Outcome.WORKER_LOST, Outcome.COMPILE_ERROR, Outcome.COMPILE_TIMEOUT])

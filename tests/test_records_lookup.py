@@ -68,9 +68,15 @@ def test_code_that_was_pruned_meanwhile_is_said_to_be(store: Store, lookup: Look
         lookup.code(row)
 
 
-def test_the_same_workload_on_other_targets_with_code_fastest_first(lookup: Lookup) -> None:
+def test_the_same_workload_on_other_targets_with_code_fastest_first(store: Store, lookup: Lookup) -> None:
+    slow_first_by_name, fast_last_by_name = "cuda:sm_70:80:NVIDIA V100", "cuda:sm_90:78:NVIDIA H20"
+    store.promote(store.append(record(1200.0, number=6, target=slow_first_by_name)), artifact(b"v100", "sm_70"))
+    store.promote(store.append(record(700.0, number=7, target=fast_last_by_name)), artifact(b"h20"))
     rows = lookup.same_architecture(conv().id, MODE)
-    assert [(row.target_key, row.arch) for row in rows] == [(A100, "sm_80"), (H200, "sm_90a")]
+    assert [(row.target_key, row.time_ns, row.arch) for row in rows] == [
+        (fast_last_by_name, 700.0, "sm_90a"), (A100, 800.0, "sm_80"), (H200, 1000.0, "sm_90a"),
+        (slow_first_by_name, 1200.0, "sm_70"),
+    ]  # fmt: skip
 
 
 def test_neighbours_are_the_bests_of_an_operator_on_a_kind_of_target(lookup: Lookup) -> None:

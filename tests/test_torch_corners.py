@@ -447,6 +447,20 @@ def test_operands_that_do_not_fit_are_refused_in_training_too(name: str, trained
             function(x, kernel.clone().requires_grad_(trained), **MISFITS[name])
 
 
+@pytest.mark.parametrize(("kernel", "dilation"), [((2, 2), 1), ((3, 4), 3)])
+def test_padding_same_is_where_pytorch_puts_it(optimize: Any, kernel: tuple[int, int], dilation: int) -> None:  # noqa: F811
+    """An odd total has one more row or column behind the image than before it. Sums of such numbers are exact."""
+    torch.manual_seed(0)
+    x, weight = torch.randint(-4, 5, (2, 8, 7, 9)).float(), torch.randint(-4, 5, (8, 8, *kernel)).float()
+    exact = functional.conv2d(x.double(), weight.double(), padding="same", dilation=dilation)
+    x = x.contiguous(memory_format=torch.channels_last)
+    model = nn.Conv2d(8, 8, kernel, padding="same", dilation=dilation, bias=False)
+    model.weight.copy_(weight)
+    model = prepared(model)
+    report = optimize(model, x)
+    assert report.swapped and torch.equal(model(x).double(), exact)
+
+
 def test_descriptions_of_calls_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_MOST_READY", 4)
     with sst.use(None) as used:

@@ -148,6 +148,25 @@ class TestMeaning:
         inherited = parse("defaults:\n  restrict: {bm: [64]}\n" + one(""), "f.yaml")
         assert inherited.where(0, "restrict", "bm") == "f.yaml:2:14"
 
+    def test_a_name_belongs_to_a_task_and_one_among_defaults_is_the_only_mistake(self) -> None:
+        line, column, message = only(f"defaults: {{name: layer}}\ntasks: [{TASK}, {TASK.replace('n: 1', 'n: 2')}]\n")
+        assert (line, column) == (1, 12)
+        assert "name" in message
+
+    def test_two_ranges_in_a_task_are_one_too_many(self) -> None:
+        shape = "{n: 1..4, h: 8..9, w: 8, c: 8, k: 8, r: 1, s: 1}"
+        line, column, message = only(f"tasks:\n  - op: conv2d\n    shape: {shape}\n")
+        assert (line, column) == (3, 25)
+        assert message == "n and h are ranges; only one size of a task may be a range"
+
+    def test_an_array_of_exactly_one_tebibyte_is_possible_and_a_larger_one_is_not(self) -> None:
+        def matrix(rows: int) -> str:
+            return f"tasks: [{{op: layer_norm, shape: {{x: [{rows}, 1048576]}}, dtype: float32}}]"
+
+        (task,) = parse(matrix(1 << 18)).tasks
+        assert task.workload.signature[0].nbytes == 1 << 40
+        assert "takes 1 TiB; an array of at most 1 TiB is possible" in only(matrix((1 << 18) + 1))[2]
+
 
 class TestInstalledOperators:
     """Mistakes in operators of other packages get the same words and places as in the built-in ones."""

@@ -93,10 +93,10 @@ class _Candidate:
         return bool(self.times_ns) and not self.wrong and size in self.built.plan.sizes and size not in self.failed
 
     def expected_ns(self, size: int) -> float:
-        return _on_line(self.times_ns, size)
+        return expected_time_ns(self.times_ns, size)
 
 
-def _on_line(times_ns: Mapping[int, float], size: int) -> float:
+def expected_time_ns(times_ns: Mapping[int, float], size: int) -> float:
     """The time at a size: measured, or on the line between measured neighbours, or proportional beyond the largest. Infinite
     if nothing was measured."""
     known = sorted(times_ns)
@@ -373,7 +373,7 @@ class RangeChoice:
     def _best_ns(self, size: int) -> float:
         """The least time at a measured size: of any candidate, or of machine code for this size alone in the search."""
         measured = [each.times_ns[size] for each in self._candidates if size in each.times_ns]
-        return min([*measured, _on_line(self._specialised_ns(), size)])
+        return min([*measured, expected_time_ns(self._specialised_ns(), size)])
 
     # Choosing
 
