@@ -98,7 +98,6 @@ def test_offsets_of_many_indices_at_once() -> None:
     ("text", "message"),
     [
         ("nhwc", "is not a layout"),
-        ("", "is not a layout"),
         ("NCHWc", "is not a layout"),
         ("NCHW0c", "is not a layout"),
         ("NCHW32", "is not a layout"),
@@ -121,3 +120,10 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         layout.pack(np.zeros((1, 2, 3, 4)), "NCHD")
     with pytest.raises(UsageError, match=r"shape \(1, 2, 3, 4\), got \(1, 2, 3\)"):
         layout.unpack(np.zeros((1, 2, 3)), {"N": 1, "H": 2, "W": 3, "C": 4})
+
+
+def test_a_single_number_has_the_empty_word_as_its_layout() -> None:
+    layout = Layout.parse("")
+    assert layout.shape({}) == layout.strides({}) == () and layout.offset({}, {}) == 0
+    packed = layout.pack(np.float32(2.5))
+    assert packed.shape == () == layout.unpack(packed, {}).shape and packed == layout.unpack(packed, {}) == 2.5

@@ -474,7 +474,7 @@ def test_flags_and_unknown_shapes_run_as_the_reference_says(runtime: Any, tmp_pa
         onnx.save(model, path)
         x = image(*(each.dim_value for each in model.graph.input[0].type.tensor_type.shape.dim))
         (wanted,) = ReferenceEvaluator(model).run(None, {"x": x, **extra})
-        given = {name: array.reshape(1).astype(np.uint8) for name, array in extra.items()}
+        given = {name: array.astype(np.uint8) for name, array in extra.items()}
         options = {"db": tmp_path / "none.db", "target": "cpu", "fallback": "onnxruntime", "io_layout": io_layout}
         with build(path, **options) as net:  # type: ignore[arg-type]
             turned = x if io_layout == "NCHW" else np.ascontiguousarray(x.transpose(0, 2, 3, 1))

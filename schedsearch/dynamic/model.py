@@ -24,7 +24,7 @@ from schedsearch.errors import WorkloadError, did_you_mean
 from schedsearch.network.facts import constant_of, dtype_of, is_onnx, name_of
 from schedsearch.network.indexing import check_folded_indices, check_indices
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
-from schedsearch.network.model import ModelError, listed, needed, quiet
+from schedsearch.network.model import ModelError, listed, names_of_inputs, needed, quiet
 
 if TYPE_CHECKING:
     import onnx
@@ -79,7 +79,8 @@ def _prepared(model: ir.Model) -> ir.Model:
 
     with quiet():
         check_folded_indices(model)
-        onnxscript.optimizer.optimize(model)
+        with names_of_inputs(model):
+            onnxscript.optimizer.optimize(model)
     model = LiftConstantsToInitializersPass(size_limit=0)(model).model
     model.graph.sort()
     used: set[str] = set()

@@ -164,7 +164,7 @@ class _Calls:
         return self.made[number]
 
     def _constant(self, held: Held) -> str:
-        constant = self.network.constants[held.name]
+        constant = self.network.all_constants[held.name]
         data = packed(constant.array, constant.axes, held.layout, held.dtype)
         array = np.frombuffer(data, dtype_of(held.dtype).storage).reshape(held.stored)
         return self.graph.constant(self._unused(f"{held.name} {held.layout} {held.dtype}"), array, held.dtype)

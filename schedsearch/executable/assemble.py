@@ -82,7 +82,8 @@ def assemble(
         for held in found.arrays
     )
     constants = tuple(index for index, held in enumerate(found.arrays) if held.memory.kind == "constant")
-    weights = [packing(network.constants[found.arrays[index].name], found.arrays[index]) for index in constants]
+    known = network.all_constants
+    weights = [packing(known[found.arrays[index].name], found.arrays[index]) for index in constants]
     program = Program(
         target=target,
         model=model,
@@ -186,6 +187,7 @@ class _Places:
             steps = [] if plan is None else [step for step in plan.steps if not (step.constant and prepared)]
             names = {name for step in steps for name in step.buffers}
             later |= {id(self._found.arrays[index].memory) for name, index in call.arguments.items() if name in names}
+        later |= {id(self._found.arrays[source].memory) for source, _ in self._found.copies}  # outputs
         return {id(each) for each in self._constants} - later
 
     @property

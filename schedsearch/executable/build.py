@@ -138,7 +138,7 @@ def build(
     if out is not None:
         outside = None
         if file is not None and weights == "reference":
-            outside = find_references(executable.program, network.constants, file, Path(out).parent)
+            outside = find_references(executable.program, network.all_constants, file, Path(out).parent)
             nbytes = {sha256: data.nbytes for sha256, data in zip(executable.program.weights, executable.weights)}
             _say_weights(nbytes, outside, file, say)
         save(executable, out, outside)

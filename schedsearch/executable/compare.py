@@ -56,7 +56,7 @@ def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any
     for name, array in found.items():
         if name not in wanted:
             continue
-        truth = np.atleast_1d(wanted[name])  # a network's scalar has one axis
+        truth = np.asarray(wanted[name])
         if truth.shape != array.shape:
             raise UsageError(
                 f"{name} has shape {array.shape} in the network and {truth.shape} in {model}; give the model that it was "

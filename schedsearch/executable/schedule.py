@@ -90,6 +90,8 @@ def schedule(network: Network, plan: Plan, *, in_place: bool = True) -> Schedule
     walk = _Walk(network, plan)
     for number, name in enumerate(network.inputs):
         walk.add_input(number, name)
+    for name in network.fixed:
+        walk.add_fixed(name)
     for node in network.nodes:
         if isinstance(node, View):
             walk.view(node)
@@ -115,6 +117,10 @@ class _Walk:
 
     def add_input(self, number: int, name: str) -> None:
         self._result.inputs.append(self._add_port(name, Memory("input", 0, number)))
+
+    def add_fixed(self, name: str) -> None:
+        """An output that is a constant, in the caller's layout."""
+        self._add_port(name, Memory("constant", 0))
 
     def view(self, node: View) -> None:
         x_layout, y_layout = self._plan.views[node.name]
@@ -186,7 +192,10 @@ class _Walk:
                     f"{node.name} writes a slice of {name} in layout {layout}; other nodes write another layout"
                 )
             return found
-        return self._make(name, layout, spec.dtype, spec.nbytes)
+        value = self._network.values[name]
+        # Sums of unsigned numbers are uint32 for us and int32 for ONNX: the same bits.
+        dtype = value.dtype if (spec.dtype, value.dtype) == ("uint32", "int32") else spec.dtype
+        return self._make(name, layout, dtype, spec.nbytes)
 
     def _offset_bytes(self, index: int, channel: int) -> int:
         """The bytes of an image before one of its channels, a multiple of the blocks of its layout."""

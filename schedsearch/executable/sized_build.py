@@ -163,7 +163,7 @@ class SizedBuild:
             )  # fmt: skip
             calls = [replace(call, artifact=self._of_artifact[call.artifact]) for call in made.program.calls]
             if outside is not None and not {*made.program.weights} <= weights.keys():
-                references |= outside(made.program, network.constants)
+                references |= outside(made.program, network.all_constants)
             kept = {each: references[each] for each in made.program.weights if each in references}
             texts[size] = json.loads(replace(made.program, calls=tuple(calls), references=kept).json)
             weights |= dict(zip(made.program.weights, made.weights))
@@ -184,8 +184,11 @@ class SizedBuild:
             raise ConstantIndexError(
                 f"at {self._name} = {size}: {error}, or give {self._name} a range of larger sizes"
             ) from error
-        constants = {name: replace(each, array=self._shared(name, each.array)) for name, each in network.constants.items()}
-        return replace(network, constants=constants)
+
+        def shared(constants: Mapping[str, Constant]) -> dict[str, Constant]:
+            return {name: replace(each, array=self._shared(name, each.array)) for name, each in constants.items()}
+
+        return replace(network, constants=shared(network.constants), fixed=shared(network.fixed))
 
     def _shared(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         known = self._arrays.setdefault(name, [])

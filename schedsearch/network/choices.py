@@ -72,7 +72,7 @@ class Choices:
         self._picks: dict[
             str, tuple[tuple[int, ...], np.ndarray]
         ] = {}  # node -> variables, number of the way by their states
-        for name in network.inputs:
+        for name in (*network.inputs, *network.fixed):
             self._made[name] = self._fixed(name)
         for node in network.nodes:
             self._add_node(node)
@@ -102,7 +102,7 @@ class Choices:
         return self._layouts[name][order]
 
     def _fixed(self, name: str) -> _Slot:
-        """Of the caller, who gives inputs and takes outputs in the layouts of the network."""
+        """Of the caller, who gives inputs and takes outputs in the layouts of the network; constants are packed for that."""
         return _Slot(self._variable(1), (self._layout(name, self.network.io_layout(name)),))
 
     def _add_node(self, node: Node | View | Part) -> None:

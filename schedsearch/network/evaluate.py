@@ -37,6 +37,7 @@ def evaluate(network: Network, inputs: Mapping[str, Array], *, way: Callable[[No
         name: _rounded(np.asarray(inputs[name]), network.values[name]).reshape(network.values[name].shape)
         for name in network.inputs
     }
+    found |= {name: _rounded(each.array, network.values[name]) for name, each in network.fixed.items()}
     for node in network.nodes:
         if isinstance(node, View):
             x, y = (network.values[name] for name in (node.x, node.y))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def axes_of(rank: int) -> str:
-    """The letters of the dimensions of a value: NCHW of four, whatever they mean, else A, B, C and so on."""
+    """The letters of the dimensions of a value: NCHW of four, whatever they mean, else A, B, C ...; none of a scalar."""
     return "NCHW" if rank == 4 else "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[:rank]
 
 
@@ -135,6 +135,7 @@ class Network:
         values: every value by name.
         constants: every constant by name.
         nodes: in an order in which they can run.
+        fixed: outputs that are constants of the model; their names are among `values`.
         io_layouts: input or output -> its layout in the caller's memory; others are in the order of their axes.
     """
 
@@ -143,7 +144,13 @@ class Network:
     values: Mapping[str, Value]
     constants: Mapping[str, Constant]
     nodes: tuple[Node | View | Part, ...]
+    fixed: Mapping[str, Constant] = field(default_factory=dict)
     io_layouts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def all_constants(self) -> Mapping[str, Constant]:
+        """Those that kernels read and those that are outputs, by name."""
+        return {**self.constants, **self.fixed}
 
     def with_io_layout(self, layout: str) -> Network:
         """The same network with all inputs and outputs of four dimensions in a layout, NCHW or NHWC, in the caller's

@@ -20,6 +20,7 @@ from schedsearch.network.facts import (
     FLOATS,
     INTEGERS,
     constant_input,
+    constant_of,
     dtype_of,
     extents_of,
     inputs_of,
@@ -152,6 +153,7 @@ class _Graph:
         unread: conversions between numbers and whole numbers whose results nothing reads.
         calls: place of the last node of each chain, and what the chain became.
         members: name of a kernel call -> the nodes of its chain.
+        fixed: outputs that are constants; no other constant has one of their names.
     """
 
     model: ir.Model
@@ -168,9 +170,11 @@ class _Graph:
     members: dict[str, tuple[ir.Node, ...]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
+    fixed: dict[str, Constant] = field(default_factory=dict)
     reasons: dict[ir.Node, str] = field(default_factory=dict)
 
     def read(self) -> None:
+        self.fixed = {str(value.name): found for value in self.model.graph.outputs if (found := fixed(value)) is not None}
         places = {node: place for place, node in enumerate(self.model.graph)}
         apart = {node for node in places if node.op_type in self.apart}
         self.taken.update(inner for node in places for inner in nodes_inside(node))
@@ -252,7 +256,7 @@ class _Graph:
         inputs = tuple(self._value(value) for value in graph.inputs if value.name not in graph.initializers)
         outputs = tuple(self._value(value) for value in graph.outputs) if not others else ()
         nodes = tuple(call for _, call in sorted(self.calls, key=lambda each: each[0]))
-        network = Network(inputs, outputs, self.values, self.constants, nodes)
+        network = Network(inputs, outputs, self.values, self.constants, nodes, self.fixed if outputs else {})
         listed = {op: tuple(names) for op, names in others.items()}
         why = {node: self._reason(node) or "schedsearch lacks this operator" for node in left if node.op_type != "Constant"}
         return Lowering(network, listed, reasons, why, self.members)
@@ -284,15 +288,14 @@ class _Graph:
             dtype = dtype_of(value)
             if self.dtype is not None and dtype in FLOATS:
                 dtype = self.dtype
-            # A scalar has one element and no axes; kernels see one row of it.
-            self.values[name] = Value(name, axes_of(len(shape) or 1), tuple(shape) or (1,), dtype)
+            self.values[name] = Value(name, axes_of(len(shape)), tuple(shape), dtype)
         return name
 
     def _operand(self, operand: Operand) -> str:
         if not isinstance(operand, Constant):
             return self._value(operand)
         name, number = operand.name, 1
-        while (known := self.constants.get(name)) is not None and not _same(known, operand):
+        while name in self.fixed or ((known := self.constants.get(name)) is not None and not _same(known, operand)):
             number += 1
             name = f"{operand.name}.{number}"
         self.constants.setdefault(name, replace(operand, name=name))
@@ -363,6 +366,12 @@ class _Graph:
         if value.axes != IMAGE:
             return []
         return [layout for layout in self.layouts if sizes["C"] % Layout.parse(layout).block("C") == 0]
+
+
+def fixed(value: ir.Value) -> Constant | None:
+    """The constant that an output of a model is; None if it is computed."""
+    array = constant_of(value)
+    return None if array is None else Constant(str(value.name), axes_of(array.ndim), array)
 
 
 def _reads(call: Node | View | Part) -> Iterable[str]:

@@ -122,8 +122,11 @@ def simplified(model: ir.Model, name: str, shapes: Mapping[str, Sequence[int]] |
     _check_values(model, name)
     _fix_shapes(model, shapes or {}, name)
     from schedsearch.network.contributed import rewrite_contributed
+    from schedsearch.network.shapes import correct_shapes
 
     rewrite_contributed(model)
+    with quiet():
+        correct_shapes(model)
     return _folded(model)
 
 
@@ -251,7 +254,8 @@ def _folded(model: ir.Model) -> ir.Model:
     names = {weight.name: node.name for node in model.graph if (weight := _weight(node))}
     with quiet():
         check_folded_indices(model)
-        onnxscript.optimizer.optimize(model)
+        with names_of_inputs(model):
+            onnxscript.optimizer.optimize(model)
         model = rewrite(model, pattern_rewrite_rules=rules)
     _without_splits(model)
     for node in model.graph:  # rules make new nodes, whose names say nothing
@@ -297,6 +301,22 @@ def _row(model: ir.Model, name: str, number: int) -> ir.Value:
 def _weight(node: ir.Node) -> ir.Value | None:
     """The weight of a convolution."""
     return node.inputs[1] if node.op_type.startswith("Conv") and len(node.inputs) > 1 else None
+
+
+@contextmanager
+def names_of_inputs(model: ir.Model) -> Iterator[None]:
+    """Inputs keep their names: onnxscript's optimiser renames those that are outputs, too, and puts an Identity between."""
+    names = {value: value.name for value in model.graph.inputs}
+    yield
+    for value, name in names.items():
+        if value.name == name:
+            continue
+        for place, output in enumerate(model.graph.outputs):
+            node = output.producer()
+            if node is not None and node.op_type == "Identity" and node.inputs[0] is value and output.name == name:
+                model.graph.outputs[place] = value
+                model.graph.remove(node, safe=True)
+        value.name = name
 
 
 @contextmanager

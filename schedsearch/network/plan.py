@@ -127,7 +127,7 @@ def complete(network: Network, chosen: Mapping[str, int]) -> Plan:
     Raises:
         UnsupportedError: no kernel does one of the conversions.
     """
-    made = {name: network.io_layout(name) for name in network.inputs}
+    made = {name: network.io_layout(name) for name in (*network.inputs, *network.fixed)}
     there = {name: [layout] for name, layout in made.items()}
     ways: dict[str, Workload] = {}
     views: dict[str, tuple[str, str]] = {}

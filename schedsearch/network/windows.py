@@ -65,6 +65,8 @@ def _pool(mode: str, *, whole: bool = False) -> Read:
         if whole:
             return _chain(node, x, mode, extents[2:], {}, taken)
         kernel = list(node.attributes.get_ints("kernel_shape", ()))
+        if problem := _auto_pad_problem(node, extents[2:], kernel):
+            return f"{name_of(node)} has auto_pad SAME and {problem}, which runtimes pad in different ways; allowed: pads"
         params = window_of(node, extents[2:], kernel)
         params["ceil_mode"] = bool(node.attributes.get_int("ceil_mode", 0))
         if mode == "average":
@@ -72,6 +74,19 @@ def _pool(mode: str, *, whole: bool = False) -> Read:
         return _chain(node, x, mode, kernel, params, taken)
 
     return read
+
+
+def _auto_pad_problem(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> str:
+    """What makes the padding of a pool uncertain. ONNX Runtime 1.32 pads as if there were no dilations, and leaves out
+    pixels in front where a maximum's strides skip some; ONNX's definition does neither."""
+    if not node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
+        return ""
+    ones = (1,) * len(kernel)
+    strides, dilations = (node.attributes.get_ints(name, ones) for name in ("strides", "dilations"))
+    if any(taps > 1 and dilation > 1 for taps, dilation in zip(kernel, dilations)):
+        return "dilations"
+    skips = any((extent - 1) // stride * stride + taps < extent for extent, taps, stride in zip(image, kernel, strides))
+    return "strides that skip pixels" if skips and node.op_type == "MaxPool" else ""
 
 
 def _mean(node: ir.Node, taken: set[ir.Node]) -> Chain | str:

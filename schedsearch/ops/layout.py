@@ -5,6 +5,7 @@ A layout is one word. Each capital letter is an axis, slowest first; a number wi
     NHWC        channels innermost
     NCHW32c     channels in blocks of 32, the block innermost: shape (n, ceil(c / 32), h, w, 32)
     OIHW4o4i    4 x 4 blocks of output and input channels: shape (ceil(o / 4), ceil(i / 4), h, w, 4, 4)
+                (the empty word) a single number, which has no axes: shape ()
 
 The last block of an axis is padded: `pack` fills the padding (with zeros by default) and `unpack` drops it.
 Several blocks of one axis are nested; the first is the outermost (OIHW8i2o2i).
@@ -22,7 +23,7 @@ from typing import Any
 
 from schedsearch.errors import UsageError
 
-_WORD = re.compile(r"([A-Z]+)((?:[1-9][0-9]{0,5}[a-z])*)")
+_WORD = re.compile(r"(?:([A-Z]+)((?:[1-9][0-9]{0,5}[a-z])*))?")
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def _transposed(array: Any, order: list[int]) -> Any:
 def _contiguous(array: Any) -> Any:
     import numpy as np
 
-    return array.contiguous() if is_torch_tensor(array) else np.ascontiguousarray(array)
+    return array.contiguous() if is_torch_tensor(array) else np.asarray(array, order="C")
 
 
 def _filled_like(array: Any, shape: list[int], fill: float) -> Any:
@@ -226,8 +227,8 @@ def _parse(text: str) -> Layout:
             f"{text!r} is not a layout; write a capital letter for each axis, then blocks as a number and a small letter, "
             "e.g. NHWC, NCHW32c or OIHW4o4i"
         )
-    axes = match[1]
-    blocks = tuple((letter.upper(), int(length)) for length, letter in re.findall(r"([0-9]+)([a-z])", match[2]))
+    axes = match[1] or ""
+    blocks = tuple((letter.upper(), int(length)) for length, letter in re.findall(r"([0-9]+)([a-z])", match[2] or ""))
     twice = sorted({axis for axis in axes if axes.count(axis) > 1})
     if twice:
         raise UsageError(f"layout {text!r} names axis {twice[0]} twice; an axis has one capital letter")

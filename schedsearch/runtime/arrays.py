@@ -393,7 +393,7 @@ def empty_like(array: Any, seen: ArrayView, spec: ArgSpec, form: Form) -> Any:
             raise ArgumentError(
                 f"{seen.library} has no dtype {spec.dtype}, which {spec.name} needs; pass an array of this dtype as out="
             ) from None
-        plain = plain[tuple(slice(extent) for extent in spec.shape)]
+        plain = plain[(*(slice(extent) for extent in spec.shape), ...)]  # an array also where there are no axes
         order = [spec.axes.index(axis) for axis in _LOGICAL_AXES.get(spec.axes, spec.axes)]
         return plain if form.name == "plain" else plain.transpose(order)
     raise ArgumentError(f"cannot make an output array for {seen.library}; pass one as out=")

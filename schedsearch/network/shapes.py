@@ -1,0 +1,133 @@
+"""Shapes where onnx's inference is wrong.
+
+A pool with `ceil_mode` has one window more than without where pixels are left over, but not if that window would begin in
+the padding behind the image, nor with `auto_pad` SAME. onnx's shape inference counts it all the same, and its checker
+accepts that (findings/onnx_pool_ceil_mode_shape.sh). Such a pool is the same as one without `ceil_mode`, for which the
+inference is right.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from schedsearch.network.facts import is_onnx, name_of
+from schedsearch.network.model import ModelError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_POOLS = ("MaxPool", "AveragePool", "LpPool")
+
+
+def correct_shapes(model: ir.Model) -> None:
+    """Infers shapes, and writes pools whose `ceil_mode` adds no window along some axis so that the inference is right.
+    Values behind these lose the shapes that the file records, which may follow from the wrong ones.
+
+    Args:
+        model: its inputs have their shapes, and its nodes are in order. It is changed.
+
+    Raises:
+        ModelError: a pool cannot be written in another way.
+    """
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    left = [node for node in model.graph if node.op_type in _POOLS and is_onnx(node) and _is_ceil(node)]
+    for node in left:
+        if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):  # this alone says how many windows there are
+            node.attributes.pop("ceil_mode")
+            _forget_shapes_behind(node)
+    while left:
+        ShapeInferencePass()(model)
+        wrong = next((node for node in left if any(axis.is_miscounted for axis in _axes(node))), None)
+        if wrong is None:
+            return
+        left = left[left.index(wrong) + 1 :]
+        _rewrite(wrong)
+        _forget_shapes_behind(wrong)
+
+
+class _Axis(NamedTuple):
+    """What a pool does along one axis. A window that begins behind the image does not count."""
+
+    extent: int
+    taps: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+
+    @property
+    def free(self) -> int:
+        """How far the first window can move."""
+        return self.extent + self.before + self.after - (self.taps - 1) * self.dilation - 1
+
+    @property
+    def left(self) -> int:
+        """Pixels behind the last window, without `ceil_mode`."""
+        return self.free % self.stride
+
+    @property
+    def adds_a_window(self) -> bool:
+        begin = (self.free // self.stride + 1) * self.stride
+        return self.left > 0 and begin < self.extent + self.before
+
+    @property
+    def is_miscounted(self) -> bool:
+        """Whether onnx's inference counts a window that begins behind the image."""
+        return self.left > 0 and not self.adds_a_window
+
+
+def _is_ceil(node: ir.Node) -> bool:
+    return bool(node.attributes.get_int("ceil_mode", 0))
+
+
+def _axes(node: ir.Node) -> list[_Axis]:
+    """The axes of a pool; none if its shape is not known, or ONNX counts its windows in another way."""
+    x, read = node.inputs[0] if node.inputs else None, node.attributes
+    auto_pad, kernel = read.get_string("auto_pad", "NOTSET"), read.get_ints("kernel_shape", ())
+    if x is None or x.shape is None or not x.shape.is_static() or auto_pad not in ("NOTSET", "VALID"):
+        return []
+    shape = [int(extent) for extent in x.shape][2:]
+    ones, none = (1,) * len(shape), (0,) * 2 * len(shape)
+    strides, dilations = (read.get_ints(name, ones) for name in ("strides", "dilations"))
+    pads = none if auto_pad == "VALID" else read.get_ints("pads", none)
+    columns = (shape, kernel, strides, dilations, pads[: len(shape)], pads[len(shape) :])
+    if not shape or any(len(column) != len(shape) for column in columns):
+        return []
+    return [_Axis(*each) for each in zip(*columns)]
+
+
+def _rewrite(node: ir.Node) -> None:
+    """Writes the windows of a pool with `ceil_mode` in a way that onnx's inference counts right."""
+    import onnx_ir as ir
+
+    axes, read = _axes(node), node.attributes
+    after = [axis.after for axis in axes]
+    if not any(axis.adds_a_window for axis in axes):
+        read.pop("ceil_mode")
+        return
+    counts_padding = node.op_type == "LpPool" or bool(read.get_int("count_include_pad", 0))
+    if not counts_padding:  # more padding changes nothing but the number of windows
+        read.pop("ceil_mode")
+        after = [axis.after + axis.stride - axis.left if axis.adds_a_window else axis.after for axis in axes]
+    else:
+        after = [axis.after - axis.left if axis.is_miscounted else axis.after for axis in axes]
+    if min(after) < 0:
+        raise ModelError(
+            f"node {name_of(node)} ({node.op_type}) has ceil_mode, counts its padding, and its strides are larger than its "
+            "windows; onnx infers a wrong shape for it. Slice off the pixels that no window reads, and leave ceil_mode out"
+        )
+    read.pop("auto_pad", None)
+    read["pads"] = ir.AttrInt64s("pads", [*(axis.before for axis in axes), *after])
+
+
+def _forget_shapes_behind(node: ir.Node) -> None:
+    """Those of a node's results and of all that is computed from them."""
+    left, seen = [node], {node}
+    while left:
+        each = left.pop()
+        for value in each.outputs:
+            value.shape = None
+            readers = {user for user, _ in value.uses()} - seen
+            seen |= readers
+            left += readers
