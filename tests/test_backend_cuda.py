@@ -16,7 +16,7 @@ from numba import cuda, types
 
 from schedsearch.backend import CompileError, RejectedError, compile_source, toolchain
 from schedsearch.backend.cuda import _compile_to_ptx, require_compiler
-from schedsearch.backend.ops import device_op, shared_base
+from schedsearch.backend.ops import device_op, operands_and_text, shared_base
 from schedsearch.errors import UsageError
 from schedsearch.launch import Grid, Int32, Param, Pointer, TensorMap
 from schedsearch.measure import Builder
@@ -67,6 +67,15 @@ def test_declarations_and_calls_are_checked() -> None:
 
     with pytest.raises(CompileError, match="value must be u32, got float32"):
         compile_source(source(wrong, (Pointer("y"), Int32(1))), H200)
+
+
+def test_an_operation_leaves_out_only_what_is_declared_as_unused() -> None:
+    with pytest.raises(ValueError, match=r"declared are \['a', 'b', 'y'\]"):
+        device_op("copy", "mov.u32 $y, $a;", ins={"a": "u32", "b": "u32"}, outs={"y": "u32"})
+    copy = device_op("copy", "mov.u32 $y, $a;", ins={"a": "u32", "b": "u32"}, outs={"y": "u32"}, unused=("b",))
+    operands, text = operands_and_text(copy) or pytest.fail("it declares an operation")
+    assert [name for name, _ in operands.ins] == ["a", "b"]
+    assert text == "mov.u32 $0, $1;"
 
 
 def test_a_tensor_map_is_passed_by_value_and_seen_by_address() -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ def device_op(
     ins: Mapping[str, str] | None = None,
     outs: Mapping[str, str] | None = None,
     inout: Mapping[str, tuple[str, int]] | None = None,
+    unused: Iterable[str] = (),
     pure: bool = False,
     convergent: bool = False,
 ) -> Callable[..., Any]:
@@ -73,6 +74,7 @@ def device_op(
         ins: operand -> type (u16, i32, u32, i64, u64, f32, f64); integers are converted from any integer.
         outs: operand -> type of results; the call returns nothing, one value, or a tuple.
         inout: operand -> (type, count): the first `count` elements of a local array that is passed.
+        unused: operands that the text may leave out, so that operations with and without them are called in one way.
         pure: neither reads nor writes memory and has no other effect, so that the compiler may move or drop it.
         convergent: all threads of a warp must execute it together, so that the compiler must not copy it into branches.
 
@@ -80,11 +82,11 @@ def device_op(
         An intrinsic whose arguments are the `inout` arrays, then the `ins`, in the order of declaration.
 
     Raises:
-        ValueError: the text names an operand that is not declared, or an operand is never named.
+        ValueError: the text names an operand that is not declared, or leaves one out that is not in `unused`.
     """
     ins, outs, inout = dict(ins or {}), dict(outs or {}), dict(inout or {})
     operands = Operands(tuple(ins.items()), tuple(outs.items()), tuple(inout.items()), pure, convergent)
-    return _operation(name, _numbered(name, ptx, outs, inout, ins), operands)
+    return _operation(name, _numbered(name, ptx, outs, inout, ins, frozenset(unused)), operands)
 
 
 def operands_and_text(value: Any) -> tuple[Operands, str] | None:
@@ -164,7 +166,12 @@ def _check_argument(name: str, operand: str, kind: str, value: Any) -> None:
 
 
 def _numbered(
-    name: str, ptx: str, outs: Mapping[str, str], inout: Mapping[str, tuple[str, int]], ins: Mapping[str, str]
+    name: str,
+    ptx: str,
+    outs: Mapping[str, str],
+    inout: Mapping[str, tuple[str, int]],
+    ins: Mapping[str, str],
+    unused: frozenset[str],
 ) -> str:
     """Replaces `$operand` and `$operand[i]` by LLVM's `$n`: outputs come first, then tied outputs, then inputs."""
     numbers: dict[str, list[str]] = {}
@@ -173,8 +180,11 @@ def _numbered(
         numbers[operand] = [f"${position + i}" for i in range(count)]
         position += count
     named = set(re.findall(r"\$([A-Za-z_]\w*)", ptx))
-    if named != set(numbers):
-        raise ValueError(f"{name}: the PTX names {sorted(named)}, declared are {sorted(numbers)}; they must be the same")
+    if named | unused & set(numbers) != set(numbers):
+        raise ValueError(
+            f"{name}: the PTX names {sorted(named)}, declared are {sorted(numbers)}; they must be the same, "
+            f"but for those declared as unused{': ' + str(sorted(unused)) if unused else ''}"
+        )
 
     def registers(match: re.Match[str]) -> str:
         of_operand = numbers[match[1]]

@@ -82,7 +82,7 @@ def _multiply_patch(
         lines.append(f"wgmma.wait_group.sync.aligned {int(stop < steps)};")
     return device_op(
         "multiply_patch",
-        "\n".join([*lines, "}"]) + " // $shift $shift_8 $first_mask $last_mask",
+        "\n".join([*lines, "}"]),
         inout={"acc": (ptx.REGISTER[wgmma.accumulator], wgmma.accumulators(columns))},
         ins={
             "pixel": "u32",
@@ -93,6 +93,7 @@ def _multiply_patch(
             "last_mask": "u32",
             "weights": "u64",
         },
+        unused=("shift", "shift_8", "first_mask", "last_mask"),
     )
 
 

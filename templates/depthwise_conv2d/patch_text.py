@@ -83,7 +83,6 @@ def correlate(
         text.add("bra done; whole:")
         _correlate_rows(text, patch, base, weights, guard, tested=False)
         text.add("done:")
-    text.add("// $inside $rows_follow $columns_follow " + " ".join(f"${name}" for name in names))
     return device_op(
         "correlate", text.block(), inout={"sums": ("f32", patch.sums)},
         ins={
@@ -91,6 +90,7 @@ def correlate(
             **dict.fromkeys(("row", "column", "inside", "rows_follow", "columns_follow"), "i32"),
             **dict.fromkeys(names, "f32"),
         },
+        unused=("inside", "rows_follow", "columns_follow", *names),
     )  # fmt: skip
 
 
@@ -328,8 +328,7 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
             for first in range(0, len(results), most):
                 text.store(f"{to}+{offset + first * size}", results[first : first + most], out_dtype, inside)
     body = text.block()
-    unused = [f"${name}" for name in ins if f"${name}" not in body]
-    return device_op("finish", body + " // unused: " + " ".join(unused), inout={"sums": ("f32", patch.sums)}, ins=ins)
+    return device_op("finish", body, inout={"sums": ("f32", patch.sums)}, ins=ins, unused=ins)
 
 
 def _moved(patch: Patch) -> Sequence[Piece]:
@@ -385,9 +384,8 @@ def fetch_weight(patch: Patch) -> Callable[..., None]:
     text.add(f"setp.ne.s32 {inside}, $inside, 0;")
     value = text.widen(text.load("$address", dtype, 1, inside, zero_point=zero), dtype, 1, zero)[0]
     text.add(f"st.shared.b32 [$shared], {value};")
-    unused = " // " + " ".join(f"${name}" for name in names) if names else ""
     ins = {"shared": "u32", "address": "u64", "inside": "i32", **dict.fromkeys(names, "f32")}
-    return device_op("fetch_weight", text.block() + unused, ins=ins)
+    return device_op("fetch_weight", text.block(), ins=ins, unused=names)
 
 
 def store_sums(count: int, pitch: int) -> Callable[..., None]:
@@ -405,8 +403,9 @@ def write_gradient(dtype: str, accumulate: bool) -> Callable[..., None]:
         (old,) = text.widen(text.load("$before", dtype, 1), dtype, 1)
         text.add(f"add.f32 {value}, {value}, {old};")
     text.store("$address", [value], dtype, always)
-    text.add("// $before")
-    return device_op("write_gradient", text.block(), ins={"address": "u64", "before": "u64", "value": "f32"})
+    return device_op(
+        "write_gradient", text.block(), ins={"address": "u64", "before": "u64", "value": "f32"}, unused=("before",)
+    )
 
 
 SUMMED_AT_ONCE = 8

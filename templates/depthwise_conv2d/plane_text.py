@@ -116,7 +116,6 @@ def correlate_strip(strip: Strip) -> Callable[..., None]:
                 for target_column, tap_column in across:
                     to, tap = target_row * strip.width + target_column, tap_row * patch.tap_w + tap_column
                     text.add(f"fma.rn.f32 $sums[{to}], {values[column]}, $weights[{tap}], $sums[{to}];")
-    text.add("// $row $source")
     taps = patch.tap_h * patch.tap_w
     return device_op(
         "correlate_strip", text.block(),
@@ -155,9 +154,8 @@ def finish_strip(strip: Strip, epilogue: Epilogue | None, out_dtype: str, accumu
                     text.add(f"add.f32 {result}, {result}, {addend};")
             text.store(at, results, out_dtype, inside, space="shared")
     body = text.block()
-    unused = " ".join(f"${name}" for name in ins if f"${name}" not in body)
     sums = {"sums": ("f32", patch.tile_h * strip.width)}
-    return device_op("finish_strip", f"{body} // unused: {unused}", inout=sums, ins=ins)
+    return device_op("finish_strip", body, inout=sums, ins=ins, unused=ins)
 
 
 def copy_vector() -> Callable[..., None]:
@@ -232,8 +230,8 @@ def add_products_strip(strip: Strip) -> Callable[..., None]:
                 for target_column, tap_column in across:
                     to, factor = tap_row * patch.tap_w + tap_column, factors[target_row, target_column]
                     text.add(f"{guard}fma.rn.f32 $sums[{to}], {values[column]}, {factor}, $sums[{to}];")
-    text.add("// $row $source $target_row $target")
     return device_op(
         "add_products_strip", text.block(), inout={"sums": ("f32", patch.tap_h * patch.tap_w)},
         ins={"source": "u32", "target": "u32", "row": "i32", "target_row": "i32"},
+        unused=("source", "target", "row", "target_row"),
     )  # fmt: skip

@@ -51,6 +51,7 @@ def tma_load_im2col(multicast: bool) -> Callable[..., Any]:
             "shared": "u32", "map": "u64", "c": "i32", "w": "i32", "h": "i32", "n": "i32", "barrier": "u32",
             "offset_w": "u16", "offset_h": "u16", "blocks": "u16",
         },
+        unused=("blocks",),
     )  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def tma_load_tiled(multicast: bool) -> Callable[..., Any]:
         "tma_load_tiled",
         _load("3d", "", "$c0, $c1, $c2", "", multicast),
         ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "c2": "i32", "barrier": "u32", "blocks": "u16"},
+        unused=("blocks",),
     )
 
 
@@ -71,6 +73,7 @@ def tma_load_interleaved(multicast: bool) -> Callable[..., Any]:
         "tma_load_interleaved",
         _load("5d", "", "$c0, $c1, 0, 0, $c4", "", multicast),
         ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "c4": "i32", "barrier": "u32", "blocks": "u16"},
+        unused=("blocks",),
     )
 
 
@@ -82,12 +85,13 @@ def tma_load_boxes(rank: int, multicast: bool) -> Callable[..., Any]:
         "tma_load_boxes",
         _load(f"{rank}d", "", ", ".join(f"${name}" for name in names), "", multicast),
         ins={"shared": "u32", "map": "u64", **dict.fromkeys(names, "i32"), "barrier": "u32", "blocks": "u16"},
+        unused=("blocks",),
     )
 
 
 def _load(rank: str, mode: str, coordinates: str, offsets: str, multicast: bool) -> str:
-    """Without multicast the text does not use `blocks`, so that kernels with and without it have the same shape."""
-    to_many, blocks = (".multicast::cluster", ", $blocks;") if multicast else ("", "; // unused: $blocks")
+    # Kernels with and without multicast have the same shape: the operation without leaves its operand `blocks` out.
+    to_many, blocks = (".multicast::cluster", ", $blocks;") if multicast else ("", ";")
     return (
         f"cp.async.bulk.tensor.{rank}.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{to_many} "
         f"[$shared], [$map, {{{coordinates}}}], [$barrier]{offsets}{blocks}"

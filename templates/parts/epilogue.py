@@ -28,7 +28,7 @@ from schedsearch.templates.parts.epilogue_fragments import (
     transposed_operation,
     words_ahead,
 )
-from schedsearch.templates.parts.epilogue_text import EpiloguePlan, first_address, load_elements, naming_all, registers_of
+from schedsearch.templates.parts.epilogue_text import EpiloguePlan, first_address, load_elements, registers_of
 from schedsearch.templates.parts.stages import EpilogueOperand, epilogue_operands
 from schedsearch.workload import Workload
 
@@ -208,9 +208,10 @@ def _operation(plan: EpiloguePlan, values: int) -> Callable[..., Any]:
     kind = "i32" if plan.integer else "f32"
     return device_op(
         "epilogue",
-        naming_all(_lines(plan, values), ins),
+        "\n".join(_lines(plan, values)),
         ins={**{f"v{i}": kind for i in range(values)}, **ins},
         outs={f"y{i}": kind for i in range(values)},
+        unused=ins,
         pure=plan.pure,
     )
 

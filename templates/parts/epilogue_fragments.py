@@ -20,7 +20,6 @@ from schedsearch.templates.parts.epilogue_text import (
     bytes_of,
     first_address,
     load_elements,
-    naming_all,
     registers_of,
 )
 from schedsearch.templates.parts.stages import BYTES, EpilogueOperand
@@ -102,7 +101,7 @@ def fragments_operation(octets: int, like: Like, plan: EpiloguePlan, interleaved
     inout = {"acc": ("i32" if plan.integer else "f32", 4 * octets)}
     inout |= {"ahead": ("i32", ahead)} if ahead else {}
     ins = _FRAGMENT_INS | dict(plan.ins)
-    return device_op("epilogue_fragments", naming_all(lines, (*inout, *ins)), inout=inout, ins=ins)
+    return device_op("epilogue_fragments", "\n".join(lines), inout=inout, ins=ins, unused=(*inout, *ins))
 
 
 _FRAGMENT_INS = {"columns": "i32", "row_inside": "i32", "row_8_inside": "i32", "k": "i32", "offset": "i64"}
@@ -131,7 +130,7 @@ def load_ahead_operation(octets: int, like: Like, plan: EpiloguePlan) -> Callabl
             load = f"@{inside} ld.global.nc.b32 {word}, [at{'8' * half}_{at}];"
             lines.append(f"and.pred {inside}, column, {row}; mov.b32 {word}, 0; {load}")
     inout, ins = {"ahead": ("i32", words_ahead(octets, plan))}, _FRAGMENT_INS | dict(plan.ins)
-    return device_op("load_ahead", naming_all([*lines, "}"], (*inout, *ins)), inout=inout, ins=ins)
+    return device_op("load_ahead", "\n".join([*lines, "}"]), inout=inout, ins=ins, unused=(*inout, *ins))
 
 
 def _fragments_start(elements_8_rows: int, plan: EpiloguePlan, values: int) -> list[str]:
@@ -254,7 +253,9 @@ def transposed_operation(octets: int, tile: TileRows, plan: EpiloguePlan) -> Cal
         **dict(plan.ins),
     }  # fmt: skip
     lines, kind = _transposed_lines(octets, tile, plan), "i32" if plan.integer else "f32"
-    return device_op("epilogue_transposed", naming_all(lines, ("acc", *ins)), inout={"acc": (kind, 4 * octets)}, ins=ins)
+    return device_op(
+        "epilogue_transposed", "\n".join(lines), inout={"acc": (kind, 4 * octets)}, ins=ins, unused=("acc", *ins)
+    )
 
 
 def _transposed_lines(octets: int, tile: TileRows, plan: EpiloguePlan) -> list[str]:

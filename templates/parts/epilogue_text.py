@@ -6,9 +6,8 @@ b0, b1, ... and adds the text of each stage for each of its values.
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -120,13 +119,6 @@ def registers_of(stage: StageText) -> tuple[str, str]:
     """Names of the registers for the stage's arrays, and for its temporaries."""
     arrays = len(stage.arrays)
     return _LETTERS[:arrays], _LETTERS[arrays : arrays + stage.temporaries]
-
-
-def naming_all(lines: Sequence[str], operands: Iterable[str]) -> str:
-    """The text, followed by a comment with the operands that it does not use: an operation must name every operand."""
-    text = "\n".join(lines)
-    unused = set(operands) - set(re.findall(r"\$(\w+)", text))
-    return text + " // unused: " + " ".join(f"${name}" for name in sorted(unused))
 
 
 def first_address(register: str, operand: EpilogueOperand) -> str:

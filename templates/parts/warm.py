@@ -15,7 +15,6 @@ from typing import Any
 from schedsearch.backend.ops import device_op
 from schedsearch.launch import Param, Pointer, TensorMap
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.parts.epilogue_text import naming_all
 from schedsearch.templates.parts.stages import epilogue_operands
 from schedsearch.workload import Workload
 
@@ -61,4 +60,4 @@ def _load_sectors(vectors: tuple[tuple[int, int], ...], kinds: tuple[str, ...]) 
             f"@inside ld.global.nc.b{bits} {value}, [at]; setp.eq.s32 never, $channels, {-(2**31)};",
             f"@never st.global.b{bits} [at], {value};",
         ]
-    return device_op("load_sectors", naming_all([*lines, "}"], ins), ins=ins)
+    return device_op("load_sectors", "\n".join([*lines, "}"]), ins=ins, unused=ins)

@@ -409,9 +409,10 @@ def correct_transposed(octets: int, tile: TileRows, rows: AxisClasses, columns: 
     names = ("channels", "rows", "columns", "position", "row", "column")
     return device_op(
         "correct_transposed",
-        "\n".join([*lines, "done: } // unused: " + " ".join(f"${name}" for name in names)]),
+        "\n".join([*lines, "done: }"]),
         inout={"acc": ("i32", 4 * octets)},
         ins={**dict.fromkeys(names, "i32"), **_INS},
+        unused=names,
     )
 
 
