@@ -16,7 +16,7 @@ from exchange_support import FORMATS, records
 
 from schedsearch.config import Config
 from schedsearch.errors import UsageError
-from schedsearch.records.formats import autotvm, kernel_tuner, t4
+from schedsearch.records.formats import autotvm, content, kernel_tuner, t4
 from schedsearch.records.formats.content import Content
 from schedsearch.records.formats.exchange import import_file
 from schedsearch.records.formats.recording import Place, parse_json, read_json
@@ -176,9 +176,10 @@ class TestContent:
         with pytest.raises(UsageError, match="SCHEDSEARCH_MAX_DOCUMENT_MIB is 'many'; give a whole number"):
             read_json("/dev/zero")
 
-    def test_a_gzip_of_nothing_but_blanks(self, tmp_path: Path) -> None:
-        (tmp_path / "bomb.gz").write_bytes(gzip.compress((b" " * 1023 + b"\n") * (70 << 10)))
-        assert "unpacks to more than 64 MiB and 200 times its size" in self.refused(tmp_path / "bomb.gz")
+    def test_a_gzip_of_nothing_but_blanks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(content, "_FREE_UNPACKED_BYTES", 1 << 20)
+        (tmp_path / "blanks.gz").write_bytes(gzip.compress((b" " * 1023 + b"\n") * (2 << 10)))
+        assert "unpacks to more than 1 MiB and 200 times its size" in self.refused(tmp_path / "blanks.gz")
 
     def test_a_gzip_of_many_empty_members(self, tmp_path: Path) -> None:
         (tmp_path / "members.gz").write_bytes(gzip.compress(b"") * 5000)
@@ -203,8 +204,8 @@ class TestContent:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            (b"[" + b"[]," * 2_000_000 + b"[]]", "more than 4,000,000 values"),
-            (b"[" + b"{}," * 240_000 + b"{}]", "more than 4,000,000 values, where an object counts as 16"),
+            (b"[" + b"[]," * 70_000 + b"[]]", "more than 62,500 values"),
+            (b"[" + b"{}," * 4_000 + b"{}]", "more than 62,500 values, where an object counts as 16"),
             (b"[" * 101 + b"]" * 101, "nested too deeply, more than 100 lists and objects"),
             (b'["[\\"", ' + b'{"a\\\\": [' * 60 + b"]}" * 60 + b"]", "nested too deeply"),
             (b'{"a": 1, "b": 2, "a": 3}', "the key 'a' occurs twice"),
@@ -214,7 +215,10 @@ class TestContent:
         ],
         ids=["lists", "objects", "deep", "deep between texts", "twice", "half", "half of a key", "digits"],
     )
-    def test_json_that_would_take_much_memory_or_cannot_be_kept(self, data: bytes, message: str) -> None:
+    def test_json_that_would_take_much_memory_or_cannot_be_kept(
+        self, data: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SCHEDSEARCH_MAX_DOCUMENT_MIB", "1")  # of 64, so that a 64th of the values is allowed
         with pytest.raises(UsageError, match=message):
             parse_json(data, Place("some.json"))
 

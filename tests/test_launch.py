@@ -233,7 +233,7 @@ def test_a_plan_with_one_wrong_value_is_refused(path: tuple[str | int, ...], val
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "3", "null", '"x"', "[" * 100_000, "{}", '{"kind":"cuda"}', json.dumps(GOOD) + " " * (1 << 20),
+    ["", "{", "[]", "3", "null", '"x"', "[" * 2_000, "{}", '{"kind":"cuda"}', json.dumps(GOOD) + " " * (1 << 20),
      json.dumps(GOOD).replace("0.5", "NaN"), json.dumps(GOOD).replace("0.5", "-Infinity"),
      json.dumps(GOOD).replace('"arch"', '"kind": "cpu", "arch"'), "1" * 5000],
 )  # fmt: skip

@@ -250,10 +250,10 @@ def test_a_missing_part_is_a_database_error_for_reading_and_writing(
     every_reader(path, tmp_path)
 
 
-def test_a_view_that_never_ends_is_not_read(relaxed: bytes, tmp_path: Path) -> None:
-    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS key, i AS value FROM n"
+def test_a_view_in_place_of_a_table_is_not_read_since_it_might_never_end(relaxed: bytes, tmp_path: Path) -> None:
+    view = "SELECT 'uuid' AS key, 'x' AS value"
     for table in ("meta", "record"):
-        path = damaged(tmp_path, relaxed, f"DROP TABLE {table}", f"CREATE VIEW {table} AS {endless}")
+        path = damaged(tmp_path, relaxed, f"DROP TABLE {table}", f"CREATE VIEW {table} AS {view}")
         for opened in (Lookup, lambda path: Store.open(path, readonly=True), Store.open):
             with pytest.raises(DatabaseError, match="not a plain table"):
                 opened(path)
@@ -262,7 +262,7 @@ def test_a_view_that_never_ends_is_not_read(relaxed: bytes, tmp_path: Path) -> N
 def test_a_computed_column_is_not_read(relaxed: bytes, tmp_path: Path) -> None:
     path = damaged(
         tmp_path, relaxed, "ALTER TABLE best DROP COLUMN promoted_at",
-        "ALTER TABLE best ADD COLUMN promoted_at REAL AS (length(zeroblob(100000000)))",
+        "ALTER TABLE best ADD COLUMN promoted_at REAL AS (length(zeroblob(100)))",
     )  # fmt: skip
     with pytest.raises(DatabaseError, match="column promoted_at of table best is computed"):
         Store.open(path, readonly=True)

@@ -13,7 +13,8 @@ from workload_file_support import CPU, TASK, one, only, problems
 import schedsearch
 from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.measurement import MODES
-from schedsearch.workload_file import WorkloadFileError, parse
+from schedsearch.workload_file import WorkloadFileError, limits, parse
+from schedsearch.workload_file.limits import MAX_DEPTH
 from schedsearch.workload_file.yaml_source import YamlSource
 
 
@@ -208,38 +209,43 @@ class TestMistakes:
         assert "characters long" in problems("budget: {trials: " + "9" * 5000 + f"}}\ntasks: [{TASK}]")[0][2]
 
     def test_deep_nesting_does_not_crash(self) -> None:
-        assert "nested too deeply" in only("tasks: " + "[" * 5000 + "]" * 5000)[2]
+        assert "nested too deeply" in only("tasks: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH)[2]
 
-    def test_nested_aliases_do_not_fill_the_memory(self) -> None:
-        text = "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
-        for name, before in zip("bcdefghi", "abcdefgh", strict=True):
-            text += f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
-        assert "more than 150,000 steps; values, aliases, merge keys and tasks count" in only(text)[2]
+    def test_a_value_counts_once_for_each_alias_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = "a: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: [*b, *b, *b]\n"
+        monkeypatch.setattr(limits, "MAX_STEPS", 100)
+        assert "more than 100 steps; values, aliases, merge keys and tasks count" in only(text)[2]
+        problems(text.replace("c: [*b, *b, *b]", "c: []"))  # other mistakes
+        assert "steps" not in str(problems(text.replace("c: [*b, *b, *b]", "c: []")))
 
     @pytest.mark.parametrize("merged", ["[*{0}, *{0}]", "*{0}"])
     def test_nested_merge_keys_are_followed_once_each(self, merged: str) -> None:
-        """Followed at every occurrence, the 30 maps of the first case would take 2**30 steps."""
-        text = "defaults:\n  restrict: &m0 {bm: [64]}\ntasks:\n  - op: conv2d\n"
-        shapes = "{n: 1, h: 8, w: 8, c: 16, k: 32, r: 3, s: 3}"
-        for i in range(1, 30):
-            text += f"    m{i}: &m{i} {{<<: {merged.format(f'm{i - 1}')}}}\n"
-        text += f"    restrict: *m29\n    shape: {shapes}\n"
-        source = YamlSource("f.yaml", text)
-        assert source.value["tasks"][0]["restrict"] == {"bm": [64]}
-        assert source.steps.taken < 2_000
+        """Followed at every occurrence, each level of the first case would take twice the steps of the one before."""
+
+        def steps(levels: int) -> int:
+            text = "defaults:\n  restrict: &m0 {bm: [64]}\ntasks:\n  - op: conv2d\n"
+            for i in range(1, levels + 1):
+                text += f"    m{i}: &m{i} {{<<: {merged.format(f'm{i - 1}')}}}\n"
+            text += f"    restrict: *m{levels}\n    shape: {{n: 1, h: 8, w: 8, c: 16, k: 32, r: 3, s: 3}}\n"
+            source = YamlSource("f.yaml", text)
+            assert source.value["tasks"][0]["restrict"] == {"bm": [64]}
+            return source.steps.taken
+
+        assert steps(8) - steps(7) == steps(4) - steps(3)
 
     @pytest.mark.parametrize(
         "text",
         [
-            "a: &a {" + ", ".join(f"k{i}: 1" for i in range(2000)) + "}\nb: {<<: [" + ", ".join(["*a"] * 2000) + "]}\n",
-            "defaults: {op: conv2d, restrict: {bm: [" + "1, " * 5000 + "1]}}\ntasks:\n" + "- {}\n" * 5000,
-            "r: &r [" + "1, " * 5000 + "1]\ntasks:\n" + "- {restrict: {bm: *r}}\n" * 1000,
-            "tasks: [" + "1," * 100_000 + "]",
+            "a: &a {" + ", ".join(f"k{i}: 1" for i in range(40)) + "}\nb: {<<: [" + ", ".join(["*a"] * 40) + "]}\n",
+            "defaults: {op: conv2d, restrict: {bm: [" + "1, " * 100 + "1]}}\ntasks:\n" + "- {}\n" * 50,
+            "r: &r [" + "1, " * 100 + "1]\ntasks:\n" + "- {restrict: {bm: *r}}\n" * 20,
+            "tasks: [" + "1," * 400 + "]",
         ],
         ids=["merges", "defaults", "aliases", "values"],
     )
-    def test_a_file_that_takes_too_many_steps_is_refused(self, text: str) -> None:
-        assert "takes more than 150,000 steps" in problems(text)[-1][2]
+    def test_a_file_that_takes_too_many_steps_is_refused(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(limits, "MAX_STEPS", 1500)
+        assert "takes more than 1,500 steps" in problems(text)[-1][2]
 
     def test_a_file_of_a_thousand_tasks_is_read(self) -> None:
         tasks = [

@@ -25,15 +25,15 @@ class TooMuchWork(Exception):
 
 
 class Steps:
-    """Counts the steps that reading a file takes.
+    """Counts the steps that reading a file takes: at most MAX_STEPS.
 
     Attributes:
         taken: the number of steps so far.
     """
 
-    def __init__(self, limit: int = MAX_STEPS) -> None:
+    def __init__(self) -> None:
         self.taken = 0
-        self._limit = limit
+        self._limit = MAX_STEPS
 
     def take(self, count: int) -> None:
         """Counts further steps.
