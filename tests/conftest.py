@@ -72,15 +72,6 @@ def _has_gpu() -> bool:
         return False
 
 
-# Modules that compile, emulate or tune for many seconds; so does test_candidates_compile, of the contract of templates.
-LONG = {
-    "test_cheating_kernels", "test_detection", "test_detector_benchmark", "test_dyn_strided_slice",
-    "test_dynamic_detection", "test_dynamic_model", "test_dynamic_net", "test_dynamic_nodes", "test_front_end",
-    "test_gather_scatter", "test_network_int8", "test_network_weights", "test_range_choice", "test_record_space",
-    "test_selection", "test_size_ranges", "test_third_party_operator", "test_third_party_template", "test_unique",
-}  # fmt: skip
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
     """The workers use all cores: threads of BLAS that wait for one only burn its time."""
@@ -136,7 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if {"torch", "kernel_tuner_package"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("integrations")
-        if getattr(item, "originalname", None) == "test_candidates_compile" or item.path.stem in LONG:
+        if getattr(item, "originalname", None) == "test_candidates_compile":  # of the contract of templates
             item.add_marker("long")
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
         skip = pytest.mark.skip(reason="needs a CUDA device, and there is none")

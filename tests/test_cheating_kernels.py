@@ -36,7 +36,10 @@ def build(template: Template, target: Target, workload: Workload = WORKLOAD) -> 
     return Built(result.artifact, result.resources, result.canonical_hash, result.compile_s)
 
 
-@pytest.fixture(scope="module", params=MODES)
+OTHER_MODES = [pytest.param(mode, marks=pytest.mark.long) for mode in MODES if mode != COLD_GRAPH]
+
+
+@pytest.fixture(scope="module", params=[COLD_GRAPH, *OTHER_MODES])
 def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
     with Runner(detect("cpu"), mode=request.param, timeout_s=20.0) as runner:
         yield runner

@@ -279,6 +279,7 @@ pytest.importorskip("onnx", reason="needs onnx")
 CASES = node_cases("nonmaxsuppression", "roialign")
 
 
+@pytest.mark.long
 def test_cases_of_onnx(device: CpuDevice) -> None:
     seen = []
     for name, case in CASES.items():

@@ -289,6 +289,7 @@ def test_an_impossible_slice_writes_nothing_and_has_extents_of_zero(
     check(y, extents, np.empty((0, 0), y.dtype), each)
 
 
+@pytest.mark.long
 def test_neighbours_move_as_vectors() -> None:
     """A slice of rows with runs of 16 bytes has them in one access of 16 bytes each way."""
     (text,) = ptx_of(
@@ -389,6 +390,7 @@ def test_more_than_2_to_31_elements_are_divided_in_64_bits(monkeypatch: pytest.M
     check(y, extents, each.expected(x), each)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "workload",
     [
@@ -423,6 +425,7 @@ def check_on(device: Device, template: Template, workload: Workload, each: Slice
     check(found["y"], found["y_extents"], each.expected(x), each, untouched=False)
 
 
+@pytest.mark.long
 def test_a_cpu_computes_the_slices_of_tvm(device: CpuDevice, shared: Path) -> None:
     """Those of 3 x 4 x 3 with all entries, so that one kernel serves them."""
     slices = [each for each in tvm_slices(shared) if each.shape == (3, 4, 3) and each.strides and len(each.begin) == 3]
@@ -432,6 +435,7 @@ def test_a_cpu_computes_the_slices_of_tvm(device: CpuDevice, shared: Path) -> No
         check_on(device, CPU, workload, each, "float32")
 
 
+@pytest.mark.long
 def test_kernels_of_a_cpu_are_verified(device: CpuDevice) -> None:
     for workload in (
         dyn_strided_slice(x=(7, 9, 40), dynamic=True, axes=(2, 0), index_dtype="int32", dtype="int64"),
@@ -472,6 +476,7 @@ def check_ends_of_rows(device: Device, template: Template, columns: int) -> None
         device.free(place)
 
 
+@pytest.mark.long
 def test_a_cpu_copies_the_ends_of_rows(device: CpuDevice) -> None:
     check_ends_of_rows(device, CPU, 5000)
 

@@ -73,6 +73,7 @@ def classifier() -> Any:
     return net.model(opset=18)
 
 
+@pytest.mark.long
 def test_a_network_with_a_dynamic_batch_is_fused_and_waits_for_nothing(device: Any) -> None:
     sizes = {"n": Size("n", 1, 6)}
     lines = explain(read_graph(classifier(), sizes).program()).splitlines()
@@ -121,6 +122,7 @@ def arithmetic() -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
+@pytest.mark.long
 def test_arithmetic_of_shapes_costs_no_calls(device: Any) -> None:
     sizes = {"n": Size("n", 1, 6), "m": Size("m", 0, 5)}
     calls = [call for segment in read_graph(arithmetic(), sizes).program().segments for call in segment.calls]
@@ -129,6 +131,7 @@ def test_arithmetic_of_shapes_costs_no_calls(device: Any) -> None:
     agrees(device, arithmetic(), sizes, *arrays)
 
 
+@pytest.mark.long
 def test_a_bounded_run_keeps_all_memory_that_it_writes(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the sizes that it computes, if no result shows them. Otherwise another array would get their memory."""
     new, made = Run.new, list[Any]()
@@ -169,6 +172,7 @@ def counted(op: str, *names: str, dtype: int = TensorProto.INT64, shape: Any = (
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -197,6 +201,7 @@ def test_impossible_counts_are_errors_in_both_ways(device: Any, given: Any, mess
         bound.close()
 
 
+@pytest.mark.long
 def test_a_negative_extent_is_an_error_that_names_it(device: Any) -> None:
     model = counted("ConstantOfShape", "shape", dtype=TensorProto.FLOAT)
     with DynamicNet(read_graph(model, {"len": Size("len", 0, 9)}).program(), device, artifact) as net:

@@ -102,6 +102,7 @@ def test_an_exact_run_gives_arrays_of_exactly_the_right_size(
     np.testing.assert_array_equal(y, numpys(*arrays))
 
 
+@pytest.mark.long
 def test_a_bounded_run_follows_its_inputs_without_a_word_from_the_host(device: Device, sliced: DynamicNet) -> None:
     x, begin, end, strides = inputs(7, (1, 0), (FAR, FAR), (1, 1))
     bound = sliced.bind(x, begin, end, strides)
@@ -118,6 +119,7 @@ def test_a_bounded_run_follows_its_inputs_without_a_word_from_the_host(device: D
     bound.close()
 
 
+@pytest.mark.long
 def test_a_bounded_run_follows_an_input_that_kernels_read_at_its_bound(device: Device) -> None:
     graph = DynamicGraph()
     negative = elementwise(y=(9, 24), expression="-a", dtype="float32")
@@ -151,6 +153,7 @@ def test_impossible_numbers_are_reported_with_call_and_numbers(sliced: DynamicNe
     np.testing.assert_array_equal(sliced(*arrays), numpys(*arrays))
 
 
+@pytest.mark.long
 def test_sizes_beyond_the_bound_are_reported_and_nothing_is_written(device: Device) -> None:
     graph = DynamicGraph()
     given_ = [graph.input("x", (9, 24), "float32"), *(graph.input(name, (2,), "int64") for name in ("begin", "end"))]
@@ -189,6 +192,7 @@ def test_positions_that_the_graph_computes_begin_a_segment_of_their_own() -> Non
     assert [segment.fetched.count for segment in program.segments if segment.fetched] == [2, 2]  # 8 bytes a dimension
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(st.integers(1, 9), st.tuples(*[st.integers(-9, 9)] * 2), st.tuples(*[st.integers(-9, 30)] * 2))
 def test_a_chain_of_calls_runs_exact_and_bounded(chained: Any, n: int, begin: Any, end: Any) -> None:
@@ -214,6 +218,7 @@ def chained(device: Device) -> Any:
         yield net
 
 
+@pytest.mark.long
 def test_later_runs_of_the_same_sizes_allocate_nothing(chained: DynamicNet) -> None:
     arrays = np.ones((9, 24), np.float32), *(np.array(n, np.int32) for n in ((1, 1), (5, 9), (0, 1, 1, 0)))
     chained(*arrays)
@@ -223,6 +228,7 @@ def test_later_runs_of_the_same_sizes_allocate_nothing(chained: DynamicNet) -> N
     assert chained.allocations == before
 
 
+@pytest.mark.long
 def test_results_of_earlier_runs_stay_as_they_are(chained: DynamicNet) -> None:
     """Also if inputs are at other addresses, and results smaller or larger."""
     rng, runs = np.random.default_rng(0), []

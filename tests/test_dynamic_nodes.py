@@ -71,6 +71,7 @@ def artifact(workload: Any) -> Any:
     return schedsearch.compile(workload, target="cpu", allow=("default",)).artifact
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ONNX's own, while it makes its cases
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_node_cases_run_exact_and_bounded(device: Any, operator: str) -> None:

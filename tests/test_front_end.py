@@ -167,6 +167,7 @@ def test_a_candidate_that_shares_with_another_is_as_if_compiled_alone(
     assert shared == compile_source(without_sharing(source), H200).artifact
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cached", [True, False])
 def test_processes_share_the_work_of_numba(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cached: bool) -> None:
     """Through the user's cache or, if that is off, through a folder of the run."""
@@ -212,6 +213,7 @@ def keys() -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_all_processes_call_a_shape_the_same() -> None:
     script = PRINT_KEYS.format(path=sys.path)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -219,6 +221,7 @@ def test_all_processes_call_a_shape_the_same() -> None:
     assert len(set(keys())) == 4
 
 
+@pytest.mark.long
 def test_references_of_all_workloads_share_one_run() -> None:
     """They are compiled in the process that feeds the device, and the device waits for them."""
     _front_end.cache_clear()

@@ -198,6 +198,7 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, wo
             assert_equal(each, emulated(monkeypatch, template, each, arrays, config, *MODULES), expected(each, arrays))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workload", WORKLOADS[:2] + WORKLOADS[3:5] + WORKLOADS[7:10], ids=lambda each: each.label)
 def test_a_cpu_kernel_is_the_definition(device: CpuDevice, workload: Workload) -> None:
     _, template = TEMPLATES[workload.op]
@@ -206,6 +207,7 @@ def test_a_cpu_kernel_is_the_definition(device: CpuDevice, workload: Workload) -
     assert_equal(each, on_device(device, template, each, arrays), expected(each, arrays))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.label)
 def test_arrays_in_use_give_what_arrays_of_these_extents_give(device: CpuDevice, workload: Workload) -> None:
     """-1 is the last element in use, not that of the memory."""
@@ -248,6 +250,7 @@ def random_workload(rng: Any) -> Workload:
     return Workload(op, params | {"by": by})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(60))
 def test_any_look_up_is_that_of_onnx(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -314,6 +317,7 @@ def test_emulated_kernels_note_the_index_that_is_out_of_range(monkeypatch: pytes
             assert not words.any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workload", (WORKLOADS[3], WORKLOADS[4], WORKLOADS[6], WORKLOADS[9]), ids=lambda each: each.label)
 def test_calls_on_a_cpu_raise_for_the_index_that_is_out_of_range(workload: Workload) -> None:
     with compile_(workload, target="cpu", allow=("default",)) as kernel:
@@ -354,6 +358,7 @@ def stored_as(workload: Workload, name: str, array: Any) -> Any:
     return encode(np.ascontiguousarray(array), spec.dtype)
 
 
+@pytest.mark.long
 def test_verification_accepts_a_cpu_kernel(device: CpuDevice) -> None:
     for workload in (
         WORKLOADS[2].replace(**OPEN[0]),
@@ -364,12 +369,14 @@ def test_verification_accepts_a_cpu_kernel(device: CpuDevice) -> None:
         assert verdict(device, TEMPLATES[workload.op][1], workload) is None, workload.label
 
 
+@pytest.mark.long
 def test_verification_finds_a_kernel_that_ignores_the_extents(device: CpuDevice) -> None:
     workload = gather(x=(50, 8), indices=(40,), dynamic=True)
     found = verdict(device, TEMPLATES["gather"][1], workload, workload.replace(axis=1, x=(8, 50)))
     assert found is not None and "elements are wrong" in found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workload", [WORKLOADS[0], WORKLOADS[3], WORKLOADS[7], WORKLOADS[9]], ids=lambda each: each.label)
 def test_verification_finds_a_kernel_that_counts_to_the_bound_of_x(device: CpuDevice, workload: Workload) -> None:
     """It takes extents from memory that it was never told: those of its bounds."""
@@ -489,6 +496,7 @@ def test_there_are_cases_of_every_operator() -> None:
     assert len(CASES) >= 20
 
 
+@pytest.mark.long
 def test_cases_of_onnx(device: CpuDevice) -> None:
     for name, case in CASES.items():
         inputs, (y,) = arrays_of(case)

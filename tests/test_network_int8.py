@@ -88,6 +88,7 @@ def whole_numbers(x: Array, weights: dict[str, Array]) -> Array:
     return total[:, :, :6].reshape(1, 16, 3, 2, 3, 2).max(axis=(3, 5)).astype(np.uint8)
 
 
+@pytest.mark.long
 def test_a_residual_block_is_equal_to_whole_numbers_in_every_bit(tmp_path: Path) -> None:
     net, weights = block()
     path = net.save(tmp_path)
@@ -104,6 +105,7 @@ def test_a_residual_block_is_equal_to_whole_numbers_in_every_bit(tmp_path: Path)
         np.testing.assert_array_equal(evaluate(network, {"x": x})[network.outputs[0]], expected)
 
 
+@pytest.mark.long
 def test_an_addition_of_its_own_computes_the_same_as_one_in_an_epilogue(tmp_path: Path) -> None:
     net, weights = block(apart=True)
     with schedsearch.build(net.save(tmp_path), db=tmp_path / "none.db", target="cpu") as built:
@@ -112,6 +114,7 @@ def test_an_addition_of_its_own_computes_the_same_as_one_in_an_epilogue(tmp_path
         np.testing.assert_array_equal(built(x)[0], whole_numbers(x, weights))
 
 
+@pytest.mark.long
 def test_run_says_how_many_whole_numbers_of_each_layer_equal_those_of_the_model(tmp_path: Path) -> None:
     path = block()[0].save(tmp_path)
     x = np.random.default_rng(0).integers(0, 256, (1, 16, 7, 6)).astype(np.uint8)
@@ -128,6 +131,7 @@ def test_run_says_how_many_whole_numbers_of_each_layer_equal_those_of_the_model(
         assert each["largest"] == max(abs(a - b) for a, b in zip(mine, other)) <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("zero_point", "equal", "told"), [
     (3, 8, "whole numbers: 1 value, equal in every bit"),
     (5, 2, "whole numbers: 0 of 1 values equal in every bit; the others differ by 2 steps at most (codes.out)"),

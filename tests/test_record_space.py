@@ -49,6 +49,7 @@ def record_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     return run
 
 
+@pytest.mark.long
 def test_it_records_goes_on_and_is_replayed(record_space: Run) -> None:
     options = (SPACE, "--template", "conv2d_cpu", "--workers", 1, "--export", "{space}.json.gz")
     code, _, err = record_space(*options, "--configurations", 2)
@@ -93,6 +94,7 @@ def test_it_records_goes_on_and_is_replayed(record_space: Run) -> None:
     assert space["fractions"][str(len(measured))] == 1.0
 
 
+@pytest.mark.long
 def test_a_time_limit_stops_it_and_keeps_the_results(record_space: Run) -> None:
     options = (
         SPACE,

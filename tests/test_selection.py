@@ -119,6 +119,7 @@ def test_emulated_nonzero_is_the_definition(monkeypatch: pytest.MonkeyPatch, sha
         assert_equal(workload, found, expected(workload, arrays))
 
 
+@pytest.mark.long
 def test_no_number_is_in_use(monkeypatch: pytest.MonkeyPatch, device: CpuDevice) -> None:
     workload = topk(x=(50,), k=3, dynamic=True)
     arrays = example(workload, extent=0.0)
@@ -129,6 +130,7 @@ def test_no_number_is_in_use(monkeypatch: pytest.MonkeyPatch, device: CpuDevice)
         assert found["y"].shape == found["indices"].shape == (0,) and found["y_extents"].tolist() == [0]
 
 
+@pytest.mark.long
 def test_cpu_kernels_are_the_definition(device: CpuDevice) -> None:
     workloads = [topk(**TOPKS[0]), topk(**TOPKS[1]), topk(**TOPKS[4], dynamic=True), nonzero(**NONZEROS[0])]
     for workload in workloads:
@@ -136,11 +138,13 @@ def test_cpu_kernels_are_the_definition(device: CpuDevice) -> None:
         assert_equal(workload, on_device(device, TEMPLATES[workload.op][1], workload, arrays), expected(workload, arrays))
 
 
+@pytest.mark.long
 def test_verification_accepts_cpu_kernels(device: CpuDevice) -> None:
     for workload in (topk(x=(30, 6), k=7, axis=0, dynamic=True), nonzero(x=(9, 50))):
         assert verdict(device, TEMPLATES[workload.op][1], workload) is None, workload.label
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_nan_of_either_sign_is_larger_than_infinity(device: CpuDevice, dtype: str) -> None:
     """x86 gives NaNs with a sign. All NaNs are equal, so the one with the lower index comes first."""
@@ -221,6 +225,7 @@ pytest.importorskip("onnx", reason="needs onnx")
 CASES = {name: case for name, case in node_cases("topk", "nonzero").items() if len(case.model.graph.node) == 1}
 
 
+@pytest.mark.long
 def test_cases_of_onnx(device: CpuDevice) -> None:
     seen = []
     for name, case in CASES.items():

@@ -51,6 +51,7 @@ def inputs(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, weight, bias
 
 
+@pytest.mark.long
 def test_one_kernel_computes_every_size(tuned: tuple[Path, RunSummary]) -> None:
     db, _ = tuned
     with schedsearch.compile(SMALL.with_dynamic("n", LOW, HIGH), db, target="cpu") as kernel:
@@ -64,6 +65,7 @@ def test_one_kernel_computes_every_size(tuned: tuple[Path, RunSummary]) -> None:
         np.testing.assert_allclose(out, convolved(x, weight, bias), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_table_says_what_was_measured_and_verified(tuned: tuple[Path, RunSummary]) -> None:
     db, summary = tuned
     (found,) = summary.ranges
@@ -80,6 +82,7 @@ def test_the_table_says_what_was_measured_and_verified(tuned: tuple[Path, RunSum
     assert SizeTable.from_bytes(*table.to_bytes()).to_bytes() == table.to_bytes()
 
 
+@pytest.mark.long
 def test_a_narrower_range_is_served_too_and_a_wider_one_is_not(tuned: tuple[Path, RunSummary]) -> None:
     db, _ = tuned
     with schedsearch.compile(SMALL.with_dynamic("n", 2, 3), db, target="cpu") as kernel:
@@ -101,6 +104,7 @@ def test_a_narrower_range_is_served_too_and_a_wider_one_is_not(tuned: tuple[Path
         schedsearch.compile(SMALL.with_dynamic("n", LOW, HIGH), db.with_name("none.db"), target="cpu")
 
 
+@pytest.mark.long
 def test_a_deployment_file_has_the_table(tuned: tuple[Path, RunSummary], tmp_path: Path) -> None:
     from schedsearch.records.deployment import export_deploy
     from schedsearch.records.store import Store
@@ -112,6 +116,7 @@ def test_a_deployment_file_has_the_table(tuned: tuple[Path, RunSummary], tmp_pat
         np.testing.assert_allclose(kernel(*arrays), convolved(*arrays), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_code_of_another_machine_needs_trust(
     tuned: tuple[Path, RunSummary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +131,7 @@ def test_code_of_another_machine_needs_trust(
         schedsearch.compile(of_range, db, target="cpu")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("column", ["size_table", "code"])
 def test_changed_code_is_not_run(tuned: tuple[Path, RunSummary], tmp_path: Path, column: str) -> None:
     copy = tmp_path / "copy.db"
@@ -169,6 +175,7 @@ def test_a_range_has_an_identity_without_the_size_it_was_made_from() -> None:
     assert WorkloadRange(SMALL, "h", 480, 800).samples() == [480, 620, 800]
 
 
+@pytest.mark.long
 def test_damaged_tables_are_refused(tuned: tuple[Path, RunSummary]) -> None:
     table = tuned[1].ranges[0].table
     assert table is not None
@@ -220,6 +227,7 @@ def test_mistakes_in_ranges_name_their_place(n: str, h: object, c: object, place
         assert f":{place}: " in str(error.value)
 
 
+@pytest.mark.long
 def test_the_run_says_what_specialising_would_gain(tuned: tuple[Path, RunSummary]) -> None:
     text = ranges_text(tuned[1])
     assert "n = 1 to 4" in text and "verified for" in text and "over the best for this n alone" in text
@@ -242,6 +250,7 @@ def test_a_range_takes_at_most_three_budgets_of_one_size() -> None:
     assert search_time_s(30.0, plans[:7]) == 20.0 and search_time_s(30.0, plans[7:]) == 30.0
 
 
+@pytest.mark.long
 def test_records_of_the_choice_are_kept_apart(tuned: tuple[Path, RunSummary]) -> None:
     db, summary = tuned
     with sqlite3.connect(db) as connection:

@@ -59,6 +59,7 @@ def test_the_installed_templates_are_listed_with_their_operator(package: Package
         assert "row_softmax" in line.removeprefix(name)
 
 
+@pytest.mark.long
 def test_tune_finds_and_records_verified_kernels_and_shows_their_bandwidth(package: Package, tuned: str) -> None:
     assert "GB/s" in tuned and "GFLOP/s" not in tuned
     check = (
@@ -71,6 +72,7 @@ def test_tune_finds_and_records_verified_kernels_and_shows_their_bandwidth(packa
     assert outcomes == "{'ok'}" and int(configs) == 8
 
 
+@pytest.mark.long
 def test_compile_deploys_the_winner(package: Package, tuned: str) -> None:
     """use.py compares the result with NumPy itself."""
     (line,) = [line for line in PAGE.commands() if line.startswith("python ")]
@@ -101,6 +103,7 @@ def test_the_operator_imports_nothing_heavy(package: Package) -> None:
     assert package.run(sys.executable, "-c", code).strip() == "[]"
 
 
+@pytest.mark.long
 def test_the_operator_keeps_the_contract(package: Package) -> None:
     """The page's own test class, run by pytest in the environment with the package."""
     (package.folder / "test_row_softmax.py").write_text(PAGE.block_with("python", "OpContract"), encoding="utf-8")
@@ -118,6 +121,7 @@ def test_the_definition_is_that_of_softmax(installed: Package, shape: tuple[int,
     np.testing.assert_allclose(np.log(y / y[:, :1]), x - x[:, :1], atol=1e-12)
 
 
+@pytest.mark.long
 def test_awkward_shapes_are_right(installed: Package) -> None:
     """Every value of every knob, in this process, compared with the reference."""
     from schedsearch.device.cpu import CpuDevice
@@ -133,6 +137,7 @@ def test_awkward_shapes_are_right(installed: Package) -> None:
     device.close()
 
 
+@pytest.mark.long
 def test_the_kernels_for_a_gpu_compile_without_one(installed: Package) -> None:
     pytest.importorskip("numba.cuda", reason="needs Numba-CUDA")
     pytest.importorskip("cuda.bindings.nvjitlink", reason="needs nvJitLink, an extra of schedsearch")

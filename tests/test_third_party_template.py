@@ -61,6 +61,7 @@ def test_without_the_package_the_template_is_unknown(package: Package) -> None:
     assert NAME not in package.run(*SCHEDSEARCH, "templates", installed=False)
 
 
+@pytest.mark.long
 def test_tune_finds_and_records_verified_kernels_of_the_template(package: Package, tuned: str) -> None:
     assert NAME in tuned
     workload = Workload.conv2d(
@@ -75,6 +76,7 @@ def test_tune_finds_and_records_verified_kernels_of_the_template(package: Packag
     assert best.measurement.max_error == 0  # on the whole numbers that verification uses
 
 
+@pytest.mark.long
 def test_compile_deploys_the_kernel_even_where_the_package_is_missing(package: Package, tuned: str) -> None:
     """use.py compares the result with NumPy itself."""
     (line,) = [line for line in PAGE.commands() if line.startswith("python ")]
@@ -82,6 +84,7 @@ def test_compile_deploys_the_kernel_even_where_the_package_is_missing(package: P
         assert package.run_line(line, installed=installed).split() == [NAME, "exact", "True"]
 
 
+@pytest.mark.long
 def test_awkward_sizes_are_right(package: Package) -> None:
     """The page's own check, which tunes shapes that no tile divides."""
     (check,) = [block for block in PAGE.blocks("python") if "check.db" in block]
@@ -89,6 +92,7 @@ def test_awkward_sizes_are_right(package: Package) -> None:
     package.run(sys.executable, "check.py")
 
 
+@pytest.mark.long
 def test_the_template_keeps_the_contract(package: Package) -> None:
     """The page's own test class, run by pytest in the environment with the package."""
     (check,) = [block for block in PAGE.blocks("python") if "TemplateContract" in block]
@@ -97,6 +101,7 @@ def test_the_template_keeps_the_contract(package: Package) -> None:
     assert re.search(r"^10 passed", ran, re.MULTILINE), ran
 
 
+@pytest.mark.long
 def test_the_gpu_kernel_of_the_page_compiles() -> None:
     """This needs Numba-CUDA, but no GPU."""
     pytest.importorskip("numba.cuda", reason="needs Numba-CUDA")

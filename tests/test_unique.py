@@ -73,6 +73,7 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, sh
     assert_equal(workload, found, expected(workload, arrays))
 
 
+@pytest.mark.long
 def test_a_cpu_kernel_is_the_definition(device: CpuDevice) -> None:
     for shape in SHAPES:
         workload = unique(**shape)
@@ -80,6 +81,7 @@ def test_a_cpu_kernel_is_the_definition(device: CpuDevice) -> None:
         assert_equal(workload, on_device(device, CPU, workload, arrays, Config(run=8)), expected(workload, arrays))
 
 
+@pytest.mark.long
 def test_verification_accepts_a_cpu_kernel(device: CpuDevice) -> None:
     for workload in (unique(x=(90,), order="first"), unique(x=(30, 4), flat=False)):
         assert verdict(device, CPU, workload) is None, workload.label
@@ -112,6 +114,7 @@ def test_kernels_on_the_device(gpu: Any) -> None:
         assert verdict(gpu, CUDA, workload) is None, workload.label
 
 
+@pytest.mark.long
 def test_cases_of_onnx(device: CpuDevice) -> None:
     pytest.importorskip("onnx", reason="needs onnx")
     seen = []
