@@ -17,6 +17,7 @@
     │   └── DeviceBusyError              3   another run holds the device
     ├── PreparationError                 3   no process can make the inputs and the reference of a workload
     ├── WrongResultError                 1   a kernel was built for deployment and computes wrong values on this device
+    ├── WrongNetworkError                1   a network was built that computes something else than its model
     ├── NoRecordError                    4   deployment found no record and was not allowed to go on
     ├── RegressionError                  5   a record no longer reaches its time
     ├── DatabaseError                    6   the record store cannot be used
@@ -162,6 +163,10 @@ class PreparationError(SchedsearchError):
 
 class WrongResultError(SchedsearchError):
     exit_code = 1
+
+
+class WrongNetworkError(SchedsearchError):
+    """A network was built that computes something else than the model that it was made from. Nothing was written."""
 
 
 class NoRecordError(SchedsearchError):

@@ -61,6 +61,7 @@ LAYERS = {
     "schedsearch.executable": 6,
     "schedsearch.integrations": 6,
     "schedsearch.network": 6,
+    "schedsearch.network_check": 6,
     "schedsearch.profiling": 6,
     "schedsearch.profiling.profile": 1,
     "schedsearch.torch": 6,

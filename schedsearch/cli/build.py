@@ -55,6 +55,14 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
     "--tune", "tune_s", metavar="TIME", type=Duration(), help="Measure kernels without a record for e.g. 90s, 10m."
 )
 @click.option("--strict", is_flag=True, help="Refuse kernels without a record of exactly their workload and device.")
+@click.option(
+    "--no-check",
+    "check",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Do not compare the network with the model, for models that neither ONNX Runtime nor onnx's evaluator runs.",
+)
 @click.option("--explain", "explained", is_flag=True, help="Print the plan: every kernel call, its kernel and its layouts.")
 @SHAPE_OPTION
 @click.option(
@@ -82,6 +90,7 @@ def build(
     mode: str,
     tune_s: float | None,
     strict: bool,
+    check: bool,
     explained: bool,
     shapes: dict[str, list[int]],
     dynamic_sizes: dict[str, tuple[int, int]] | None,
@@ -91,6 +100,9 @@ def build(
 
     Kernels without a record take default configurations, unless --tune measures them first. A program loads the file with
     schedsearch.load(FILE); `schedsearch run` tries it. Exits with 4 when --strict refuses kernels.
+
+    The network is compared once with the model, on inputs drawn from a seed. If it computes something else, nothing is
+    written, and the command exits with 1.
 
     With --dynamic n=1..64 callers choose the size of the dimension n of the model's inputs. Give --way for models that
     compute sizes from values.
@@ -110,12 +122,12 @@ def build(
             if value:
                 raise click.UsageError(f"{name} does not go with --dynamic and --way: {remedy}")
         options: dict[str, Any] = {"dtype": dtype, "layout": layout, "io_layout": io_layout, "weights": weights}
-        options |= {"db": db, "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode}
+        options |= {"db": db, "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode, "check": check}
         dynamic.build(model, path, dynamic_sizes or {}, way, explained, options)
         return
     net = build_(
         model, db=db, out=path, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, fallback=fallback,
-        target=selector, shapes=shapes, tune_s=tune_s, strict=strict, mode=mode, say=render.note,
+        target=selector, shapes=shapes, tune_s=tune_s, strict=strict, mode=mode, check=check, say=render.note,
     )  # fmt: skip
     with net:
         if explained:

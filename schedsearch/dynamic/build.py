@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from schedsearch.device import open_device
@@ -13,7 +15,7 @@ from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import WAYS, DynamicExecutable, DynamicParts, Kernel, Way
 from schedsearch.dynamic.graph import DynamicGraph, Program, Size
 from schedsearch.errors import UnsupportedError, UsageError
-from schedsearch.executable.build import WEIGHTS, build_sized, costs_of
+from schedsearch.executable.build import WEIGHTS, build_sized, costs_of, unchecked
 from schedsearch.executable.build_options import check_choice, check_tune_s
 from schedsearch.executable.sized import SizedNet
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
@@ -46,6 +48,7 @@ def build_dynamic(
     tune_s: float | None = None,
     strict: bool = False,
     mode: str = COLD_GRAPH,
+    check: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> DynamicExecutable | SizedNet:
     """Turns an ONNX model with sizes that are known at run time only into an executable for this machine's device.
@@ -69,9 +72,11 @@ def build_dynamic(
             these kernels, their verification, and compiling defaults of others come on top.
         strict: refuse kernels that were not measured for exactly their workload, or their range, on this kind of device.
         mode: how the records were timed.
+        check: as of `build`; the smallest and the largest sizes and some between are compared, and both ways to run.
         say: takes a line about each stage.
 
     Raises:
+        WrongNetworkError: as of `build`.
         UsageError: an argument is impossible, a bound is missing or reversed, the model has no such dimension, or it cannot
             be read (ModelError).
         NoRecordError: `strict`, and records are missing; or no kernel runs a workload. The message lists them.
@@ -89,6 +94,7 @@ def build_dynamic(
         raise UsageError("weights='reference' needs `out`, the file to write")
     if out is not None:
         check_writable(Path(out))
+    started = time.monotonic()
     bounds = {name: _size(name, limits) for name, limits in sizes.items()}
     target = detect(target) if isinstance(target, str) else target
     path, no_table = Path(model), ""
@@ -97,7 +103,7 @@ def build_dynamic(
         try:
             return build_sized(
                 path, size.name, size.least, size.most, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
-                db=db, target=target, tune_s=tune_s, strict=strict, mode=mode, say=say, out=out,
+                db=db, target=target, tune_s=tune_s, strict=strict, mode=mode, check=check, say=say, out=out,
             )  # fmt: skip
         except ConstantIndexError:
             raise  # it is out of range in a graph, too
@@ -128,9 +134,21 @@ def build_dynamic(
     say(f"{counted(len(calls), 'call')} in {segments}, {kinds}")
     kernels = {workload: Kernel(each.artifact, each.origin) for workload, each in found.items()}
     parts = DynamicParts.of(graph, target, kernels.__getitem__, sizes=of_sizes, way=way or "exact", model=path.name)
-    if out is not None:
-        parts.save(out)
-    return DynamicExecutable(parts, open_device(target))
+    net = DynamicExecutable(parts, open_device(target))
+    try:
+        if not check:
+            say(unchecked(False))
+        else:
+            from schedsearch.network_check.check import check_dynamic
+            from schedsearch.network_check.source import Source
+
+            net.parts = replace(parts, checked=check_dynamic(net, Source.of_file(path), started, say))
+        if out is not None:
+            net.parts.save(out)
+    except BaseException:
+        net.close()
+        raise
+    return net
 
 
 def _read(

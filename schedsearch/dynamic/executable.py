@@ -25,6 +25,7 @@ from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import DynamicGraph, Program, Size
 from schedsearch.dynamic.net import DynamicNet
 from schedsearch.errors import DatabaseError, PlanError
+from schedsearch.executable.explain import check_text
 from schedsearch.executable.ports import in_order
 from schedsearch.executable.program import DYNAMIC, Origin
 from schedsearch.identity import canonical_json, sha256_hex
@@ -56,6 +57,7 @@ class DynamicParts:
         way: how a call of the executable runs.
         kernels: workload -> its kernel.
         sizes: (number of a segment, whether the run is bounded) -> the kernel of its sizes.
+        checked: as of an `executable.program.Program`.
     """
 
     target: str
@@ -64,6 +66,7 @@ class DynamicParts:
     graph: DynamicGraph
     kernels: Mapping[Workload, Kernel]
     sizes: Mapping[tuple[int, bool], Artifact]
+    checked: str = ""
 
     @classmethod
     def of(
@@ -108,6 +111,7 @@ class DynamicParts:
         text = canonical_json(
             {
                 "kind": DYNAMIC, "target": self.target, "model": self.model, "way": self.way, "recipe": recipe,
+                "checked": self.checked,
                 "program": _digest(self.graph.program()),
                 "kernels": [[each.json, one.artifact.sha256, asdict(one.origin)] for each, one in self.kernels.items()],
                 "sizes": [[*place, artifact.sha256] for place, artifact in self.sizes.items()],
@@ -143,7 +147,9 @@ def stored_parts(path: Path, text: str) -> DynamicParts:
             sizes = {(number, bounded): _artifact(file, sha256) for number, bounded, sha256 in data["sizes"]}
         except PlanError as error:
             raise DatabaseError(f"{path}: a launch plan cannot be used: {error}; build the model again") from error
-    return DynamicParts(data["target"], data["model"], data["way"], graph, kernels, sizes)
+    return DynamicParts(
+        data["target"], data["model"], data["way"], graph, kernels, sizes, data.get("checked", "")
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -214,6 +220,7 @@ class DynamicExecutable:
         """What each call needs from whom, bytes to the host, waits and allocations; and the kernel of each workload."""
         lines = [
             f"{self.parts.model or 'graph'} on {self.parts.target}, runs {self.parts.way}",
+            check_text(self.parts.checked),
             explain(self.program),
             "kernels:",
         ]

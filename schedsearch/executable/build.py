@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,8 @@ from schedsearch.text import counted, type_text
 
 if TYPE_CHECKING:
     import onnx_ir
+
+    from schedsearch.network_check.source import Source
 
 _CPU_LAYOUTS = ("NHWC", "NCHW")
 _CPU_SLICES = ("float32",)  # formats of convolutions that store into slices there
@@ -65,6 +69,7 @@ def build(
     tune_s: float | None = None,
     strict: bool = False,
     mode: str = COLD_GRAPH,
+    check: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> Net:
     """Turns a model into a network that runs on this machine's device, with the best recorded kernels.
@@ -90,11 +95,16 @@ def build(
             come on top.
         strict: refuse kernels that were not measured for exactly their workload on this kind of device.
         mode: how the records were timed; new ones are timed in the same way.
+        check: compare the network once with the model, on inputs drawn from a seed; `Net.program.checked` says what
+            computed the model. False: for models that neither ONNX Runtime nor onnx's evaluator runs. A `Network` has no
+            model and is never checked.
         say: takes a line about each stage.
 
     Raises:
         UsageError: an argument is impossible, or the model cannot be read or has operators that schedsearch lacks
-            (ModelError, UnsupportedError); or `fallback` is not installed or cannot run them.
+            (ModelError, UnsupportedError); or `fallback` is not installed or cannot run them; or `check`, and no evaluator
+            runs the model.
+        WrongNetworkError: the network computes something else than the model. Nothing is written.
         NoRecordError: `strict`, and records are missing; or no kernel runs a workload. The message lists them.
         DatabaseError, DeviceError: the database, the file or the device cannot be used.
 
@@ -117,7 +127,8 @@ def build(
     if out is not None:
         check_writable(Path(out))
     target = detect(target) if isinstance(target, str) else target
-    network, name = _network(model, example, dtype, layout, target, shapes or {}, fallback)
+    started = time.monotonic()
+    network, name, source = _network(model, example, dtype, layout, target, shapes or {}, fallback, check)
     _say_parts(network, say)
     if not isinstance(model, Network):
         network = network.with_io_layout(io_layout)
@@ -135,14 +146,28 @@ def build(
         f"{counted(len(workloads), 'different kernel')}"
     )
     executable = assemble(network, plan, lambda workload: kernels[workload], target=target.key, model=name, reasons=reasons)
-    if out is not None:
-        outside = None
-        if file is not None and weights == "reference":
-            outside = find_references(executable.program, network.all_constants, file, Path(out).parent)
-            nbytes = {sha256: data.nbytes for sha256, data in zip(executable.program.weights, executable.weights)}
-            _say_weights(nbytes, outside, file, say)
-        save(executable, out, outside)
-    return Net(executable, open_device(target))
+    net = Net(executable, open_device(target))
+    try:
+        if source is None:
+            say(unchecked(isinstance(model, Network)))
+        else:
+            from schedsearch.network_check.check import check_net
+
+            executable = replace(
+                executable, program=replace(executable.program, checked=check_net(net, source, started, say))
+            )
+            net.take(executable)
+        if out is not None:
+            outside = None
+            if file is not None and weights == "reference":
+                outside = find_references(executable.program, network.all_constants, file, Path(out).parent)
+                nbytes = {sha256: data.nbytes for sha256, data in zip(executable.program.weights, executable.weights)}
+                _say_weights(nbytes, outside, file, say)
+            save(executable, out, outside)
+    except BaseException:
+        net.close()
+        raise
+    return net
 
 
 def build_sized(
@@ -160,6 +185,7 @@ def build_sized(
     tune_s: float | None,
     strict: bool,
     mode: str,
+    check: bool,
     say: Callable[[str], None],
     out: str | os.PathLike[str] | None,
 ) -> SizedNet:
@@ -170,6 +196,7 @@ def build_sized(
     check_choice("layout", layout, LAYOUT_CHOICES)
     check_choice("io_layout", io_layout, IO_LAYOUTS)
     check_choice("dtype", dtype, FLOATS, optional=True)
+    started = time.monotonic()
     shapes, graph_of = open_shapes(model, name), reader(model)
 
     def network_of(size: int) -> Network:
@@ -192,12 +219,25 @@ def build_sized(
             if outside is not None:
                 nbytes = {sha256: data.nbytes for sha256, data in parts.weights.items()}
                 _say_weights(nbytes, parts.references, model, say)
-        if out is not None:
-            parts.save(out)
     except BaseException:
         device.close()
         raise
-    return SizedNet(parts, device)
+    net = SizedNet(parts, device)
+    try:
+        if not check:
+            say(unchecked(False))
+        else:
+            from schedsearch.network_check.check import check_sized
+
+            checked = check_sized(net, _source_of_file(model, dtype), started, say)
+            parts = replace(parts, table=replace(parts.table, checked=checked))
+            net.take(parts)
+        if out is not None:
+            parts.save(out)
+    except BaseException:
+        net.close()
+        raise
+    return net
 
 
 def _network(
@@ -208,19 +248,21 @@ def _network(
     target: Target,
     shapes: Mapping[str, Sequence[int]],
     fallback: str | None,
-) -> tuple[Network, str]:
-    """The network of a model, and the name of its file."""
+    check: bool,
+) -> tuple[Network, str, Source | None]:
+    """The network of a model, the name of its file, and, with `check`, what it is compared with."""
     if isinstance(model, Network):
         if example is not None or dtype is not None or shapes or fallback is not None:
             raise UsageError("a Network has its formats, shapes and parts; leave out example, dtype, shapes and fallback")
-        return model, ""
+        return model, "", None
     from schedsearch.network.model import read_model
 
     lowered = functools.partial(_lowered, dtype=dtype, layout=layout, target=target, fallback=fallback)
     if isinstance(model, str | os.PathLike):
         if example is not None:
             raise UsageError("example is for a torch module; for the shapes of an ONNX file give shapes={input: shape}")
-        return lowered(read_model(Path(model), shapes)), Path(model).name
+        network = lowered(read_model(Path(model), shapes))
+        return network, Path(model).name, _source_of_file(Path(model), dtype) if check else None
     if not (hasattr(model, "forward") and hasattr(model, "state_dict")):
         raise UsageError(
             f"model is {type_text(model)}; allowed: the path of an ONNX file, a torch module, or a schedsearch Network"
@@ -229,7 +271,25 @@ def _network(
         raise UsageError("a torch module needs an example of its input: schedsearch.build(module, example)")
     from schedsearch.network.torch_export import export
 
-    return lowered(export(model, example)), type(model).__name__
+    name = type(model).__name__
+    if not check:
+        return lowered(export(model, example)), name, None
+    from schedsearch.network_check.torch_module import checked_export
+
+    graph, source = checked_export(model, example, dtype)
+    return lowered(graph), name, source
+
+
+def _source_of_file(path: Path, dtype: str | None) -> Source:
+    from schedsearch.network_check.source import Source
+
+    return Source.of_file(path, dtype)
+
+
+def unchecked(has_no_model: bool) -> str:
+    """What is said of a network that was not compared with its model."""
+    why = "a Network has no model that it could be compared with" if has_no_model else "as asked"
+    return f"the network is unchecked, {why}: its results were not compared with the model's"
 
 
 def _lowered(graph: onnx_ir.Model, dtype: str | None, layout: str, target: Target, fallback: str | None = None) -> Network:

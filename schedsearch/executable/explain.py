@@ -38,6 +38,7 @@ def explain_lines(program: Program, parts: Mapping[int, PartCost] = MappingProxy
         f"{program.model or 'network'} on {program.target}: {counted(kernels, 'kernel call')}, "
         f"{len(conversions)} of them {'converts a layout' if len(conversions) == 1 else 'convert layouts'}{others}",
         _memory(program),
+        check_text(program.checked),
     ]
     if program.predicted_ns:
         lines.append(f"predicted time: {duration(program.predicted_ns)}, {PREDICTION}")
@@ -48,6 +49,13 @@ def explain_lines(program: Program, parts: Mapping[int, PartCost] = MappingProxy
     for number, call in enumerate(program.calls):
         lines += _call(program, call) if number not in parts else _part(program, call, parts[number])
     return [*lines, *program.reasons]
+
+
+def check_text(checked: str) -> str:
+    """Whether a network was compared with its model when it was built."""
+    if not checked:
+        return "unchecked: its results were not compared with its model's when it was built"
+    return f"checked: its results were compared with its model's, by {checked}, when it was built"
 
 
 def _memory(program: Program) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -261,9 +261,17 @@ class Net:
     def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:
         """The values that the calls compute, by name, in the model's order of axes: NumPy arrays that hold their numbers
         exactly. Values inside a fused call do not exist."""
+        return self.trace_some(dict(zip([port.name for port in self.inputs], self._split(args, named))), None)
+
+    def trace_some(self, given: Mapping[str, Any], wanted: Collection[str] | None) -> dict[str, np.ndarray[Any, Any]]:
+        """As `trace`, of the values with these names; None: of all.
+
+        Args:
+            given: the inputs by name.
+        """
         with self._lock:
             self._open_weights()
-            views = self._checked_inputs(self._split(args, named))
+            views = self._checked_inputs(self._split((), given))
             inputs, outputs = self._take_staged()
             for address, spec, view in zip(inputs, self._inputs, views):
                 self._copy_in(address, view, spec.nbytes, 0)
@@ -274,7 +282,8 @@ class Net:
                 call = self.program.calls[number]
                 for name in () if call.is_conversion else call.outputs:
                     array = self.program.arrays[call.buffers[name]]
-                    found[array.name] = self._read(array)
+                    if wanted is None or array.name in wanted:
+                        found[array.name] = self._read(array)
 
             try:
                 calls.each(keep)
@@ -298,6 +307,10 @@ class Net:
             finally:
                 calls.close()
             return Times(total, tuple(each))
+
+    def take(self, parts: Parts) -> None:
+        """Takes the parts that the net was made of with another description of them."""
+        self._parts, self.program = parts, parts.program
 
     def save(self, path: Any) -> None:
         """Writes the executable to a file; see `schedsearch.load`. Raises UsageError or DatabaseError if it cannot."""

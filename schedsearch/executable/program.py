@@ -158,6 +158,8 @@ class Program:
         reasons: lines that explain the plan.
         weights: sha256 of the bytes of each of `constants`.
         references: one of `weights` -> its place, if it lies outside of the executable's file.
+        checked: what computed the model that the results were compared with, e.g. "ONNX Runtime 1.32.0"; "" if they were
+            not, or an older version wrote the file.
     """
 
     target: str
@@ -175,6 +177,7 @@ class Program:
     reasons: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     references: Mapping[str, Reference] = field(default_factory=dict)
+    checked: str = ""
 
     @property
     def json(self) -> str:

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -68,6 +68,7 @@ class SizedPrograms:
         low, high: the sizes.
         programs: each for some of the sizes.
         arena_bytes: that the largest program needs.
+        checked: as of a `Program`.
     """
 
     target: str
@@ -77,6 +78,7 @@ class SizedPrograms:
     high: int
     programs: tuple[SizedData, ...]
     arena_bytes: int
+    checked: str = ""
 
     @property
     def sizes(self) -> range:
@@ -87,14 +89,14 @@ class SizedPrograms:
         found = next((each for each in self.programs if size in each.sizes), None)
         if found is None:
             raise PlanError(f"there is no program for {self.name} = {size}")
-        return Program.from_json(canonical_json(found.data(size)))
+        return replace(Program.from_json(canonical_json(found.data(size))), checked=self.checked)
 
     @property
     def json(self) -> str:
         return canonical_json(
             {
                 "kind": SIZED, "target": self.target, "model": self.model, "name": self.name, "low": self.low,
-                "high": self.high, "arena_bytes": self.arena_bytes,
+                "high": self.high, "arena_bytes": self.arena_bytes, "checked": self.checked,
                 "programs": [json.loads(each.to_json()) for each in self.programs],
             }
         )  # fmt: skip
@@ -105,7 +107,8 @@ class SizedPrograms:
         data = json.loads(text)
         programs = tuple(SizedData.from_json(canonical_json(each)) for each in data["programs"])
         return cls(
-            data["target"], data["model"], data["name"], data["low"], data["high"], programs, data["arena_bytes"]
+            data["target"], data["model"], data["name"], data["low"], data["high"], programs, data["arena_bytes"],
+            data.get("checked", ""),
         )  # fmt: skip
 
 
@@ -302,6 +305,13 @@ class SizedNet:
         lines.append("  a call copies nothing to the host to learn a size, and waits for nothing")
         lines.append(f"at {self.name} = {chosen}:")
         return "\n".join([*lines, self.at(chosen).explain()])
+
+    def take(self, parts: SizedParts) -> None:
+        """Takes the parts that the network was made of with another description of them."""
+        with self._lock:
+            self.parts = parts
+            for size, net in self._nets.items():
+                net.take(_AtSize(parts, parts.table.at(size), size))
 
     @property
     def untuned(self) -> tuple[int, int]:

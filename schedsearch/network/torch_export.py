@@ -27,6 +27,11 @@ def export(module: Any, example: Any) -> ir.Model:
     Example:
         >>> network = lower(export(module, torch.randn(1, 3, 224, 224)), dtype="float16")
     """
+    return simplified(exported(module, example).model, type(module).__name__)
+
+
+def exported(module: Any, example: Any) -> Any:
+    """The `torch.onnx.ONNXProgram` of a module as the exporter made it. Raises ModelError as `export`."""
     needed()
     try:
         import torch
@@ -36,10 +41,9 @@ def export(module: Any, example: Any) -> ir.Model:
     training = module.training
     try:
         with torch.no_grad():
-            program = torch.onnx.export(module.eval(), arguments, dynamo=True, verbose=False)
+            return torch.onnx.export(module.eval(), arguments, dynamo=True, optimize=False, verbose=False)
     except Exception as error:  # torch's exporters raise many kinds
         reason = first_line(root_cause(error))  # the errors around it tell how to report a bug of PyTorch
         raise ModelError(f"torch.export cannot read {type(module).__name__}: {reason}") from error
     finally:
         module.train(training)
-    return simplified(program.model, type(module).__name__)

@@ -1,0 +1,277 @@
+"""Compares a network with the model that it was made from, once, when it is built.
+
+Every value that the network computes and the model names is compared on its own: the nodes of the model between it and the
+nearest values before it that the network computes, too, run on the network's own numbers. So no error of one layer hides
+that of another, a choice such as an argmax is judged on the numbers that it chose from, and the first difference names the
+node. A value that differs may also be another one under the same name, as rewriting left it; then it is taken out, and what
+depends on it decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedsearch.errors import IndexRangeError, UsageError, WrongNetworkError
+from schedsearch.network_check.draws import KINDS, drawn
+from schedsearch.network_check.evaluators import (
+    MOST_PRODUCTS,
+    Evaluator,
+    NotEvaluableError,
+    OnnxReference,
+    evaluators,
+    products,
+)
+from schedsearch.network_check.known_faults import LOSES_NAN
+from schedsearch.network_check.rule import Difference, difference
+from schedsearch.network_check.source import Source
+from schedsearch.network_check.subjects import NO_CHECK, Subject
+
+if TYPE_CHECKING:
+    from schedsearch.dynamic.executable import DynamicExecutable
+    from schedsearch.executable.net import Net
+    from schedsearch.executable.sized import SizedNet
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_NOISE = ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0))  # direction and chance
+_MOST_ELEMENTS = 1 << 26  # of values that are compared together; the memory of the check is a few times theirs
+SHARE = 0.2
+"""Of the time of a build, that more than one comparison may take."""
+
+
+def check_net(net: Net, source: Source, started: float, say: Callable[[str], None]) -> str:
+    """Compares a network of fixed sizes; see `Checker.check`. Returns what computed the model; "" if nothing did."""
+    from schedsearch.network_check.subjects import BuiltNet
+
+    checker = Checker(source, say, started)
+    return checker.name if checker.check(BuiltNet(net)) else ""
+
+
+def check_sized(net: SizedNet, source: Source, started: float, say: Callable[[str], None]) -> str:
+    """Compares a network of many sizes at the smallest, the largest and one between; as `check_net`."""
+    from schedsearch.network_check.subjects import BuiltNet
+
+    checker = Checker(source, say, started)
+    sizes = net.sizes
+    for size in dict.fromkeys((sizes[0], sizes[-1], sizes[len(sizes) // 2])):
+        if not checker.check(BuiltNet(net.at(size), f" at {net.name} = {size}")):
+            return ""
+    return checker.name
+
+
+def check_dynamic(net: DynamicExecutable, source: Source, started: float, say: Callable[[str], None]) -> str:
+    """Compares a graph whose sizes are computed, run in both ways at the smallest, the largest and sizes between; as
+    `check_net`."""
+    from schedsearch.network_check.subjects import ComputedSizes
+
+    checker = Checker(source, say, started)
+    for sizes in ComputedSizes.sizes_of(net):
+        for way in ("exact", "bounded"):
+            if not checker.check(ComputedSizes(net, sizes, way)):
+                return ""
+    return checker.name
+
+
+@dataclass
+class Checker:
+    """Attributes:
+    say: takes lines about the check.
+    started: `time.monotonic()` when the build began.
+    """
+
+    source: Source
+    say: Callable[[str], None]
+    started: float
+
+    def __post_init__(self) -> None:
+        self._evaluators = evaluators()
+        self.name = self._evaluators[0].name
+
+    def check(self, subject: Subject) -> bool:
+        """Compares a network on inputs drawn from a seed.
+
+        Returns:
+            Whether it did: not if onnx's evaluator would take too long, which it says.
+
+        Raises:
+            WrongNetworkError: the network computes something else than its model.
+            UsageError: no evaluator can run the model.
+        """
+        if isinstance(self._evaluators[0], OnnxReference):
+            needed = products(self.source.shapes, self.source.model)
+            if needed > MOST_PRODUCTS:
+                self.say(
+                    f"unchecked: {self.source.name} needs {needed:,} products, too many for onnx's evaluator; pip install "
+                    "onnxruntime to have the network compared with it"
+                )
+                return False
+        began = time.monotonic()
+        build_s = began - self.started
+        for number, kind in enumerate(KINDS):
+            if number and 2 * (time.monotonic() - began) > max(1.0, SHARE * build_s):
+                break
+            self._on(subject, kind)
+        return True
+
+    def _on(self, subject: Subject, kind: str) -> None:
+        reasons = []
+        for small in (False, True):
+            inputs = drawn(subject.inputs, kind, 0, small=small)
+            try:
+                _Comparison(self.source, subject, inputs, self._evaluators, self.say).run()
+                return
+            except (IndexRangeError, NotEvaluableError) as error:
+                reasons.append(str(error))
+                if all("int" not in each.dtype for each in subject.inputs):
+                    break
+        raise UsageError(
+            f"{subject.what} cannot be compared with {self.source.name}: {reasons[-1]}; build it unchecked with {NO_CHECK}"
+        )
+
+
+class _Comparison:
+    """On one set of inputs."""
+
+    def __init__(
+        self,
+        source: Source,
+        subject: Subject,
+        inputs: Mapping[str, Array],
+        evaluators: Sequence[Evaluator],
+        say: Callable[[str], None],
+    ) -> None:
+        self._source, self._subject, self._say = source, subject, say
+        self._evaluators = evaluators
+        self._inputs = dict(zip(source.inputs, (inputs[each.name] for each in _in_order(subject, source))))
+        self._outputs = dict(zip(source.outputs, subject.outputs(inputs)))
+        self._drawn = inputs
+        common = [
+            name for name in subject.sizes if name in source.made_by and name not in source.random and name in source.formats
+        ]
+        self._common = sorted(common, key=source.places.__getitem__)
+
+    def run(self) -> None:
+        """Raises WrongNetworkError or NotEvaluableError."""
+        outputs = set(self._outputs)
+        first = found = self._differences(frozenset(self._common))
+        apart: set[str] = set()
+        while found:
+            new = set(found) - outputs - apart
+            if not new and set(found) <= outputs:
+                before = self._ancestors(set(found))
+                name = next((each for each in first if each in before), next(iter(found)))
+                raise self._error(name, first.get(name) or found[name])
+            apart |= new
+            found = self._differences(
+                frozenset(each for each in self._common if each not in apart or each in outputs), apart
+            )
+
+    def _differences(self, given: frozenset[str], apart: Collection[str] = ()) -> dict[str, Difference]:
+        """Values that differ, in the model's order."""
+        given = given - set(apart)
+        found: dict[str, Difference] = {}
+        for names in self._groups(given):
+            found |= self._group(names, given)
+        return {name: found[name] for name in sorted(found, key=lambda each: self._source.places.get(each, -1))}
+
+    def _groups(self, given: frozenset[str]) -> Iterator[list[str]]:
+        names = [*(each for each in self._common if each in given and each not in self._outputs)]
+        names += [each for each in self._outputs if each not in self._source.random]
+        group: list[str] = []
+        total = 0
+        for name in names:
+            size = self._subject.sizes.get(name) or self._outputs[name].size
+            if group and total + size > _MOST_ELEMENTS:
+                yield group
+                group, total = [], 0
+            group.append(name)
+            total += size
+        if group:
+            yield group
+
+    def _group(self, names: list[str], given: frozenset[str]) -> dict[str, Difference]:
+        clean, noisy = (self._source.piece(names, given, each) for each in (False, True))
+        wanted = {*clean.takes, *names} & {*self._subject.sizes}
+        shown = self._subject.values(self._drawn, wanted) if wanted else {}
+        values = {**shown, **self._inputs}
+        right, others = self._evaluated(clean, noisy, values)
+        found: dict[str, Difference] = {}
+        for place, name in enumerate(names):
+            own = self._outputs[name] if name in self._outputs else shown[name]
+            ops = self._source.ops_before(name, given)
+            options: dict[str, Any] = {"dtype": self._subject.dtype(name), "without_nan": bool(ops & LOSES_NAN)}
+            noise = [each[place] for each in others]
+            apart = difference(own, right[place], noise, **options)
+            if apart is not None and not self._other_agrees(name, own, given, values, noise, options):
+                found[name] = apart
+        return found
+
+    def _evaluated(self, clean: Any, noisy: Any, values: Mapping[str, Array]) -> tuple[list[Array], list[list[Array]]]:
+        """The values of a piece, and with noise."""
+        reasons = []
+        for evaluator in self._evaluators:
+            try:
+                right = evaluator.open(clean.model).run(clean.feeds(values))
+                opened = evaluator.open(noisy.model)
+                return right, [opened.run(noisy.feeds(values, noise)) for noise in _NOISE]
+            except NotEvaluableError as error:
+                reasons.append(str(error))
+        raise NotEvaluableError("; ".join(reasons))
+
+    def _other_agrees(
+        self,
+        name: str,
+        own: Array,
+        given: frozenset[str],
+        values: Mapping[str, Array],
+        noise: Sequence[Array],
+        options: Mapping[str, Any],
+    ) -> bool:
+        """Whether the other evaluator, from the same constants, has the network's numbers: then ONNX Runtime is wrong."""
+        if len(self._evaluators) < 2 or own.size > _MOST_ELEMENTS >> 6:
+            return False
+        constants = self._source.constants_before(name, given)
+        try:
+            known = {}
+            if constants:
+                piece = self._source.piece(constants, (), False)
+                known = dict(zip(constants, self._evaluators[0].open(piece.model).run(piece.feeds({}))))
+            piece = self._source.piece([name], given | set(constants), False)
+            if products(self._source.shapes, piece.model) > MOST_PRODUCTS:
+                return False
+            (right,) = self._evaluators[1].open(piece.model).run(piece.feeds({**values, **known}))
+        except NotEvaluableError:
+            return False
+        if difference(own, right, noise, **options) is not None:
+            return False
+        self._say(
+            f"{self._source.describe(name)}: {self._evaluators[0].name} and {self._evaluators[1].name} differ, and the "
+            "network has the numbers of the latter"
+        )
+        return True
+
+    def _ancestors(self, names: set[str]) -> set[str]:
+        """Values that these are computed from, and these."""
+        found, left = set(names), list(names)
+        while left:
+            for read in self._source.reads(left.pop()):
+                if read not in found:
+                    found.add(read)
+                    left.append(read)
+        return found
+
+    def _error(self, name: str, apart: Difference) -> WrongNetworkError:
+        node = self._source.describe(name)
+        return WrongNetworkError(self._subject.complaint(f"{name!r}{node and f', of {node}'}", apart, self._source.name))
+
+
+def _in_order(subject: Subject, source: Source) -> list[Any]:
+    """The inputs of the network that are those of the model, by name, or else by place."""
+    by_name = {each.name: each for each in subject.inputs}
+    if all(name in by_name for name in source.inputs):
+        return [by_name[name] for name in source.inputs]
+    return list(subject.inputs)

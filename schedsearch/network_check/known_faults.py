@@ -1,0 +1,50 @@
+"""What ONNX Runtime and onnx's evaluator compute wrong by themselves, each with version and source.
+
+A model is compared with its right numbers: such nodes are replaced by nodes that mean the same and are computed right, or
+what is wrong there is left out of the comparison.
+
+| evaluator | versions | what is wrong | what is done |
+|---|---|---|---|
+| ONNX Runtime | 1.31, 1.32 | Sigmoid is 2e-4 off at -10, half of the right value at -16 and 0 from -18 (seen on x86-64, in MLAS); Swish as well | 1 / (1 + exp(-x)) |
+| ONNX Runtime | 1.31, 1.32 | with optimisation, a MatMul of a weight after DequantizeLinear of opset 21 is half a percent off | optimisation is off |
+| ONNX Runtime | 1.31, 1.32 | a NaN in a window of MaxPool survives only as its last element | NaN is not compared after MaxPool |
+| onnx | 1.23 | a NaN in a window of MaxPool survives only as its first element | NaN is not compared after MaxPool |
+"""  # noqa: E501  (a table)
+
+from __future__ import annotations
+
+from onnx import NodeProto, TensorProto, helper
+
+LOSES_NAN = frozenset({"MaxPool", "GlobalMaxPool", "LpPool"})
+
+
+def replacement(node: NodeProto, kind: int) -> list[NodeProto]:
+    """The nodes that compute what a node means; the last one writes its result.
+
+    Args:
+        kind: ONNX's number of the format of the result.
+    """
+    if node.domain not in ("", "ai.onnx") or kind != TensorProto.FLOAT:
+        return [node]
+    if node.op_type == "Sigmoid":
+        return _sigmoid(node.input[0], node.output[0])
+    if node.op_type == "Swish":
+        (x,), (y,) = node.input, node.output
+        alpha = next((each.f for each in node.attribute if each.name == "alpha"), 1.0)
+        scaled = [_constant(alpha, f"{y}/alpha"), helper.make_node("Mul", [x, f"{y}/alpha"], [f"{y}/ax"])]
+        return [*scaled, *_sigmoid(f"{y}/ax", f"{y}/gate"), helper.make_node("Mul", [x, f"{y}/gate"], [y])]
+    return [node]
+
+
+def _sigmoid(x: str, y: str) -> list[NodeProto]:
+    return [
+        _constant(1.0, f"{y}/1"),
+        helper.make_node("Neg", [x], [f"{y}/-x"]),
+        helper.make_node("Exp", [f"{y}/-x"], [f"{y}/exp"]),
+        helper.make_node("Add", [f"{y}/exp", f"{y}/1"], [f"{y}/1+exp"]),
+        helper.make_node("Div", [f"{y}/1", f"{y}/1+exp"], [y]),
+    ]
+
+
+def _constant(number: float, name: str) -> NodeProto:
+    return helper.make_node("Constant", [], [name], value_float=number)

@@ -1,0 +1,471 @@
+"""The model that a network was made from, as it was read, in pieces that ONNX Runtime or onnx's evaluator can compute.
+
+A piece computes some values of the model from others. In its noisy form every value is wrong by about as much as formats and
+the lengths of sums allow, so that running it shows how far a right network may be from the model:
+
+- A value that a node computes is off by a unit roundoff of its format, and in float16 it is rounded to it.
+- A weight is off by a unit roundoff of the format that the network keeps it in.
+- What a node adds up, K products or numbers, is off by K units of float32, in which kernels add: no order of a sum of K
+  numbers is worse (Higham, Accuracy and Stability of Numerical Algorithms, 4.2).
+
+`direction` and `chance` are inputs of a noisy piece: it computes with errors of one sign everywhere, or random ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from schedsearch.network_check.known_faults import replacement
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DIRECTION, CHANCE = "/direction", "/chance"
+_GIVEN = "/given"  # suffix of a value that a piece takes
+_SINGLE = 2.0**-24  # unit roundoffs
+ROUNDOFF = {TensorProto.FLOAT: 4 * _SINGLE, TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}
+_SINGLES = int(TensorProto.FLOAT)
+_FORMATS: dict[str, int] = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+_WIDENED = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_FORMAT_ATTRIBUTES = ("to", "dtype", "output_dtype")
+_LARGE = 1 << 10  # elements; such weights are given to a piece, not copied into it
+_LONGEST_UNKNOWN = 1 << 12  # numbers in a sum of which the shape does not say how many
+_MOST_NOISE = 1e-2
+_SHAPES_ONLY = ("Shape", "Size")
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
+_PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "FusedConv", "FusedMatMul", "FusedGemm")
+_ROWS = (
+    "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd", "AveragePool", "GlobalAveragePool",
+    "LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "LpPool", "CumSum",
+    "RMSNormalization", "LpNormalization", "LRN", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+)  # fmt: skip
+_NO_NOISE = {"Resize": (1, 2, 3), "Upsample": (1,), "Pow": (1,), "Range": (0, 1, 2), "NonMaxSuppression": (2, 3, 4)}
+"""Inputs of nodes that are settings: an extent follows from them, or a power of a negative number."""
+
+
+@dataclass
+class Source:
+    """A model with its weights.
+
+    Attributes:
+        name: of the file or module, for messages.
+        model: in float32 where it was float16 or bfloat16; without large weights.
+        weights: name -> array, of those that a piece takes as inputs.
+        formats: value -> ONNX's number of its format in the model as it was read, where it is known.
+        shapes: value -> its extents as far as they are known.
+        dtype: the format in which the network computes numbers in floating point; None: that of the model.
+    """
+
+    name: str
+    model: ModelProto
+    weights: dict[str, Array]
+    formats: dict[str, int]
+    shapes: dict[str, list[int | None]]
+    dtype: str | None = None
+    made_by: dict[str, NodeProto] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph = self.model.graph
+        self.constants = {each.name for each in graph.initializer}
+        self.inputs = [
+            each.name for each in graph.input if each.name not in self.constants and each.name not in self.weights
+        ]
+        self.outputs = [each.name for each in graph.output]
+        self.made_by = {name: node for node in graph.node for name in node.output if name}
+        self.places = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+        self.types = {each.name: each for each in graph.input}
+        self._depends = set(self.inputs)
+        self.random: set[str] = set()
+        for node in graph.node:
+            reads = list(_reads(node))
+            if node.op_type not in _SHAPES_ONLY and any(each in self._depends for each in reads):
+                self._depends.update(node.output)
+            if _is_random(node) or any(each in self.random for each in reads):
+                self.random.update(node.output)
+
+    @classmethod
+    def of_file(cls, path: Path, dtype: str | None = None) -> Source:
+        """The model in a file. Weights beside it are mapped into memory, not read."""
+        model = onnx.load(path, load_external_data=False)
+        return cls._of(model, path.name, dtype, path.parent)
+
+    @classmethod
+    def of_graph(cls, model: Any, name: str, dtype: str | None = None) -> Source:
+        """An `onnx_ir.Model`, which does not change."""
+        import onnx_ir as ir
+
+        return cls._of(ir.serde.serialize_model(model), name, dtype, None)
+
+    @classmethod
+    def _of(cls, model: ModelProto, name: str, dtype: str | None, folder: Path | None) -> Source:
+        weights: dict[str, Array] = {}
+        graph, taken = model.graph, {each.name for each in model.graph.input}
+        kept, outputs = [], {each.name for each in graph.output}
+        for tensor in graph.initializer:
+            if math.prod(tensor.dims) <= _LARGE or tensor.name in outputs or tensor.data_type == TensorProto.STRING:
+                if tensor.external_data and folder is not None:
+                    tensor.CopyFrom(numpy_helper.from_array(_outside(tensor, folder), tensor.name))
+                kept.append(tensor)
+                continue
+            external = tensor.data_location == TensorProto.EXTERNAL and folder is not None
+            weights[tensor.name] = _outside(tensor, folder) if external and folder else numpy_helper.to_array(tensor)
+            if tensor.name not in taken:
+                graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+        kept = [TensorProto.FromString(each.SerializeToString()) for each in kept]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        formats, shapes = _inferred(model)
+        _widen(model)
+        weights = {key: each.astype(np.float32) if _is_narrow(each) else each for key, each in weights.items()}
+        return cls(name, model, weights, formats, shapes, dtype)
+
+    def format_of(self, value: str) -> int:
+        """ONNX's number of the format in which the network keeps a value of floating point."""
+        own = self.formats.get(value, _SINGLES)
+        if own not in ROUNDOFF:
+            return _SINGLES if own == TensorProto.DOUBLE else own
+        return _FORMATS[self.dtype] if self.dtype is not None else own
+
+    def is_floating(self, value: str) -> bool:
+        return self.formats.get(value, TensorProto.UNDEFINED) in ROUNDOFF
+
+    def piece(self, wanted: Sequence[str], given: Collection[str], noisy: bool) -> Piece:
+        """What computes values from those given and the model's inputs; a value that is both is computed, too."""
+        return _Cut(self, frozenset(given), noisy).piece(wanted)
+
+    def reads(self, value: str) -> list[str]:
+        """The values that the node of a value reads."""
+        return [] if value not in self.made_by else list(_reads(self.made_by[value]))
+
+    def ops_before(self, value: str, given: Collection[str]) -> set[str]:
+        """Operators of the nodes between a value and those given."""
+        return {self.made_by[each].op_type for each in self._before(value, given)}
+
+    def constants_before(self, value: str, given: Collection[str]) -> list[str]:
+        """Values before a value that depend on no input, and that nodes which do read."""
+        inside = self._before(value, given)
+        found = dict.fromkeys(
+            read
+            for each in inside
+            if each in self._depends
+            for read in self.reads(each)
+            if read in self.made_by and read not in self._depends and read not in given
+        )
+        return list(found)
+
+    def _before(self, value: str, given: Collection[str]) -> dict[str, None]:
+        """A value that a node makes and those before it, up to those given."""
+        found = dict.fromkeys([value] if value in self.made_by else [])
+        left = list(found)
+        while left:
+            for read in self.reads(left.pop()):
+                if read in self.made_by and read not in found and read not in given:
+                    found[read] = None
+                    left.append(read)
+        return found
+
+    def describe(self, value: str) -> str:
+        """The node that computes a value, for messages."""
+        node = self.made_by.get(value)
+        return "" if node is None else f"node {node.name or node.output[0]} ({node.op_type})"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A model that computes some values of another.
+
+    Attributes:
+        takes: value of the whole model -> name of the input.
+        ops: operators in it.
+    """
+
+    model: ModelProto
+    takes: Mapping[str, str]
+    weights: Mapping[str, Array]
+    wanted: Sequence[str]
+    ops: frozenset[str]
+
+    def feeds(self, values: Mapping[str, Array], noise: tuple[float, float] | None = None) -> dict[str, Array]:
+        """All inputs. `noise`: direction and chance of a noisy piece."""
+        found: dict[str, Array] = {}
+        for each in self.model.graph.input:
+            if each.name in self.weights:
+                found[each.name] = self.weights[each.name]
+        for value, name in self.takes.items():
+            kind = next(each for each in self.model.graph.input if each.name == name).type.tensor_type
+            wanted = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+            array = np.asarray(values[value])
+            if not kind.shape.dim and kind.HasField("shape"):
+                array = array.reshape(())
+            found[name] = array.astype(wanted)
+        if noise is not None:
+            names = {each.name for each in self.model.graph.input}
+            pairs = zip((DIRECTION, CHANCE), noise)
+            found |= {name: np.asarray(number, np.float32) for name, number in pairs if name in names}
+        return found
+
+
+class _Cut:
+    """Makes one piece."""
+
+    def __init__(self, source: Source, given: frozenset[str], noisy: bool) -> None:
+        self._source, self._given, self._noisy = source, given, noisy
+        self._nodes: list[NodeProto] = []
+        self._constants: dict[str, TensorProto] = {}
+        self._noisy_copies: dict[tuple[str, float], str] = {}
+        self._seed = 0
+
+    def piece(self, wanted: Sequence[str]) -> Piece:
+        source = self._source
+        graph = source.model.graph
+        needed, kept = {each for each in wanted if each in source.made_by}, []
+        for node in reversed(graph.node):
+            if any(name in needed for name in node.output):
+                kept.append(node)
+                needed.update(name for name in _reads(node) if name not in self._given and name in source.made_by)
+        reads: dict[str, None] = {}
+        for node in reversed(kept):
+            reads |= dict.fromkeys(_reads(node))
+            self._add(node)
+        takes = {name: name + _GIVEN for name in reads if name in self._given}
+        takes |= {name: name for name in (*reads, *wanted) if name in source.inputs and name not in takes}
+        inputs = [self._input(name, to) for name, to in takes.items()]
+        weights = [name for name in dict.fromkeys((*reads, *wanted)) if name in source.weights]
+        inputs += [self._input(name, name) for name in weights]
+        if self._noisy and self._seed:
+            inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in (DIRECTION, CHANCE)]
+        outputs = []
+        for number, name in enumerate(wanted):
+            self._nodes.append(helper.make_node("Identity", [name], [f"/out{number}"]))
+            kind = source.formats.get(name, TensorProto.UNDEFINED)
+            outputs.append(_value_info(f"/out{number}", _wide(kind), None))
+        used = {name for node in self._nodes for name in _reads(node)}
+        constants = [each for each in graph.initializer if each.name in used]
+        made = ModelProto()
+        made.CopyFrom(_shell(source.model))
+        made.graph.name = graph.name or "piece"
+        made.graph.node.extend(self._nodes)
+        made.graph.input.extend(inputs)
+        made.graph.output.extend(outputs)
+        made.graph.initializer.extend([*constants, *self._constants.values()])
+        ops = frozenset(node.op_type for node in kept)
+        return Piece(made, takes, {name: source.weights[name] for name in weights}, wanted, ops)
+
+    def _input(self, name: str, to: str) -> onnx.ValueInfoProto:
+        known = self._source.types.get(name)
+        shape = self._source.shapes.get(name)
+        rank_0: list[int] | None = [] if shape == [] else None
+        if known is not None and name not in self._source.inputs:
+            info = onnx.ValueInfoProto()
+            info.CopyFrom(known)
+            info.name = to
+            return info
+        kind = self._source.formats.get(name, TensorProto.FLOAT)
+        return _value_info(to, _wide(kind), rank_0)
+
+    def _add(self, node: NodeProto) -> None:
+        """A node, with noise."""
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        _rename(copy, {name: name + _GIVEN for name in self._given})
+        noisy = self._noisy and any(name in self._source._depends for name in node.output)
+        if noisy:
+            for place, name in enumerate(node.input):
+                if name and (delta := self._noise_of_input(node, place, name)):
+                    copy.input[place] = self._noisy_copy(name, copy.input[place], delta)
+            for place, name in enumerate(node.output):
+                if name and self._source.is_floating(name):
+                    copy.output[place] = f"{name}/clean"
+        self._nodes += replacement(copy, _wide(self._source.formats.get(node.output[0], TensorProto.UNDEFINED)))
+        if not noisy:
+            return
+        for name in node.output:
+            if name and self._source.is_floating(name):
+                kind = self._source.format_of(name)
+                self._noise(f"{name}/clean", name, ROUNDOFF.get(kind, ROUNDOFF[TensorProto.FLOAT]), kind)
+
+    def _noise_of_input(self, node: NodeProto, place: int, name: str) -> float:
+        source = self._source
+        if not source.is_floating(name) or place in _NO_NOISE.get(node.op_type, ()):
+            return 0.0
+        if name not in source._depends:
+            kind = source.format_of(name)
+            return max(ROUNDOFF.get(kind, 0.0), ROUNDOFF[TensorProto.FLOAT])
+        if node.op_type == "QuantizeLinear" and place == 0:
+            return ROUNDOFF[TensorProto.FLOAT]
+        if place < 2 and node.op_type in (*_PRODUCTS, *_ROWS):
+            length = _length(node, [source.shapes.get(each) for each in node.input])
+            return min(_MOST_NOISE, _SINGLE * max(length, 4))
+        return 0.0
+
+    def _noisy_copy(self, name: str, at: str, delta: float) -> str:
+        key = at, delta
+        if key not in self._noisy_copies:
+            self._noisy_copies[key] = f"{at}/noisy{len(self._noisy_copies)}"
+            kind = self._source.format_of(name) if name not in self._source._depends else TensorProto.FLOAT
+            self._noise(at, self._noisy_copies[key], delta, kind)
+        return self._noisy_copies[key]
+
+    def _noise(self, x: str, y: str, delta: float, kind: int) -> None:
+        """y = x (1 + delta (direction + chance r)), with r between -1 and 1, rounded to float16 if that is the format."""
+        self._seed += 1
+        names = [f"{y}/n{number}" for number in range(6)]
+        for name, number in (("/one", 1.0), (f"/delta{delta!r}", delta)):
+            self._constants[name] = numpy_helper.from_array(np.asarray(number, np.float32), name)
+        steps = [
+            helper.make_node(
+                "RandomUniformLike", [x], [names[0]], low=-1.0, high=1.0, seed=float(self._seed), dtype=TensorProto.FLOAT
+            ),
+            helper.make_node("Mul", [names[0], CHANCE], [names[1]]),
+            helper.make_node("Add", [names[1], DIRECTION], [names[2]]),
+            helper.make_node("Mul", [names[2], f"/delta{delta!r}"], [names[3]]),
+            helper.make_node("Add", [names[3], "/one"], [names[4]]),
+            helper.make_node("Mul", [x, names[4]], [names[5] if kind == TensorProto.FLOAT16 else y]),
+        ]
+        if kind == TensorProto.FLOAT16:
+            steps.append(helper.make_node("Cast", [names[5]], [f"{y}/half"], to=TensorProto.FLOAT16))
+            steps.append(helper.make_node("Cast", [f"{y}/half"], [y], to=TensorProto.FLOAT))
+        self._nodes += steps
+
+
+def _length(node: NodeProto, shapes: Sequence[list[int | None] | None]) -> int:
+    """How many numbers or products a node adds up at most."""
+
+    def size(shape: Iterable[int | None] | None) -> int:
+        if shape is None:
+            return _LONGEST_UNKNOWN
+        return math.prod(each or _LONGEST_UNKNOWN for each in shape)
+
+    if node.op_type in ("Conv", "ConvTranspose", "FusedConv") and len(shapes) > 1 and shapes[1]:
+        return size(shapes[1]) // (shapes[1][0] or 1) if node.op_type != "ConvTranspose" else size(shapes[1])
+    if node.op_type in ("MatMul", "Gemm", "FusedMatMul", "FusedGemm") and shapes[0]:
+        return max(each or _LONGEST_UNKNOWN for each in shapes[0][-2:])
+    if node.op_type == "AveragePool":
+        return math.prod(next((each.ints for each in node.attribute if each.name == "kernel_shape"), [_LONGEST_UNKNOWN]))
+    return size(shapes[0])
+
+
+def _is_random(node: NodeProto) -> bool:
+    if node.op_type in _RANDOM:
+        return True
+    return node.op_type == "Dropout" and len(node.input) > 2 and bool(node.input[2])
+
+
+def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    for each in node.attribute:
+        if each.type == AttributeProto.GRAPH:
+            yield each.g
+        elif each.type == AttributeProto.GRAPHS:
+            yield from each.graphs
+
+
+def _reads(node: NodeProto) -> Iterator[str]:
+    """Names of values that a node reads, those that its subgraphs capture among them."""
+    yield from (name for name in node.input if name)
+    for graph in _subgraphs(node):
+        own = {each.name for each in (*graph.input, *graph.initializer)} | {out for n in graph.node for out in n.output}
+        for inner in graph.node:
+            yield from (name for name in _reads(inner) if name not in own)
+        yield from (each.name for each in graph.output if each.name not in own)
+
+
+def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
+    for place, name in enumerate(node.input):
+        node.input[place] = names.get(name, name)
+    for graph in _subgraphs(node):
+        own = {each.name for each in (*graph.input, *graph.initializer)} | {out for n in graph.node for out in n.output}
+        inside = {name: to for name, to in names.items() if name not in own}
+        for inner in graph.node:
+            _rename(inner, inside)
+
+
+def _inferred(model: ModelProto) -> tuple[dict[str, int], dict[str, list[int | None]]]:
+    """Formats and shapes of values, as far as onnx infers them. Shapes only say how long sums are."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except Exception:  # of many kinds; a model that is wrong by onnx's rules is refused elsewhere
+        graph = model.graph
+    formats: dict[str, int] = {each.name: each.data_type for each in graph.initializer}
+    shapes: dict[str, list[int | None]] = {each.name: list(each.dims) for each in graph.initializer}
+    for each in (*graph.value_info, *graph.input, *graph.output):
+        if not each.type.HasField("tensor_type"):
+            continue
+        kind = each.type.tensor_type
+        formats[each.name] = kind.elem_type
+        if kind.HasField("shape"):
+            shapes[each.name] = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+    return formats, shapes
+
+
+def _wide(kind: int) -> int:
+    return TensorProto.FLOAT if kind in _WIDENED else kind
+
+
+def _is_narrow(array: Array) -> bool:
+    return array.dtype.itemsize == 2 and array.dtype.name in ("float16", "bfloat16")
+
+
+def _widen(model: ModelProto) -> None:
+    """Makes float16 and bfloat16 float32 everywhere: evaluators lack operators for them."""
+    for function in model.functions:
+        for node in function.node:
+            _widen_node(node)
+    _widen_graph(model.graph)
+
+
+def _widen_graph(graph: GraphProto) -> None:
+    for each in (*graph.input, *graph.output, *graph.value_info):
+        if each.type.tensor_type.elem_type in _WIDENED:
+            each.type.tensor_type.elem_type = TensorProto.FLOAT
+    for tensor in graph.initializer:
+        _widen_tensor(tensor)
+    for node in graph.node:
+        _widen_node(node)
+
+
+def _widen_node(node: NodeProto) -> None:
+    for each in node.attribute:
+        if each.type == AttributeProto.TENSOR:
+            _widen_tensor(each.t)
+        elif each.type == AttributeProto.INT and each.name in _FORMAT_ATTRIBUTES and each.i in _WIDENED:
+            each.i = TensorProto.FLOAT
+    for graph in _subgraphs(node):
+        _widen_graph(graph)
+
+
+def _widen_tensor(tensor: TensorProto) -> None:
+    if tensor.data_type in _WIDENED:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+
+
+def _outside(tensor: TensorProto, folder: Path) -> Array:
+    """A weight in a file beside the model, mapped."""
+    place = {each.key: each.value for each in tensor.external_data}
+    kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    shape = tuple(tensor.dims)
+    if math.prod(shape) == 0:
+        return np.zeros(shape, kind)
+    offset = int(place.get("offset", 0))
+    raw = np.memmap(folder / place["location"], np.uint8, "r", offset, math.prod(shape) * kind.itemsize)
+    array: Array = raw.view(kind).reshape(shape)
+    return array
+
+
+def _value_info(name: str, kind: int, shape: list[int] | None) -> onnx.ValueInfoProto:
+    if kind == TensorProto.UNDEFINED:
+        return onnx.ValueInfoProto(name=name)
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _shell(model: ModelProto) -> ModelProto:
+    """A model without a graph."""
+    made = ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
+    made.opset_import.extend(model.opset_import)
+    made.functions.extend(model.functions)
+    return made

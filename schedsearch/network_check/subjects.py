@@ -1,0 +1,180 @@
+"""What is compared with a model: networks as built, and torch modules, of which the model is an export."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from schedsearch.network_check.draws import Wanted, plain, stored
+from schedsearch.network_check.rule import Difference
+from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.dynamic.executable import DynamicExecutable
+    from schedsearch.executable.net import Net
+
+NO_CHECK = "--no-check (in Python check=False)"
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Subject(Protocol):
+    """Attributes:
+    what: it is, for messages.
+    inputs: in the model's order.
+    sizes: value inside that it can show -> number of elements.
+    """
+
+    what: str
+    inputs: list[Wanted]
+    sizes: Mapping[str, int]
+
+    def dtype(self, value: str) -> str:
+        """The format of a value or of an output, by our names."""
+        ...
+
+    def outputs(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """All outputs in the model's order of axes. Raises IndexRangeError if an input is out of range."""
+        ...
+
+    def values(self, inputs: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
+        """Some of the values of `sizes`."""
+        ...
+
+    def complaint(self, value: str, apart: Difference, source: str) -> str:
+        """What is wrong, in which value of the model, and what to do."""
+        ...
+
+
+def wrong(what: str, value: str, apart: Difference, source: str) -> str:
+    """The message about a network that is wrong."""
+    return (
+        f"{what} computes something else than {source}; the first value that differs is {value}: "
+        f"{apart.text('the network', 'the model')}. Nothing was written. This is a fault of schedsearch: please report it "
+        f"with the model. {NO_CHECK} builds it all the same"
+    )
+
+
+class BuiltNet:
+    """A network of fixed sizes."""
+
+    def __init__(self, net: Net, at: str = "") -> None:
+        self._net, self.what = net, f"the network{at}"
+        arrays = net.program.arrays
+        made = [arrays[call.buffers[name]] for call in net.steps if not call.is_conversion for name in call.outputs]
+        self.sizes: Mapping[str, int] = {each.name: int(np.prod(each.shape, dtype=np.int64)) for each in made}
+        self._dtypes = {each.name: each.dtype for each in made} | {each.name: each.dtype for each in net.outputs}
+        below = _index_limits(net)
+        self.inputs = [
+            Wanted(port.name, _in_order(port.shape, port.layout, port.axes), port.dtype, below.get(port.name))
+            for port in net.inputs
+        ]
+
+    def dtype(self, value: str) -> str:
+        return self._dtypes.get(value, "float32")
+
+    def outputs(self, inputs: Mapping[str, Array]) -> list[Array]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the arrays are in the host's memory
+            found = self._net(**self._given(inputs))
+        several = found if isinstance(found, tuple) else (found,)
+        return [port.in_model_order(plain(each)) for port, each in zip(self._net.outputs, several)]
+
+    def values(self, inputs: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
+        return {name: plain(each) for name, each in self._net.trace_some(self._given(inputs), names).items()}
+
+    def complaint(self, value: str, apart: Difference, source: str) -> str:
+        return wrong(self.what, value, apart, source)
+
+    def _given(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        found = {}
+        for port in self._net.inputs:
+            order = [port.axes.index(axis) for axis in port.layout]
+            found[port.name] = stored(np.asarray(inputs[port.name]).transpose(order), port.dtype)
+        return found
+
+
+def _in_order(shape: tuple[int, ...], layout: str, axes: str) -> tuple[int, ...]:
+    return tuple(shape[layout.index(axis)] for axis in axes)
+
+
+def _index_limits(net: Net) -> dict[str, int]:
+    """Input that a call reads as indices -> what they must be less than."""
+    found: dict[str, int] = {}
+    for call in net.program.calls:
+        for spec in Workload.from_json(call.workload).signature if call.foreign is None else ():
+            place = net.program.arrays[call.buffers[spec.name]].place
+            if spec.below is not None and place.space == "input":
+                name = net.inputs[place.number].name
+                found[name] = min(spec.below, found.get(name, spec.below))
+    return found
+
+
+class ComputedSizes:
+    """A graph whose sizes are computed, at sizes that the caller chose.
+
+    Attributes:
+        way: exact or bounded.
+    """
+
+    def __init__(self, net: DynamicExecutable, sizes: Mapping[str, int], way: str) -> None:
+        self._net, self._way = net, way
+        at = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        self.what = f"the graph, run {way}{at and f' at {at}'}"
+        self.sizes: Mapping[str, int] = {}
+        self.inputs = [
+            Wanted(port.name, tuple(n if isinstance(n, int) else sizes[n.name] for n in port.shape), port.dtype)
+            for port in net.inputs
+        ]
+
+    @classmethod
+    def sizes_of(cls, net: DynamicExecutable) -> list[dict[str, int]]:
+        """The smallest, the largest, and one between of every size."""
+        open_ones = {each.name: each for port in net.inputs for each in port.shape if not isinstance(each, int)}
+        ends = [
+            {name: each.least for name, each in open_ones.items()},
+            {name: each.most for name, each in open_ones.items()},
+            {name: (each.least + each.most) // 2 for name, each in open_ones.items()},
+        ]
+        return [each for number, each in enumerate(ends) if each not in ends[:number]]
+
+    def dtype(self, value: str) -> str:
+        return next((port.dtype for port in self._net.outputs if port.name == value), "float32")
+
+    def outputs(self, inputs: Mapping[str, Array]) -> list[Array]:
+        given = [self._on_device(stored(inputs[port.name], port.dtype)) for port in self._net.inputs]
+        if self._way == "exact":
+            found = self._net.net(*given)
+            several = found if isinstance(found, tuple) else (found,)
+            self._net.net.check()
+            return [plain(_on_host(each)) for each in several]
+        bound = self._net.bind(*given)
+        try:
+            pairs = bound.step()
+            bound.check()
+            self._net.net.check()
+            return [
+                plain(_on_host(each.array))[tuple(slice(int(n)) for n in np.asarray(_on_host(each.extents)))]
+                for each in pairs
+            ]
+        finally:
+            bound.close()
+
+    def values(self, inputs: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
+        return {}
+
+    def complaint(self, value: str, apart: Difference, source: str) -> str:
+        return wrong(self.what, value, apart, source)
+
+    def _on_device(self, array: Array) -> Any:
+        if self._net.net.device.target.kind == "cpu":
+            return array
+        import torch
+
+        return torch.from_numpy(array).cuda(self._net.net.device.target.ordinal)
+
+
+def _on_host(array: Any) -> Any:
+    return array.cpu().numpy() if hasattr(array, "cpu") else array
