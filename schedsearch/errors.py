@@ -147,6 +147,12 @@ class NoValidConfigError(SchedsearchError):
     exit_code = 1
 
 
+class OutOfTimeError(SchedsearchError):
+    """A time limit was over before there was a result."""
+
+    exit_code = 1
+
+
 class DeviceError(SchedsearchError):
     exit_code = 3
 

@@ -25,6 +25,7 @@ FOLDERS = {"schedsearch": ROOT / "schedsearch"} | {
 # Module prefix -> layer; the longest prefix counts. A module imports from its own layer and lower ones.
 LAYERS = {
     "schedsearch.compat": 0,
+    "schedsearch.deadline": 0,
     "schedsearch.errors": 0,
     "schedsearch.leftovers": 0,
     "schedsearch.reading": 0,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from schedsearch import Workload, load_templates
 from schedsearch.config import Config
+from schedsearch.deadline import Deadline
 from schedsearch.device.detect import detect
 from schedsearch.errors import Interrupted, NoValidConfigError
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
@@ -188,7 +188,7 @@ def test_wrong_values_at_one_size_exclude_a_kernel_everywhere() -> None:
 
 
 def test_without_time_the_first_kernel_is_verified_and_nothing_is_compared() -> None:
-    choice = World().choice(RangeBudget(deadline_s=time.monotonic()))
+    choice = World().choice(RangeBudget(deadline=Deadline.within(0.0)))
     check(choice.table())
     assert choice.trials == 4
 

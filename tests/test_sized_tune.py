@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +9,13 @@ from typing import Any
 import pytest
 
 import schedsearch
+from schedsearch.deadline import Deadline
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
+from schedsearch.executable import sized_tune
 from schedsearch.executable.sized_build import _range_of
 from schedsearch.executable.sized_tune import Group, missing_calls, missing_ranges, tune_groups
+from schedsearch.executable.timely import TUNED
 from schedsearch.network.costs import Cost
 from schedsearch.network.graph import Network, Node, Value
 from schedsearch.session.ranges import RangeBudget
@@ -84,7 +85,7 @@ def test_calls_of_a_graph_are_ordered_by_what_all_their_calls_take() -> None:
 @pytest.mark.parametrize(
     ("time_s", "sizes", "largest_only", "left"),
     [
-        (0.5, [(SLOW, 1)], [SLOW], [ROWS, QUICK]),
+        (1.0, [(SLOW, 1)], [SLOW], [ROWS, QUICK]),
         (2.9, [(SLOW, 1), (ROWS, 1)], [SLOW], [QUICK]),
         (12.4, [(SLOW, 1), (ROWS, 1), (QUICK, 1)], [SLOW, QUICK], []),
         (12.5, [(SLOW, 7), (ROWS, 1), (QUICK, 1)], [QUICK], []),
@@ -104,7 +105,7 @@ def test_all_layers_are_tuned_at_the_largest_size_before_any_is_at_others(
     for start, layers in (("tuned at the largest size only, for want of time: ", largest_only),
                           ("not tuned, for want of time: ", left)):  # fmt: skip
         lines = [line for line in said if line.startswith(start)]
-        assert len(lines) == bool(layers) and all("--tune 22s tries all" in line for line in lines)
+        assert len(lines) == bool(layers) and all("--tune 28s tries all" in line for line in lines)
         assert all(layer.label in lines[0] for layer in layers)
 
 
@@ -121,13 +122,14 @@ def _tuned(groups: list[Group], time_s: float, monkeypatch: pytest.MonkeyPatch) 
     """The tasks of a run in so much time, and what is said."""
     given: list[Task] = []
 
-    def tune(tasks: list[Task], *args: Any, **named: Any) -> Any:
+    def tuned(tasks: list[Task], *args: Any) -> Any:
         given.extend(tasks)
         return SimpleNamespace(ranges=())
 
-    monkeypatch.setattr(importlib.import_module("schedsearch.session.tune"), "tune", tune)
+    monkeypatch.setattr(sized_tune, "tuned", tuned)
     said: list[str] = []
-    tune_groups(groups, Path("none.db"), detect("cpu"), time_s, "cold-graph-v1", said.append)
+    deadline = Deadline.within(time_s / TUNED, lambda: 0.0)
+    tune_groups(groups, Path("none.db"), detect("cpu"), deadline, "cold-graph-v1", said.append)
     return given, said
 
 
@@ -137,14 +139,13 @@ def _at_largest(task: Task) -> dict[str, int]:
 
 def test_nothing_to_tune_starts_no_run() -> None:
     said: list[str] = []
-    tune_groups([], Path("none.db"), detect("cpu"), 1.0, "cold-graph-v1", said.append)
+    tune_groups([], Path("none.db"), detect("cpu"), Deadline.within(1.0), "cold-graph-v1", said.append)
     assert said == ["every kernel of the plan was tuned; nothing to tune"]
 
 
 def test_the_time_of_a_choice_is_shared_by_the_ranges_that_are_left() -> None:
-    now_s = time.monotonic()
-    share = RangeBudget(deadline_s=now_s + 100).share(4).deadline_s
-    assert share is not None and now_s + 24 < share < now_s + 26
+    deadline = Deadline(100.0, lambda: 20.0)
+    assert RangeBudget(deadline=deadline).share(4).deadline.ends_s == 40.0
     assert RangeBudget(trials=5).share(4) == RangeBudget(trials=5)
 
 

@@ -20,21 +20,23 @@ import schedsearch.torch as sst  # noqa: E402
 from schedsearch.errors import UsageError  # noqa: E402
 from schedsearch.torch import calls  # noqa: E402
 from schedsearch.torch.calls import Call  # noqa: E402
+from schedsearch.torch.timing import Candidate  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn
 
 
 class Clock:
-    """Says that kernels take 1 us and PyTorch `torch_us`; every call is run once."""
+    """Says that kernels and networks take 1 us, or what is given for their name, and PyTorch `torch_us`; every call is run
+    once."""
 
-    def __init__(self, torch_us: float = 3.0) -> None:
-        self.torch_us, self.asked = torch_us, 0
+    def __init__(self, torch_us: float = 3.0, **others_us: float) -> None:
+        self.us, self.asked = {"PyTorch": torch_us, **others_us}, 0
 
-    def ns(self, runs: Sequence[Callable[[], Any]]) -> float:
+    def ns(self, runs: Candidate) -> float:
         runs[-1]()
         self.asked += 1
-        return 1000.0 if self.asked % 2 else 1000.0 * self.torch_us
+        return 1000.0 * self.us.get(runs.name.replace(" ", "_"), 1.0)
 
 
 class Residual(nn.Module):  # type: ignore[misc, name-defined]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from schedsearch.deadline import Deadline
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.code import machine_code
@@ -19,6 +20,7 @@ from schedsearch.executable.build import WEIGHTS, build_sized, costs_of, uncheck
 from schedsearch.executable.build_options import check_choice, check_tune_s
 from schedsearch.executable.sized import SizedNet
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
+from schedsearch.executable.timely import compile_defaults
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.costs import RecordCosts
 from schedsearch.network.graph import Network, Plan
@@ -67,9 +69,9 @@ def build_dynamic(
         db: the records; it may be missing if `strict` is false.
         out: a file to write as well, for `schedsearch.load`.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
-        tune_s: seconds to spend on measuring kernels that have no record yet, the most telling first; None: none. Those of
-            a table are tuned for the range, those of a graph at their bounds. The records go to `db`. The final race of
-            these kernels, their verification, and compiling defaults of others come on top.
+        tune_s: seconds to measure kernels that have no record yet, the most telling first; None: none. Those of a table are
+            tuned for the range, those of a graph at their bounds. It is the time of the whole call, as of `build`. The
+            records go to `db`.
         strict: refuse kernels that were not measured for exactly their workload, or their range, on this kind of device.
         mode: how the records were timed.
         check: as of `build`; the smallest and the largest sizes and some between are compared, and both ways to run.
@@ -90,6 +92,7 @@ def build_dynamic(
     check_choice("mode", mode, MODES)
     check_choice("weights", weights, WEIGHTS)
     check_tune_s(tune_s)
+    deadline = Deadline.within(tune_s)
     if weights == "reference" and out is None:
         raise UsageError("weights='reference' needs `out`, the file to write")
     if out is not None:
@@ -103,7 +106,8 @@ def build_dynamic(
         try:
             return build_sized(
                 path, size.name, size.least, size.most, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
-                db=db, target=target, tune_s=tune_s, strict=strict, mode=mode, check=check, say=say, out=out,
+                db=db, target=target, tunes=tune_s is not None, deadline=deadline, strict=strict, mode=mode, check=check,
+                say=say, out=out,
             )  # fmt: skip
         except ConstantIndexError:
             raise  # it is out of range in a graph, too
@@ -124,7 +128,7 @@ def build_dynamic(
     others: list[Workload] = []
     graph = read(others)
     if tune_s is not None:
-        _tune(graph, others, Path(db), target, tune_s, mode, say)
+        _tune(graph, others, Path(db), target, deadline, strict, mode, say)
         graph = read([])
     program = graph.program()
     _check_memory(program, target)
@@ -179,7 +183,8 @@ def _tune(
     others: list[Workload],
     db: Path,
     target: Target,
-    tune_s: float,
+    deadline: Deadline,
+    strict: bool,
     mode: str,
     say: Callable[[str], None],
 ) -> None:
@@ -188,7 +193,9 @@ def _tune(
     with contextlib.ExitStack() as stack:
         lookup = stack.enter_context(Lookup(db)) if db.exists() else None
         groups = missing_calls(workloads, others, RecordCosts(lookup, target, mode))
-    tune_groups(groups, db, target, tune_s, mode, say)
+    if groups and not strict:
+        compile_defaults(workloads, db, target, mode, deadline, say)
+    tune_groups(groups, db, target, deadline, mode, say)
 
 
 def _check_memory(program: Program, target: Target) -> None:

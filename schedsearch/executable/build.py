@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
@@ -23,6 +24,7 @@ from schedsearch.executable.onnx_runtime import ONNX_RUNTIME, require
 from schedsearch.executable.program import Reference
 from schedsearch.executable.references import find as find_references
 from schedsearch.executable.sized import SizedNet
+from schedsearch.executable.timely import TASKS_A_SECOND, compile_defaults, time_to_tune, tuned
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.costs import RecordCosts, no_template
 from schedsearch.network.explain import explain
@@ -47,10 +49,6 @@ IO_LAYOUTS = ("NCHW", "NHWC")
 WEIGHTS = ("inside", "reference")
 FALLBACKS = (ONNX_RUNTIME,)
 _FEW_NODES = 4  # of a part, in a line
-TASKS_A_SECOND = 1.0
-"""Workloads that `tune_s` allows for each second, the most telling first. A default takes about a second of a core to
-compile; with more of them the time is over before most are measured once, and the race at the end, which is not limited,
-grows."""
 
 
 def build(
@@ -90,9 +88,10 @@ def build(
             load, too. None: such nodes are refused.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
-        tune_s: seconds to spend on measuring kernels of the plan that have no record yet, at most one kernel for each
-            second; None: none. The records go to `db`. The final race of these kernels, and compiling defaults of others,
-            come on top.
+        tune_s: seconds to measure kernels of the plan that have no record yet, at most one kernel for each second; None:
+            none. It is the time of the whole call: reading the model, compiling defaults, tuning and writing. Defaults are
+            compiled first; if that takes longer, nothing is tuned, and the call takes as long as it needs. `say` is told
+            what had no time. The records go to `db`.
         strict: refuse kernels that were not measured for exactly their workload on this kind of device.
         mode: how the records were timed; new ones are timed in the same way.
         check: compare the network once with the model, on inputs drawn from a seed; `Net.program.checked` says what
@@ -112,13 +111,51 @@ def build(
         >>> net = schedsearch.build("resnet50.onnx", db="records.db", dtype="float16", out="resnet50.ssx")
         >>> y = net(x)
     """
+    check_tune_s(tune_s)
+    return build_within(
+        Deadline.within(tune_s), model, example, db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout,
+        weights=weights, fallback=fallback, target=target, shapes=shapes, tunes=tune_s is not None, strict=strict, mode=mode,
+        check=check, patient=True, say=say,
+    )  # fmt: skip
+
+
+def build_within(
+    deadline: Deadline,
+    model: str | os.PathLike[str] | Network | Any,
+    example: Any = None,
+    *,
+    db: str | os.PathLike[str] = DEFAULT_DB,
+    out: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
+    layout: str = "auto",
+    io_layout: str = "NCHW",
+    weights: str = "inside",
+    fallback: str | None = None,
+    target: str | Target = "auto",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    tunes: bool = False,
+    strict: bool = False,
+    mode: str = COLD_GRAPH,
+    check: bool = True,
+    patient: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Net:
+    """As `build`, as a part of something that has a deadline.
+
+    Args:
+        tunes: whether kernels without a record are measured.
+        patient: whether the network is built however long that takes.
+
+    Raises:
+        OutOfTimeError: not `patient`, and the deadline passed before all kernels were compiled. Those that were are in the
+            build cache, so that another call goes on.
+    """
     check_choice("layout", layout, LAYOUT_CHOICES)
     check_choice("io_layout", io_layout, IO_LAYOUTS)
     check_choice("weights", weights, WEIGHTS)
     check_choice("fallback", fallback, FALLBACKS, optional=True)
     check_choice("dtype", dtype, FLOATS, optional=True)
     check_choice("mode", mode, MODES)
-    check_tune_s(tune_s)
     if fallback is not None:
         require(f"fallback={fallback!r}")
     file = Path(model) if isinstance(model, str | os.PathLike) else None
@@ -134,13 +171,14 @@ def build(
         network = network.with_io_layout(io_layout)
     elif io_layout != "NCHW":
         raise UsageError("a Network has its own layouts of inputs and outputs; use network.with_io_layout(...)")
-    if tune_s is not None:
-        _tune(network, db, target, tune_s, mode, say)
+    if tunes:
+        _tune(network, Path(db), target, layout, deadline, strict, mode, say)
     with costs_of(network, db, target, mode) as costs:
         plan = best_plan(network, costs, layout)
         reasons = explain(network, plan, costs).text().splitlines()
     workloads = dict.fromkeys([*plan.ways.values(), *(step.workload for step in plan.conversions)])
-    kernels = find_kernels(workloads, db, target, mode=mode, strict=strict)
+    needed_by = NEVER if patient else deadline
+    kernels = find_kernels(workloads, db, target, mode=mode, strict=strict, deadline=needed_by)
     say(
         f"{counted(len(network.nodes), 'node')}, {counted(len(plan.conversions), 'conversion')} of layouts, "
         f"{counted(len(workloads), 'different kernel')}"
@@ -182,7 +220,8 @@ def build_sized(
     weights: str,
     db: str | os.PathLike[str],
     target: Target,
-    tune_s: float | None,
+    tunes: bool,
+    deadline: Deadline,
     strict: bool,
     mode: str,
     check: bool,
@@ -205,9 +244,9 @@ def build_sized(
     build = SizedBuild(
         network_of, name, low, high, target=target, db=db, mode=mode, strict=strict, model=model.name, say=say
     )  # fmt: skip
-    if tune_s is not None:
+    if tunes:
         with contextlib.ExitStack() as stack:
-            build.tune(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout, tune_s)
+            build.tune(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout, deadline)
     device = open_device(target)
     try:
         with contextlib.ExitStack() as stack:
@@ -331,17 +370,29 @@ def costs_of(network: Network, db: str | os.PathLike[str], target: Target, mode:
 
 
 def _tune(
-    network: Network, db: str | os.PathLike[str], target: Target, time_s: float, mode: str, say: Callable[[str], None]
+    network: Network,
+    db: Path,
+    target: Target,
+    layout: str,
+    deadline: Deadline,
+    strict: bool,
+    mode: str,
+    say: Callable[[str], None],
 ) -> None:
-    """Measures workloads that could change the plan and have no record, each weighted by how often it runs."""
-    from schedsearch.session.told import Told
-    from schedsearch.session.tune import tune
-
+    """Measures workloads that could change the plan and have no record, each weighted by how often it runs. What the network
+    runs in without that is compiled first."""
     with costs_of(network, db, target, mode) as costs:
         tasks = missing(network, costs)
+        plan = best_plan(network, costs, layout)
     if not tasks:
         say("every kernel of the plan has a record; nothing to tune")
         return
-    chosen = tasks[: max(1, int(time_s * TASKS_A_SECOND))]
-    say(f"tuning {len(chosen)} of {counted(len(tasks), 'kernel')} without a record for {time_s:.0f} s")
-    tune(chosen, Path(db), target=target, time_s=time_s, mode=mode, observers=[Told(say, len(chosen))])
+    if not strict:
+        workloads = [*plan.ways.values(), *(step.workload for step in plan.conversions)]
+        compile_defaults(workloads, db, target, mode, deadline, say)
+    until = time_to_tune(deadline, len(tasks), say)
+    if until is None:
+        return
+    chosen = tasks[: max(1, int(until.left_s * TASKS_A_SECOND))]
+    say(f"tuning {len(chosen)} of {counted(len(tasks), 'kernel')} without a record for {until.left_s:.0f} s")
+    tuned(chosen, db, target, mode, until, say)

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from schedsearch.errors import NoRecordError
+from schedsearch.deadline import NEVER, Deadline
+from schedsearch.errors import NoRecordError, OutOfTimeError
 from schedsearch.executable.assemble import Chosen
 from schedsearch.executable.program import Origin
 from schedsearch.launch import Artifact
@@ -15,6 +16,7 @@ from schedsearch.runtime.cache import KernelCache
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.ladder import RUNGS
 from schedsearch.target import Target
+from schedsearch.text import counted
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def find_kernels(
     strict: bool = False,
     allow: Iterable[str] = RUNGS,
     also: Iterable[Recipe[BuildResult]] = (),
+    deadline: Deadline = NEVER,
 ) -> Kernels:
     """The kernel for each workload, as `schedsearch.compile` finds it. All that must be compiled is compiled at once, in a
     process for each core.
@@ -42,12 +45,14 @@ def find_kernels(
         strict: only records of exactly this workload on this kind of device may serve.
         allow: unless `strict`: how kernels may be found.
         also: what the caller compiles besides.
+        deadline: of all kernels.
 
     Returns:
         A mapping from workload to kernel, with the code of `also`.
 
     Raises:
         NoRecordError: some workloads have no kernel; the message names them.
+        OutOfTimeError: the deadline passed first.
         DatabaseError, DeviceError: the database or the device cannot be used.
     """
     with KernelCache(db, target, allow=("exact",) if strict else allow, mode=mode) as cache:
@@ -55,8 +60,13 @@ def find_kernels(
         missing = []
         distinct, others = list(dict.fromkeys(workloads)), list(also)
         if len(distinct) + len(others) > FEW:
-            cache.build_ahead(distinct, others)
-        for workload in distinct:
+            cache.build_ahead(distinct, others, deadline)
+        for place, workload in enumerate(distinct):
+            if deadline.passed:
+                raise OutOfTimeError(
+                    f"there was no time left to build {len(distinct) - place} of {counted(len(distinct), 'kernel')}; what "
+                    "was compiled is kept, so that a later call goes on"
+                )
             try:
                 found[workload] = _chosen(cache.kernel(workload))
             except NoRecordError as error:

@@ -14,6 +14,7 @@ import numpy as np
 
 from schedsearch.backend import CompileError, RejectedError
 from schedsearch.config import Config
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device import Device
 from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, UsageError, WrongResultError, did_you_mean
 from schedsearch.executable.assemble import Chosen, Packing, assemble
@@ -117,7 +118,7 @@ class SizedBuild:
             self._say(f"the networks of {counted(len(self._sizes), 'size')} are read")
         return self._networks
 
-    def tune(self, costs: Callable[[Network], Costs], layout: str, time_s: float) -> None:
+    def tune(self, costs: Callable[[Network], Costs], layout: str, deadline: Deadline) -> None:
         """Tunes kernels that the table lacks, each for the range of its sizes where it has one; see `sized_tune`."""
         networks = self.networks()
         largest = networks[self._sizes[-1]]
@@ -125,7 +126,10 @@ class SizedBuild:
         plans = self._plans(networks, lambda network: known if network is largest else costs(network), layout)
         columns = _columns(plans) + _other_ways(networks)
         groups = missing_ranges(largest, known, columns, _range_of, self._is_tuned)
-        tune_groups(groups, self._db, self._target, time_s, self._mode, self._say)
+        if groups and not self._strict:  # what the table has without tuning comes first
+            untuned = [column for column in _columns(plans) if (of := _range_of(column)) is None or not self._is_tuned(of)]
+            self._compile_ahead(untuned, [max(column) for column in untuned], deadline)
+        tune_groups(groups, self._db, self._target, deadline, self._mode, self._say)
 
     def _is_tuned(self, of_range: WorkloadRange) -> bool:
         try:
@@ -262,7 +266,7 @@ class SizedBuild:
             for (column, found), size in zip(open_ones, largest):
                 found |= self._built(column, [each for each in column if each not in found], size)
 
-    def _compile_ahead(self, columns: Sequence[_Column], sizes: Sequence[int]) -> None:
+    def _compile_ahead(self, columns: Sequence[_Column], sizes: Sequence[int], deadline: Deadline = NEVER) -> None:
         """Compiles the first way of each column for a size of it, and what verifies it, in a process for each core."""
         recipes: list[Recipe[Any]] = []
         for column, size in zip(columns, sizes):
@@ -270,7 +274,7 @@ class SizedBuild:
                 recipes.append(_recipe(column, way[0], way[1], size))
                 for end in dict.fromkeys((min(column), size)):
                     recipes += verifying_recipes(column[end], self._target)
-        built = compile_ahead(recipes, self._code, self._target) if len(columns) > FEW else {}
+        built = compile_ahead(recipes, self._code, self._target, deadline) if len(columns) > FEW else {}
         self._ahead |= {name: made for name, made in built.items() if isinstance(made, BuiltRange)}
 
     def _built(self, column: _Column, left: Sequence[int], size: int) -> dict[int, Chosen]:

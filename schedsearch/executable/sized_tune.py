@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedsearch.executable.build import TASKS_A_SECOND
+from schedsearch.deadline import Deadline
+from schedsearch.executable.timely import TASKS_A_SECOND, TUNED, time_to_tune, tuned
 from schedsearch.network.graph import Network
 from schedsearch.network.plan import missing
 from schedsearch.session.plan import RANGE_SHARE, SEARCH_SHARE
@@ -169,29 +170,31 @@ def missing_calls(workloads: Iterable[Workload], others: Iterable[Workload], cos
 
 
 def tune_groups(
-    groups: Sequence[Group], db: Path, target: Target, time_s: float, mode: str, say: Callable[[str], None]
+    groups: Sequence[Group], db: Path, target: Target, deadline: Deadline, mode: str, say: Callable[[str], None]
 ) -> None:
     """Tunes as much as the time is enough for, as `Division` says, and says what is left.
 
     Raises: as `schedsearch.tune`.
     """
-    from schedsearch.session.told import Told
-    from schedsearch.session.tune import tune
-
     if not groups:
         say("every kernel of the plan was tuned; nothing to tune")
         return
-    division = Division.of(groups, time_s)
+    until = time_to_tune(deadline, len(groups), say)
+    if until is None:
+        return
+    division = Division.of(groups, until.left_s)
     tasks = division.tasks
     chosen = len(division.whole) + sum(not group.largest_known for group in division.largest)
     ranges = sum(group.is_range for group in division.whole)
     of_ranges = f", {ranges} of them for a range of sizes" if ranges else ""
-    say(f"tuning {chosen} of {counted(len(groups), 'kernel')} that were not tuned{of_ranges}, for {time_s:.0f} s")
-    summary = tune(tasks, db, target=target, time_s=time_s, mode=mode, observers=[Told(say, len(tasks))])
+    say(f"tuning {chosen} of {counted(len(groups), 'kernel')} that were not tuned{of_ranges}, for {until.left_s:.0f} s")
+    summary = tuned(tasks, db, target, mode, until, say)
+    if summary is None:
+        return
     for each in summary.ranges:
         if each.table is None:
             say(f"not tuned: {each.of_range.label}: {each.problem}")
-    needed = math.ceil(sum(group.seconds for group in groups))
+    needed = math.ceil(sum(group.seconds for group in groups) / TUNED)
     for what, rest in (
         ("tuned at the largest size only, for want of time", division.largest),
         ("not tuned, for want of time", division.left),

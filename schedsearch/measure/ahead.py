@@ -16,6 +16,7 @@ from schedsearch.backend import BuildResult
 from schedsearch.backend.kept import compile_kept
 from schedsearch.backend.sharing import NotKeptError, only_kept
 from schedsearch.config import Config
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
@@ -79,8 +80,13 @@ def verifying_recipes(workload: Workload, target: Target) -> list[Recipe[BuildRe
     return recipes
 
 
-def compile_ahead(recipes: Iterable[Recipe[Any]], code: CodeCache, target: Target) -> dict[str, Built]:
+def compile_ahead(
+    recipes: Iterable[Recipe[Any]], code: CodeCache, target: Target, deadline: Deadline = NEVER
+) -> dict[str, Built]:
     """Compiles what `code` lacks, in one process for each core.
+
+    Args:
+        deadline: what is not compiled by then is left out, and in work no longer.
 
     Returns:
         Name -> what was compiled now, or came from the build cache. `code` knows it, and what the compiler refused, crashed
@@ -99,7 +105,7 @@ def compile_ahead(recipes: Iterable[Recipe[Any]], code: CodeCache, target: Targe
     missing = {name: each for name, each in missing.items() if name not in built}
     if missing:
         # Nothing is timed meanwhile, and this process only waits: it needs no core for itself.
-        built |= _compiled(missing, code, target, min(available_cores(), len(missing)))
+        built |= _compiled(missing, code, target, min(available_cores(), len(missing)), deadline)
     code.learn({name: each.artifact for name, each in built.items()})
     return built
 
@@ -113,7 +119,9 @@ def _kept(recipe: Recipe[Any], target: Target) -> Built | None:
         return None
 
 
-def _compiled(missing: Mapping[str, Recipe[Any]], code: CodeCache, target: Target, workers: int) -> dict[str, Built]:
+def _compiled(
+    missing: Mapping[str, Recipe[Any]], code: CodeCache, target: Target, workers: int, deadline: Deadline
+) -> dict[str, Built]:
     built, lost = {}, {}
     # A process that has a long piece must not keep a second one waiting.
     with Builder(target, workers, timeout_s=_TIMEOUT_S, tasks_per_worker=1) as builder:
@@ -121,7 +129,7 @@ def _compiled(missing: Mapping[str, Recipe[Any]], code: CodeCache, target: Targe
         for each in _spread(list(missing.values())):
             with contextlib.suppress(UsageError):
                 names[builder.submit_call(each.make)] = each.name
-        for token, made in builder.drain():
+        for token, made in builder.drain(deadline):
             name = names[token]
             if not isinstance(made, Measurement):
                 built[name] = made
@@ -130,7 +138,7 @@ def _compiled(missing: Mapping[str, Recipe[Any]], code: CodeCache, target: Targe
             elif made.outcome in _REFUSED:
                 code.refuse(name, made.message)
     if lost:  # perhaps for want of memory: now one after the other
-        built |= _compiled(lost, code, target, workers=1)
+        built |= _compiled(lost, code, target, 1, deadline)
     return built
 
 

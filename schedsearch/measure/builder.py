@@ -20,6 +20,7 @@ from schedsearch.backend.build_cache import BuildCache, warn_if_unfit
 from schedsearch.backend.cuda import require_compiler
 from schedsearch.backend.shipping import pack
 from schedsearch.config import Config
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.launch_sizes import SizedPlan
@@ -253,12 +254,12 @@ class Builder:
         self._queue = deque(queued for queued in self._queue if queued.task.token not in taken)
         return taken
 
-    def drain(self) -> list[tuple[int, Built | Measurement]]:
-        """Waits until the builder is idle; returns all finished candidates."""
+    def drain(self, deadline: Deadline = NEVER) -> list[tuple[int, Built | Measurement]]:
+        """Waits until the builder is idle, or the deadline has passed; returns all finished candidates."""
         done = []
-        while self.pending:
-            done += self.poll(1.0)
-        return done
+        while self.pending and not deadline.passed:
+            done += self.poll(min(1.0, deadline.left_s))
+        return done + self.poll()
 
     @property
     def pending(self) -> int:

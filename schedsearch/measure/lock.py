@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceBusyError, DeviceError
 from schedsearch.target import Target
 
@@ -36,9 +37,14 @@ class DeviceLock:
         target: the device; a GPU is identified by its UUID, and all CPU runs of a machine share one lock.
         wait: whether to wait for the holder.
         on_wait: called once for each holder that it waits for, with a sentence that names the holder.
+        deadline: of waiting.
+
+    Attributes:
+        waited_s: how long it had to wait.
 
     Raises:
-        DeviceBusyError: another process holds the lock and `wait` is false; or this process itself holds it.
+        DeviceBusyError: another process holds the lock and `wait` is false, or the deadline has passed; or this process
+            itself holds it.
         DeviceError: the file cannot be opened or locked, or is not a lock file.
     """
 
@@ -49,16 +55,19 @@ class DeviceLock:
         wait: bool = True,
         on_wait: Callable[[str], None] | None = None,
         folder: Path | None = None,
+        deadline: Deadline = NEVER,
     ) -> None:
         self.path = (folder or Path(tempfile.gettempdir())) / f"schedsearch-{_device_name(target)}.lock"
         self._fd, self._identity = -1, (0, 0)
         try:
-            self._acquire(target, wait, on_wait)
+            began_s = deadline.clock()
+            self._acquire(target, wait, on_wait, deadline)
+            self.waited_s = deadline.clock() - began_s
         except BaseException:
             self.close()
             raise
 
-    def _acquire(self, target: Target, wait: bool, on_wait: Callable[[str], None] | None) -> None:
+    def _acquire(self, target: Target, wait: bool, on_wait: Callable[[str], None] | None, deadline: Deadline) -> None:
         told = ""
         while not self._try():
             if self._fd < 0:  # the file was removed meanwhile; the next one is open to all
@@ -68,6 +77,8 @@ class DeviceLock:
             who = _holder(self._fd)
             if not wait:
                 raise DeviceBusyError(f"{target.name} is in use by {who}; wait for it or leave out --no-wait")
+            if deadline.passed:
+                raise DeviceBusyError(f"{target.name} is in use by {who}, and there is no time left to wait")
             if who != told and on_wait is not None:
                 on_wait(f"waiting for {target.name}: in use by {who}")
             told = who

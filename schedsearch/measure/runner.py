@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceError, PreparationError, SchedsearchError, UsageError
 from schedsearch.launch import Artifact
 from schedsearch.measure.builder import Built
@@ -53,12 +54,13 @@ class Runner:
     Args:
         mode: one of `schedsearch.measurement.MODES`.
         timeout_s: wall seconds for one candidate, verification and timing together.
-        wait, on_wait: see `DeviceLock`.
+        wait, on_wait, deadline: see `DeviceLock`.
         meanwhile: called once, while the child process opens the device; the lock is held then.
 
     Attributes:
         busy_s: wall seconds that candidates have used the device so far.
         prepare_s: wall seconds for inputs and references so far.
+        waited_s: wall seconds until other runs had freed the device.
         verify_s: the part of `busy_s` that verification took.
         restarts: number of child processes lost so far.
 
@@ -77,6 +79,7 @@ class Runner:
         wait: bool = True,
         on_wait: Callable[[str], None] | None = None,
         meanwhile: Callable[[], None] = lambda: None,
+        deadline: Deadline = NEVER,
     ) -> None:
         if mode not in MODES or timeout_s <= 0:
             raise UsageError(f"a runner needs a mode of {', '.join(MODES)} and timeout_s > 0, got {mode!r} and {timeout_s}")
@@ -95,7 +98,8 @@ class Runner:
         self._clocks_s = -math.inf
         self.busy_s = self.prepare_s = self.verify_s = 0.0
         self.restarts = 0
-        self._lock = DeviceLock(target, wait=wait, on_wait=on_wait)
+        self._lock = DeviceLock(target, wait=wait, on_wait=on_wait, deadline=deadline)
+        self.waited_s = self._lock.waited_s
         try:
             self._open_child(meanwhile, first=True)
         except BaseException:

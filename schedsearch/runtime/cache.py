@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, UsageError
@@ -111,12 +112,15 @@ class KernelCache:
             entry.version = self._seen
             return entry.kernel
 
-    def build_ahead(self, workloads: Iterable[Workload], also: Iterable[Recipe[BuildResult]] = ()) -> int:
+    def build_ahead(
+        self, workloads: Iterable[Workload], also: Iterable[Recipe[BuildResult]] = (), deadline: Deadline = NEVER
+    ) -> int:
         """Compiles the kernels that `kernel` would have to build, and those that verify them, in a process for each core.
         `kernel` compiles nothing then, unless a kernel turns out to be wrong.
 
         Args:
             also: what is needed besides; `code` has it then.
+            deadline: what is not compiled by then is left to `kernel`.
 
         Returns:
             How many workloads this was done for. A kernel that cannot be compiled ahead is left to `kernel`.
@@ -133,7 +137,7 @@ class KernelCache:
         code, target, others = self.code, self.target, list(also)
         ways = {each: ladder.viable() for each, ladder in ladders.items()}
         done = set()
-        while ways or others:  # once, and again for those whose way the compiler refuses
+        while (ways or others) and not deadline.passed:  # once, and again for those whose way the compiler refuses
             kernels: dict[Workload, Recipe[BuildResult]] = {}
             for workload in list(ways):
                 way = next(ways[workload], None)
@@ -145,7 +149,7 @@ class KernelCache:
                     del ways[workload]
                 else:
                     kernels[workload] = way.recipe()
-            built = compile_ahead([*kernels.values(), *others], code, target)
+            built = compile_ahead([*kernels.values(), *others], code, target, deadline)
             done |= {workload for workload, recipe in kernels.items() if recipe.name in built}
             others = []
             ways = {each: ways[each] for each, recipe in kernels.items() if code.refusal(recipe.name) is not None}

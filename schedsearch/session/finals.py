@@ -15,7 +15,7 @@ from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import Anchor, Measurement, Outcome
 from schedsearch.session.collaborators import BuilderLike, RunnerLike
 from schedsearch.session.journal import Entry, Journal
-from schedsearch.session.options import Options
+from schedsearch.session.options import OVERTIME, Options
 from schedsearch.session.pace import DeviceThread, StopSignal
 from schedsearch.session.task_state import Finalist, TaskState
 
@@ -63,18 +63,26 @@ class FinalRaces:
             self._journal.enter("racing")
         for task in racing:
             task.enter_plain()
-        for task in racing if self._ahead else ():
+        for task in racing if self._ahead and not self._over else ():
             self._submit(task, task.contenders(self._options.race_size))
         for task in self._tasks:
             if stop.requested:
                 return
-            if task in racing:
+            if task in racing and not self._over:
                 size = self._affordable_size(racing[racing.index(task) :])
                 try:
                     self._race(task, size, stop)
                 except (PreparationError, OperatorError) as error:
                     self._give_up(task, error)
             self._journal.end_task(task)
+
+    @property
+    def _over(self) -> bool:
+        """Whether no race may begin any more. A run that is patient holds one in any case."""
+        time_s = self._options.time_s
+        if time_s is None or self._journal.elapsed_s < OVERTIME * time_s:
+            return False
+        return not self._options.patient or any(task.race is not None for task in self._tasks)
 
     def _affordable_size(self, left: Sequence[TaskState]) -> int:
         """How many of the fastest configurations of the next task may race, so that the tasks that are left find time."""
@@ -135,8 +143,10 @@ class FinalRaces:
     def _built(self, task: TaskState, finalists: Sequence[Finalist]) -> list[tuple[Finalist, Built]]:
         """The finalists with their machine code. Those that fail to build are disqualified."""
         self._submit(task, finalists)
-        while any(owner is task for owner, _ in self._building.values()):
+        while any(owner is task for owner, _ in self._building.values()) and not self._over:
             for token, result in self._poll(0.5):
+                if token not in self._building:  # of the search, which ended before it was built
+                    continue
                 owner, finalist = self._building.pop(token)
                 if isinstance(result, Measurement):
                     self._journal.keep(owner, finalist.arm, finalist.config, result, None)

@@ -34,7 +34,7 @@ from schedsearch.session.finals import FinalRaces
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, warm_start
 from schedsearch.session.journal import Journal
 from schedsearch.session.observer import Observer
-from schedsearch.session.options import RACE_SHARE, Options
+from schedsearch.session.options import OVERTIME, RACE_SHARE, Options
 from schedsearch.session.pace import DeviceThread, StopSignal, TunerThread
 from schedsearch.session.plan import TaskPlan
 from schedsearch.session.summary import RunSummary, Shares
@@ -158,6 +158,9 @@ class Session:
         """Runs the pipeline until the budget, the spaces or the user end it; returns which of these did."""
         while not stop.requested:
             self._take_proposals()
+            if self._over:
+                self._leave()
+                return "time"
             if self._out_of_time():
                 self._drop_the_late()
             else:
@@ -191,6 +194,18 @@ class Session:
         late = {token for token, proposal in self._building.items() if is_late(proposal)}
         for token in self._builder.withdraw(late):
             del self._building[token]
+
+    def _leave(self) -> None:
+        """The time is over for good: what has no result by now gets none."""
+        self._ready.clear()
+        self._cancel_measurements(lambda _: True)
+        wait(self._measuring)
+        self._collect_measurements()
+        self._builder.withdraw(set(self._building))
+        self._building.clear()
+        self._references.clear()
+        for task in self._tasks:
+            task.late = task.best_ns is None
 
     def _cancel_measurements(self, chosen: Callable[[Proposal], bool]) -> None:
         """Takes back what the device has not begun."""
@@ -418,6 +433,18 @@ class Session:
         races_s = sum(task.expected_race_s(self._options.race_size) for task in self._tasks)
         races_s += self._runner.prepare_s - self._prepared_before_s  # every task gets new inputs for its race
         return time_s - min(races_s, RACE_SHARE * time_s) - self._journal.elapsed_s
+
+    @property
+    def _over(self) -> bool:
+        """Whether the run must end now; see `Options`."""
+        time_s = self._options.time_s
+        if time_s is None or self._journal.elapsed_s < OVERTIME * time_s:
+            return False
+        if not self._options.patient:
+            return True
+        under_way = [*self._building.values(), *(each for each, _ in (*self._ready, *self._measuring.values()))]
+        waiting = {each.task for each in under_way if each.is_untuned}  # what they have without tuning may be the best
+        return any(task.error or (task.best_ns is not None and task not in waiting) for task in self._tasks)
 
     def _out_of_time(self) -> bool:
         return self._left_s() <= 0

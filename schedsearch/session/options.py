@@ -10,6 +10,7 @@ from schedsearch.tuner import TUNERS
 
 DEFAULT_TRIALS = 64  # per task, when neither trials nor a time are given
 RACE_SIZE = 5
+OVERTIME = 1.1  # times the time of a run: then it ends, whatever has no result
 RACE_SHARE = 0.5  # of the time of a run: the most that is kept for final races
 
 
@@ -22,7 +23,10 @@ class Options:
             Resumed earlier trials count. None: no limit (then `time_s` or the spaces end the run).
         time_s: seconds for the search and the final races. The search ends when the races are expected to need the rest,
             which may be half of the time. What has not begun then is dropped, unless its task has no result yet. Every task
-            has its race; when little time is left fewer configurations take part, the fastest and those to compare with.
+            has its race as long as there is time; when little is left fewer configurations take part, the fastest and those
+            to compare with. The run waits for nothing more when `OVERTIME` times the time is over, but for a measurement
+            that the device has begun: tasks without a result then have a problem.
+        patient: whether the first result of all is waited for, however long it takes, and the default of its task.
         tuner, seed: name of the tuner, and the seed of every random choice.
         resume: whether records of earlier runs count and teach the tuner, and those of other workloads and devices give it
             a warm start.
@@ -41,6 +45,7 @@ class Options:
     race_size: int = RACE_SIZE
     queue_depth: int = 8
     tuner_thread: bool = False
+    patient: bool = True
 
     def __post_init__(self) -> None:
         if self.trials is not None and (type(self.trials) is not int or self.trials < 1):

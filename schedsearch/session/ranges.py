@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from schedsearch.config import Config
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import Interrupted, NoValidConfigError, OperatorError, PreparationError
 from schedsearch.launch import Artifact
 from schedsearch.measure.builder import BuiltRange, RangeCandidate
@@ -34,6 +35,7 @@ from schedsearch.workload_range import WorkloadRange, between
 _BEST_OF_EACH = 4  # configurations of a sampled size that are tried on others
 _HOPELESS = 1.3  # times the best: then sizes farther away are not tried
 _STICKY = 1.02  # times the best: then the neighbour's kernel serves, so that there are fewer stretches
+_OVERTIME_S = 2.0  # to verify what was chosen
 _ROUNDS = 4  # after which measurements change the choice only if a kernel fails
 
 
@@ -44,12 +46,15 @@ class RangeBudget:
     Attributes:
         trials: the budget of one size; None: no limit.
         searched: the budget of each searched size in the search.
-        deadline_s: of `time.monotonic`, after which candidates are no longer compared; None: no limit.
+        deadline: after it candidates are no longer compared.
+        patient: whether the kernels of the first range are chosen however long it takes; other ranges are given up when the
+            deadline has passed.
     """
 
     trials: int | None = None
     searched: int | None = None
-    deadline_s: float | None = None
+    deadline: Deadline = NEVER
+    patient: bool = True
 
     def to_choose(self, sizes: int) -> float:
         """Trials for the choice of the kernels of one range, of which the search tried so many sizes."""
@@ -59,14 +64,15 @@ class RangeBudget:
 
     def share(self, ranges: int) -> RangeBudget:
         """That of the next of so many ranges, among which the time that is left is divided."""
-        if self.deadline_s is None:
-            return self
-        now_s = time.monotonic()
-        return replace(self, deadline_s=now_s + (self.deadline_s - now_s) / ranges)
+        return replace(self, deadline=self.deadline.share(1 / ranges))
 
     @property
     def out_of_time(self) -> bool:
-        return self.deadline_s is not None and time.monotonic() >= self.deadline_s
+        return self.deadline.passed
+
+    @property
+    def is_over(self) -> bool:
+        return not self.patient and self.deadline.before(-_OVERTIME_S).passed
 
 
 @dataclass(frozen=True)
@@ -329,8 +335,10 @@ class RangeChoice:
             candidate.wrong = candidate.wrong or measured.outcome is Outcome.WRONG_ANSWER
 
     def _spend(self, trials: int) -> None:
-        """Raises if so many trials are not left, or the user stops the run."""
+        """Raises if so many trials or no time are left, or the user stops the run."""
         self._check_stop()
+        if self._budget.is_over:
+            raise NoValidConfigError(f"the time was over before kernels were chosen for {self._range.label}")
         if self.trials + max(trials, 1) > self._most_trials:
             raise NoValidConfigError(
                 f"{self.trials} trials did not suffice to choose and verify kernels for {self._range.label}; {self._remedy}"
@@ -465,7 +473,7 @@ def choose_kernels(
     with StopSignal() as stop:
         ranges = ranges_of(plans)
         for of_range, own in ranges.items():
-            own_budget = budget.share(len(ranges) - len(found))
+            own_budget = replace(budget.share(len(ranges) - len(found)), patient=budget.patient and not found)
             choice = RangeChoice(
                 of_range, own, store, builder, runner, target, summary, mode, toolchain, own_budget, stop
             )  # fmt: skip

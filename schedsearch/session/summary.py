@@ -92,7 +92,8 @@ class TaskSummary:
             search, before the final race.
         ranking: how well the models' predictions agree with the measurements; for valid trials of this run that were
             proposed after the model was first trained.
-        problem: why this run gave the task up: its inputs and its reference cannot be made; "" if it did not.
+        problem: why this run gave the task up: its inputs and its reference cannot be made, or the time was over before
+            anything was measured; "" if it did not.
     """
 
     workload: Workload

@@ -24,6 +24,7 @@ from schedsearch.text import storable_text
 if TYPE_CHECKING:
     from schedsearch.measure.builder import Built
 
+LATE = "the time was over before anything was measured"
 # This many of a task's fastest configurations stay candidates for the final race.
 KEPT_FINALISTS = 32
 # A race takes as long for an entrant as so many trials: it is verified once more, and timed three times as often.
@@ -66,6 +67,7 @@ class TaskState:
         prepared: inputs and reference are on the device, or on their way.
         reference_asked: a builder compiles its reference, or has done so.
         error: why nothing of this task can be measured; it gets no more trials then. None while all is well.
+        late: the time of the run was over before anything of this task was measured.
         seconds: time of building and running this task's candidates in this run.
         unshared: how many of them were compiled without sharing work with others.
     """
@@ -84,6 +86,7 @@ class TaskState:
         self.prepared = False
         self.reference_asked = False
         self.error: Exception | None = None
+        self.late = False
         self.stored_best: Record | None = None
         self.race: RaceResult | None = None
         self._plain: list[Finalist] = []  # configurations that race although the search never tried them
@@ -237,6 +240,12 @@ class TaskState:
     def _ranked(self) -> list[Finalist]:
         return sorted(self.finalists.values(), key=lambda finalist: finalist.time_ns)
 
+    @property
+    def _problem(self) -> str:
+        if self.error is not None:
+            return storable_text(str(self.error), MESSAGE_CHARACTERS)
+        return LATE if self.late and self.best_ns is None else ""
+
     def summary(self, target_key: str) -> TaskSummary:
         ranked = self._ranked()
         best = ranked[0] if ranked else None
@@ -260,7 +269,7 @@ class TaskState:
             arms=tuple(arm.summary() for arm in self.arms),
             best_after_ns=tuple(self.best_after_ns),
             ranking=sum((arm.ranking for arm in self.arms), RankAgreement()),
-            problem=storable_text(str(self.error), MESSAGE_CHARACTERS) if self.error else "",
+            problem=self._problem,
         )
 
 

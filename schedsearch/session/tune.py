@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
@@ -28,6 +29,7 @@ __all__ = ["BUILD_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
 
 BUILD_TIMEOUT_S = 60.0
 RUN_TIMEOUT_S = 10.0
+_LEAST_S = 0.1
 
 
 def queue_depth(workers: int) -> int:
@@ -65,7 +67,9 @@ def tune(
             most three times the trials of one size.
         db: file of the record store; made when missing.
         target: auto, cpu, cuda, cuda:N, or a `Target`.
-        trials, time_s: the budget; the run ends when either is used up. 64 trials a task when neither is given.
+        trials, time_s: the budget; the run ends when either is used up. 64 trials a task when neither is given. `time_s`
+            are wall seconds from the call to the return, final races included; waiting for a device that another run holds
+            is not. At least one result is waited for. A task without a result then says so in its `problem`.
         tuner, seed, resume, mode: as trials and time_s, see `Options`.
         templates: names of the only templates to use, or templates themselves; all by default. Not with plans, which
             have theirs.
@@ -84,10 +88,6 @@ def tune(
         DatabaseError: the store cannot be used.
         Interrupted: Ctrl-C or SIGTERM; its `summary` has the results so far.
     """
-    from schedsearch.backend import toolchain
-    from schedsearch.measure import Builder, Runner
-    from schedsearch.records.store import Store
-
     if isinstance(workloads, Task | Workload | WorkloadRange):
         raise UsageError(f"workloads must be a list, got one {type(workloads).__name__}; give tune([workload], ...)")
     if isinstance(workloads, str | os.PathLike):
@@ -95,12 +95,59 @@ def tune(
     if trials is None and time_s is None:
         trials = DEFAULT_TRIALS
     options = Options(trials, time_s, tuner, seed, resume, mode)
+    deadline = Deadline.within(time_s)
     device = detect(target) if isinstance(target, str) else target
     plans = _planned(list(workloads), templates, device)
+    return _run(
+        plans, db, device, options, deadline, workers=workers, build_timeout_s=build_timeout_s, run_timeout_s=run_timeout_s,
+        wait_for_device=wait_for_device, on_wait=on_wait, observers=observers,
+    )  # fmt: skip
+
+
+def tune_until(
+    deadline: Deadline,
+    workloads: Sequence[Task],
+    db: str | Path,
+    *,
+    target: Target,
+    trials: int | None = None,
+    mode: str = COLD_GRAPH,
+    observers: Sequence[Observer] = (),
+) -> RunSummary:
+    """As `tune`, as a part of something that has a deadline: nothing is waited for when it has passed.
+
+    Raises:
+        DeviceBusyError: another run held the device until then.
+    """
+    options = Options(
+        trials, max(_LEAST_S, deadline.left_s) if deadline.ends_s < math.inf else None, mode=mode, patient=False
+    )
+    plans = _planned(list(workloads), None, target)
+    return _run(plans, db, target, options, deadline, observers=observers)
+
+
+def _run(
+    plans: Sequence[TaskPlan],
+    db: str | Path,
+    device: Target,
+    options: Options,
+    deadline: Deadline,
+    *,
+    workers: int | None = None,
+    build_timeout_s: float = BUILD_TIMEOUT_S,
+    run_timeout_s: float = RUN_TIMEOUT_S,
+    wait_for_device: bool = True,
+    on_wait: Callable[[str], None] | None = None,
+    observers: Sequence[Observer] = (),
+) -> RunSummary:
+    """Opens store, builders and device, and runs a session until the deadline."""
+    from schedsearch.backend import toolchain
+    from schedsearch.measure import Builder, Runner
+    from schedsearch.records.store import Store
+
+    trials, mode = options.trials, options.mode
     if trials is not None:
         options = replace(options, trials=trials_per_task(trials, plans))
-    if time_s is not None:
-        options = replace(options, time_s=search_time_s(time_s, plans))
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db))
         builder = stack.enter_context(Builder(device, workers=workers, timeout_s=build_timeout_s, mode=mode))
@@ -114,18 +161,22 @@ def tune(
                 wait=wait_for_device,
                 on_wait=on_wait,
                 meanwhile=lambda: builder.warm_up(min(first, len(plans) * (trials or first))),
+                deadline=NEVER if options.patient else deadline,
             )
         )
         options = replace(options, queue_depth=queue_depth(builder.workers), tuner_thread=True)
         versions = toolchain(device.kind)
         try:
-            deadline_s = None if time_s is None else time.monotonic() + time_s
+            if options.time_s is not None:
+                if options.patient:
+                    deadline = deadline.before(-runner.waited_s)
+                options = replace(options, time_s=search_time_s(max(_LEAST_S, deadline.left_s), plans))
             summary = Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()
             if not ranges_of(plans):
                 return summary
             from schedsearch.session.ranges import RangeBudget, choose_kernels
 
-            budget = RangeBudget(trials, options.trials, deadline_s)
+            budget = RangeBudget(trials, options.trials, deadline, options.patient)
             return choose_kernels(summary, plans, store, builder, runner, device, mode, versions, budget)
         finally:
             with StopSignal():  # a signal that comes now must not disturb the closing of store and processes

@@ -1,8 +1,9 @@
 """`torch.compile(model, backend="schedsearch")`: kernels for the layers that they win, or for the whole network.
 
-Each graph that torch.compile finds is rewritten as `optimize_` does, and Inductor compiles the rest. A graph for inference
-whose every node has a kernel is also built as a network of ours (`schedsearch.build`) when it is first called, and serves
-where it was measured to be faster than what Inductor made.
+Inductor compiles each graph that torch.compile finds as it is: that is what the user would have had. A copy is rewritten as
+`optimize_` does, and Inductor compiles the rest. A graph for inference is also built as a network of ours
+(`schedsearch.build`), or with networks for parts of it, when it is first called. All of these are measured at once in that
+call, and Inductor's code of the graph as it is serves unless another is clearly faster.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.runtime.ladder import check_rungs
@@ -30,16 +32,18 @@ from schedsearch.torch.contest import Contest
 from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.held import Refusal, copied
 from schedsearch.torch.optimize import kernels_of
-from schedsearch.torch.report import LayerReport, NetworkReport, Report
+from schedsearch.torch.race import NO_TIME, Result
+from schedsearch.torch.report import LayerReport, NetworkReport, Report, us
 from schedsearch.torch.rewrite import rewrite
 from schedsearch.torch.store import say, use
 from schedsearch.torch.timing import Timer, timer_of
 from schedsearch.torch.training import swap_depthwise, workloads
 from schedsearch.torch.tuning import TUNE_S, tune_missing
-from schedsearch.torch.whole import Network
+from schedsearch.torch.whole import LAYERS, ChosenGraph, Compilation
 
 _log = logging.getLogger("schedsearch.torch")
 Compiled = Callable[..., Any]
+_TUNED = 0.8  # of the time that is left: for tuning, what remains of it for measuring and compiling
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Options:
         db: the records of tuned kernels.
         tune: whether to tune what has no record first; it may take minutes.
         trials: configurations to try for each layer that is tuned.
-        tune_s: seconds after which tuning ends, if `tune`; layers may take half of them, networks the rest.
+        tune_s: if `tune`, seconds until the first call of a graph has its answer, with everything that happens before:
+            Inductor's compilation, tuning, building, comparing. What has no time left is PyTorch's.
         mode: Inductor's: default, max-autotune, max-autotune-no-cudagraphs or reduce-overhead.
         layers: whether kernels may take the place of single layers.
         network: whether networks may take the place of a graph, or of parts of it.
@@ -114,8 +119,9 @@ def schedsearch(
     """
     chosen = Options.of({**(options or {}), **({} if mode is None else {"mode": mode})})
     started = time.perf_counter()
+    deadline = Deadline.within(chosen.tune_s) if chosen.tune else NEVER
     if _trains(inputs):
-        return _trained(module, inputs, chosen)
+        return _trained(module, inputs, chosen, deadline)
     try:
         device = _device_of(inputs)
         kernels = kernels_of(Path(chosen.db), device, check_rungs(chosen.allow), chosen.tune)
@@ -123,40 +129,60 @@ def schedsearch(
         _tell_refusal(chosen, error)
         return inductor.compiled(module, inputs, chosen.mode)
     lacking = reason_without_networks() if chosen.network else ""
-    whole = fx.GraphModule(module, copied(module.graph)[0]) if chosen.network and not lacking else None
-    timer = chosen.timer or timer_of(device)
-    chooser = Chooser(kernels, timer)
-    rows, notes = _rewritten(module, chooser, chosen) if chosen.layers else ([], [])
-    notes += [lacking] if lacking else []
-    tuned_s = time.perf_counter() - started
+    whole = _copy(module) if chosen.network and not lacking else None
+    layered = _copy(module) if chosen.layers else None
     _log.info("Inductor compiles a graph of %d nodes", len(module.graph.nodes))
-    compiled = inductor.compiled(module, inputs, chosen.mode)
-    if whole is None:
-        _tell(chosen, Report(tuple(rows), tuple(notes), time.perf_counter() - started))
-        return compiled
+    plain = inductor.compiled(module, inputs, chosen.mode)
+    compile_s = time.perf_counter() - started
+    chooser = Chooser(kernels, chosen.timer or timer_of(device), deadline.before(compile_s))
+    rows, notes = _rewritten(layered, chooser, chosen, whole is not None) if layered is not None else ([], [])
+    notes += [lacking] if lacking else []
+    with_layers: Compiled | None = None
+    if layered is not None and any(row.swapped for row in rows):
+        if deadline.left_s >= compile_s:
+            _log.info("Inductor compiles the graph with kernels for layers")
+            with_layers = inductor.compiled(layered, inputs, chosen.mode)
+        else:
+            rows = _unswapped(rows, NO_TIME.format("compile the graph with it"))
 
-    def tell(network: NetworkReport) -> None:
-        _tell(chosen, Report(tuple(rows), tuple(notes), time.perf_counter() - started, network))
+    def tell(network: NetworkReport | None, result: Result | None) -> None:
+        seconds = time.perf_counter() - started
+        _tell(chosen, _with_race(Report(tuple(rows), tuple(notes), seconds, network), result))
 
     def compile_part(part: fx.GraphModule, given: Sequence[Any]) -> Compiled:
         return inductor.compiled(part, given, chosen.mode)
 
     def compile_rest(rest: fx.GraphModule, given: Sequence[Any]) -> Compiled:
         if chosen.layers:
-            _rewritten(rest, chooser, replace(chosen, tune=False))
+            _rewritten(rest, chooser, replace(chosen, tune=False), False)
         return inductor.compiled(rest, given, chosen.mode)
 
+    if whole is None and with_layers is None:
+        tell(None, None)
+        return plain
     captures = chosen.mode in ("default", "max-autotune-no-cudagraphs")
-    return Network(
-        whole,
-        inputs,
-        compiled,
-        Contest(kernels, captures, chosen.timer),
-        tell,
-        compile_part=compile_part,
-        compile_rest=compile_rest,
-        tune_s=max(1.0, chosen.tune_s - tuned_s) if chosen.tune else None,
-    )
+    contest = Contest(kernels, captures, chosen.timer, chosen.tune, deadline)
+    return ChosenGraph(whole, inputs, Compilation(plain, compile_s, with_layers, compile_part, compile_rest), contest, tell)
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    return fx.GraphModule(module, copied(module.graph)[0])
+
+
+def _with_race(report: Report, result: Result | None) -> Report:
+    """The report with what the race of the whole graph found for its layers."""
+    if result is None or LAYERS not in {*result.times_ns, *result.problems}:
+        return report
+    ours_us, torch_us = us(result.times_ns.get(LAYERS)), us(result.pytorch_ns)
+    if result.winner == LAYERS:
+        return replace(report, ours_us=ours_us, torch_us=torch_us)
+    by_networks = report.network is not None and report.network.served
+    reason = "networks of ours are faster" if by_networks else f"the whole graph with it: {result.problems[LAYERS]}"
+    return replace(report, ours_us=ours_us, torch_us=torch_us, layers=tuple(_unswapped(report.layers, reason)))
+
+
+def _unswapped(rows: Sequence[LayerReport], reason: str) -> list[LayerReport]:
+    return [replace(each, swapped=False, reason=reason) if each.swapped else each for each in rows]
 
 
 def _device_of(inputs: Sequence[Any]) -> torch.device:
@@ -174,7 +200,7 @@ def _trains(inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
 
 
-def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Compiled:
+def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options, deadline: Deadline) -> Compiled:
     """A graph with gradients: depthwise convolutions by kernels, in both directions."""
     started = time.perf_counter()
     rows: list[LayerReport] = []
@@ -184,10 +210,11 @@ def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options) ->
         kernels = kernels_of(Path(options.db), device, check_rungs(options.allow), options.tune)
         if options.layers:
             if options.tune:
-                notes.append(tune_missing(workloads(module.graph), kernels, options.trials, options.tune_s))
+                notes.append(tune_missing(workloads(module.graph), kernels, options.trials, deadline.share(_TUNED)))
             use(options.db, allow=options.allow)
             _log.info("depthwise layers are timed")
-            rows = swap_depthwise(module.graph, options.timer or timer_of(device), kernels.target.l2_bytes)
+            timer = options.timer or timer_of(device)
+            rows = swap_depthwise(module.graph, timer, kernels.target.l2_bytes, deadline)
             module.recompile()
     except (Refusal, SchedsearchError) as error:
         _tell_refusal(options, error)
@@ -196,12 +223,19 @@ def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options) ->
     return inductor.compiled(module, inputs, options.mode)
 
 
-def _rewritten(module: fx.GraphModule, chooser: Chooser, options: Options) -> tuple[list[LayerReport], list[str]]:
-    """Rewrites the layers of a graph for which kernels won."""
+def _rewritten(
+    module: fx.GraphModule, chooser: Chooser, options: Options, networks: bool
+) -> tuple[list[LayerReport], list[str]]:
+    """Rewrites the layers of a graph for which kernels won.
+
+    Args:
+        networks: whether networks are tried afterwards, which get half of the time that is left.
+    """
     found = patterns.find(module.graph, tf32=allows_tf32() and chooser.kernels.device.type == "cuda")
     layers = [each for each in found if isinstance(each, patterns.Layer)]
-    tune_s = options.tune_s / 2 if options.network else options.tune_s
-    notes = [chooser.tune(layers, options.trials, tune_s)] if options.tune and layers else []
+    notes = []
+    if options.tune and layers:
+        notes.append(chooser.tune(layers, options.trials, chooser.deadline.share(_TUNED / 2 if networks else _TUNED)))
     competes = options.mode.startswith("max-autotune") and bool(layers)
     if competes and (why := candidates.register()):
         notes.append(why)

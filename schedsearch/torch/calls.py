@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.ops import ArgSpec
@@ -51,9 +52,9 @@ class Kernels:
         """The best kernel of a workload that is recorded by now. Raises as `KernelCache.kernel`."""
         return self._cache.kernel(workload)
 
-    def build_ahead(self, workloads: Iterable[Workload]) -> None:
-        """Compiles what `kernel` would have to. Raises as `KernelCache.build_ahead`."""
-        self._cache.build_ahead(workloads)
+    def build_ahead(self, workloads: Iterable[Workload], deadline: Deadline = NEVER) -> None:
+        """Compiles what `kernel` would have to, as much as the time is enough for. Raises as `KernelCache.build_ahead`."""
+        self._cache.build_ahead(workloads, deadline=deadline)
 
     @classmethod
     @functools.cache

@@ -11,15 +11,18 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, first_line
 from schedsearch.torch.calls import Call, Kernels, call_of
 from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.patterns import Layer, value_of
-from schedsearch.torch.timing import Timer, sets_needed
+from schedsearch.torch.race import NO_TIME, PYTORCH, Result, race
+from schedsearch.torch.timing import Candidate, Timer, sets_needed
 from schedsearch.torch.tuning import reason_without_kernel, tune_missing
 from schedsearch.workload import Workload
 
-MARGIN = 0.98  # a kernel must take less than this part of PyTorch's time, so that noise swaps nothing
+KERNEL = "kernel"  # its name in a race
+# Of one layer; contest.py has those of whole networks, in which errors of many layers add up.
 _TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-5}
 _TF32_TOLERANCE = 2e-3
 _WORSE = 4.0  # times PyTorch's own error that a kernel may have, above the tolerance
@@ -56,17 +59,18 @@ class Chooser:
 
     Args:
         timer: measures both sides.
+        deadline: layers that are not measured by then are PyTorch's.
     """
 
-    def __init__(self, kernels: Kernels, timer: Timer) -> None:
-        self.kernels, self._timer = kernels, timer
+    def __init__(self, kernels: Kernels, timer: Timer, deadline: Deadline = NEVER) -> None:
+        self.kernels, self._timer, self.deadline = kernels, timer, deadline
         self._known: dict[Any, Choice] = {}
         self._lock = threading.Lock()
 
     def expect(self, layers: Iterable[Layer]) -> None:
         """Compiles what `choose` needs for these layers, all at once: before the first is timed, and not beside it."""
         with contextlib.suppress(SchedsearchError):  # `choose` meets it again, and says so
-            self.kernels.build_ahead({each.workload for each in layers})
+            self.kernels.build_ahead({each.workload for each in layers}, self.deadline)
 
     def choose(self, layer: Layer, *, timed: bool = True) -> Choice:
         """Whether a kernel takes the place of a layer. Nothing that is wrong with a kernel raises.
@@ -79,12 +83,14 @@ class Chooser:
         key = layer.workload, scalars, strides, timed
         with self._lock:
             if key not in self._known:
+                if self.deadline.passed:
+                    return Choice(None, NO_TIME.format("measure it"))
                 self._known[key] = self._measured(layer, timed)
             return self._known[key]
 
-    def tune(self, layers: Iterable[Layer], trials: int, time_s: float) -> str:
+    def tune(self, layers: Iterable[Layer], trials: int, deadline: Deadline) -> str:
         """As `tuning.tune_missing`."""
-        return tune_missing(((layer.name, layer.workload) for layer in layers), self.kernels, trials, time_s)
+        return tune_missing(((layer.name, layer.workload) for layer in layers), self.kernels, trials, deadline)
 
     def _measured(self, layer: Layer, timed: bool) -> Choice:
         try:
@@ -104,14 +110,14 @@ class Chooser:
                     return replace(found, reason=reason)
                 if not timed:
                     return replace(found, call=call)
-                ours, theirs = bench.times(self._timer)
+                result = bench.result(self._timer, self.deadline)
             except SchedsearchError as error:
                 return replace(found, reason=first_line(error))
             except torch.OutOfMemoryError:
                 return replace(found, reason="there is too little memory to measure it")
-        found = replace(found, ours_ns=ours, theirs_ns=theirs)
-        if ours > MARGIN * theirs:
-            return replace(found, reason="PyTorch is as fast or faster")
+        found = replace(found, ours_ns=result.times_ns.get(KERNEL), theirs_ns=result.pytorch_ns)
+        if result.winner != KERNEL:
+            return replace(found, reason=result.problems[KERNEL])
         return replace(found, call=call)
 
 
@@ -168,15 +174,15 @@ class _Bench:
             return ""
         return f"its error against float32 is {ours:.1e}; allowed: {allowed:.1e} (PyTorch's own: {theirs:.1e})"
 
-    def times(self, timer: Timer) -> tuple[float, float]:
-        """Nanoseconds of the kernel, and of PyTorch's best.
+    def result(self, timer: Timer, deadline: Deadline) -> Result:
+        """A race of the kernel and PyTorch's best.
 
         PyTorch's best is its convolution and, where an epilogue follows, one pass over the result: what torch.compile makes
         of batch norm, addition and activation.
         """
         operands = [self.operands, *({n: each.clone() for n, each in self.operands.items()} for _ in range(1, self.sets))]
-        ours = timer.ns([_with(self._ours, each) for each in operands])
-        return ours, timer.ns([_with(self._theirs, each) for each in operands])
+        pytorch = Candidate(PYTORCH, *(_with(self._theirs, each) for each in operands))
+        return race([timer], pytorch, [Candidate(KERNEL, *(_with(self._ours, each) for each in operands))], deadline)
 
     def _theirs(self, operands: Mapping[str, torch.Tensor]) -> torch.Tensor:
         stages = [stage for stage in stage_names(self.workload) if stage != "depth_to_space"]

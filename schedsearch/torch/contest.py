@@ -1,10 +1,10 @@
-"""Whether a network of ours takes the place of a graph: it was built, is right, and took less time than PyTorch just now."""
+"""Networks of ours for graphs of PyTorch: they are built, compared with float32, and race PyTorch's compiled graph."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -13,22 +13,24 @@ from typing import Any
 import torch
 from torch import fx
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import SchedsearchError, first_line
 from schedsearch.network.model import NoOperatorError
 from schedsearch.torch.calls import Kernels
 from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.held import HeldNetwork, Refusal, form_of
 from schedsearch.torch.parts import MOST_PARTS, Left, Part, find
-from schedsearch.torch.report import NetworkReport, PartReport
-from schedsearch.torch.timing import Timer
+from schedsearch.torch.race import NO_TIME, PYTORCH, Result, race
+from schedsearch.torch.report import NetworkReport, PartReport, us
+from schedsearch.torch.timing import Candidate, Run, Timer, timers_of_graphs
 
 _log = logging.getLogger("schedsearch.torch")
-Run = Callable[[], Any]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-MARGIN = 0.98
+NETWORK = "network"  # its name in a race
+# Of whole networks, in which errors of many layers add up; choose.py has those of one layer.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-3}
 _WORSE = 2.0  # times the compiled graph's own error that a network may have, above the tolerance
-_RUNS = 20
+_KEPT = 0.1  # of the time that is left: for the race, when a network is built
 
 
 @dataclass(frozen=True)
@@ -37,22 +39,19 @@ class Contest:
 
     Attributes:
         captures: whether PyTorch's compiled graphs can be part of a CUDA graph; else they are called.
-        timer: for tests; default: CUDA graphs that follow one another, or the host's clock.
+        timer: for tests; default: all ways in which callers may run a graph.
+        tunes: whether kernels that have no record are tuned.
+        deadline: what is not built by then is PyTorch's.
     """
 
     kernels: Kernels
     captures: bool = True
     timer: Timer | None = None
-
-    def held(
-        self, module: fx.GraphModule, given: Sequence[torch.Tensor], theirs: Run, tune_s: float | None
-    ) -> tuple[HeldNetwork | None, NetworkReport]:
-        """A network of a graph, if it wins, and what was measured; see `built`."""
-        net, report = self.built(module, given, theirs, tune_s)
-        return (None, report) if net is None else self.judged(net, given, theirs, report)
+    tunes: bool = False
+    deadline: Deadline = NEVER
 
     def built(
-        self, module: fx.GraphModule, given: Sequence[torch.Tensor], theirs: Run, tune_s: float | None
+        self, module: fx.GraphModule, given: Sequence[torch.Tensor], theirs: Run, deadline: Deadline
     ) -> tuple[HeldNetwork | None, NetworkReport]:
         """A network of a graph, if it is right, or why there is none. It was not timed.
 
@@ -60,14 +59,14 @@ class Contest:
             module: the graph; only what a call gives is an input.
             given: real inputs.
             theirs: computes the same in PyTorch.
-            tune_s: seconds to tune kernels that have no record; None: none are tuned.
+            deadline: of building it.
         """
         started = time.perf_counter()
         net: HeldNetwork | None = None
         try:
             with torch.no_grad():
                 expected = list(theirs())
-                net = HeldNetwork(module, given, expected, self.kernels, tune_s)
+                net = HeldNetwork(module, given, expected, self.kernels, self.tunes, deadline)
                 own_error, torch_error = _errors(net, module, given, expected)
             report = NetworkReport(False, error=own_error, torch_error=torch_error)
         except Exception as error:  # torch's exporters raise errors of many kinds
@@ -84,26 +83,30 @@ class Contest:
     ) -> tuple[HeldNetwork | None, NetworkReport]:
         """The network if it is faster than PyTorch's compiled graph; else it is closed."""
         started = time.perf_counter()
-        try:
-            with torch.no_grad():
-                times = self.times(lambda: net(given), theirs)
-            wins = times[0] <= MARGIN * times[1]
-            report = replace(report, served=wins, ours_us=times[0], torch_us=times[1])
-            report = report if wins else replace(report, reason="PyTorch is as fast or faster")
-        except Exception as error:  # of many kinds: a capture may fail
-            report = replace(report, reason=f"{type(error).__name__}: {error}"[:300])
+        result = self.race(theirs, [Candidate(NETWORK, lambda: net(given))], [net])
+        report = with_times(report, result, NETWORK)
         if not report.served:
             net.close()
         return net if report.served else None, replace(report, seconds=report.seconds + time.perf_counter() - started)
 
-    def times(self, ours: Run, theirs: Run) -> tuple[float, float]:
-        """Microseconds of both, each in its fastest form: both as CUDA graphs."""
-        if self.timer is not None:
-            return self.timer.ns([ours]) / 1e3, self.timer.ns([theirs]) / 1e3
-        if self.kernels.device.type == "cpu":
-            return _host_us(ours), _host_us(theirs)
-        with torch.cuda.device(self.kernels.device):
-            return _event_us(ours), _event_us(captured(theirs) if self.captures else theirs)
+    def race(self, theirs: Run, others: Sequence[Candidate], nets: Sequence[HeldNetwork] = ()) -> Result:
+        """One measurement of PyTorch's compiled graph and of what could take its place.
+
+        Args:
+            nets: that the others run.
+        """
+        timers = timers_of_graphs(self.kernels.device, self.captures) if self.timer is None else [self.timer]
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            for net in nets:
+                stack.enter_context(net.captured_for_a_while())
+            return race(timers, Candidate(PYTORCH, theirs), others, self.deadline)
+
+
+def with_times(report: NetworkReport, result: Result, name: str) -> NetworkReport:
+    """The report with what a race found for a candidate."""
+    ours_us, torch_us = us(result.times_ns.get(name)), us(result.pytorch_ns)
+    served = result.winner == name
+    return replace(report, served=served, ours_us=ours_us, torch_us=torch_us, reason="" if served else result.problems[name])
 
 
 @dataclass
@@ -126,10 +129,20 @@ class BuiltPart:
 
     def judge(self, contest: Contest, compile_: Compiler) -> None:
         """Keeps the network only if it is faster than the same part in PyTorch."""
+        if self.net is None:
+            return
+        if contest.deadline.passed:
+            self.drop(NO_TIME.format("compare it with PyTorch"))
+            return
+        with torch.no_grad():
+            theirs = compile_(self.part.module, self.given)
+        self.net, self.report = contest.judged(self.net, self.given, lambda: theirs(*self.given), self.report)
+
+    def drop(self, reason: str) -> None:
+        """Leaves the part to PyTorch."""
         if self.net is not None:
-            with torch.no_grad():
-                theirs = compile_(self.part.module, self.given)
-            self.net, self.report = contest.judged(self.net, self.given, lambda: theirs(*self.given), self.report)
+            self.net.close()
+            self.net, self.report = None, replace(self.report, served=False, reason=reason)
 
 
 @dataclass
@@ -149,6 +162,16 @@ class PartsFound:
         """The parts that have networks."""
         return [(each.part, each.net) for each in self.parts if each.net is not None]
 
+    def drop(self, reason: str) -> None:
+        """Leaves all parts that have networks to PyTorch."""
+        for each in self.parts:
+            each.drop(reason)
+
+    def serve(self) -> None:
+        """Notes that the networks that are left serve."""
+        for each in self.parts:
+            each.report = replace(each.report, served=each.net is not None)
+
     @property
     def rows(self) -> list[PartReport]:
         """Of the report."""
@@ -160,7 +183,7 @@ def parts_built(
     module: fx.GraphModule,
     held: Mapping[fx.Node, torch.Tensor],
     inputs: Sequence[Any],
-    tune_s: float | None,
+    deadline: Deadline,
     keep: Callable[[fx.Node], bool] = lambda node: False,
 ) -> PartsFound:
     """Builds a network for each part of a graph; nothing is timed.
@@ -169,13 +192,12 @@ def parts_built(
         module: without writes.
         held: inputs of the graph that are parameters and buffers.
         inputs: all inputs of the graph: real tensors.
-        tune_s: seconds for all parts; the larger ones get more of them.
+        deadline: for all parts; the larger ones get more of the time.
         keep: whether a node is left to PyTorch.
     """
     found, left = find(module, held, keep)
     wanted = {each for part in found[:MOST_PARTS] for each in part.inputs}
     values = _Values(module, wanted).of(inputs)
-    ends = None if tune_s is None else time.monotonic() + tune_s
     result = PartsFound([], left)
     for place, part in enumerate(found):
         if place >= MOST_PARTS:
@@ -183,12 +205,10 @@ def parts_built(
             result.parts.append(BuiltPart(part, [], None, report))
             continue
         given = [values[each] for each in part.inputs]
-        share_s = None
-        if ends is not None:
-            waiting = sum(len(each.nodes) for each in found[place:MOST_PARTS])
-            share_s = max(1.0, (ends - time.monotonic()) * len(part.nodes) / waiting)
+        waiting = sum(len(each.nodes) for each in found[place:MOST_PARTS])
+        own = deadline.share(len(part.nodes) / waiting)
         _log.info("part %d of %d: %s", place + 1, min(len(found), MOST_PARTS), part.name)
-        net, report = contest.built(part.module, given, lambda: part.module(*given), share_s)  # noqa: B023
+        net, report = contest.built(part.module, given, lambda: part.module(*given), own)  # noqa: B023
         result.parts.append(BuiltPart(part, given, net, report))
     return result
 
@@ -199,11 +219,11 @@ def parts_that_win(
     held: Mapping[fx.Node, torch.Tensor],
     inputs: Sequence[Any],
     compile_: Compiler,
-    tune_s: float | None,
+    deadline: Deadline,
     keep: Callable[[fx.Node], bool] = lambda node: False,
 ) -> PartsFound:
     """As `parts_built`; networks are kept that are faster than the same part as `compile_`, PyTorch's compiler, makes it."""
-    found = parts_built(contest, module, held, inputs, tune_s, keep)
+    found = parts_built(contest, module, held, inputs, deadline, keep)
     for each in found.parts:
         each.judge(contest, compile_)
     return found
@@ -249,43 +269,3 @@ def _errors(
             raise Refusal(f"its error against float32 is {errors[0]:.1e}, PyTorch's {errors[1]:.1e}")
         worst = [max(pair) for pair in zip(worst, errors)]
     return worst[0], worst[1]
-
-
-def captured(call: Run) -> Run:
-    """A call as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    replay: Run = graph.replay
-    return replay
-
-
-def _event_us(call: Run) -> float:
-    """The median over groups of calls that follow one another."""
-    for _ in range(3):
-        call()
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(_RUNS):
-        first.record()
-        for _ in range(5):
-            call()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last) * 200)
-    return float(statistics.median(times))
-
-
-def _host_us(call: Run) -> float:
-    times = []
-    for _ in range(_RUNS):
-        started = time.perf_counter_ns()
-        call()
-        times.append(time.perf_counter_ns() - started)
-    return statistics.median(times[2:]) / 1e3

@@ -6,12 +6,14 @@ import logging
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import NoValidConfigError, PreparationError, WrongResultError
 from schedsearch.runtime.streams import current_stream
 from schedsearch.torch.calls import Kernels
@@ -45,9 +47,11 @@ class HeldNetwork:
         module: the graph; its parameters and buffers are its own, and every input is one of a call.
         given: inputs as calls have them: real tensors.
         expected: outputs of PyTorch; those of the network get the same strides.
-        tune_s: seconds to tune kernels that have no record; None: none are tuned.
+        tunes: whether kernels that have no record are tuned.
+        deadline: of building and tuning.
 
     Raises:
+        OutOfTimeError: it is over before the network could be built.
         SchedsearchError: the graph cannot be built; ModelError lists the nodes that have no operator.
     """
 
@@ -57,7 +61,8 @@ class HeldNetwork:
         given: Sequence[torch.Tensor],
         expected: Sequence[torch.Tensor],
         kernels: Kernels,
-        tune_s: float | None,
+        tunes: bool = False,
+        deadline: Deadline = NEVER,
     ) -> None:
         self._device = kernels.device
         self._stream: torch.cuda.Stream | None = None  # of the last call
@@ -70,22 +75,24 @@ class HeldNetwork:
             torch.channels_last if self._nhwc and each.dim() == 4 else torch.contiguous_format for each in given
         ]
         self.forms = [form_of(each) for each in expected]
-        self._net = self._built(_reordered(module, self._order), self._arranged(given), kernels, tune_s)
+        self._net = self._built(_reordered(module, self._order), self._arranged(given), kernels, tunes, deadline)
         self._current_handle = current_stream("torch", self._net.device)
         self._free = weakref.finalize(self, _freed, self._net, self._device)
         self._free.atexit = False  # the device may be gone by then, and the system frees everything anyway
 
-    def _built(self, module: fx.GraphModule, given: Sequence[torch.Tensor], kernels: Kernels, tune_s: float | None) -> Any:
-        from schedsearch.executable.build import build
+    def _built(
+        self, module: fx.GraphModule, given: Sequence[torch.Tensor], kernels: Kernels, tunes: bool, deadline: Deadline
+    ) -> Any:
+        from schedsearch.executable.build import build_within
 
         _log.info("a network is traced")
         options: dict[str, Any] = {"say": lambda text: _log.info("%s", text)}
         options |= {"io_layout": "NHWC" if self._nhwc else "NCHW", "target": kernels.target}
         options["db"] = kernels.db
         try:
-            return build(module, tuple(given), tune_s=tune_s, **options)
+            return build_within(deadline, module, tuple(given), tunes=tunes, **options)
         except (NoValidConfigError, PreparationError, WrongResultError):  # of one kernel; the others have records now
-            return build(module, tuple(given), **options)
+            return build_within(deadline, module, tuple(given), **options)
 
     def _arranged(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Inputs in the order and the memory format that the net takes."""
@@ -116,6 +123,16 @@ class HeldNetwork:
             if tuple(each.shape) == shape and each.stride() != strides:
                 outputs[place] = each.new_empty_strided(shape, strides).copy_(each)
         return outputs
+
+    @contextmanager
+    def captured_for_a_while(self) -> Iterator[None]:
+        """CUDA graphs that capture the network inside are gone at its end, and do not keep it from being freed."""
+        before = self._net in _captured_nets
+        try:
+            yield
+        finally:
+            if not before and self._net in _captured_nets:
+                _captured_nets.remove(self._net)
 
     def close(self) -> None:
         """Frees the network, unless a CUDA graph captured it."""

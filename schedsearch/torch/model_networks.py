@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from schedsearch.deadline import Deadline
 from schedsearch.torch import inductor, network_op, patterns
 from schedsearch.torch.contest import Contest, parts_that_win
 from schedsearch.torch.forward import Plan, without_plans
@@ -21,7 +22,7 @@ def networks_in(
     plan: Plan,
     args: tuple[Any, ...],
     contest: Contest,
-    tune_s: float | None,
+    deadline: Deadline,
     keep: Callable[[fx.Node], bool],
 ) -> tuple[list[PartReport], list[str]]:
     """Lets networks compute those parts of a plan for which they win.
@@ -30,7 +31,7 @@ def networks_in(
 
     Args:
         args: real inputs of the module.
-        tune_s: seconds to tune kernels that have no record; None: none are tuned.
+        deadline: of building networks.
         keep: whether a node is left to PyTorch.
 
     Returns:
@@ -49,7 +50,7 @@ def networks_in(
     held = dict(zip([node for node in graph.nodes if node.op == "placeholder"], tensors))
     inputs = [*tensors, *pytree.tree_leaves((args, {}))]
     with without_plans(module):
-        found = parts_that_win(contest, graph_module, held, inputs, inductor.compiled_or_eager, tune_s, keep)
+        found = parts_that_win(contest, graph_module, held, inputs, inductor.compiled_or_eager, deadline, keep)
     calls = []
     for part, net in found.nets:
         calls.append((part, network_op.NetworkCall(part, net, [held[node] for node in part.held])))

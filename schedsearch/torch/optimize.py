@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import ArgumentError, SchedsearchError, UsageError, first_line
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.runtime.ladder import check_rungs
@@ -26,13 +27,17 @@ from schedsearch.torch.contest import Contest
 from schedsearch.torch.forward import OptimizedForward, Plan, evaluating, is_optimized, restore, without_plans
 from schedsearch.torch.held import Refusal
 from schedsearch.torch.model_networks import is_kept, named, networks_in
-from schedsearch.torch.report import LayerReport, PartReport, Report
+from schedsearch.torch.race import PYTORCH, race
+from schedsearch.torch.report import LayerReport, PartReport, Report, us
 from schedsearch.torch.rewrite import rewrite
 from schedsearch.torch.settings import own_copies, same_attributes, same_buffers, same_random_numbers
 from schedsearch.torch.telling_forward import TellingForward
-from schedsearch.torch.timing import Timer, timer_of
+from schedsearch.torch.timing import CalledTimer, Candidate, Timer, timer_of
 from schedsearch.torch.tuning import TUNE_S, strange_records
 
+_OURS = "the model with kernels"  # its name in a race
+_TUNED = 0.7  # of the time that is left: for tuning, what remains of it for measuring
+_CALLS = 20  # of the whole model, when it is compared
 Place = tuple[str, Plan, tuple[Any, ...]]  # the path of a module, its plan, its inputs
 
 
@@ -68,7 +73,8 @@ def optimize_(
         db: the records of tuned kernels. It may be missing if `tune`.
         tune: whether to tune layers that have no record first.
         trials: configurations to try for each of them, shared over the run.
-        tune_s: seconds after which tuning ends, whatever `trials` says; a final race of some seconds comes on top.
+        tune_s: if `tune`, seconds until the model is ready, whatever `trials` says, with everything that happens: tuning,
+            compiling, measuring. What has no time left is PyTorch's, and the report says so.
         networks: whether networks of ours may compute parts of the model, or the whole: layers that follow one another,
             with copies of their weights. Each call compares addresses and versions of the weights with those copied; once
             they differ, PyTorch computes the part, with a warning. A write through `weight.data` is not noticed.
@@ -99,8 +105,9 @@ def optimize_(
     given = {"db": db, "tune": tune, "trials": trials, "tune_s": tune_s, "networks": networks}
     check_options({**given, "filter_fn": filter_fn, "allow": allow, "timer": timer})
     check_database(db, allow, tune)
+    deadline = Deadline.within(tune_s) if tune else NEVER
     args = checked_example(example)
-    run = _Run(model, args, Budget(trials, tune_s) if tune else None, networks, CheckedFilter(filter_fn), timer)
+    run = _Run(model, args, Budget(trials, deadline) if tune else None, networks, CheckedFilter(filter_fn), timer)
     try:
         device = device_of(model, args)
         kernels = kernels_of(Path(db), device, check_rungs(allow), tune)
@@ -115,10 +122,10 @@ def optimize_(
 
 @dataclass(frozen=True)
 class Budget:
-    """How long layers without a record are tuned: configurations for each, and seconds in all."""
+    """How long layers without a record are tuned: configurations for each, and until when everything is done."""
 
     trials: int
-    tune_s: float
+    deadline: Deadline
 
 
 class _Run:
@@ -146,7 +153,7 @@ class _Run:
         places = _places(self._model, self._args)
         wanted = {path: self._layers(path, plan) for path, plan, _ in places}  # asks the filter before anything is done
         timer = self._timer or timer_of(kernels.device)
-        chooser = Chooser(kernels, timer)
+        chooser = Chooser(kernels, timer, self._deadline.before(self._model_s(kernels.device)))
         parts, notes = self._in_networks(kernels, places) if self._networks else ([], [])
         if self._networks:
             wanted = {path: self._layers(path, plan) for path, plan, _ in places}
@@ -157,13 +164,26 @@ class _Run:
             rows = [row for path, plan, _ in places for row in _swap(self._model, path, plan, chooser, wanted[path])]
             report = Report(tuple(rows), tuple(notes), parts=tuple(parts))
             if report.is_used:
-                report = _compared(report, self._model, self._args, places, kernels.device, timer)
+                report = _compared(report, self._model, self._args, places, kernels.device, timer, self._deadline)
         except BaseException:
             _drop(self._model, places)
             raise
         if not rows and not parts:
             report = replace(report, notes=(*notes, "the model has no convolutions and no pixel shuffles"))
         return replace(report, seconds=time.perf_counter() - self.started)
+
+    @property
+    def _deadline(self) -> Deadline:
+        return NEVER if self._budget is None else self._budget.deadline
+
+    def _model_s(self, device: torch.device) -> float:
+        """What comparing the whole model will take, by one call of it."""
+        if self._deadline is NEVER:
+            return 0.0
+        started = time.perf_counter()
+        with inference(device), evaluating(self._model):
+            self._model(*self._args)
+        return _CALLS * (time.perf_counter() - started)
 
     def _layers(self, path: str, plan: Plan) -> list[patterns.Layer]:
         """The layers of a part of the model that may be swapped."""
@@ -174,13 +194,13 @@ class _Run:
         """Lets networks compute parts of the plans."""
         if why := reason_without_networks():
             return [], [why]
-        contest = Contest(kernels, timer=self._timer)
-        share_s = self._budget.tune_s / 2 / len(places) if self._budget else None
+        contest = Contest(kernels, timer=self._timer, tunes=self._budget is not None, deadline=self._deadline)
         parts: list[PartReport] = []
         notes: list[str] = []
-        for path, plan, given in places:
-            part = self._model.get_submodule(path)
-            found = networks_in(part, plan, given, contest, share_s, is_kept(part, path, self._wanted))
+        until = self._deadline.share(0.5)
+        for number, (path, plan, given) in enumerate(places):
+            part, own = self._model.get_submodule(path), until.share(1 / (len(places) - number))
+            found = networks_in(part, plan, given, contest, own, is_kept(part, path, self._wanted))
             parts += found[0]
             notes += found[1]
         return parts, notes
@@ -188,8 +208,7 @@ class _Run:
     def _tuned(self, chooser: Chooser, layers: Sequence[patterns.Layer]) -> list[str]:
         """Tunes layers, or says why none has a record."""
         if self._budget is not None:
-            left_s = self._budget.tune_s - (time.perf_counter() - self.started)
-            return [chooser.tune(layers, self._budget.trials, left_s)]
+            return [chooser.tune(layers, self._budget.trials, chooser.deadline.share(_TUNED))]
         strange = strange_records((each.workload for each in layers), chooser.kernels)
         return [strange] if strange else []
 
@@ -284,7 +303,13 @@ def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, wanted: Seq
 
 
 def _compared(
-    report: Report, model: nn.Module, args: tuple[Any, ...], places: Sequence[Place], device: torch.device, timer: Timer
+    report: Report,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    places: Sequence[Place],
+    device: torch.device,
+    timer: Timer,
+    deadline: Deadline,
 ) -> Report:
     """Runs the whole model with its kernels and without. Kernels are given up if it fails with them or is not faster."""
 
@@ -297,16 +322,18 @@ def _compared(
         except Exception as error:  # of many kinds, and whatever it is, PyTorch alone did not raise it on this example
             reason = f"the model fails with kernels: {first_line(error)}"
             return _given_up(replace(report, notes=(*report.notes, reason)), model, places, reason)
-        try:
-            ours_us = timer.ns([run]) / 1e3
-            with without_plans(model):
-                torch_us = timer.ns([run]) / 1e3
-        except RuntimeError as error:  # a CUDA graph cannot capture every model
-            return replace(report, notes=(*report.notes, f"the whole model could not be timed: {first_line(error)}"))
-    report = replace(report, ours_us=ours_us, torch_us=torch_us)
-    if ours_us < torch_us:
+        pytorch = Candidate(PYTORCH, run, around=lambda: without_plans(model))
+        result = race([timer], pytorch, [Candidate(_OURS, run)], deadline)
+        if PYTORCH not in result.times_ns and device.type == "cuda":  # a CUDA graph cannot capture every model
+            result = race([CalledTimer(device)], pytorch, [Candidate(_OURS, run)], deadline)
+    report = replace(report, ours_us=us(result.times_ns.get(_OURS)), torch_us=us(result.pytorch_ns))
+    if result.winner == _OURS:
         return report
-    return _given_up(report, model, places, "it is faster alone, but the model as a whole is not")
+    reason = "it is faster alone, but the model as a whole is not"
+    if report.ours_us is None:
+        reason = f"the whole model could not be timed: {result.problems[_OURS]}"
+        report = replace(report, notes=(*report.notes, reason))
+    return _given_up(report, model, places, reason)
 
 
 def _given_up(report: Report, model: nn.Module, places: Sequence[Place], reason: str) -> Report:

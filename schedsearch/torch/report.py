@@ -54,8 +54,8 @@ class LayerReport:
             layer.workload.label,
             choice.call is not None,
             choice.reason,
-            _us(choice.ours_ns),
-            _us(choice.theirs_ns),
+            us(choice.ours_ns),
+            us(choice.theirs_ns),
             choice.record_id,
             choice.rung,
             choice.error,
@@ -239,5 +239,6 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _us(nanoseconds: float | None) -> float | None:
+def us(nanoseconds: float | None) -> float | None:
+    """Microseconds of a time in nanoseconds."""
     return None if nanoseconds is None else nanoseconds / 1e3

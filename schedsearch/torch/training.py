@@ -13,37 +13,44 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.ops.depthwise_conv2d import depthwise_conv2d as depthwise_conv2d_workload
 from schedsearch.torch import patterns
-from schedsearch.torch.choose import MARGIN
+from schedsearch.torch.choose import KERNEL
 from schedsearch.torch.functional import depthwise_conv2d
-from schedsearch.torch.report import LayerReport
-from schedsearch.torch.timing import Timer, sets_needed
+from schedsearch.torch.race import NO_TIME, PYTORCH, SLOWER, Result, race
+from schedsearch.torch.report import LayerReport, us
+from schedsearch.torch.timing import Candidate, Timer, sets_needed
 from schedsearch.workload import Workload
 
 _Convolve = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def swap_depthwise(graph: fx.Graph, timer: Timer, cache_bytes: int) -> list[LayerReport]:
+def swap_depthwise(graph: fx.Graph, timer: Timer, cache_bytes: int, deadline: Deadline = NEVER) -> list[LayerReport]:
     """Replaces depthwise convolutions for which a forward and a backward pass take less time with our kernels.
 
     Args:
         graph: of torch.compile; nothing but the convolutions changes.
         timer: measures both.
         cache_bytes: the device's last-level cache.
+        deadline: layers that are not measured by then are PyTorch's.
     """
-    known: dict[_Description, tuple[float, float]] = {}
+    known: dict[_Description, Result] = {}
     rows = []
     for node, found in _depthwise(graph):
         if found is None:
             rows.append(LayerReport(patterns.name_of(node), reason="its shape is dynamic; kernels are made for one shape"))
             continue
         if found not in known:
-            known[found] = found.times(timer, cache_bytes)
-        ours, theirs = known[found]
-        wins = ours <= MARGIN * theirs
-        reason = "" if wins else "PyTorch is as fast or faster, or there is no record; see schedsearch.torch.served()"
-        rows.append(LayerReport(patterns.name_of(node), str(found), wins, reason, ours / 1e3, theirs / 1e3))
+            if deadline.passed:
+                rows.append(LayerReport(patterns.name_of(node), str(found), reason=NO_TIME.format("measure it")))
+                continue
+            known[found] = found.result(timer, cache_bytes, deadline)
+        result = known[found]
+        wins, reason = result.winner == KERNEL, result.problems.get(KERNEL, "")
+        reason += ", or there is no record; see schedsearch.torch.served()" if reason == SLOWER else ""
+        ours_us, torch_us = (us(result.times_ns.get(name)) for name in (KERNEL, PYTORCH))
+        rows.append(LayerReport(patterns.name_of(node), str(found), wins, reason, ours_us, torch_us))
         if wins:
             _replace(graph, node)
     return rows
@@ -103,8 +110,8 @@ class _Description:
                 each["deterministic"] = torch.are_deterministic_algorithms_enabled()
         return [depthwise_conv2d_workload(**fixed, **each) for each in changes]
 
-    def times(self, timer: Timer, cache_bytes: int) -> tuple[float, float]:
-        """Nanoseconds of a forward and a backward pass: with our kernels, and with PyTorch's own."""
+    def result(self, timer: Timer, cache_bytes: int, deadline: Deadline) -> Result:
+        """A race of a forward and a backward pass with our kernels, and with PyTorch's own."""
         options = dict(self.window)
         convolve: tuple[_Convolve, _Convolve] = (
             lambda x, weight: depthwise_conv2d(x, weight, **options),
@@ -117,10 +124,13 @@ class _Description:
         operands = [(x.clone().requires_grad_(self.needs_dx), weight.clone().requires_grad_()) for _ in range(sets)]
         benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
         try:
-            ours, theirs = (timer.ns([_step(each, *pair) for pair in operands]) for each in convolve)
+            ours, theirs = (
+                Candidate(name, *(_step(each, *pair) for pair in operands))
+                for name, each in zip((KERNEL, PYTORCH), convolve)
+            )
+            return race([timer], theirs, [ours], deadline)
         finally:
             torch.backends.cudnn.benchmark = benchmark
-        return ours, theirs
 
 
 def _step(convolve: _Convolve, x: torch.Tensor, weight: torch.Tensor) -> Callable[[], Any]:

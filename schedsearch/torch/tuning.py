@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
+from schedsearch.deadline import Deadline
 from schedsearch.errors import (
     NoRecordError,
     NoValidConfigError,
@@ -26,7 +27,9 @@ from schedsearch.torch.calls import Kernels
 from schedsearch.workload import Workload
 
 _log = logging.getLogger("schedsearch.torch")
-TUNE_S = 150.0  # with the final race and the measuring under three minutes
+TUNE_S = 150.0
+LEAST_S = 1.0  # in less time nothing is tuned
+_FEW = 5  # names in a line
 
 
 def missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels) -> list[Task]:
@@ -49,19 +52,19 @@ def missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels) -> list[Ta
         ]
 
 
-def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trials: int, time_s: float) -> str:
+def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trials: int, deadline: Deadline) -> str:
     """Tunes the workloads that have no record and that a template can compute, and says what came of it.
 
     Args:
         wanted: as of `missing`.
         trials: for each of them, shared over the run.
-        time_s: seconds after which the run ends.
+        deadline: of the run.
 
     Raises:
         DatabaseError, DeviceError, Interrupted: as `schedsearch.tune`.
     """
     from schedsearch.session.told import Told
-    from schedsearch.session.tune import tune
+    from schedsearch.session.tune import tune_until
 
     without = missing(wanted, kernels)
     templates = load_templates()
@@ -70,13 +73,21 @@ def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trial
         return f"every layer {'that a template computes ' if without else ''}has a record; nothing was tuned"
     if kernels.device.type == "cuda":
         torch.cuda.synchronize()
-    _log.info("tuning %s for at most %.0f s", counted(len(tasks), "layer"), time_s)
+    if deadline.left_s < LEAST_S:
+        return f"{counted(len(tasks), 'layer')} without a record: there was no time left to tune"
+    _log.info("tuning %s for at most %.0f s", counted(len(tasks), "layer"), deadline.left_s)
     told = Told(lambda text: _log.info("%s", text), len(tasks))
     try:
-        tune(tasks, kernels.db, target=kernels.target, trials=trials, time_s=max(1.0, time_s), observers=[told])
+        summary = tune_until(deadline, tasks, kernels.db, target=kernels.target, trials=trials, observers=[told])
     except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
         return f"tuned {told.count} of {counted(len(tasks), 'layer')}; {error}"
-    return f"tuned {'' if told.count == len(tasks) else f'{told.count} of '}{counted(len(tasks), 'layer')}"
+    late = [each.name for each, found in zip(tasks, summary.tasks) if found.best_ns is None and found.problem]
+    done = len(tasks) - len(late)
+    text = f"tuned {'' if done == len(tasks) else f'{done} of '}{counted(len(tasks), 'layer')}"
+    if late:
+        more = f" and {len(late) - _FEW} more" if len(late) > _FEW else ""
+        text += f"; there was no time left for {', '.join(late[:_FEW])}{more}"
+    return text
 
 
 def reason_without_kernel(workload: Workload, kernels: Kernels, error: NoRecordError) -> str:
