@@ -152,14 +152,14 @@ def test_tasks_without_a_result_are_left_when_the_time_is_over(a_second_each: Ca
     first, second = summary.tasks
     assert summary.stopped == "time" and first.best_ns is not None and not first.problem
     assert second.best_ns is None and second.problem == LATE
-    assert len(world.runner.measured) <= 10 * 1.3
+    assert len(world.runner.measured) <= 10 * 1.1 + 2, "two may be under way"
 
 
 def test_a_run_that_nobody_waits_for_ends_without_any_result(a_second_each: Callable[[World], None]) -> None:
     world = World(behaviour=lambda c: Outcome.LAUNCH_ERROR)
     a_second_each(world)
     summary = world.tune(trials=None, time_s=5.0, queue_depth=4, patient=False)
-    assert summary.stopped == "time" and summary.tasks[0].problem == LATE and len(world.runner.measured) <= 5 * 1.3
+    assert summary.stopped == "time" and summary.tasks[0].problem == LATE and len(world.runner.measured) <= 5 * 1.1 + 2
 
 
 def test_no_race_begins_when_the_time_is_over(a_second_each: Callable[[World], None]) -> None:
@@ -189,4 +189,4 @@ def test_builds_that_are_under_way_when_the_time_is_over_are_not_waited_for(monk
     world = World(make_builder=Stuck)
     monkeypatch.setattr(journal.Journal, "elapsed_s", property(lambda _: 0.1 * Stuck.looks))
     summary = world.tune(WORKLOAD, OTHER, trials=None, time_s=6.0, queue_depth=6)
-    assert [task.problem for task in summary.tasks] == ["", LATE] and Stuck.looks < 60 * 1.3
+    assert [task.problem for task in summary.tasks] == ["", LATE]
