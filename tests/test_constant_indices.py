@@ -163,5 +163,5 @@ def test_indices_into_shapes_are_checked(index: int, wrong: int, tmp_path: Path)
         read_graph(tmp_path / "m.onnx", {"n": Size("n", 1, 4)})
 
     read(index)
-    with pytest.raises(ModelError, match=rf"node pick \(Gather\): the index at \[0\] of 'place' is {wrong}, .* -2 to 1"):
+    with pytest.raises(ModelError, match=r"node pick \(Gather\): indices must be in \[-rank, rank-1\]"):
         read(wrong)

@@ -7,6 +7,7 @@ whose results have sizes that only the device knows, become calls (`schedsearch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,10 @@ from schedsearch.dynamic.static import Planner, Refused, add_network
 from schedsearch.errors import WorkloadError, did_you_mean
 from schedsearch.network.facts import constant_of, dtype_of, is_onnx, name_of
 from schedsearch.network.indexing import check_folded_indices, check_indices
+from schedsearch.network.invalid import ModelError
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
-from schedsearch.network.model import ModelError, listed, names_of_inputs, needed, quiet
+from schedsearch.network.model import check_shapes, graph_of, listed, load, names_of_inputs, needed, simplifying
+from schedsearch.network.valid import check
 
 if TYPE_CHECKING:
     import onnx
@@ -47,37 +50,38 @@ def read_graph(
         planner: how static parts are planned; default: the first kernel of each node.
 
     Raises:
-        ModelError: the file is missing or damaged, a dimension has no bounds or no name, bounds belong to no dimension,
-            a node has no operator (all are listed), an argument that must be constant is computed, or a package of the
-            extra `network` is missing.
+        ModelError: the file is missing or not a valid ONNX model, a dimension has no bounds or no name, bounds belong
+            to no dimension, a node has no operator (all are listed), an argument that must be constant is computed, or a
+            package of the extra `network` is missing.
         UsageError: a node cannot take an array whose extents are known at run time.
     """
     needed()
-    import onnx_ir as ir
-
-    path = Path(model) if isinstance(model, str | Path) else None
-    what = "the model" if path is None else str(path)
-    if path is not None and not path.is_file():
-        raise ModelError(f"{path} is not a file; give an ONNX model, e.g. model.onnx")
-    try:
-        read = ir.load(path) if path is not None else ir.from_proto(model)
-        read = _prepared(read)
-    except ModelError:
-        raise
-    except Exception as error:  # as in `schedsearch.network.model`: damaged graphs can break any rule
-        raise ModelError(f"{what} is not an ONNX model, or it is damaged: {error}") from error
+    what = str(model) if isinstance(model, str | Path) else "the model"
+    read = _prepared(_loaded(model, what), what)
     missing = [node for node in read.graph if not is_onnx(node) or node.op_type not in (*TAKEN, "Constant")]
     if missing:
         raise ModelError(f"{_without_operator(what, dict.fromkeys(missing, ''))}; allowed: {', '.join(TAKEN)}")
     return _Reader(read, what, sizes or {}, planner or Planner()).read()
 
 
-def _prepared(model: ir.Model) -> ir.Model:
+def _loaded(model: str | Path | onnx.ModelProto, what: str) -> ir.Model:
+    if isinstance(model, str | Path):
+        loaded = load(Path(model))
+        read, outline = loaded.model, loaded.outline
+    else:
+        proto = copy.deepcopy(model)  # the check changes what is written in several ways
+        outline = check(proto, what)
+        read = graph_of(proto, what)
+    check_shapes(read, outline)
+    return read
+
+
+def _prepared(model: ir.Model, what: str) -> ir.Model:
     """Without what can be computed beforehand, with a name for every node."""
     import onnxscript.optimizer
     from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
-    with quiet():
+    with simplifying(what):
         check_folded_indices(model)
         with names_of_inputs(model):
             onnxscript.optimizer.optimize(model)

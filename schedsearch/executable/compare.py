@@ -45,7 +45,7 @@ def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any
         inputs: by name, in the network's formats and layouts.
 
     Raises:
-        UsageError: onnx is not installed, the file is not an ONNX model, or it has other inputs.
+        UsageError: onnx is not installed, the file is not a valid ONNX model, or it has other inputs.
     """
     import numpy as np
 
@@ -79,16 +79,13 @@ def _evaluated(
     """The values of a model by name, as far as it has them."""
     import numpy as np
 
-    try:
-        import onnx
-    except ImportError as error:
-        raise UsageError(f'comparing needs the extra `network`: pip install "schedsearch[network]" ({error})') from error
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file; give the model that the network was built from")
-    try:
-        model = onnx.load(path)
-    except Exception as error:  # protobuf's errors have no common base
-        raise UsageError(f"{path} is not an ONNX model, or it is damaged: {error}") from error
+    from schedsearch.network.model import needed, read_proto
+
+    needed()
+    import onnx
+
+    model, _ = read_proto(path)
+    onnx.load_external_data_for_model(model, str(path.resolve().parent))
     taken = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
     taken = {name: kind for name, kind in taken.items() if name not in {each.name for each in model.graph.initializer}}
     if sorted(taken) != sorted(inputs):

@@ -56,11 +56,11 @@ def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]
         UnsupportedError: no input has a dimension of this name.
         UsageError: there are other open ones.
     """
-    from schedsearch.network.model import load_model
+    from schedsearch.network.model import load
 
     declared = {
         str(value.name): [each if isinstance(each, int) else each.value for each in value.shape or ()]
-        for value in load_model(model).graph.inputs
+        for value in load(model).model.graph.inputs
         if value.const_value is None
     }
     known = {str(each) for shape in declared.values() for each in shape if not isinstance(each, int)}

@@ -9,22 +9,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedsearch.errors import UsageError, did_you_mean
+from schedsearch.errors import did_you_mean, first_line, root_cause
+from schedsearch.network.invalid import ModelError
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
+    from schedsearch.network.outline import Outline
+
+__all__ = ["EXTRA", "Loaded", "ModelError", "NoOperatorError", "load", "read_model", "reader", "simplified"]
+
 EXTRA = 'ONNX files need the extra `network`: pip install "schedsearch[network]"'
-OLDEST_OPSET = 7  # the first without the legacy broadcasting of element-wise operators
 _MOST_BYTES = 1 << 31  # of a file
 _MOST_NAMES = 5  # of a list in a message
-
-
-class ModelError(UsageError):
-    """A model file cannot be read, or its graph cannot be compiled."""
 
 
 class NoOperatorError(ModelError):
@@ -53,8 +55,8 @@ def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = No
             of its folder, the graph is empty or has a cycle, an input is unknown, has a dynamic dimension or another rank,
             or onnx, onnx-ir or onnxscript is not installed.
     """
-    path = Path(path)
-    return simplified(_checked(path), str(path), shapes)
+    found = load(Path(path))
+    return simplified(found.model, str(path), shapes, found.outline)
 
 
 def reader(path: Path) -> Callable[[Mapping[str, Sequence[int]]], ir.Model]:
@@ -63,34 +65,79 @@ def reader(path: Path) -> Callable[[Mapping[str, Sequence[int]]], ir.Model]:
     Raises:
         ModelError: as `read_model`; what is wrong with shapes is raised for these.
     """
-    model = _checked(path)
-    return lambda shapes: simplified(model.clone(), str(path), shapes)
+    found = load(path)
+    return lambda shapes: simplified(found.model.clone(), str(path), shapes, found.outline)
 
 
-def _checked(path: Path) -> ir.Model:
-    model = load_model(path)
-    _check_weights(model, path)
-    return model
+@dataclass(frozen=True)
+class Loaded:
+    """A valid model as it is.
+
+    Attributes:
+        model: its graph. Weights in external data stay there until they are read.
+        outline: what its shapes follow from.
+    """
+
+    model: ir.Model
+    outline: Outline
 
 
-def load_model(path: Path) -> ir.Model:
-    """The graph of an ONNX file as it is. Raises ModelError if the file is missing, truncated or no ONNX model."""
+def load(path: Path) -> Loaded:
+    """The graph of an ONNX file as it is.
+
+    Raises:
+        ModelError: the file is missing, truncated or not a valid ONNX model.
+    """
+    proto, outline = read_proto(path)
+    return Loaded(graph_of(proto, str(path), path.resolve().parent), outline)
+
+
+def read_proto(path: Path) -> tuple[onnx.ModelProto, Outline]:
+    """An ONNX file after it was checked, as `load`. Weights in external data stay there."""
     needed()
-    import onnx_ir as ir
+    import onnx
+
+    from schedsearch.network.valid import check
 
     if not path.is_file():
         raise ModelError(f"{path} is not a file; give an ONNX model, e.g. model.onnx")
-    nbytes = path.stat().st_size
-    if not 0 < nbytes < _MOST_BYTES:
-        raise ModelError(
-            f"{path} has {nbytes:,} bytes; an ONNX file has at least 1 and less than {_MOST_BYTES:,}, protobuf's limit. "
-            "Export it again, with large weights as external data"
-        )
     try:
-        with quiet():  # it warns of values that nothing makes; `_check_values` refuses them
-            return ir.load(path)
-    except Exception as error:  # protobuf's errors have no common base, and a damaged graph can break any rule
+        nbytes = path.stat().st_size
+        if not 0 < nbytes < _MOST_BYTES:
+            raise ModelError(
+                f"{path} has {nbytes:,} bytes; an ONNX file has at least 1 and less than {_MOST_BYTES:,}, protobuf's limit. "
+                "Export it again, with large weights as external data"
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}; give an ONNX model, e.g. model.onnx") from error
+    try:
+        proto = onnx.ModelProto.FromString(data)
+    except Exception as error:  # protobuf's errors have no common base
         raise ModelError(f"{path} is not an ONNX model, or it is damaged: {error}. Export or copy it again") from error
+    return proto, check(proto, str(path), path.resolve().parent)
+
+
+def graph_of(proto: onnx.ModelProto, name: str, folder: Path | None = None) -> ir.Model:
+    """The graph of a model that was checked.
+
+    Args:
+        name: of the model, for messages.
+        folder: where its external data lies.
+
+    Raises:
+        ModelError: onnx_ir cannot hold it.
+    """
+    import onnx_ir as ir
+
+    try:
+        with quiet():
+            model = ir.from_proto(proto)
+            if folder is not None:
+                ir.external_data.set_base_dir(model.graph, folder)
+    except Exception as error:  # a kind of value or attribute that it does not know can break any rule
+        raise ModelError(f"{name} is not an ONNX model, or it is damaged: {error}. Export or copy it again") from error
+    return model
 
 
 def needed() -> None:
@@ -102,94 +149,74 @@ def needed() -> None:
         raise ModelError(f"{EXTRA} ({error})") from error
 
 
-def simplified(model: ir.Model, name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
-    """A graph after it was checked, its shapes were fixed and everything was folded; the model is changed.
+def simplified(
+    model: ir.Model, name: str, shapes: Mapping[str, Sequence[int]] | None = None, outline: Outline | None = None
+) -> ir.Model:
+    """A valid graph after its shapes were fixed and everything was folded; the model is changed.
 
     Args:
         name: of the model, for messages.
         shapes: as of `read_model`.
+        outline: of the model, if it comes from elsewhere: its shapes are checked.
 
     Raises:
         ModelError: as `read_model`.
     """
-    _check_opset(model, name)
-    if not len(model.graph):
-        raise ModelError(f"{name} has no nodes; there is nothing to compile. Give a model that computes something")
-    try:
-        model.graph.sort()
-    except ValueError as error:
-        raise ModelError(f"{name}: the graph has a cycle, a node that needs its own result; correct the model") from error
-    _check_values(model, name)
+    model.graph.sort()
     _fix_shapes(model, shapes or {}, name)
+    if outline is not None:
+        check_shapes(model, outline)
     from schedsearch.network.contributed import rewrite_contributed
     from schedsearch.network.shapes import correct_shapes
 
     rewrite_contributed(model)
-    with quiet():
+    with simplifying(name):
         correct_shapes(model)
-    return _folded(model)
+    model = _folded(model, name)
+    _check_ports(model, name)
+    return model
 
 
-def _check_opset(model: ir.Model, name: str) -> None:
-    import onnx
-
-    newest = onnx.defs.onnx_opset_version()
-    opset = model.opset_imports.get("")
-    if opset is None or not OLDEST_OPSET <= opset <= newest:
-        got = "has no opset of ONNX" if opset is None else f"needs opset {opset}"
-        raise ModelError(
-            f"{name} {got}; allowed: {OLDEST_OPSET} to {newest}, those of the installed onnx. Export the model for one of "
-            "these" + (", or upgrade onnx" if opset is not None and opset > newest else "")
-        )
-
-
-def _check_values(model: ir.Model, name: str) -> None:
-    """Raises ModelError if a node reads what nothing makes, or a weight has other bytes than its shape needs."""
+def _check_ports(model: ir.Model, name: str) -> None:
+    """Refuses inputs that cannot be arrays of numbers, such as sequences, and constant results that cannot."""
     import onnx_ir as ir
 
-    inputs = {*model.graph.inputs, *model.graph.initializers.values()}
-    for node in model.graph:
-        for value in node.inputs:
-            if value is not None and value.producer() is None and value not in inputs and value.const_value is None:
-                raise ModelError(
-                    f"{name}: node {node.name or node.op_type} reads {value.name!r}, which no node makes and which is not "
-                    "an input or a weight; correct the model"
-                )
-    for weight, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or isinstance(tensor, ir.ExternalTensor):  # `_check_weights` has looked at these
-            continue
-        try:
-            tensor.numpy()
-        except Exception as error:  # a damaged tensor can break any rule
-            raise ModelError(
-                f"{name}: weight {weight!r} of shape {tensor.shape} and format {tensor.dtype} is damaged: {error}; export "
-                "or copy the model again"
-            ) from error
+    from schedsearch.network.facts import dtype_of
+    from schedsearch.ops.dtypes import DTYPES
+
+    for value in (*model.graph.inputs, *(each for each in model.graph.outputs if each.const_value is not None)):
+        what = f"{name}: {'input' if value in model.graph.inputs else 'output'} {value.name!r}"
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            raise ModelError(f"{what} is a {type(value.type).__name__}; allowed: arrays. Change the model")
+        if value.dtype is not None and (kind := dtype_of(value)) not in DTYPES:
+            raise ModelError(f"{what} is of format {kind}; allowed: {', '.join(DTYPES)}. Cast it in the model")
 
 
-def _check_weights(model: ir.Model, path: Path) -> None:
-    import onnx_ir as ir
+def check_shapes(model: ir.Model, outline: Outline) -> None:
+    """Refuses shapes that contradict one another, and forgets declared shapes of results that are wrong.
 
-    folder = path.resolve().parent
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
-        place = (folder / tensor.location).resolve()
-        if not place.is_relative_to(folder):
-            raise ModelError(
-                f"{path}: weight {name!r} is in {str(tensor.location)!r}, outside of the model's folder; allowed: files in "
-                f"{folder}. Save the model again with its weights beside it"
-            )
-        needed = (tensor.offset or 0) + (tensor.length or 0)
-        size = place.stat().st_size if place.is_file() else -1
-        if size < needed:
-            got = "does not exist" if size < 0 else f"has {size} bytes"
-            raise ModelError(
-                f"{path}: weight {name!r} needs {needed} bytes of {str(tensor.location)!r}, which {got}; copy the file that "
-                f"belongs to the model to {place}"
-            )
+    Raises:
+        ModelError: a format or a shape is impossible.
+    """
+    fixed = {
+        str(value.name): [int(extent) for extent in value.shape]
+        for value in model.graph.inputs
+        if value.shape is not None and value.shape.is_static()
+    }
+    found = outline.shapes(fixed)
+    for value in (each for node in model.graph for each in node.outputs):
+        if value.name in found and found[value.name].HasField("tensor_type") and value.shape is not None:
+            kind = found[value.name].tensor_type
+            extents = [each.dim_value if each.HasField("dim_value") else None for each in kind.shape.dim]
+            if kind.HasField("shape") and not _agree(extents, list(value.shape)):
+                value.shape = None
+
+
+def _agree(inferred: Sequence[int | None], declared: Sequence[object]) -> bool:
+    """Whether two shapes have one rank and no extent in which they differ."""
+    return len(inferred) == len(declared) and all(
+        ours is None or not isinstance(theirs, int) or ours == theirs for ours, theirs in zip(inferred, declared)
+    )
 
 
 def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name: str) -> None:
@@ -233,7 +260,7 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
         )
 
 
-def _folded(model: ir.Model) -> ir.Model:
+def _folded(model: ir.Model, name: str) -> ir.Model:
     import onnxscript.optimizer
     from onnxscript.rewriter import rewrite
     from onnxscript.rewriter.rules import common
@@ -252,7 +279,7 @@ def _folded(model: ir.Model) -> ir.Model:
         common.successive_relu_rule,
     )
     names = {weight.name: node.name for node in model.graph if (weight := _weight(node))}
-    with quiet():
+    with simplifying(name):
         check_folded_indices(model)
         with names_of_inputs(model):
             onnxscript.optimizer.optimize(model)
@@ -331,6 +358,24 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)
+
+
+@contextmanager
+def simplifying(name: str) -> Iterator[None]:
+    """onnxscript folds and rewrites a model. What it cannot do is an error of the model, such as a division of integers by
+    the constant zero.
+
+    Raises:
+        ModelError: onnxscript fails.
+    """
+    try:
+        with quiet():
+            yield
+    except ModelError:
+        raise
+    except Exception as error:  # its passes, and the evaluator that folds constants, raise many kinds
+        reason = first_line(root_cause(error))
+        raise ModelError(f"{name}: onnxscript cannot simplify the graph: {reason}. Correct the model") from error
 
 
 def listed(names: Sequence[str]) -> str:
