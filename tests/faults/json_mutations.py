@@ -57,7 +57,7 @@ def mutated(value: Any, rng: random.Random, changes: int = 0) -> str:
     return text
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
+def places(value: Any) -> list[tuple[Any, Any]]:
     """Every (container, key or index) of a JSON value."""
     found, stack = [], [value]
     while stack:
@@ -69,17 +69,17 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _change(value: Any, rng: random.Random) -> Any:
-    places = _places(value)
-    if not places or rng.random() < 0.01:
+    found = places(value)
+    if not found or rng.random() < 0.01:
         return rng.choice((None, [], {}, 0, "x", [value], {"a": value}))
-    at, key = rng.choice(places)
+    at, key = rng.choice(found)
     how = rng.randrange(12)
     if how < 4:
         at[key] = rng.choice(ODD) if rng.random() < 0.9 else rng.choice(([], {}, [0], {"a": 0}))
     elif how == 4:
         del at[key]
     elif how == 5:
-        other, place = rng.choice(places)
+        other, place = rng.choice(found)
         with contextlib.suppress(KeyError, IndexError):
             at[key], other[place] = copy.deepcopy(other[place]), copy.deepcopy(at[key])
     elif how == 6 and isinstance(at, list):

@@ -25,6 +25,7 @@ def campaign(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["candidate.*"],
         ["process.*", "database.*"],
         ["system.*"],
+        ["store.*", "own.*", "service.*", "network.*"],
     ],
 )
 def test_everything_holds(groups: list[str]) -> None:
