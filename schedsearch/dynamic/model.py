@@ -23,10 +23,11 @@ from schedsearch.dynamic.rowwise import computes_its_size, unknown_axes
 from schedsearch.dynamic.static import Planner, Refused, add_network
 from schedsearch.errors import WorkloadError, did_you_mean
 from schedsearch.network.facts import constant_of, dtype_of, is_onnx, name_of
-from schedsearch.network.indexing import check_folded_indices, check_indices
+from schedsearch.network.indexing import check_indices
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
 from schedsearch.network.model import check_shapes, graph_of, listed, load, names_of_inputs, needed, simplifying
+from schedsearch.network.simplify import computed, is_foldable, simplify
 from schedsearch.network.valid import check
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 TAKEN = tuple(sorted({*nodes.READERS, *nodes.VIEWS, *OF_ROWS, *OF_NETWORKS}))
 _SHAPED_BY = {"Slice": (1, 2, 3, 4), "Expand": (1,), "Reshape": (1,)}  # inputs whose values a result's extents depend on
-_MOST_FOLDED = 1 << 20  # elements of a constant that is computed when a model is read
 
 
 def read_graph(
@@ -78,14 +78,8 @@ def _loaded(model: str | Path | onnx.ModelProto, what: str) -> ir.Model:
 
 def _prepared(model: ir.Model, what: str) -> ir.Model:
     """Without what can be computed beforehand, with a name for every node."""
-    import onnxscript.optimizer
-    from onnx_ir.passes.common import LiftConstantsToInitializersPass
-
-    with simplifying(what):
-        check_folded_indices(model)
-        with names_of_inputs(model):
-            onnxscript.optimizer.optimize(model)
-    model = LiftConstantsToInitializersPass(size_limit=0)(model).model
+    with simplifying(what), names_of_inputs(model):
+        simplify(model)
     model.graph.sort()
     used: set[str] = set()
     for node in model.graph:
@@ -325,25 +319,15 @@ class _Reader:
 
     def _fold(self, node: ir.Node) -> bool:
         """Computes a node of constants, such as those that shapes turn out to be."""
-        import onnx
         import onnx_ir as ir
-        from onnx.reference import ReferenceEvaluator
 
-        inputs = [value for value in node.inputs if value is not None]
-        if not all(value.const_value is not None for value in inputs) or node.op_type.startswith("Random"):
-            return False
-        arrays = {str(value.name): value.const_value.numpy() for value in inputs if value.const_value is not None}
-        proto = ir.to_proto(node)
-        info = onnx.helper.make_empty_tensor_value_info
-        names = [name for name in proto.output if name]
-        graph = onnx.helper.make_graph([proto], "constant", [info(name) for name in arrays], [info(name) for name in names])
-        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in self.model.graph.opset_imports.items()]
-        found: list[Any] = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, arrays)
-        if any(np.size(array) > _MOST_FOLDED for array in found):
+        opsets = self.model.graph.opset_imports
+        found = computed(node, opsets) if is_foldable(node, opsets) else None
+        if found is None:
             return False
         for value, array in zip((value for value in node.outputs if value.name), found):
-            value.const_value = ir.tensor(np.asarray(array), name=value.name)
-            value.shape, value.dtype = ir.Shape(np.shape(array)), ir.DataType.from_numpy(np.asarray(array).dtype)
+            value.const_value = ir.tensor(array, name=value.name)
+            value.shape, value.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
         return True
 
 

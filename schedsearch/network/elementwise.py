@@ -16,7 +16,18 @@ import numpy as np
 
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.epilogue import LARGEST, batch_norm_operands, clip_bounds
-from schedsearch.network.facts import FLOATS, INTEGERS, Array, constant_of, dtype_of, extents_of, is_given, is_onnx, name_of
+from schedsearch.network.facts import (
+    FLOATS,
+    INTEGERS,
+    Array,
+    constant_of,
+    dtype_of,
+    extents_of,
+    folded,
+    is_given,
+    is_onnx,
+    name_of,
+)
 from schedsearch.network.graph import Constant, axes_of
 from schedsearch.ops.expressions import MAX_CHARACTERS
 
@@ -273,16 +284,16 @@ class _Expression:
     def _text(self, node: ir.Node, value: ir.Value) -> str | None:
         if value in self.texts:
             return self.texts[value]
-        constant, producer = constant_of(value), value.producer()
+        constant, producer = folded(value), value.producer()
         text: str | None
-        if producer is not None and producer.op_type == "DequantizeLinear" and not _problem(producer):
+        if producer is not None and producer.op_type == "DequantizeLinear" and not _problem(producer):  # also of constants
             assert producer.inputs[0] is not None
             text = self._conversion(producer, self._input(producer.inputs[0]))
             if text is None:
                 return None
         elif constant is None:
             text = self._input(value)
-        elif constant.size == 1:
+        elif constant.size == 1 and np.isfinite(constant).all():
             text = _literal(float(constant.flat[0]))
         else:
             shape = (*(1,) * (len(extents_of(node, self.y)) - constant.ndim), *constant.shape)
@@ -292,7 +303,7 @@ class _Expression:
 
     def _along(self, node: ir.Node, numbers: Array, axis: int, name: str) -> str:
         """Numbers for each index along an axis of the node's result; one number is a literal."""
-        if numbers.size == 1 or (numbers == numbers.flat[0]).all():
+        if (numbers == numbers.flat[0]).all() and np.isfinite(numbers.flat[0]):
             return _literal(float(numbers.flat[0]))
         rank, own = len(extents_of(node, self.y)), len(extents_of(node, node.outputs[0]))
         shape = [1] * rank

@@ -71,20 +71,6 @@ def check_indices(node: ir.Node) -> None:
             raise ConstantIndexError(f"node {name_of(node)} ({node.op_type}): {text}. Correct the model")
 
 
-def check_folded_indices(model: ir.Model) -> None:
-    """Folds constants of a model with a GatherElements, and looks at the indices of each node before it is folded.
-
-    ONNX's reference, which folds, wraps a wrong index of GatherElements and raises an IndexError for those of other nodes.
-
-    Raises:
-        ConstantIndexError: as `check_indices`.
-    """
-    import onnxscript.optimizer
-
-    if any(node.op_type == "GatherElements" and is_onnx(node) for node in model.graph):
-        onnxscript.optimizer.fold_constants(model, should_fold=check_indices)  # it returns None: fold as usual
-
-
 def _indexed(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     check_indices(node)
     names = ("x", "indices") if node.op_type.startswith("Gather") else ("x", "indices", "updates")

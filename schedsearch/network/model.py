@@ -261,33 +261,12 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
 
 
 def _folded(model: ir.Model, name: str) -> ir.Model:
-    import onnxscript.optimizer
-    from onnxscript.rewriter import rewrite
-    from onnxscript.rewriter.rules import common
-
-    from schedsearch.network.indexing import check_folded_indices
     from schedsearch.network.rewrites import rewrite_nodes
+    from schedsearch.network.simplify import simplify
 
-    rules = (
-        common.fuse_batchnorm_into_conv_rule,
-        common.fuse_batchnorm_into_conv_transpose_rule,
-        common.normalize_pad_format_conv_rule,
-        common.fuse_pad_into_conv_rule,
-        common.successive_clip_rule,
-        common.successive_clip_relu_rule,
-        common.successive_relu_clip_rule,
-        common.successive_relu_rule,
-    )
-    names = {weight.name: node.name for node in model.graph if (weight := _weight(node))}
-    with simplifying(name):
-        check_folded_indices(model)
-        with names_of_inputs(model):
-            onnxscript.optimizer.optimize(model)
-        model = rewrite(model, pattern_rewrite_rules=rules)
+    with simplifying(name), names_of_inputs(model):
+        simplify(model)
     _without_splits(model)
-    for node in model.graph:  # rules make new nodes, whose names say nothing
-        if weight := _weight(node):
-            node.name = names.get(weight.name, node.name)
     rewrite_nodes(model)
     return model
 
@@ -323,11 +302,6 @@ def _row(model: ir.Model, name: str, number: int) -> ir.Value:
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([1]), const_value=tensor)
     model.graph.register_initializer(value)
     return value
-
-
-def _weight(node: ir.Node) -> ir.Value | None:
-    """The weight of a convolution."""
-    return node.inputs[1] if node.op_type.startswith("Conv") and len(node.inputs) > 1 else None
 
 
 @contextmanager

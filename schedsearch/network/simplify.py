@@ -1,0 +1,267 @@
+"""Graphs without what can be computed or written in a simpler way before they run.
+
+Rounds of folding and of rules alternate until nothing changes. onnxscript infers shapes, computes with them and folds; what
+may be folded is decided here, by bytes. Its rules are used where they are right; where they are not
+(findings/onnxscript_wrong_rewrites.sh), and for all that changes numbers, `schedsearch.network.fusions` has our own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedsearch.network.facts import INTEGERS, Array, dtype_of, is_onnx
+from schedsearch.network.fusions import fuse
+from schedsearch.network.indexing import check_indices
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_MOST_BYTES = 1 << 30  # of a result that is folded and is larger than what it is computed from
+_MOST_UNKNOWN = 1 << 16  # bytes of what a result of unknown shape is folded from
+_MOST_SLOW = 8192  # elements that an operator reads whose reference is slow
+_MOST_ROUNDS = 16
+_RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+_SLOW = (
+    *("Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv", "AveragePool", "MaxPool", "LpPool", "Resize"),
+    *("GridSample", "RoiAlign", "NonMaxSuppression", "RNN", "GRU", "LSTM", "Attention"),
+)
+_GROWING = ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "Upsample", "OneHot", "Scan", "Loop")
+_QUANTISED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Concat")  # they read 8-bit constants as they are
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def simplify(model: ir.Model) -> None:
+    """Inlines functions, infers shapes, folds constants and applies rules; the model is changed. All constants become
+    initializers.
+
+    Raises:
+        ConstantIndexError: a constant index of a node is out of range.
+    """
+    import onnxscript.optimizer
+    from onnx_ir.passes import common
+    from onnxscript.rewriter import RewritePass
+
+    common.InlinePass()(model)
+    _constants_are_no_inputs(model)
+    rules, opsets = RewritePass(_rules()), model.opset_imports
+    for _ in range(_MOST_ROUNDS):
+        counted = _count_from_the_front(model)
+        found = onnxscript.optimizer.fold_constants(
+            model,
+            onnx_shape_inference=True,
+            output_size_limit=_MOST_BYTES,
+            should_fold=lambda node: is_foldable(node, opsets),
+        )
+        changed = [counted, bool(found), _fold(model), rules(model).modified, fuse(model)]
+        for clean in (common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass):
+            clean()(model)
+        if not any(changed):
+            break
+    for tidy in (
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    ):
+        tidy(model)
+
+
+def _rules() -> list[Any]:
+    """onnxscript's rules that move no number: views of views, transposes of transposes, what changes nothing."""
+    from onnxscript.rewriter.rules import common
+    from onnxscript.rewriter.rules.common import (
+        _broadcast_to_matmul,
+        _collapse_slices,
+        _materialize_reshape_shape,
+        _redundant_scatter_nd,
+        _remove_optional_bias,
+    )
+
+    return [
+        *_broadcast_to_matmul.rules,
+        *_collapse_slices.rules,
+        *_materialize_reshape_shape.rules,
+        common.no_op_cast_rule,
+        common.no_op_expand_rule,
+        common.flatten_to_reshape_rule,  # before the rule of two Reshapes
+        common.reshape_reshape_rule,
+        common.no_op_transpose_rule,
+        common.transpose_transpose_rule,
+        common.unsqueeze_unsqueeze_rule,
+        common.squeeze_reshape_1d_rule,
+        *_redundant_scatter_nd.rules,
+        *_remove_optional_bias.rules,
+    ]
+
+
+def _constants_are_no_inputs(model: ir.Model) -> None:
+    """Files of old exporters list weights among the inputs, too; their numbers are those of the model."""
+    graph = model.graph
+    kept = [value for value in graph.inputs if value.name not in graph.initializers]
+    if len(kept) < len(graph.inputs):
+        graph.inputs[:] = kept
+
+
+# --- Axes ---------------------------------------------------------------------------------------------------------------
+def _count_from_the_front(model: ir.Model) -> bool:
+    """Writes negative axes in attributes as others: shape inference of old opsets does not take them, runtimes do."""
+    import onnx_ir as ir
+
+    changed = False
+    for node in model.graph:
+        x = node.inputs[0] if node.inputs else None
+        if not is_onnx(node) or x is None or x.shape is None:
+            continue
+        for name in ("axis", "axes"):
+            given = node.attributes.get(name)
+            if given is None or given.is_ref() or given.type not in (ir.AttributeType.INT, ir.AttributeType.INTS):
+                continue
+            axes = [given.as_int()] if given.type == ir.AttributeType.INT else list(given.as_ints())
+            rank = len(x.shape) + (len(axes) if node.op_type == "Unsqueeze" else 0)
+            if node.op_type in _NEW_AXIS or not any(-rank <= axis < 0 for axis in axes):
+                continue
+            axes = [axis + rank if -rank <= axis < 0 else axis for axis in axes]
+            made = ir.AttrInt64(name, axes[0]) if given.type == ir.AttributeType.INT else ir.AttrInt64s(name, axes)
+            node.attributes[name] = made
+            changed = True
+    return changed
+
+
+_NEW_AXIS = ("OneHot", "ConcatFromSequence", "SplitToSequence")  # their axes are not of the first input
+
+
+# --- Constants ----------------------------------------------------------------------------------------------------------
+def is_foldable(node: ir.Node, opsets: Mapping[str, int]) -> bool:
+    """Whether a node is computed when the model is read: it reads constants, and its results are not too large.
+
+    Raises:
+        ConstantIndexError: as `simplify`.
+    """
+    if not is_onnx(node) or node.op_type in (*_RANDOM, "Constant") or _has_bodies(node):
+        return False
+    given = [value for value in node.inputs if value is not None]
+    if any(value.const_value is None or value.is_graph_input() for value in given):
+        return False
+    check_indices(node)
+    if _stays_quantised(node):
+        return False
+    tensors = [value.const_value for value in given if value.const_value is not None]
+    if node.op_type in _SLOW and any(tensor.size > _MOST_SLOW for tensor in tensors):
+        return False
+    read, made = sum(tensor.nbytes for tensor in tensors), _bytes_made(node, opsets)
+    if made is None:
+        return read <= _MOST_UNKNOWN and node.op_type not in _GROWING
+    return bool(made <= max(read, _MOST_BYTES))
+
+
+def _has_bodies(node: ir.Node) -> bool:
+    return any(each.type.name in ("GRAPH", "GRAPHS") for each in node.attributes.values())
+
+
+def _stays_quantised(node: ir.Node) -> bool:
+    """Whether integers that are converted stay as they are, because their readers compute with them."""
+    if node.op_type != "DequantizeLinear" or node.inputs[0] is None:
+        return False
+    dtype, readers = dtype_of(node.inputs[0]), [user for value in node.outputs for user, _ in value.uses()]
+    if dtype in INTEGERS:
+        return any(reader.op_type in _QUANTISED for reader in readers)
+    return dtype == "int32" and any(_is_sum_of_products(reader) for reader in readers)
+
+
+def _is_sum_of_products(node: ir.Node) -> bool:
+    """Whether a node adds a bias to a product, in integers if these are quantised."""
+    if node.op_type in _PRODUCTS:
+        return True
+    makers = [value.producer() for value in node.inputs if value is not None]
+    return node.op_type == "Add" and any(maker is not None and maker.op_type in _PRODUCTS for maker in makers)
+
+
+def _bytes_made(node: ir.Node, opsets: Mapping[str, int]) -> int | None:
+    """Of all results; None if a shape is not known."""
+    import onnx_ir as ir
+
+    total = 0
+    inferred: Mapping[str, Any] | None = None
+    for value in node.outputs:
+        if not value.name:
+            continue
+        shape, dtype = value.shape, value.dtype
+        if shape is None or not shape.is_static() or dtype is None:
+            inferred = _inferred(node, opsets) if inferred is None else inferred
+            if value.name not in inferred:
+                return None
+            shape = ir.serde.deserialize_type_proto_for_shape(inferred[value.name])
+            dtype = ir.DataType(inferred[value.name].tensor_type.elem_type)
+        if shape is None or not shape.is_static() or dtype == ir.DataType.STRING:
+            return None
+        total += math.ceil(math.prod(int(extent) for extent in shape) * dtype.itemsize)
+    return total
+
+
+def _inferred(node: ir.Node, opsets: Mapping[str, int]) -> Mapping[str, Any]:
+    """Types of the results of a node that reads constants; none if they cannot be inferred."""
+    import onnx
+    import onnx_ir as ir
+
+    constants = {str(value.name): value.const_value for value in node.inputs if value is not None}
+    tensors = {name: tensor for name, tensor in constants.items() if tensor is not None}
+    types = {
+        name: onnx.helper.make_tensor_type_proto(tensor.dtype.value, tensor.shape.numpy())
+        for name, tensor in tensors.items()
+    }
+    data = {name: ir.serde.serialize_tensor(tensor) for name, tensor in tensors.items() if tensor.size <= 64}
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, opsets.get("", 1)), "")
+        found: Mapping[str, Any] = onnx.shape_inference.infer_node_outputs(
+            schema, ir.serde.serialize_node(node), types, data
+        )
+    except (RuntimeError, onnx.defs.SchemaError):  # no such operator in the opset, or a node against its rules
+        return {}
+    return found
+
+
+def _fold(model: ir.Model) -> bool:
+    """Folds what onnxscript leaves: nodes with several results."""
+    import onnx_ir as ir
+
+    changed = False
+    for node in list(model.graph):
+        if not is_foldable(node, model.opset_imports):
+            continue
+        arrays = computed(node, model.opset_imports)
+        if arrays is None:
+            continue
+        for old, array in zip([value for value in node.outputs if value.name], arrays):
+            tensor = ir.tensor(array, name=old.name)
+            new = ir.Value(name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+            old.name = f"{old.name}.computed"
+            model.graph.register_initializer(new)
+        model.graph.remove(node, safe=True)
+        changed = True
+    return changed
+
+
+def computed(node: ir.Node, opsets: Mapping[str, int]) -> list[Array] | None:
+    """The results of a node of constants that have a name, by ONNX's reference evaluator; None if it cannot compute it."""
+    import onnx
+    import onnx_ir as ir
+    from onnx.reference import ReferenceEvaluator
+
+    arrays = {str(value.name): value.const_value.numpy() for value in node.inputs if value is not None and value.const_value}
+    proto = ir.to_proto(node)
+    info = onnx.helper.make_empty_tensor_value_info
+    names = [name for name in proto.output if name]
+    graph = onnx.helper.make_graph([proto], "constant", [info(name) for name in arrays], [info(name) for name in names])
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    try:
+        found: list[Any] = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports)).run(None, arrays)
+    except Exception:  # the evaluator lacks operators, and fails in many ways for nodes against their rules
+        return None
+    return [np.asarray(each) for each in found] if all(isinstance(each, np.ndarray | np.generic) for each in found) else None
