@@ -20,9 +20,10 @@ from schedsearch.records.output import replacement
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
+SEALED_VERSION = 5
 """2: weights may lie outside of the file; 3: calls of ONNX Runtime, whose models are kept as weights; 4: programs of dynamic
-graphs."""
+graphs; 5: programs have a checksum."""
 _APPLICATION_ID = 0x53535831  # "SSX1", in the file's header
 _PART_BYTES = 64 << 20  # a weight is cut into parts, because SQLite keeps a blob in memory
 _BUSY_TIMEOUT_S = 5.0
@@ -101,6 +102,7 @@ class ExecutableFile:
 
     Attributes:
         target: key of the device that the code is for.
+        version: of the format.
 
     Raises:
         DatabaseError: no such file, no permission, truncated, damaged, or not an executable.
@@ -135,6 +137,7 @@ class ExecutableFile:
         if len(rows) != 1:
             raise self._damaged("executable", "", f"{len(rows)} rows; it must have one")
         version, self.target, program, self._signature = rows[0]
+        self.version: int = version
         if not isinstance(version, int) or version < 1:
             raise self._damaged("executable", "version", f"{ascii(version)[:40]} is not a version")
         if version > FORMAT_VERSION:

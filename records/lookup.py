@@ -126,6 +126,7 @@ class Lookup:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         self._lock = threading.Lock()
+        self._closed = False
         self._found: dict[tuple[str, str, str], LookupRow] = {}
         self.damage = damage.DamageLog()
         self._connection = dbfile.connect(self.path, readonly=True, busy_timeout_s=_BUSY_TIMEOUT_S)
@@ -223,7 +224,10 @@ class Lookup:
         self._found.clear()
 
     def close(self) -> None:
-        self._connection.close()
+        """Closes the file, after what other threads are asking. Every later question raises DatabaseError."""
+        with self._lock:
+            self._closed = True
+            self._connection.close()
 
     def __enter__(self) -> Lookup:
         return self
@@ -237,6 +241,8 @@ class Lookup:
     def _run(self, action: Callable[[sqlite3.Connection], T]) -> T:
         try:
             with self._lock:
+                if self._closed:
+                    raise DatabaseError(f"{self.path} was closed; open it again")
                 return action(self._connection)
         except dbfile.ERRORS as error:
             raise dbfile.explain(error, self.path) or error from error

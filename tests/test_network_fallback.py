@@ -26,7 +26,7 @@ from schedsearch.errors import ArgumentError, DatabaseError, UsageError
 from schedsearch.executable.build import build
 from schedsearch.executable.file import load, save
 from schedsearch.executable.onnx_runtime import OnnxModel
-from schedsearch.executable.program import Call, Foreign, Origin, Program
+from schedsearch.executable.program import Call, Foreign, Origin, Program, unseal
 from schedsearch.executable.segments import Segments
 from schedsearch.network.graph import Network, Part, Value
 
@@ -260,6 +260,7 @@ def test_a_part_is_in_the_program_and_its_model_in_the_file(path: Path) -> None:
     with sqlite3.connect(path) as file:
         ((program,),) = file.execute("SELECT program FROM executable")
         models = [data for (data,) in file.execute("SELECT data FROM weight")]
+    program = json.dumps(unseal(program, required=True), sort_keys=True, separators=(",", ":"))
     call = Program.from_json(program).calls[-1]
     assert (call.label, call.sources, call.workload) == ("Neg", ("neg",), "")
     assert call.foreign == Foreign(len(NEGATIVE.SerializeToString()), ("Neg: for the test",))

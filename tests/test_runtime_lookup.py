@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +19,8 @@ from runtime_support import CPU_WORKLOAD, expected, operands, tuned_database
 import schedsearch
 from schedsearch.errors import DatabaseError, NoRecordError, UsageError, WrongResultError
 from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
+from schedsearch.records.deployment import export_deploy
+from schedsearch.records.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +121,6 @@ def test_kernels_that_compute_wrong_values_do_not_count_as_a_missing_record(
 # --- KernelCache ------------------------------------------------------------------------------------------------------
 def promote_copy(db: Path, of: schedsearch.Kernel, time_ns: float, mode: str = COLD_GRAPH) -> int:
     """Records the kernel's configuration and code again with a shorter time, as a tuning run would. Returns the record."""
-    from schedsearch.records.store import Store
-
     with Store.open(db) as store:
         best = store.best(CPU_WORKLOAD, schedsearch.detect("cpu").key)
         assert best is not None
@@ -194,6 +197,115 @@ def test_threads_may_share_a_cache(own_db: Path) -> None:
 def test_a_cache_without_a_database_needs_the_rung_default(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match=r"there is no database .*none.db; tune first"):
         schedsearch.KernelCache(tmp_path / "none.db", "cpu", allow=("exact", "nearest"))
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("deployment", [False, True])
+def test_a_cache_closes_databases_that_were_replaced(own_db: Path, tmp_path: Path, deployment: bool) -> None:
+    if deployment:
+        shutil.copy(own_db, tmp_path / "store.db")
+        own_db.unlink()
+        with Store.open(tmp_path / "store.db", readonly=True) as store:
+            export_deploy(store, own_db)
+    shutil.copy(own_db, tmp_path / "copy.db")
+    with schedsearch.KernelCache(own_db, "cpu", allow=("exact",)) as kernels:
+        kernel, before = kernels.kernel(CPU_WORKLOAD), descriptors()
+        for _ in range(20):
+            shutil.copy(tmp_path / "copy.db", tmp_path / "new.db")
+            (tmp_path / "new.db").replace(own_db)
+            assert kernels.kernel(CPU_WORKLOAD) is kernel, "it is the same best"
+        assert descriptors() <= before + 1
+
+
+def test_a_database_is_open_while_a_thread_reads_it_and_closed_afterwards(own_db: Path, tmp_path: Path) -> None:
+    with schedsearch.KernelCache(own_db, "cpu", allow=("exact",)) as kernels:
+        kernel, old = kernels.kernel(CPU_WORKLOAD), kernels._lookup
+        assert old is not None
+        with kernels._reading():
+            shutil.copy(own_db, tmp_path / "new.db")
+            (tmp_path / "new.db").replace(own_db)
+            assert kernels.kernel(CPU_WORKLOAD) is kernel and kernels._lookup is not old
+            assert old.exact(CPU_WORKLOAD.id, kernels.target.key, COLD_GRAPH) is not None
+        with pytest.raises(DatabaseError, match="was closed"):
+            old.version()
+
+
+def truncate(db: Path) -> None:
+    with db.open("r+b") as file:
+        file.truncate(5000)
+
+
+def overwrite(db: Path) -> None:
+    with db.open("r+b") as file:
+        file.write(b"\xff" * db.stat().st_size)
+
+
+def replace_by_text(db: Path) -> None:
+    (db.parent / "text").write_text("no database " * 1000)
+    (db.parent / "text").replace(db)
+
+
+def replace_by_a_folder(db: Path) -> None:
+    db.unlink()
+    db.mkdir()
+
+
+@pytest.mark.parametrize("damage", [truncate, overwrite, replace_by_text, replace_by_a_folder])
+@pytest.mark.parametrize("restore", ["rename", "in place"])
+def test_a_cache_comes_back_when_a_damaged_database_is_restored(
+    own_db: Path, tmp_path: Path, damage: Callable[[Path], None], restore: str
+) -> None:
+    x, weight, bias = operands()
+    shutil.copy(own_db, tmp_path / "copy.db")
+    with schedsearch.KernelCache(own_db, "cpu", allow=("exact",)) as kernels:
+        kernel, before = kernels.kernel(CPU_WORKLOAD), descriptors()
+        damage(own_db)
+        for _ in range(3):
+            with contextlib.suppress(DatabaseError):
+                assert kernels.kernel(CPU_WORKLOAD) is kernel
+            np.testing.assert_allclose(kernel(x, weight, bias), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+        if own_db.is_dir():
+            own_db.rmdir()
+        if restore == "rename":
+            (tmp_path / "copy.db").replace(own_db)
+        else:
+            own_db.write_bytes((tmp_path / "copy.db").read_bytes())
+        assert kernels.kernel(CPU_WORKLOAD) is kernel
+        record = promote_copy(own_db, kernel, 1.0)
+        assert kernels.kernel(CPU_WORKLOAD).provenance.record_id == record
+        assert descriptors() <= before + 1
+
+
+def test_another_database_with_the_same_record_number_is_noticed(own_db: Path, tmp_path: Path) -> None:
+    """Its best may be another configuration whose code is not kept."""
+    with schedsearch.KernelCache(own_db, "cpu") as kernels:
+        first = kernels.kernel(CPU_WORKLOAD)
+        shutil.copy(own_db, tmp_path / "new.db")
+        with sqlite3.connect(tmp_path / "new.db") as connection:
+            connection.execute(
+                "UPDATE best SET config = json_set(config, '$.threads', json_extract(config, '$.threads') + 1)"
+            )
+        connection.close()
+        (tmp_path / "new.db").replace(own_db)
+        assert kernels.kernel(CPU_WORKLOAD) is not first
+
+
+def test_threads_may_ask_while_the_database_is_replaced(own_db: Path, tmp_path: Path) -> None:
+    shutil.copy(own_db, tmp_path / "copy.db")
+    with schedsearch.KernelCache(own_db, "cpu", allow=("exact",)) as kernels:
+        kernel = kernels.kernel(CPU_WORKLOAD)
+
+        def ask(number: int) -> bool:
+            if number % 10 == 0:
+                shutil.copy(tmp_path / "copy.db", tmp_path / f"new{number}.db")
+                (tmp_path / f"new{number}.db").replace(own_db)
+            return kernels.kernel(CPU_WORKLOAD) is kernel
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(ask, range(400)))
 
 
 def test_readers_leave_no_log_behind(own_db: Path) -> None:

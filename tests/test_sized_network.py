@@ -21,9 +21,11 @@ from schedsearch.device.detect import detect
 from schedsearch.dynamic.executable import DynamicExecutable
 from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UntrustedDatabaseError, UsageError
 from schedsearch.executable import sized_tune
+from schedsearch.executable.program import unseal
 from schedsearch.executable.sized import SizedNet, StoredParts
 from schedsearch.launch_sizes import SizedData, SizedPlan
 from schedsearch.measure.range_build import Spaces, build_shared
+from schedsearch.records import executables
 from schedsearch.records.store import Store
 from schedsearch.records.writes import put_size_table
 from schedsearch.size_table import SizedKernel, SizeTable
@@ -130,10 +132,14 @@ def test_every_size_is_computed_and_all_share_the_weights(net: SizedNet) -> None
     np.testing.assert_allclose(step(), expected(inputs(2)), rtol=1e-4, atol=1e-5)
 
 
+def program_text(path: Path) -> str:
+    with executables.ExecutableFile(path) as file:
+        return json.dumps(unseal(file.program, required=True))
+
+
 def test_one_machine_code_serves_all_sizes(built: Any) -> None:
     path = built[0] / "model.ssx"
-    text = schedsearch.executable.file._program_text(path)
-    table = StoredParts(path, text).table
+    table = StoredParts(path, program_text(path)).table
     programs = [table.at(size) for size in table.sizes]
     assert len({call.artifact for program in programs for call in program.calls if call.name == "conv"}) == 1
     assert len({call.artifact for program in programs for call in program.calls}) < 2 * len(programs[0].calls)
@@ -256,7 +262,7 @@ def test_files_from_elsewhere_and_damaged_ones_are_refused(
     built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = built[0] / "model.ssx"
-    text = json.loads(schedsearch.executable.file._program_text(path))
+    text = json.loads(program_text(path))
     text["programs"][0]["rules"][0][1] = {"scale": 1, "offset": 0, "divisor": 0, "factor": 1}
     with pytest.raises(DatabaseError, match=r"a number that is not possible.*build the model again"):
         StoredParts(path, json.dumps(text))

@@ -7,10 +7,11 @@ compute the sizes on the device come from the file, like all others: loading com
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -22,17 +23,20 @@ from schedsearch.device import Device
 from schedsearch.dynamic.bound import BoundNet
 from schedsearch.dynamic.code import SizeCode, size_artifact
 from schedsearch.dynamic.explain import explain
-from schedsearch.dynamic.graph import DynamicGraph, Program, Size
+from schedsearch.dynamic.graph import RECIPE, DynamicGraph, Program, Size
 from schedsearch.dynamic.net import DynamicNet
-from schedsearch.errors import DatabaseError, PlanError
+from schedsearch.errors import DatabaseError, SchedsearchError, UnknownOperatorError
+from schedsearch.executable.check import ProgramError, readable, require
 from schedsearch.executable.explain import check_text
+from schedsearch.executable.fields import FieldError, check_object, read
 from schedsearch.executable.ports import in_order
-from schedsearch.executable.program import DYNAMIC, Origin
+from schedsearch.executable.program import DYNAMIC, Origin, seal
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.ops.dtypes import DTYPES
 from schedsearch.records import executables
 from schedsearch.target import Target
+from schedsearch.text import quoted
 from schedsearch.workload import Workload
 
 Way = Literal["exact", "bounded"]
@@ -119,7 +123,7 @@ class DynamicParts:
             }
         )  # fmt: skip
         code = {each.sha256: (each.sha256, each.plan.to_json(), each.code) for each in self.artifacts}
-        executables.write(Path(path), self.target, text, code.values(), weights.items())
+        executables.write(Path(path), self.target, seal(text), code.values(), weights.items())
 
 
 def stored_parts(path: Path, text: str) -> DynamicParts:
@@ -129,27 +133,53 @@ def stored_parts(path: Path, text: str) -> DynamicParts:
         DatabaseError: code or weights are damaged, or another version of schedsearch or of an operator wrote the file.
         UnknownOperatorError: the package of an operator is not installed.
     """
-    data = json.loads(text)
-    with executables.ExecutableFile(path) as file:
+    with readable(path), executables.ExecutableFile(path) as file:
+        return _parts(json.loads(text), path, file)
+
+
+def _parts(data: Any, path: Path, file: executables.ExecutableFile) -> DynamicParts:
+    """Raises FieldError or ProgramError for what no builder writes, and the errors of `stored_parts`."""
+    texts = dict.fromkeys(("kind", "target", "model", "way", "program"), str)
+    check_object(
+        data, {**texts, **dict.fromkeys(("recipe", "kernels", "sizes", "weights"), list)}, optional={"checked": str}
+    )
+    require(data["way"] in WAYS, f"way is {quoted(data['way'])}; allowed: {', '.join(WAYS)}")
+    with _following("the graph"):
         graph = DynamicGraph()
         for method, args, named in data["recipe"]:
+            require(method in RECIPE, f"{quoted(method)} does not make graphs; allowed: {', '.join(RECIPE)}")
             getattr(graph, method)(*_rich(args, file), **_rich(named, file))
-        if _digest(graph.program()) != data["program"]:
-            raise DatabaseError(
-                f"{path} was built by another version of schedsearch or of an operator, whose graph has other sizes; build "
-                f"it again: schedsearch build {data['model'] or 'MODEL.onnx'} --dynamic ..."
-            )
-        try:
-            kernels = {
-                Workload.from_json(workload): Kernel(_artifact(file, sha256), Origin(**origin))
-                for workload, sha256, origin in data["kernels"]
-            }
-            sizes = {(number, bounded): _artifact(file, sha256) for number, bounded, sha256 in data["sizes"]}
-        except PlanError as error:
-            raise DatabaseError(f"{path}: a launch plan cannot be used: {error}; build the model again") from error
-    return DynamicParts(
-        data["target"], data["model"], data["way"], graph, kernels, sizes, data.get("checked", "")
-    )  # fmt: skip
+        program = graph.program()
+        digest = _digest(program)
+    if digest != data["program"]:
+        raise DatabaseError(
+            f"{path} was built by another version of schedsearch or of an operator, whose graph has other sizes; build "
+            f"it again: schedsearch build {data['model'] or 'MODEL.onnx'} --dynamic ..."
+        )
+    with _following("a kernel"):
+        kernels = {
+            Workload.from_json(workload): Kernel(_artifact(file, sha256), read(Origin, origin))
+            for workload, sha256, origin in data["kernels"]
+        }
+        sizes = {(number, bounded): _artifact(file, sha256) for number, bounded, sha256 in data["sizes"]}
+        for workload, kernel in kernels.items():
+            kernel.artifact.plan.check(workload)
+        wanted = {(n, way) for n, segment in enumerate(program.segments) if segment.steps for way in (False, True)}
+        require(sizes.keys() == wanted, "its kernels of sizes are not those of its segments")
+        called = {call.workload for segment in program.segments for call in segment.calls}
+        require(called <= kernels.keys(), "a call has no kernel")
+    return DynamicParts(data["target"], data["model"], data["way"], graph, kernels, sizes, data.get("checked", ""))
+
+
+@contextlib.contextmanager
+def _following(what: str) -> Iterator[None]:
+    """Turns whatever a wrong recipe leads to into ProgramError: it can call any method of a graph with any arguments."""
+    try:
+        yield
+    except (DatabaseError, UnknownOperatorError, FieldError, ProgramError):
+        raise
+    except (SchedsearchError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ProgramError(f"{what} cannot be made again: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)

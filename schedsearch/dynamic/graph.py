@@ -22,7 +22,10 @@ from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.workload import Workload
 
-__all__ = ["Call", "DynamicGraph", "Program", "Segment", "Size", "Value"]
+__all__ = ["RECIPE", "Call", "DynamicGraph", "Program", "Segment", "Size", "Value"]
+
+RECIPE = ("input", "constant", "numbers", "view", "call", "filled", "output")
+"""The methods that make a graph: those of `DynamicGraph.recipe`."""
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, DeviceError, PlanError, UsageError
 from schedsearch.executable import references
+from schedsearch.executable.check import artifacts, check, readable
+from schedsearch.executable.fields import FieldError
 from schedsearch.executable.net import Net
-from schedsearch.executable.program import DYNAMIC, SIZED, Program, Reference
+from schedsearch.executable.program import DYNAMIC, SIZED, Program, Reference, seal, unseal
 from schedsearch.executable.run import Parts
+from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records import executables
 from schedsearch.target import Target
@@ -43,7 +46,7 @@ def save(parts: Parts, path: str | os.PathLike[str], outside: Mapping[str, Refer
     )
     code = [(sha256, each.plan.to_json(), each.code) for sha256, each in parts.artifacts.items()]
     models = ((sha256, memoryview(data)) for sha256, data in parts.models.items())
-    executables.write(Path(path), program.target, program.json, code, itertools.chain(held, models))
+    executables.write(Path(path), program.target, seal(program.json), code, itertools.chain(held, models))
 
 
 def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net | DynamicExecutable | SizedNet:
@@ -57,8 +60,9 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net 
         UsageError: `path` is not a path; or nodes of the model are for ONNX Runtime, which is not installed here.
         UntrustedDatabaseError: this machine did not build the file, and its user did not trust it
             (`schedsearch records trust FILE`).
-        DatabaseError: no such file, or it is damaged or not an executable; or its weights are in a model's file that is
-            missing or was changed.
+        DatabaseError: no such file, or it is damaged or not an executable, or its program cannot be one that was built; or
+            its weights are in a model's file that is missing or was changed.
+        SchemaVersionError: a later version of schedsearch wrote it.
         DeviceError: the file is for another kind of device, or the device cannot be used.
 
     Example:
@@ -67,38 +71,47 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net 
     """
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"path is of type {type(path).__name__}; give the path of a model.ssx")
-    text = _program_text(Path(path))
-    data = json.loads(text)
+    path = Path(path)
+    data = _program(path)
     kind = data["target"].partition(":")[0]
     if isinstance(target, str):
         target = detect(kind if target == "auto" and kind in ("cpu", "cuda") else target)
     if target.key != data["target"]:
         raise DeviceError(
             f"{path} is for {data['target']}, and this device is {target.key}; build it here: schedsearch build "
-            f"{data['model'] or 'MODEL.onnx'} -o {Path(path).name}"
+            f"{data['model'] or 'MODEL.onnx'} -o {path.name}"
         )
-    if data.get("kind") == DYNAMIC:
-        from schedsearch.dynamic.executable import DynamicExecutable, stored_parts
+    text = canonical_json(data)
+    with readable(path):
+        if data.get("kind") == DYNAMIC:
+            from schedsearch.dynamic.executable import DynamicExecutable, stored_parts
 
-        return DynamicExecutable(stored_parts(Path(path), text), open_device(target))
-    if data.get("kind") == SIZED:
-        from schedsearch.executable.sized import SizedNet, StoredParts
+            return DynamicExecutable(stored_parts(path, text), open_device(target))
+        if data.get("kind") == SIZED:
+            from schedsearch.executable.sized import SizedNet, StoredParts
 
-        return SizedNet(StoredParts(Path(path), text), open_device(target))
-    return Net(Stored(Path(path), text), open_device(target))
+            return SizedNet(StoredParts(path, text), open_device(target))
+        stored = Stored(path, text)
+        check(stored.program, {sha256: each.plan for sha256, each in stored.artifacts.items()})
+    return Net(stored, open_device(target))
 
 
-def _program_text(path: Path) -> str:
-    """The text of the program of a file. Raises UntrustedDatabaseError or DatabaseError, as `load` does."""
-    with executables.ExecutableFile(path) as file:
+def _program(path: Path) -> dict[str, Any]:
+    """The program of a file. Raises UntrustedDatabaseError, SchemaVersionError or DatabaseError, as `load` does."""
+    with executables.ExecutableFile(path) as file, readable(path):
         text, named = file.program, file.target
-    target = json.loads(text)["target"]
-    if named != target:
+        data = unseal(text, required=file.version >= executables.SEALED_VERSION)
+        for name in ("target", "model"):
+            if not isinstance(data.get(name), str):
+                raise FieldError(f"{name} is {quoted(data.get(name))}; allowed: text")
+        if data.get("kind", DYNAMIC) not in (DYNAMIC, SIZED):
+            raise FieldError(f"its kind {quoted(data['kind'])} is not one that this version knows", later=True)
+    if named != data["target"]:
         raise DatabaseError(
-            f"{path} was changed: it names the device {quoted(named)}, but its program is for {target}; restore it from a "
-            "copy, or build it again: schedsearch build MODEL.onnx"
+            f"{path} was changed: it names the device {quoted(named)}, but its program is for {quoted(data['target'])}; "
+            "restore it from a copy, or build it again: schedsearch build MODEL.onnx"
         )
-    return text
+    return data
 
 
 class Stored:
@@ -107,12 +120,12 @@ class Stored:
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.program = path, Program.from_json(text)
 
-    @property
+    @functools.cached_property
     def artifacts(self) -> Mapping[str, Artifact]:
         """Raises DatabaseError if code is missing or damaged."""
         with executables.ExecutableFile(self.path) as file:
             found = {}
-            for sha256 in dict.fromkeys(call.artifact for call in self.program.calls if call.foreign is None):
+            for sha256 in artifacts(self.program):
                 plan, code = file.code(sha256)
                 found[sha256] = Artifact(code, self._plan(plan))
             return found

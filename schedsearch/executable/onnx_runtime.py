@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.device import Device, Workspaces, check_address
-from schedsearch.errors import DeviceError, UsageError
+from schedsearch.errors import DatabaseError, DeviceError, UsageError
 
 if TYPE_CHECKING:
     from schedsearch.executable.program import Call
@@ -67,12 +67,22 @@ class OnnxModel:
                 "these nodes in the model, or install a version of ONNX Runtime that has them"
             ) from error
         self.provider: str = self.session.get_providers()[0]
-        self.ports = [*self.session.get_inputs(), *self.session.get_outputs()]
+        self.ports = {f"x{number}": port for number, port in enumerate(self.session.get_inputs())}
+        self.ports |= {f"y{number}": port for number, port in enumerate(self.session.get_outputs())}
 
     @property
     def copies_to_host(self) -> bool:
         """Whether every launch copies its arrays between the GPU and the host."""
         return self.device.target.kind == "cuda" and self.provider != _GPU_PROVIDER
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raises DatabaseError unless a call has arrays of these bytes for just the inputs and outputs of the model."""
+        wanted = {name: _nbytes(port) for name, port in self.ports.items()}
+        if wanted != dict(sizes):
+            raise DatabaseError(
+                f"the ONNX model of {self.call.name} ({self.call.label}) has inputs and outputs of {wanted} bytes; the "
+                f"program has arrays of {dict(sizes)}; build the model again"
+            )
 
     def check_address(self, name: str, address: int) -> None:
         """Raises ArgumentError if an address lacks the alignment that an input or output needs."""
@@ -101,7 +111,7 @@ class BoundOnnxModel:
         self._model = model
         self._binding = model.session.io_binding()
         call = model.call
-        self._ports = dict(zip(call.buffers, model.ports))
+        self._ports = model.ports
         self._host: dict[str, Any] = {}  # memory of the host, where ONNX Runtime cannot reach the network's
         self._addresses: dict[str, int] = {}
         for name in call.buffers:
@@ -155,6 +165,12 @@ def _host_array(port: Any) -> Any:
     """Uninitialised memory of the host for an input or output, as bytes."""
     import numpy as np
 
+    return np.empty(_nbytes(port), np.uint8)
+
+
+def _nbytes(port: Any) -> int:
+    import numpy as np
+
     kind = _element_type(port)
     itemsize = 2 if kind == _BFLOAT16 else np.dtype(kind).itemsize
-    return np.empty(int(np.prod(port.shape, dtype=np.int64)) * itemsize, np.uint8)
+    return int(np.prod(port.shape, dtype=np.int64)) * itemsize

@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from schedsearch.executable.fields import FieldError, read
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.text import type_text
 
 DYNAMIC = "dynamic"  # the "kind" in the texts of files that hold more than one program: of dynamic graphs,
 SIZED = "sizes"  # and of networks for several sizes
+_SEAL = "check"  # the field of the checksum
 Space = Literal["arena", "input", "output", "constant", "once"]
 """Where an array is: in the memory that arrays of one run share; in the caller's memory; among the constants, which are
 copied to the device when the executable is loaded; or among those constants that only steps which run once at load read."""
@@ -190,31 +193,41 @@ class Program:
 
     @classmethod
     def from_json(cls, text: str) -> Program:
-        """Inverse of `json`. The text must come from `json`: nothing is checked."""
-        data: dict[str, Any] = json.loads(text)
-        data["arrays"] = tuple(
-            Array(**{**each, **_tuples(each, "shape", "stored"), "place": Place(**each["place"])}) for each in data["arrays"]
-        )
-        data["calls"] = tuple(
-            Call(
-                **{
-                    **each,
-                    **_tuples(each, "sources", "outputs"),
-                    "workspaces": {name: Place(**place) for name, place in each["workspaces"].items()},
-                    "origin": Origin(**each["origin"]),
-                    "foreign": _foreign(each.get("foreign")),
-                }
-            )
-            for each in data["calls"]
-        )
-        data["references"] = {sha256: Reference(**each) for sha256, each in data.get("references", {}).items()}
-        data["copies"] = tuple((source, to) for source, to in data["copies"])
-        return cls(**{**data, **_tuples(data, "inputs", "outputs", "constants", "reasons", "weights")})
+        """Inverse of `json`. Raises FieldError if a field is unknown, missing or of another type; see also `check`."""
+        return read(cls, json.loads(text))
 
 
-def _foreign(data: dict[str, Any] | None) -> Foreign | None:
-    return None if data is None else Foreign(data["nbytes"], tuple(data["reasons"]))
+def seal(text: str) -> str:
+    """The JSON text of a program of any kind with its own checksum: what a file keeps."""
+    data = json.loads(text)
+    return canonical_json({**data, _SEAL: sha256_hex(canonical_json(data))})
 
 
-def _tuples(data: Mapping[str, Any], *names: str) -> dict[str, tuple[Any, ...]]:
-    return {name: tuple(data[name]) for name in names}
+def unseal(text: str, *, required: bool) -> dict[str, Any]:
+    """Inverse of `seal`: the object that the text is of.
+
+    Args:
+        required: whether it must have a checksum. Files until version 4 have none.
+
+    Raises:
+        FieldError: the text is not JSON, or not what was sealed.
+    """
+    try:
+        data = json.loads(text, object_pairs_hook=_distinct)
+    except FieldError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FieldError(f"it is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise FieldError(f"it is {type_text(data)}; allowed: an object")
+    found = data.pop(_SEAL, None)
+    if (required or found is not None) and found != sha256_hex(canonical_json(data)):
+        raise FieldError("it does not match its checksum, so it was changed after it was built")
+    return data
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        raise FieldError("a field occurs twice")
+    return data

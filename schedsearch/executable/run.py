@@ -105,6 +105,7 @@ class Weights:
     Raises:
         DeviceError: the device refuses the code, or has too little memory.
         UsageError: nodes are for ONNX Runtime, which is not installed or cannot run them.
+        DatabaseError: the arrays of such nodes are not those of their models.
     """
 
     def __init__(self, parts: Parts, device: Device, shared: Shared | None = None) -> None:
@@ -133,6 +134,10 @@ class Weights:
             labels = "; ".join(call.label for call in foreign.values())
             require(f"{program.model or 'the network'} ({labels})")
             self.models = {sha256: OnnxModel(device, data, foreign[sha256]) for sha256, data in parts.models.items()}
+            for call in program.calls:
+                if call.foreign is not None:
+                    sizes = {name: program.arrays[index].nbytes for name, index in call.buffers.items()}
+                    self.models[call.artifact].check_sizes(sizes)
         once_bytes = max((self._end(index) for index in program.constants if self._space(index) == "once"), default=0)
         self._memory.append(device.allocate(program.constant_bytes))
         once = device.allocate(once_bytes) if once_bytes else 0

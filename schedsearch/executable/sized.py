@@ -7,6 +7,7 @@ of all its sizes. Weights are kept once. On the device all sizes share them and 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -19,16 +20,18 @@ from typing import Any, Protocol, Self
 from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, PlanError
 from schedsearch.executable import references
+from schedsearch.executable.check import LARGEST_BYTES, check, readable, require
+from schedsearch.executable.fields import check_object
 from schedsearch.executable.net import Net
-from schedsearch.executable.program import SIZED, Program, Reference
+from schedsearch.executable.program import SIZED, Program, Reference, seal
 from schedsearch.executable.run import Shared
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
-from schedsearch.launch_sizes import SizedData, SizedPlan, ranges_text
+from schedsearch.launch_sizes import MAX_SIZES, SizedData, SizedPlan, ranges_text
 from schedsearch.ops import ArgSpec
 from schedsearch.records import executables
 from schedsearch.runtime import arrays
-from schedsearch.text import counted
+from schedsearch.text import counted, quoted
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class SizedParts(Protocol):
 
     @property
     def table(self) -> SizedPrograms: ...
+
+    @property
+    def place(self) -> str:
+        """What the parts are of, for messages."""
+        ...
 
     def codes(self, sha256s: Iterable[str]) -> Mapping[str, SizedCode]:
         """The machine code with these digests. Raises DatabaseError if some is missing or damaged."""
@@ -85,7 +93,7 @@ class SizedPrograms:
         return range(self.low, self.high + 1)
 
     def at(self, size: int) -> Program:
-        """The program of a size. Raises PlanError if the table has none."""
+        """The program of a size. Raises PlanError if the table has none, and FieldError if it is not a program."""
         found = next((each for each in self.programs if size in each.sizes), None)
         if found is None:
             raise PlanError(f"there is no program for {self.name} = {size}")
@@ -103,9 +111,24 @@ class SizedPrograms:
 
     @classmethod
     def from_json(cls, text: str) -> SizedPrograms:
-        """Inverse of `json`. Raises PlanError if a formula is not possible."""
+        """Inverse of `json`.
+
+        Raises:
+            FieldError: a field is unknown, missing or of another type.
+            ProgramError: the programs are not for the sizes of the range.
+            PlanError: a formula is not possible.
+        """
         data = json.loads(text)
+        numbers = dict.fromkeys(("low", "high", "arena_bytes"), int)
+        check_object(
+            data, {**dict.fromkeys(("kind", "target", "model", "name"), str), **numbers, "programs": list}, {"checked": str}
+        )
         programs = tuple(SizedData.from_json(canonical_json(each)) for each in data["programs"])
+        low, high, sizes = data["low"], data["high"], sorted(size for each in programs for size in each.sizes)
+        require(
+            0 < high - low < MAX_SIZES and sizes == list(range(low, high + 1)), f"there are not programs for {low} to {high}"
+        )
+        require(0 <= data["arena_bytes"] <= LARGEST_BYTES, f"arena_bytes is {quoted(data['arena_bytes'])}")
         return cls(
             data["target"], data["model"], data["name"], data["low"], data["high"], programs, data["arena_bytes"],
             data.get("checked", ""),
@@ -126,6 +149,10 @@ class MadeParts:
     weights: Mapping[str, memoryview]
     references: Mapping[str, Reference] = field(default_factory=dict)
 
+    @property
+    def place(self) -> str:
+        return self.table.model or "the network"
+
     def codes(self, sha256s: Iterable[str]) -> Mapping[str, SizedCode]:
         return {sha256: self.made[sha256] for sha256 in sha256s}
 
@@ -141,7 +168,7 @@ class MadeParts:
         """
         code = [(sha256, each.plan.to_json(), each.code) for sha256, each in self.made.items()]
         held = ((sha256, data) for sha256, data in self.weights.items() if sha256 not in self.references)
-        executables.write(Path(path), self.table.target, self.table.json, code, held)
+        executables.write(Path(path), self.table.target, seal(self.table.json), code, held)
 
 
 class StoredParts:
@@ -154,6 +181,10 @@ class StoredParts:
             self.table = SizedPrograms.from_json(text)
         except PlanError as error:
             raise DatabaseError(f"{path}: {error}; build the model again") from error
+
+    @property
+    def place(self) -> str:
+        return str(self.path)
 
     def codes(self, sha256s: Iterable[str]) -> Mapping[str, SizedCode]:
         with executables.ExecutableFile(self.path) as file:
@@ -177,10 +208,19 @@ class StoredParts:
 class _AtSize:
     """The parts of one size, for `Net`."""
 
-    def __init__(self, parts: SizedParts, program: Program, size: int) -> None:
-        self._parts, self.program, self._size = parts, program, size
+    def __init__(self, parts: SizedParts, size: int) -> None:
+        """Raises DatabaseError if it is not a program that can run."""
+        self._parts, self._size = parts, size
+        try:
+            with readable(parts.place):
+                self.program = parts.table.at(size)
+                check(self.program, {sha256: each.plan for sha256, each in self.artifacts.items()})
+                arena_bytes = self.program.arena_bytes
+                require(arena_bytes <= parts.table.arena_bytes, f"size {size} needs {arena_bytes} bytes, which is too much")
+        except PlanError as error:
+            raise DatabaseError(f"{parts.place}: {error}; build the model again") from error
 
-    @property
+    @functools.cached_property
     def artifacts(self) -> Mapping[str, Artifact]:
         codes = self._parts.codes(dict.fromkeys(call.artifact for call in self.program.calls))
         try:
@@ -248,7 +288,9 @@ class SizedNet:
         self._nets: dict[int, Net] = {}
         self._by_shape: dict[tuple[int, ...], Net] = {}
         try:
-            ends = [self.parts.table.at(size) for size in (self.sizes[0], self.sizes[-1])]
+            ends = [_AtSize(parts, size).program for size in (self.sizes[0], self.sizes[-1])]
+            with readable(parts.place):
+                self._check_ports(ends)
             self._shared = Shared(device, parts.table.arena_bytes)
         except BaseException:
             device.close()
@@ -284,8 +326,7 @@ class SizedNet:
             raise ArgumentError(f"{self.name} is {size}; the network was built for {self._limits}")
         with self._lock:
             if size not in self._nets:
-                parts = _AtSize(self.parts, self.parts.table.at(size), size)
-                self._nets[size] = Net(parts, self._device, self._shared)
+                self._nets[size] = Net(_AtSize(self.parts, size), self._device, self._shared)
             return self._nets[size]
 
     def check(self) -> None:
@@ -338,6 +379,25 @@ class SizedNet:
     @property
     def _limits(self) -> str:
         return f"{self.sizes[0]} to {self.sizes[-1]}"
+
+    def _check_ports(self, ends: Sequence[Program]) -> None:
+        """Raises ProgramError if the smallest and the largest size do not have the same ports, or do not differ in one."""
+        first, last = (
+            [[each.arrays[index] for index in indices] for indices in (each.inputs, each.outputs)] for each in ends
+        )
+        same = [
+            [
+                (one.name, one.dtype, len(one.stored)) == (other.name, other.dtype, len(other.stored))
+                for one, other in zip(*pair)
+            ]
+            for pair in zip(first, last)
+        ]
+        require(
+            all(len(one) == len(other) for one, other in zip(first, last)) and all(map(all, same)),
+            "its sizes have different inputs or outputs",
+        )
+        differ = any(one.stored != other.stored for one, other in zip(first[0], last[0]))
+        require(differ, f"no input depends on {quoted(self.name)}")
 
     def _ports(self, ends: Sequence[Program], indices: Sequence[Sequence[int]]) -> tuple[SizedPort, ...]:
         """Inputs or outputs, by the programs of the smallest and of the largest size."""

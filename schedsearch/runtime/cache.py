@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 
 DEFAULT_DB = "records.db"
 
-_Version = tuple[int, int, int]  # device and inode of the file, and the number of its content
-_Best = tuple[int, str | None]  # record and artifact
+_File = tuple[int, int]  # device and inode
+_Version = tuple[int, int]  # how many files were opened before this one, and the number of its content
+_CHANGED = 0, 0  # of a file that is not open yet
+_Best = tuple[int, str | None, str, int, str]  # record, artifact, template with version, and configuration
 
 
 @dataclass
@@ -52,6 +55,10 @@ class KernelCache:
 
     A kernel from the nearest or the default rung is kept until the workload itself is recorded, so that a tuning run
     beside the program does not make it build kernels repeatedly. The cache closes its kernels; do not close them yourself.
+
+    A database that was replaced is closed, and its kernels stay in use unless the new one has others. While the file is
+    damaged, calls raise DatabaseError; they go on when it is restored, by renaming a copy or in place. While it is missing
+    nothing changes.
 
     Args:
         db: a live database or one written by `records export --deploy`. It may be missing when `allow` has the rung default,
@@ -83,13 +90,16 @@ class KernelCache:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._entries: dict[Workload, _Entry] = {}
-        self._lookups: list[Lookup] = []  # the last is in use; a thread may still read from an earlier one
-        self._file: tuple[int, int] | None = None  # device and inode of the last one's file
+        self._lookup: Lookup | None = None
+        self._file: _File | None = None  # of the lookup
+        self._opened = 0  # number of files so far
+        self._readers = 0  # threads that read outside of the lock
+        self._replaced: list[Lookup] = []  # from which they may read
         self._seen: _Version | None = None
         self._device = LazyDevice(self.target)
         self._code: CodeCache | None = None
         self._closed = False
-        self._open_lookup()
+        self._open()
 
     def kernel(self, workload: Workload) -> Kernel:
         """The best kernel for a workload, without searching.
@@ -106,7 +116,8 @@ class KernelCache:
         with self._lock:
             self._refresh()
             entry = self._entries.get(workload)
-            best = self._best(workload)
+            # nothing changes while a database is missing that was there
+            best = self._best(workload) if self._lookup or entry is None else entry.best
             if entry is None or entry.best != best:
                 entry = self._entries[workload] = _Entry(self._find(workload), best, None)
             entry.version = self._seen
@@ -129,12 +140,15 @@ class KernelCache:
             UsageError: the cache was closed, or made in another process.
             DeviceError: no compiler process can start.
         """
+        with self._reading():
+            return self._build_ahead(workloads, list(also))
+
+    def _build_ahead(self, workloads: Iterable[Workload], others: list[Recipe[BuildResult]]) -> int:
         from schedsearch.measure.ahead import compile_ahead, verifying_recipes
 
         with self._lock:
-            self._refresh()
             ladders = {each: self._ladder(each) for each in workloads if each not in self._entries}
-        code, target, others = self.code, self.target, list(also)
+        code, target = self.code, self.target
         ways = {each: ladder.viable() for each, ladder in ladders.items()}
         done = set()
         while (ways or others) and not deadline.passed:  # once, and again for those whose way the compiler refuses
@@ -182,8 +196,7 @@ class KernelCache:
             for entry in entries.values():
                 entry.kernel.close()
             self._device.close()
-            while self._lookups:
-                self._lookups.pop().close()
+            self._retire()
 
     def __enter__(self) -> Self:
         return self
@@ -192,52 +205,91 @@ class KernelCache:
         self.close()
 
     def _version(self) -> _Version | None:
-        """The present state of the database; None if there is none. A file that vanished counts as unchanged."""
-        lookup = self._lookups[-1] if self._lookups else None
+        """The present state of the database; None if there is none. It asks nothing of a database that was replaced, which
+        may be damaged. A file that vanished counts as unchanged."""
+        lookup, file = self._lookup, self._present()
         if lookup is None:
-            return None if not self.db.exists() else (0, 0, 0)
+            return None if file is None else _CHANGED
+        if file is not None and file != self._file:
+            return _CHANGED
+        try:
+            return self._opened, lookup.version()
+        except DatabaseError:  # damaged, or closed by another thread a moment ago: `_refresh` knows
+            return _CHANGED
+
+    def _present(self) -> _File | None:
+        """The file that is at `db` now."""
         try:
             status = self.db.stat()
-            file = status.st_dev, status.st_ino
         except OSError:
-            file = self._file or (0, 0)
-        return (*file, lookup.version())
+            return None
+        return status.st_dev, status.st_ino
 
     def _refresh(self) -> None:
-        """Notices changes of the database since the last call."""
+        """Notices changes of the database since the last call.
+
+        Raises:
+            DatabaseError: it cannot be used; the next call tries again.
+        """
         if self._closed or self._pid != os.getpid():
             state = "was closed" if self._closed else "was made in another process"
             raise UsageError(f"this KernelCache {state}; make a new one")
         version = self._version()
-        if version is None or version == self._seen:
+        if version is None and "default" in self.allowed:  # there is none, and none is needed
+            self._seen = None
             return
-        if version[:2] != self._file:
-            self._open_lookup()
+        if version == self._seen:
+            return
+        if version is None or version == _CHANGED:
+            self._open()
             version = self._version()
-        self._lookups[-1].refresh()
+        if self._lookup is not None:
+            self._lookup.refresh()
         self._seen = version
 
-    def _open_lookup(self) -> None:
-        """Opens the file that is at `db` now."""
-        lookup = open_lookup(self.db, self.allowed)
-        if lookup is not None:
-            status = self.db.stat()
-            self._lookups.append(lookup)
-            self._file = status.st_dev, status.st_ino
+    def _open(self) -> None:
+        """Opens the file that is at `db` now, after the one before was closed: SQLite would let them share a log."""
+        self._retire()
+        self._file = self._present()
+        self._lookup = open_lookup(self.db, self.allowed)
+        self._opened += 1
+
+    def _retire(self) -> None:
+        """Closes the database when nobody reads from it any more."""
+        if self._lookup is not None:
+            self._replaced.append(self._lookup)
+            self._lookup = self._file = None
+        while self._replaced and not self._readers:
+            self._replaced.pop().close()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Within it the database stays open for this thread, outside of the lock too, even if it is replaced."""
+        with self._lock:
+            self._refresh()
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
+                while self._replaced and not self._readers:
+                    self._replaced.pop().close()
 
     def _best(self, workload: Workload) -> _Best | None:
         try:
-            row = self._lookups[-1].exact(workload.id, self.target.key, self.mode) if self._lookups else None
+            row = self._lookup.exact(workload.id, self.target.key, self.mode) if self._lookup else None
         except DamageError:  # the ladder gives it as the reason of its rung, and goes on
             return None
-        return None if row is None else (row.record_id, row.artifact_sha256)
+        if row is None:
+            return None
+        return row.record_id, row.artifact_sha256, row.template, row.template_version, row.config_json
 
     def _find(self, workload: Workload) -> Kernel:
         return make_kernel(workload, self.target, self._ladder(workload).climb(self._device.open))
 
     def _ladder(self, workload: Workload) -> Ladder:
-        lookup = self._lookups[-1] if self._lookups else None
-        return Ladder(workload, self.target, lookup, self.db, self.mode, self.allowed, lambda: self.code)
+        return Ladder(workload, self.target, self._lookup, self.db, self.mode, self.allowed, lambda: self.code)
 
 
 class LazyDevice:

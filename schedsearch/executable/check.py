@@ -1,0 +1,410 @@
+"""What every program of a network obeys, whoever signed it: checked when it comes from a file, before anything is loaded.
+
+A program tells machine code which addresses to use. So every array lies within its memory, every call gets the arrays that
+its workload and its launch plan describe, and every array is written before it is read, in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from schedsearch.errors import DatabaseError, SchemaVersionError, UnknownOperatorError, UsageError
+from schedsearch.executable.fields import FieldError
+from schedsearch.executable.memory import ALIGNMENT, rounded_up
+from schedsearch.executable.program import Array, Call, Place, Program
+from schedsearch.executable.written import Written
+from schedsearch.launch import LaunchPlan
+from schedsearch.ops import ArgSpec, Layout
+from schedsearch.ops.dtypes import DTYPES
+from schedsearch.text import quoted
+from schedsearch.workload import Workload
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_KEPT = ("constant", "once")  # spaces that are filled when the executable is loaded
+LARGEST_BYTES = 1 << 48  # bytes; no device has so much memory
+
+
+class ProgramError(ValueError):
+    """A program that no builder makes. The text names the place."""
+
+
+def check(program: Program, plans: Mapping[str, LaunchPlan]) -> None:
+    """Checks a program whose fields have their types.
+
+    Args:
+        plans: sha256 of machine code -> its launch plan.
+
+    Raises:
+        ProgramError: it breaks a rule.
+        UnknownOperatorError: a workload is of an operator that is not installed.
+    """
+    _check_arrays(program)
+    _check_ports(program)
+    _check_constants(program)
+    _Walk(program, plans).run()
+
+
+def require(condition: bool, what: str) -> None:
+    """Raises ProgramError with `what` unless the condition holds."""
+    if not condition:
+        raise ProgramError(what)
+
+
+def _check_arrays(program: Program) -> None:
+    for what in ("arena_bytes", "least_arena_bytes", "constant_bytes"):
+        size = getattr(program, what)
+        require(0 <= size <= LARGEST_BYTES, f"{what} is {quoted(size)}; allowed: 0 to {LARGEST_BYTES}")
+    limits = {"arena": program.arena_bytes, "constant": program.constant_bytes, "once": LARGEST_BYTES}
+    for number, array in enumerate(program.arrays):
+        where = f"array {number} ({quoted(array.name)})"
+        require(array.dtype in DTYPES, f"{where} has the dtype {quoted(array.dtype)}; allowed: {', '.join(DTYPES)}")
+        require(all(0 <= n <= LARGEST_BYTES for n in array.shape), f"{where} has the shape {quoted(array.shape)}")
+        require(
+            array.stored == _stored(array, where) and math.prod(array.stored) <= LARGEST_BYTES,
+            f"{where} is stored as {quoted(array.stored)}, which is not {array.layout} of {quoted(array.shape)}",
+        )
+        place = array.place
+        if place.space in limits:
+            require(
+                place.number == 0 and place.offset % ALIGNMENT == 0, f"{where} is at {_text(place)}, which is not aligned"
+            )
+            require(
+                place.offset >= 0 and place.offset + array.nbytes <= limits[place.space],
+                f"{where} of {array.nbytes} bytes is at {_text(place)}, outside of the {limits[place.space]} bytes there",
+            )
+        else:
+            ports = program.inputs if place.space == "input" else program.outputs
+            require(
+                place.offset == 0 and 0 <= place.number < len(ports), f"{where} is at {_text(place)}; there is no such port"
+            )
+
+
+def _stored(array: Array, where: str) -> tuple[int, ...]:
+    try:
+        layout = Layout.parse(array.layout) if array.layout else None
+    except UsageError as error:
+        raise ProgramError(f"{where}: {error}") from error
+    axes = layout.axes if layout else ""
+    require(
+        sorted(array.axes) == sorted(axes) and len(array.axes) == len(array.shape),
+        f"{where} has the axes {quoted(array.axes)}, the layout {quoted(array.layout)} and the shape {quoted(array.shape)}",
+    )
+    return layout.shape(dict(zip(array.axes, array.shape))) if layout else ()
+
+
+def _check_ports(program: Program) -> None:
+    for space, indices in (("input", program.inputs), ("output", program.outputs)):
+        for number, index in enumerate(indices):
+            _check_index(program, index, f"{space} {number}")
+            place = program.arrays[index].place
+            require(
+                (place.space, place.number) == (space, number),
+                f"{space} {number} is array {index}, which is at {_text(place)}",
+            )
+    for array in program.arrays:
+        if array.place.space in ("input", "output"):
+            ports = program.inputs if array.place.space == "input" else program.outputs
+            most = program.arrays[ports[array.place.number]].nbytes
+            require(array.nbytes <= most, f"{quoted(array.name)} has {array.nbytes} bytes in a port of {most}")
+    for source, to in program.copies:
+        _check_index(program, source, "a copy")
+        _check_index(program, to, "a copy")
+        one, other = program.arrays[source], program.arrays[to]
+        require(
+            other.place.space == "output" and one.place.space != "once" and one.nbytes == other.nbytes,
+            f"a copy goes from array {source} of {one.nbytes} bytes to array {to} of {other.nbytes} at {_text(other.place)}",
+        )
+
+
+def _check_index(program: Program, index: int, what: str) -> None:
+    count = len(program.arrays)
+    require(0 <= index < count, f"{what} is array {quoted(index)}; there are arrays 0 to {count - 1}")
+
+
+def _check_constants(program: Program) -> None:
+    require(
+        len(program.weights) == len(program.constants) == len(set(program.constants)),
+        f"{len(program.constants)} constants with {len(program.weights)} weights; allowed: one weight for each",
+    )
+    for index in program.constants:
+        _check_index(program, index, "a constant")
+    for sha256 in program.weights:
+        require(bool(_SHA256.fullmatch(sha256)), f"a weight is {quoted(sha256)}; allowed: a sha256")
+    kept = {number for number, array in enumerate(program.arrays) if array.place.space in _KEPT}
+    require(kept == set(program.constants), "the constants are not the arrays in the memory of constants")
+    for sha256, reference in program.references.items():
+        arrays = [program.arrays[i] for i, weight in zip(program.constants, program.weights) if weight == sha256]
+        require(
+            bool(arrays) and reference.offset >= 0 and reference.dtype in DTYPES and "\0" not in reference.path
+            and all(sorted(reference.axes) == sorted(array.axes) for array in arrays),
+            f"the reference of weight {quoted(sha256)[:16]} is not possible",
+        )  # fmt: skip
+
+
+class _Stretch(NamedTuple):
+    """Bytes of one memory that a call uses."""
+
+    memory: tuple[str, int]
+    start: int
+    end: int
+
+    def meets(self, other: _Stretch) -> bool:
+        return self.memory == other.memory and self.start < other.end and other.start < self.end
+
+
+class _Walk:
+    """Follows the calls and what they leave in memory."""
+
+    def __init__(self, program: Program, plans: Mapping[str, LaunchPlan]) -> None:
+        self._program, self._plans = program, plans
+        self._memory: dict[tuple[str, int], Written] = {}
+        self._parts: dict[Place, dict[int, int]] = {}  # array of which slices were written -> start and length of their runs
+        self._blocks: dict[str, set[tuple[int, int]]] = {}  # space -> offset and bytes of all that lies there
+
+    def run(self) -> None:
+        program = self._program
+        for index in program.inputs:
+            array = program.arrays[index]
+            self._write(self._whole(array), array.place)
+        for index in program.constants:
+            array = program.arrays[index]
+            stretch = self._whole(array)
+            require(self._free(stretch), f"constant {quoted(array.name)} lies on another one")
+            self._write(stretch, array.place)
+        for number, call in enumerate(program.calls):
+            self._call(call, f"call {number} ({quoted(call.name)})")
+        for source, to in program.copies:
+            self._read(program.arrays[source], "a copy")
+            self._write(self._whole(program.arrays[to]), program.arrays[to].place)
+        for number, index in enumerate(program.outputs):
+            self._read(program.arrays[index], f"output {number}")
+        for array in program.arrays:
+            self._note_block(array.place, array.nbytes)
+        once = max((self._whole(array).end for array in program.arrays if array.place.space == "once"), default=0)
+        for space, nbytes in (("arena", program.arena_bytes), ("constant", program.constant_bytes), ("once", once)):
+            most = sum(rounded_up(size) for _, size in self._blocks.get(space, ()))
+            require(nbytes <= most, f"the memory {space} has {nbytes} bytes; its arrays need at most {most}")
+
+    # ---- one call
+
+    def _call(self, call: Call, where: str) -> None:
+        for name, index in call.buffers.items():
+            _check_index(self._program, index, f"{name} of {where}")
+        require(set(call.outputs) <= call.buffers.keys() and bool(call.outputs), f"{where} writes {quoted(call.outputs)}")
+        require(bool(_SHA256.fullmatch(call.artifact)), f"{where} has the code {quoted(call.artifact)}; allowed: a sha256")
+        inputs, outputs = (self._foreign if call.foreign is not None else self._kernel)(call, where)
+        for name in inputs:
+            self._read(self._array(call, name), f"{name} of {where}")
+        for name, spec in outputs.items():
+            self._write_output(call, name, spec, f"{name} of {where}")
+
+    def _foreign(self, call: Call, where: str) -> tuple[list[str], dict[str, ArgSpec | None]]:
+        """Names of the arguments and outputs of a part that ONNX Runtime computes; it checks their shapes itself."""
+        assert call.foreign is not None
+        require(
+            not call.workspaces and not call.offsets and not call.scalars and 0 <= call.foreign.nbytes <= LARGEST_BYTES,
+            f"{where} is for ONNX Runtime, which takes neither workspaces, scalars nor slices",
+        )
+        inputs = [name for name in call.buffers if name not in call.outputs]
+        require(
+            all(self._array(call, name).place.space != "once" for name in inputs),
+            f"{where} reads a constant that is gone after loading",
+        )
+        return inputs, dict.fromkeys(call.outputs)
+
+    def _kernel(self, call: Call, where: str) -> tuple[list[str], dict[str, ArgSpec | None]]:
+        """The same of a kernel, checked against its workload and its launch plan."""
+        plan = self._plans.get(call.artifact)
+        require(plan is not None, f"{where} has code {call.artifact[:12]}, which is not in the file")
+        assert plan is not None
+        try:
+            workload = Workload.from_json(call.workload)
+            plan.check(workload)
+        except UnknownOperatorError:
+            raise
+        except (ValueError, TypeError, LookupError, AttributeError) as error:  # of texts that are not workloads, too
+            raise ProgramError(f"{where} cannot be what its workload says: {error}") from error
+        arguments = {spec.name: spec for spec in workload.signature}
+        outputs = {spec.name: spec for spec in workload.outputs}
+        require(
+            call.buffers.keys() == arguments.keys() | outputs.keys() and set(call.outputs) == outputs.keys(),
+            f"{where} has {', '.join(call.buffers)} and writes {', '.join(call.outputs)}; {workload.op} takes "
+            f"{', '.join(arguments)} and writes {', '.join(outputs)}",
+        )
+        scalars = {scalar.name for scalar in workload.scalars}
+        require(call.scalars.keys() == scalars, f"{where} has the scalars {', '.join(call.scalars)}; allowed: {scalars}")
+        require(call.offsets.keys() <= outputs.keys(), f"{where} has offsets of {', '.join(call.offsets)}")
+        for name, spec in {**arguments, **outputs}.items():
+            self._fit(call, name, spec, where)
+        self._workspaces(call, plan, where)
+        self._in_place(call, arguments, outputs, where)
+        return list(arguments), dict(outputs)
+
+    def _fit(self, call: Call, name: str, spec: ArgSpec, where: str) -> None:
+        """An argument or output is as large as its array, or a slice within it."""
+        array, offset = self._array(call, name), call.offsets.get(name, 0)
+        itemsize = DTYPES[spec.dtype].nbytes
+        whole = spec.whole * itemsize
+        require(
+            array.dtype == spec.dtype and whole == array.nbytes and offset % itemsize == 0
+            and offset >= 0 and offset + spec.span_bytes <= array.nbytes and bool(spec.slice_of or not offset),
+            f"{name} of {where} is {spec.dtype} of {whole} bytes at {quoted(offset)}; its array {quoted(array.name)} is "
+            f"{array.dtype} of {array.nbytes} bytes",
+        )  # fmt: skip
+
+    def _workspaces(self, call: Call, plan: LaunchPlan, where: str) -> None:
+        """Workspaces are those of the plan, apart from all else; constant steps run once at load, or with every call."""
+        names = call.workspaces.keys()
+        require(
+            names == plan.workspaces.keys(),
+            f"{where} has the workspaces {', '.join(names)}; {', '.join(plan.workspaces)} are wanted",
+        )
+        kept = {name for name, place in call.workspaces.items() if place.space == "constant"}
+        prepared = bool(kept)
+        require(kept in (set(), set(plan.constant_workspaces)), f"{where} keeps the workspaces {', '.join(kept)}")
+        for name in plan.constants if prepared else ():
+            require(
+                name not in call.buffers or self._array(call, name).place.space in _KEPT,
+                f"{where} prepares {name} once, which is not a constant",
+            )
+        later = {name for step in plan.steps if not (step.constant and prepared) for name in step.buffers}
+        for name in call.buffers:
+            gone = self._array(call, name).place.space == "once"
+            require(not gone or name not in later, f"{where} reads {name}, a constant that is gone after loading")
+        for name, place in call.workspaces.items():
+            limit = {"arena": self._program.arena_bytes, "constant": self._program.constant_bytes}.get(place.space, -1)
+            nbytes = plan.workspaces[name]
+            require(
+                place.offset >= 0 and place.offset % ALIGNMENT == 0 and place.number == 0 and place.offset + nbytes <= limit,
+                f"workspace {name} of {where} has {nbytes} bytes at {_text(place)}",
+            )
+            stretch = _Stretch((place.space, 0), place.offset, place.offset + nbytes)
+            if place.space == "constant":
+                require(self._free(stretch), f"workspace {name} of {where} lies on a constant")
+            others = [self._whole(self._array(call, other)) for other in call.buffers]
+            others += [
+                _Stretch((each.space, 0), each.offset, each.offset + plan.workspaces[other])
+                for other, each in call.workspaces.items()
+                if other != name
+            ]
+            require(not any(map(stretch.meets, others)), f"workspace {name} of {where} lies on what the call uses")
+            self._write(stretch, None)
+            self._note_block(place, nbytes)
+
+    def _in_place(self, call: Call, arguments: Mapping[str, ArgSpec], outputs: Mapping[str, ArgSpec], where: str) -> None:
+        """An output has the memory of an argument only if the kernel updates it in place."""
+        written: list[str] = []
+        for name in outputs:
+            target = self._array(call, name)
+            for other, spec in arguments.items():
+                source = self._array(call, other)
+                allowed = spec.aliases == name and source.place == target.place
+                require(
+                    allowed or not self._whole(target).meets(self._whole(source)),
+                    f"{where} writes {name} over {other}, which it reads",
+                )
+            for other in written:
+                require(
+                    not self._whole(target).meets(self._whole(self._array(call, other))),
+                    f"{where} writes {name} over {other}",
+                )
+            written.append(name)
+
+    # ---- memory
+
+    def _array(self, call: Call, name: str) -> Array:
+        return self._program.arrays[call.buffers[name]]
+
+    def _whole(self, array: Array) -> _Stretch:
+        place = array.place
+        return _Stretch((place.space, place.number), place.offset, place.offset + array.nbytes)
+
+    def _write(self, stretch: _Stretch, tag: Place | tuple[Place, str] | None) -> None:
+        self._memory.setdefault(stretch.memory, Written()).write(stretch.start, stretch.end, tag)
+
+    def _free(self, stretch: _Stretch) -> bool:
+        return not self._memory.setdefault(stretch.memory, Written()).meets(stretch.start, stretch.end)
+
+    def _read(self, array: Array, what: str) -> None:
+        stretch = self._whole(array)
+        held = self._memory.setdefault(stretch.memory, Written()).holds(stretch.start, stretch.end, array.place)
+        require(held, f"{what} reads {quoted(array.name)} at {_text(array.place)}, which nothing has written there before")
+
+    def _write_output(self, call: Call, name: str, spec: ArgSpec | None, what: str) -> None:
+        array = self._array(call, name)
+        require(array.place.space in ("arena", "output"), f"{what} writes {quoted(array.name)}, an input or constant")
+        if spec is None or not spec.slice_of:
+            self._parts.pop(array.place, None)
+            self._write(self._whole(array), array.place)
+        else:
+            self._write_slice(array, spec, call.offsets.get(name, 0), what)
+
+    def _write_slice(self, array: Array, spec: ArgSpec, offset: int, what: str) -> None:
+        """Writes a part of an array, which is complete when its parts meet."""
+        whole, partial = self._whole(array), (array.place, "in part")
+        memory = self._memory.setdefault(whole.memory, Written())
+        run, step = (n * DTYPES[spec.dtype].nbytes for n in spec.runs)
+        require(offset + run <= step, f"{what} has a slice that begins at {offset}, in rows of {step} bytes")
+        if not memory.holds(whole.start, whole.end, partial):  # the first part, or something was written over the others
+            self._parts[array.place] = {}
+            memory.write(whole.start, whole.end, partial)
+        parts = self._parts[array.place]
+        parts[offset] = run
+        if _adjoin(parts, step):
+            del self._parts[array.place]
+            memory.write(whole.start, whole.end, array.place)
+
+    def _note_block(self, place: Place, nbytes: int) -> None:
+        self._blocks.setdefault(place.space, set()).add((place.offset, nbytes))
+
+
+def _adjoin(parts: Mapping[int, int], step: int) -> bool:
+    """Whether parts of a row of `step` bytes fill it without overlapping."""
+    end = 0
+    for start, run in sorted(parts.items()):
+        if start != end:
+            return False
+        end = start + run
+    return end == step
+
+
+def _text(place: Place) -> str:
+    return f"{place.space} {place.number if place.space in ('input', 'output') else place.offset}"
+
+
+def artifacts(program: Program) -> Iterator[str]:
+    """The digests of the machine code that the calls name, each once."""
+    yield from dict.fromkeys(call.artifact for call in program.calls if call.foreign is None)
+
+
+@contextlib.contextmanager
+def readable(path: Path | str) -> Iterator[None]:
+    """Turns what is wrong with the program of a file into one message.
+
+    Raises:
+        SchemaVersionError: a later version of schedsearch wrote it.
+        DatabaseError: it is not a program.
+    """
+    try:
+        yield
+    except FieldError as error:
+        if error.later:
+            raise SchemaVersionError(
+                f"{path} was written by a later version of schedsearch, or was changed: {error}; upgrade schedsearch (pip "
+                "install -U schedsearch), or build the model again here"
+            ) from error
+        raise _damaged(path, error) from error
+    except ProgramError as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path | str, error: ValueError) -> DatabaseError:
+    return DatabaseError(
+        f"{path} is damaged: its program cannot run: {error}; restore it from a copy, or build it again: schedsearch build "
+        "MODEL.onnx"
+    )
