@@ -352,7 +352,7 @@ class SizedNet:
         with self._lock:
             self.parts = parts
             for size, net in self._nets.items():
-                net.take(_AtSize(parts, parts.table.at(size), size))
+                net.take(_AtSize(parts, size))
 
     @property
     def untuned(self) -> tuple[int, int]:
