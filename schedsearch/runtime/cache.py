@@ -141,9 +141,9 @@ class KernelCache:
             DeviceError: no compiler process can start.
         """
         with self._reading():
-            return self._build_ahead(workloads, list(also))
+            return self._build_ahead(workloads, list(also), deadline)
 
-    def _build_ahead(self, workloads: Iterable[Workload], others: list[Recipe[BuildResult]]) -> int:
+    def _build_ahead(self, workloads: Iterable[Workload], others: list[Recipe[BuildResult]], deadline: Deadline) -> int:
         from schedsearch.measure.ahead import compile_ahead, verifying_recipes
 
         with self._lock:
