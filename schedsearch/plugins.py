@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,23 @@ def the_offer(what: str, claims: Iterable[Offer]) -> Offer:
     return first
 
 
+def _no_trial(load: Callable[[], object]) -> str:
+    return ""
+
+
+_try_first = _no_trial
+
+
+def try_first(trial: Callable[[Callable[[], object]], str]) -> None:
+    """From now on packages are loaded only if a trial finds nothing wrong with that, in this process.
+
+    Args:
+        trial: returns what is wrong with a function, as the end of a sentence; "" for nothing.
+    """
+    global _try_first
+    _try_first = trial
+
+
 @functools.lru_cache(maxsize=1024)
 def load(what: str, offer: Offer) -> Any:
     """Imports the object of an entry point.
@@ -82,9 +99,14 @@ def load(what: str, offer: Offer) -> Any:
     """
     from importlib.metadata import EntryPoint
 
+    point = EntryPoint(offer.name, offer.location, offer.group)
+    if problem := _try_first(point.load):
+        raise PluginError(f"{what} {offer.name!r} of {offer} {problem}; repair, update or uninstall the package")
     try:
-        return EntryPoint(offer.name, offer.location, offer.group).load()
-    except Exception as error:
+        return point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # `SystemExit` included
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise PluginError(
             f"{what} {offer.name!r} of {offer} cannot be imported: {cause}; repair, update or uninstall the package"

@@ -159,6 +159,7 @@ class FakeRunner:
     learned: list[Workload] = field(default_factory=list)
     preparation_s: float = 0.0
     prepare_s: float = 0.0
+    reference_s: float = 0.0
 
     def learn_reference(self, workload: Workload, artifact: Artifact) -> None:
         self.learned.append(workload)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import errno
 import importlib
-from collections.abc import Iterator
+import threading
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
+from schedsearch import plugins
 from schedsearch.cli import process, render
 from schedsearch.cli.damaged import raise_for_damage
 from schedsearch.errors import SchedsearchError, UsageError
@@ -72,6 +75,8 @@ def _failures(ctx: click.Context | None = None) -> Iterator[None]:
         if "\n" in text:
             text = f"the workload file is wrong\n{text}"
         raise Failure(text, error.exit_code) from error
+    except SystemExit as error:  # of other people's code; commands raise click's own
+        raise Failure(f"{_place(error)} calls sys.exit({error.code!r}); correct it", 2) from error
     except click.exceptions.NoArgsIsHelpError:  # a group without a command shows its help
         raise
     except click.UsageError as error:
@@ -88,6 +93,18 @@ def _failures(ctx: click.Context | None = None) -> Iterator[None]:
         raise Failure("not enough memory; free some, or raise the limit (ulimit -v)", process.SYSTEM_FAILED) from error
     except KeyboardInterrupt:
         raise Failure("interrupted; nothing that was saved is lost", process.INTERRUPTED) from None
+
+
+def _trial(load: Callable[[], object]) -> str:
+    """What is wrong with loading a package. It is tried in a copy of this process, if it has one thread."""
+    from schedsearch.measure.trial_run import trial_run
+
+    return trial_run(load) if threading.active_count() == 1 else ""
+
+
+def _place(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"line {frame.lineno} of {frame.filename}"
 
 
 def _system_failure(error: OSError) -> str:
@@ -121,6 +138,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _failures(ctx):
             _require_working_folder()
+            plugins.try_first(_trial)
             result = super().invoke(ctx)
             raise_for_damage(ctx)
             return result

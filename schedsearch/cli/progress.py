@@ -30,6 +30,7 @@ _WIDE_NAME, _NARROW_NAME = (
 _PHASES = {
     "building": "compiling the first candidates",
     "preparing": "preparing inputs and the reference result",
+    "reference": "computing the reference",
     "measuring": "measuring",
     "racing": "final race",
 }
@@ -106,6 +107,8 @@ class _Progress(Observer):
         if event.outcome is not None and event.outcome.value != "ok":
             row.failures[what] = row.failures.get(what, 0) + 1
         self._done = event.done
+        if self._phase == _PHASES["reference"]:
+            self._phase = _PHASES["measuring"]
         self._refresh()
 
     def on_task_end(self, index: int, summary: TaskSummary) -> None:
@@ -116,7 +119,7 @@ class _Progress(Observer):
     def _headline(self) -> str:
         """What the run is doing, and its progress so far; the rate appears once it is known."""
         elapsed = time.monotonic() - self._start
-        if not self._done:
+        if not self._done or self._phase == _PHASES["reference"]:
             return f"{elapsed:.0f} s: {self._phase or 'starting'}"
         trials = counted(self._done, "trial") if self._total is None else f"{self._done} of {counted(self._total, 'trial')}"
         rate = f"{self._done / elapsed:.1f} trials/s" if elapsed else ""
@@ -140,9 +143,13 @@ class PlainLines(_Progress):
 
     def _refresh(self, now: bool = False) -> None:
         at = time.monotonic()
-        if at < self._next_at or not self._done:
+        waits = self._phase == _PHASES["reference"]
+        if at < self._next_at or not (self._done or waits):
             return
         self._next_at = at + _LINE_EVERY_S
+        if waits:
+            say(self._headline(), err=True)
+            return
         row = max(self._rows, key=lambda row: row.changed_at)
         say(f"{self._headline()}; {row.name}: best {duration(row.best_ns)}", err=True)
 

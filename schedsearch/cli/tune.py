@@ -56,6 +56,13 @@ class Duration(click.ParamType["float"]):
 )
 @click.option("--trials", metavar="N", type=AtLeast(1), help="Trials per task; all tasks share the sum.")
 @click.option("--time", "time_s", metavar="TIME", type=Duration(), help="For search and final races, e.g. 90s, 10m, 1h30m.")
+@click.option(
+    "--reference-timeout",
+    "reference_timeout_s",
+    metavar="TIME",
+    type=Duration(),
+    help="Longest time for code of your own that is no candidate: a file of kernels, a reference. Default: 30s.",
+)
 @click.option("--tuner", type=click.Choice(list(TUNERS)), help="xgb (models), ga (genetic), annealing, random or grid.")
 @mode_option
 @click.option("--seed", metavar="N", type=AtLeast(0), help="Seed of every random choice.")
@@ -79,6 +86,7 @@ def tune(
     selector: str | None,
     trials: int | None,
     time_s: float | None,
+    reference_timeout_s: float | None,
     tuner: str | None,
     mode: str | None,
     seed: int | None,
@@ -97,7 +105,7 @@ def tune(
     from schedsearch.device.detect import detect
     from schedsearch.session.options import DEFAULT_TRIALS
 
-    file = load_tasks(workload_file, shapes, scalars, kernel_files)
+    file = load_tasks(workload_file, shapes, scalars, kernel_files, reference_timeout_s)
     selector = selector or file.target
     target = detect(selector, presets=dry_run)
     file = file.resolve(target)
@@ -110,7 +118,7 @@ def tune(
         _print_plan(planned, target, file, trials, time_s, as_json)
         return
 
-    from schedsearch.session import BUILD_TIMEOUT_S, RUN_TIMEOUT_S
+    from schedsearch.session import BUILD_TIMEOUT_S, REFERENCE_TIMEOUT_S, RUN_TIMEOUT_S
     from schedsearch.session import tune as run
 
     db = db or file.db
@@ -138,6 +146,7 @@ def tune(
                 workers=measure.workers,
                 build_timeout_s=measure.build_timeout_s or BUILD_TIMEOUT_S,
                 run_timeout_s=measure.timeout_s or RUN_TIMEOUT_S,
+                reference_timeout_s=reference_timeout_s or measure.reference_timeout_s or REFERENCE_TIMEOUT_S,
                 wait_for_device=not no_wait,
                 on_wait=render.note,
                 observers=[observer],
@@ -188,14 +197,18 @@ def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
 
 
 def load_tasks(
-    given: str, shapes: Sequence[str] = (), scalars: Sequence[str] = (), kernel_files: Sequence[str] = ()
+    given: str,
+    shapes: Sequence[str] = (),
+    scalars: Sequence[str] = (),
+    kernel_files: Sequence[str] = (),
+    limit_s: float | None = None,
 ) -> WorkloadFile:
-    """A workload file, or the one task of FILE.py:KERNEL."""
-    from schedsearch.own.command_line import KernelFiles, arguments_of_options, is_kernel, load_kernel
+    """A workload file, or the one task of FILE.py:KERNEL. Running a file of kernels may take `limit_s`."""
+    from schedsearch.own.command_line import RUN_LIMIT_S, KernelFiles, arguments_of_options, is_kernel, load_kernel
     from schedsearch.workload_file import WorkloadFile, load
 
     if is_kernel(given):
-        kernel = load_kernel(given)
+        kernel = load_kernel(given, limit_s or RUN_LIMIT_S)
         task = kernel.task(*arguments_of_options(kernel, shapes, scalars))
         return WorkloadFile.of_task(given, task, os.fspath(kernel.db))
     if shapes or scalars:
@@ -203,7 +216,7 @@ def load_tasks(
             f"--shape and --scalar describe a kernel of your own, and {given} is a workload file; leave them out, or give "
             "FILE.py:KERNEL"
         )
-    return load(given, KernelFiles(kernel_files))
+    return load(given, KernelFiles(kernel_files, limit_s or RUN_LIMIT_S))
 
 
 def _names(file: WorkloadFile) -> dict[str, str]:

@@ -160,7 +160,7 @@ class ChildProcess:
             wait_for([], 0.01)
         end_session(self.pid, self._mark)
         status = self._process.wait(_REAP_S)
-        text = f"exited with status {status}" if status >= 0 else f"killed by signal {-status}{_signal_name(-status)}"
+        text = f"exited with status {status}" if status >= 0 else f"killed by signal {-status}{signal_name(-status)}"
         short = self._short_of_memory(status)
         return ChildDiedError(self._with_stderr(text), short_of_memory=short, exited=status >= 0 and not short)
 
@@ -222,7 +222,8 @@ def wait_for(children: Sequence[ChildProcess], timeout_s: float | None) -> None:
     poll.poll(1000 * max(0.0, _SLICE_S if timeout_s is None else min(timeout_s, _SLICE_S)))
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """The name of a signal in brackets, after a space; "" if it has none."""
     try:
         return f" ({signal.Signals(number).name})"
     except ValueError:

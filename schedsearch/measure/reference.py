@@ -1,9 +1,15 @@
-"""Asks the reference of an operator, and reports in words how it breaks its contract."""
+"""Asks the reference of an operator, and reports in words how it breaks its contract.
+
+References of users and of other packages are foreign code: they may end the process, hang, or take all memory. The process
+that runs them says when it does (`watch`), so that another process can name them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -21,6 +27,14 @@ from schedsearch.template import KernelSource, Reference, load_reference, magnit
 from schedsearch.text import type_text
 from schedsearch.workload import Workload
 
+_around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+
+
+def watch(around: Callable[[], AbstractContextManager[None]]) -> None:
+    """From now on foreign code of references runs within `around()`, in this process."""
+    global _around
+    _around = around
+
 
 class CheckedReference:
     """The reference of a workload's operator, with checks of its answers.
@@ -33,20 +47,17 @@ class CheckedReference:
         self._workload = workload
         self._reference: Reference | None = None
         try:
-            self._reference = load_reference(workload.op)
+            with self.running("it cannot be made: ", passed=SchedsearchError):
+                self._reference = load_reference(workload.op)
         except SchedsearchError as error:
             raise self.failure(str(error)) from error
-        except Exception as error:
-            raise self.failure(f"it cannot be made: {_last_line(error)}") from error
 
     def build(self, target: Target) -> BuildResult:
         """The compiled kernel."""
         workload = self._workload
-        try:
+        with self.running("kernel() raised "):
             assert self._reference is not None
             source = self._reference.kernel(workload, target)
-        except Exception as error:
-            raise self.failure(f"kernel() raised {_last_line(error)}") from error
         if not isinstance(source, KernelSource):
             raise self.failure(f"kernel() returned {type_text(source)}; allowed: a KernelSource")
         if source.kind != target.kind:
@@ -70,20 +81,16 @@ class CheckedReference:
         target: Target,
     ) -> Mapping[str, Array]:
         """The truth about whole outputs; see `Reference.truths`."""
-        try:
+        with self.running("it raised "):
             assert self._reference is not None
             return self._reference.truths(self._workload, arrays, scalars, run, target)
-        except Exception as error:
-            raise self.failure(f"it raised {_last_line(error)}") from error
 
     def points(self, arrays: Mapping[str, Array], scalars: Mapping[str, float], indices: Array, output: str) -> Array:
         """The truth at single elements: float64 for a float output, int64 for an integer one; shape (len(indices),)."""
         spec = next(spec for spec in self._workload.outputs if spec.name == output)
-        try:
+        with self.running("points() raised "):
             assert self._reference is not None
             found = np.asarray(self._reference.points(self._workload, arrays, scalars, indices, output))
-        except Exception as error:
-            raise self.failure(f"points() raised {_last_line(error)}") from error
         if found.shape != indices.shape:
             raise self.failure(
                 f"points() returned shape {found.shape} for {len(indices)} elements of {output}; allowed: {indices.shape}"
@@ -108,15 +115,26 @@ class CheckedReference:
         )
 
     def failure(self, what: str) -> Exception:
-        """The exception that says what is wrong, which operator's reference failed, and who should correct it."""
-        op, label = self._workload.op, self._workload.label
-        text = f"the reference of {op} ({self._workload.definition.reference}) cannot judge {label}: {what}"
-        if op in BUILT_IN:
-            return RuntimeError(f"{text}; this is a bug of schedsearch")
-        if op in OF_DECORATORS:
-            return OperatorError(f"the reference of {label} cannot judge it: {what}; correct `reference=` of the decorator")
-        packages = [offer.package for offer in offers(ENTRY_POINT_GROUP).get(op, ())]
-        return OperatorError(f"{text}; correct it in {packages[0] if packages else op}, see docs/operators.md")
+        """See `failure_of`."""
+        return failure_of(self._workload, what)
+
+    @contextlib.contextmanager
+    def running(self, what: str, passed: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+        """Runs code of the reference; what it raises becomes the exception of `failure`, `sys.exit` included.
+
+        Args:
+            what: of the message, before the exception.
+            passed: exceptions that stay as they are.
+        """
+        with contextlib.nullcontext() if self._workload.op in BUILT_IN else _around():
+            try:
+                yield
+            except KeyboardInterrupt:
+                raise
+            except passed:
+                raise
+            except BaseException as error:  # `SystemExit` is the reference's failure, too
+                raise self.failure(f"{what}{_last_line(error)}") from error
 
     def _check_parameters(self, source: KernelSource) -> None:
         workload = self._workload
@@ -139,6 +157,20 @@ class CheckedReference:
             raise self.failure(
                 f"its kernel has no pointer for {', '.join(missing)}; it must write the truth of every output"
             )
+
+
+def failure_of(workload: Workload, what: str) -> Exception:
+    """The exception that says what is wrong, which operator's reference failed, and who should correct it."""
+    op, label = workload.op, workload.label
+    text = f"the reference of {op} ({workload.definition.reference}) cannot judge {label}: {what}"
+    if op in BUILT_IN:
+        return RuntimeError(f"{text}; this is a bug of schedsearch")
+    if op in OF_DECORATORS:
+        compared = workload.params.get("verified_by") == "default"
+        who = "kernel's default configuration" if compared else "`reference=` of the decorator"
+        return OperatorError(f"the reference of {label} cannot judge it: {what}; correct the {who}")
+    packages = [offer.package for offer in offers(ENTRY_POINT_GROUP).get(op, ())]
+    return OperatorError(f"{text}; correct it in {packages[0] if packages else op}, see docs/operators.md")
 
 
 def is_rounded(workload: Workload, output: ArgSpec) -> bool:

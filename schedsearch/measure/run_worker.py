@@ -26,7 +26,9 @@ from schedsearch.measure.canary import changes, process_state
 from schedsearch.measure.channel import ChildEnd
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import Comparer, open_comparer
+from schedsearch.measure.memory_limit import limited_memory
 from schedsearch.measure.prepared import PreparedPath
+from schedsearch.measure.reference import watch
 from schedsearch.measure.timed_set import TimedSet
 from schedsearch.measure.timing import PATIENCE, Arena, Timed, Timer, open_timer, repeat
 from schedsearch.measure.verify import Verdict, Verification
@@ -94,6 +96,16 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class ReferenceRuns:
+    """Sent while a `Prepare` is answered, when foreign code of the reference begins, and when it is done.
+
+    What happens to the process in between is the reference's doing.
+    """
+
+    begins: bool
+
+
+@dataclass(frozen=True)
 class Ran:
     """The reply to `Run` and `Race`.
 
@@ -129,11 +141,25 @@ class Failed:
 def serve_runs(conn: ChildEnd, target: Target, cores: Sequence[int], mode: str) -> None:
     """Opens the device and answers requests. `cores` pins the process."""
     os.sched_setaffinity(0, cores)
+    preparing = False
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        """Runs foreign code of a reference."""
+        if preparing:
+            conn.send(ReferenceRuns(True))
+        with limited_memory():
+            yield
+        if preparing:
+            conn.send(ReferenceRuns(False))
+
+    watch(around)
     try:
         worker = _RunWorker(target, mode)
         conn.send(Ready())
         while True:
             request = conn.recv()
+            preparing = isinstance(request, Prepare)
             before = process_state()
             reply = worker.answer(request)
             conn.send(replace(reply, worn=changes(before)) if isinstance(reply, Ran) else reply)

@@ -17,21 +17,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.errors import DeviceError, PreparationError, SchedsearchError, UsageError
+from schedsearch.errors import DeviceError, OperatorError, PreparationError, SchedsearchError, UsageError, first_line
 from schedsearch.launch import Artifact
 from schedsearch.measure.builder import Built
 from schedsearch.measure.clocks import read_clocks
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measure.process import ChildDiedError, ChildProcess
-from schedsearch.measure.reference import reference_name
+from schedsearch.measure.reference import failure_of, reference_name
 from schedsearch.measure.restarts import Restarts
-from schedsearch.measure.run_worker import FINALIST, WINNER, Failed, Prepare, Race, Ran, Ready, Run
+from schedsearch.measure.run_worker import FINALIST, WINNER, Failed, Prepare, Race, Ran, Ready, ReferenceRuns, Run
 from schedsearch.measurement import COLD_GRAPH, MODES, Measurement, Outcome
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
 _START_S = 120.0
 _PREPARE_S = 600.0  # a naive float64 convolution on one core may take minutes
+REFERENCE_S = 30.0  # for code of a reference that is not schedsearch's own
 _CLOCKS_AGE_S = 2.0
 _UNWITNESSED = 3  # of a template that is always wrong, further answers are believed
 
@@ -54,6 +55,7 @@ class Runner:
     Args:
         mode: one of `schedsearch.measurement.MODES`.
         timeout_s: wall seconds for one candidate, verification and timing together.
+        reference_timeout_s: wall seconds for the reference of a user or of another package to compute its answers.
         wait, on_wait, deadline: see `DeviceLock`.
         meanwhile: called once, while the child process opens the device; the lock is held then.
 
@@ -68,7 +70,7 @@ class Runner:
         DeviceBusyError: another run holds the device and `wait` is false.
         DeviceError: the device cannot be opened; every method raises it, too, if the device cannot be opened again. A
             process that dies meanwhile is replaced several times.
-        UsageError: the mode is unknown, or `timeout_s` is not positive.
+        UsageError: the mode is unknown, or a timeout is not positive.
     """
 
     def __init__(
@@ -76,14 +78,20 @@ class Runner:
         target: Target,
         mode: str = COLD_GRAPH,
         timeout_s: float = 10.0,
+        reference_timeout_s: float = REFERENCE_S,
         wait: bool = True,
         on_wait: Callable[[str], None] | None = None,
         meanwhile: Callable[[], None] = lambda: None,
         deadline: Deadline = NEVER,
     ) -> None:
-        if mode not in MODES or timeout_s <= 0:
-            raise UsageError(f"a runner needs a mode of {', '.join(MODES)} and timeout_s > 0, got {mode!r} and {timeout_s}")
-        self._target, self._mode, self._timeout_s = target, mode, timeout_s
+        if mode not in MODES or timeout_s <= 0 or reference_timeout_s <= 0:
+            raise UsageError(
+                f"a runner needs a mode of {', '.join(MODES)}, timeout_s > 0 and reference_timeout_s > 0, got {mode!r}, "
+                f"{timeout_s} and {reference_timeout_s}"
+            )
+        self._target, self._mode, self._timeout_s, self._reference_s = target, mode, timeout_s, reference_timeout_s
+        self._refused: dict[Workload, str] = {}  # whose reference failed
+        self._reference_since_s: float | None = None  # when the reference began that is being computed
         self._host = platform.node()
         self._cores = sorted(os.sched_getaffinity(0))
         self._code: dict[str, Artifact] = {}
@@ -125,7 +133,8 @@ class Runner:
             launch, if the launch plan needs something that this runner cannot provide.
 
         Raises:
-            OperatorError: the reference of another package's operator failed, not the candidate.
+            OperatorError: the reference of a user or of another package failed, ended its process or takes too long; the
+                candidate did nothing wrong.
             PreparationError: no process survives making the inputs and the reference, or it takes too long.
             RuntimeError: schedsearch's own reference failed.
         """
@@ -167,6 +176,12 @@ class Runner:
         return dict(self._clocks)
 
     @property
+    def reference_s(self) -> float:
+        """Seconds for which a reference of a user or of another package is being computed; 0 if none is. For any thread."""
+        since_s = self._reference_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    @property
     def pid(self) -> int | None:
         """Process id of the child that holds the device now."""
         return None if self._child is None else self._child.pid
@@ -188,11 +203,16 @@ class Runner:
         """Retries a failure in a fresh process: in one that ran candidates it may be their fault, in a fresh one it is
         ours. A process that only disappears is replaced several times.
         """
+        if workload in self._refused:
+            raise OperatorError(self._refused[workload])
         began = time.monotonic()
         restarts = Restarts(f"process that makes the inputs and the reference of {workload.label}")
         try:
             while not (ready := self._try_to_prepare(workload, seed, restarts)):
                 restarts.wait()
+        except OperatorError as error:
+            self._refused[workload] = str(error)
+            raise
         finally:
             self.prepare_s += time.monotonic() - began
         self._code.update(ready.code)
@@ -202,14 +222,20 @@ class Runner:
         """None if it makes sense to try again."""
         fresh = self._child is None
         child = self._child or self._open_child()
+        innocent = not self._runs_of_child  # no candidate can be to blame
         while self._learned:
             name, artifact = self._learned.popleft()
             self._code.setdefault(name, artifact)
         child.send(Prepare(workload, seed, {name: self._code[name] for name in self._code.keys() - self._child_knows}))
         try:
-            reply = child.receive(_PREPARE_S)
+            reply = self._prepared_reply(child, workload)
         except ChildDiedError as error:
             self._stop_child()
+            of_reference, self._reference_since_s = self._reference_since_s is not None, None
+            if innocent and of_reference:
+                how = first_line(error).partition("; its last words")[0]
+                memory = ", perhaps for lack of memory" if error.short_of_memory else ""
+                raise failure_of(workload, f"it ended its process: {how}{memory}") from error
             if fresh:
                 try:
                     restarts.failed(error)
@@ -228,6 +254,36 @@ class Runner:
         if fresh:
             raise _error_of(reply)
         return None
+
+    def _prepared_reply(self, child: ChildProcess, workload: Workload) -> object:
+        """The answer to `Prepare`.
+
+        Raises:
+            OperatorError: the reference takes too long.
+            TimeoutError: something else does.
+            ChildDiedError: `_reference_since_s` says whether it was the reference's doing.
+        """
+        self._reference_since_s = None
+        deadline_s = time.monotonic() + _PREPARE_S
+        while True:
+            since_s = self._reference_since_s
+            until_s = deadline_s if since_s is None else since_s + self._reference_s
+            try:
+                reply = child.receive(max(0.0, until_s - time.monotonic()))
+            except TimeoutError as error:
+                if since_s is None:
+                    raise
+                self._reference_since_s = None
+                self._stop_child()
+                raise failure_of(
+                    workload,
+                    f"it was not done within {self._reference_s:g} s; killed. Make it faster, or give it more time "
+                    "(--reference-timeout of schedsearch tune, reference_timeout_s= of tune)",
+                ) from error
+            if not isinstance(reply, ReferenceRuns):
+                self._reference_since_s = None
+                return reply
+            self._reference_since_s = time.monotonic() if reply.begins else None
 
     def _judged(self, request: Run, seed: int) -> Ran:
         """One candidate after `_prepare`. A wrong answer counts only if its process still judges rightly.

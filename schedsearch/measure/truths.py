@@ -10,6 +10,7 @@ import numpy as np
 
 from schedsearch.backend.kept import compile_kept
 from schedsearch.device import Device
+from schedsearch.errors import DeviceError
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import Tolerance, Truth
 from schedsearch.measure.inputs import Array
@@ -101,8 +102,9 @@ class Truths(Mapping[str, Truth]):
             addresses |= {name: truth.address, magnitude_of(name): truth.magnitude}
         kernel = self._device.load(artifact)
         try:
-            kernel.bind(addresses, scalars).launch()
-            self._device.synchronize()
+            with reference.running("its kernel raised ", passed=DeviceError):
+                kernel.bind(addresses, scalars).launch()
+                self._device.synchronize()
         finally:
             kernel.close()
 

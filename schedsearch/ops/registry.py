@@ -133,7 +133,9 @@ def _installed(offer: Offer) -> Op:
     if isinstance(found, type) and issubclass(found, Op):
         try:
             found = found()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # `SystemExit` included
             raise PluginError(
                 f"operator {offer.name!r} of {offer} cannot be made: {type(error).__name__}: {error}"
             ) from error

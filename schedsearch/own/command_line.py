@@ -7,9 +7,11 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TypeAlias
 
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
+from schedsearch.measure.trial_run import RUN_LIMIT_S, raised_text, trial_run
 from schedsearch.own.decorator import Tunable
 from schedsearch.workload import Workload
 
@@ -22,10 +24,13 @@ def is_kernel(text: str) -> bool:
     return _NAMED.fullmatch(text) is not None
 
 
-def load_kernel(text: str) -> Tunable:
+def load_kernel(text: str, limit_s: float = RUN_LIMIT_S) -> Tunable:
     """Runs the file of `FILE.py:NAME`, and returns its tunable NAME.
 
-    The file may import modules beside it.
+    The file may import modules beside it. It is run in a process of its own first, because it may end the process or hang.
+
+    Args:
+        limit_s: wall seconds that running the file may take.
 
     Raises:
         UsageError: the file cannot be read or run, or has no such tunable; the text names those that it has.
@@ -35,19 +40,19 @@ def load_kernel(text: str) -> Tunable:
     path, name = Path(match[1]), match[2]
     if not path.is_file():
         raise UsageError(f"{path} is not a file; give the Python file that defines {name}")
-    spec = importlib.util.spec_from_file_location(f"schedsearch_kernels_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # functions are sent to compiler processes by the name of their module
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    if problem := trial_run(lambda: _run(path), limit_s, ["numba.cuda"]):
+        raise UsageError(f"{path} {problem}; correct the file")
     try:
-        spec.loader.exec_module(module)
+        module = _run(path)
     except SchedsearchError:
         raise
-    except Exception as error:  # any exception of the user's code
-        raise UsageError(f"{path} cannot be run: {type(error).__name__}: {error}; correct the file") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # any exception of the user's code, `sys.exit` included
+        raise UsageError(f"{path} cannot be run: {raised_text(error)}; correct the file") from error
     kernels = sorted(key for key, value in vars(module).items() if isinstance(value, Tunable))
     found = vars(module).get(name)
     if isinstance(found, Tunable):
@@ -55,6 +60,15 @@ def load_kernel(text: str) -> Tunable:
     what = f"is of type {type(found).__name__}, not a tunable" if name in vars(module) else "does not exist"
     has = f"it has {', '.join(kernels)}" if kernels else "it has none; decorate the kernel with schedsearch.tunable"
     raise UsageError(f"{name} in {path} {what}{did_you_mean(name, kernels)}; {has}")
+
+
+def _run(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"schedsearch_kernels_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # functions are sent to compiler processes by the name of their module
+    spec.loader.exec_module(module)
+    return module
 
 
 class KernelFiles:
@@ -66,7 +80,9 @@ class KernelFiles:
         UsageError: two files have the same name, or a file does not end in .py.
     """
 
-    def __init__(self, files: Sequence[str]) -> None:
+    def __init__(self, files: Sequence[str], limit_s: float = RUN_LIMIT_S) -> None:
+        """`limit_s`: wall seconds that running one file may take."""
+        self._limit_s = limit_s
         self._files = {Path(file).stem: file for file in files}
         if wrong := [file for file in files if not file.endswith(".py")]:
             raise UsageError(f"--kernels {wrong[0]!r} is not a Python file; allowed: FILE.py")
@@ -84,7 +100,7 @@ class KernelFiles:
                 f"--kernels {stem}.py"
             )
         if op not in self._kernels:
-            self._kernels[op] = load_kernel(f"{self._files[stem]}:{name}")
+            self._kernels[op] = load_kernel(f"{self._files[stem]}:{name}", self._limit_s)
         kernel = self._kernels[op]
         names = kernel.definition.parameters
         if unknown := [each for each in shape if each not in names]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from schedsearch.measure.builder import Built
 
 NOTE_EVERY_S = 1.0
+_REFERENCE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Journal:
         self._noted_s = -math.inf
         self._run = ""
         self._phase = ""
+        self._reference_told_s = 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -106,6 +108,19 @@ class Journal:
         if phase != self._phase:
             self._phase = phase
             event = Phase(phase, self.elapsed_s)
+            self._tell(lambda observer: observer.on_phase(event))
+
+    def tell_reference(self, seconds: float) -> None:
+        """Tells observers, every few seconds, that the reference of a user or of another package is still being computed.
+
+        Args:
+            seconds: for which it has been.
+        """
+        if seconds < _REFERENCE_EVERY_S:
+            self._reference_told_s = 0.0
+        elif seconds - self._reference_told_s >= _REFERENCE_EVERY_S:
+            self._reference_told_s = seconds
+            event = Phase("reference", self.elapsed_s)
             self._tell(lambda observer: observer.on_phase(event))
 
     def end_task(self, task: TaskState) -> None:

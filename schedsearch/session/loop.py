@@ -343,6 +343,7 @@ class Session:
             else:
                 done = []
                 wait(others, timeout=0.5, return_when=FIRST_COMPLETED)
+        self._journal.tell_reference(self._runner.reference_s)
         for token, result in done:
             self._on_build(self._building.pop(token), result)
         if self._preparing and self._preparing[0].done():

@@ -111,7 +111,7 @@ class RunStart:
         return cls(**{**data, "tasks": tuple(map(TaskStart.from_json, data["tasks"]))})
 
 
-PhaseName = Literal["building", "preparing", "measuring", "racing"]
+PhaseName = Literal["building", "preparing", "reference", "measuring", "racing"]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ class Phase:
 
     Attributes:
         name: building: the first candidates are compiled; preparing: inputs and the reference result of a workload are
-            made on the device; measuring: candidates are verified and timed; racing: the final races.
+            made on the device; reference: the reference of a user or of another package is still being computed, which is
+            said every few seconds; measuring: candidates are verified and timed; racing: the final races.
     """
 
     name: PhaseName

@@ -25,10 +25,11 @@ from schedsearch.template import Template, TemplateSet, load_template, load_temp
 from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
 
-__all__ = ["BUILD_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
+__all__ = ["BUILD_TIMEOUT_S", "REFERENCE_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
 
 BUILD_TIMEOUT_S = 60.0
 RUN_TIMEOUT_S = 10.0
+REFERENCE_TIMEOUT_S = 30.0
 _LEAST_S = 0.1
 
 
@@ -52,6 +53,7 @@ def tune(
     workers: int | None = None,
     build_timeout_s: float = BUILD_TIMEOUT_S,
     run_timeout_s: float = RUN_TIMEOUT_S,
+    reference_timeout_s: float = REFERENCE_TIMEOUT_S,
     wait_for_device: bool = True,
     on_wait: Callable[[str], None] | None = None,
     observers: Sequence[Observer] = (),
@@ -75,6 +77,8 @@ def tune(
             have theirs.
         workers: number of builder processes; default: one per CPU core.
         build_timeout_s, run_timeout_s: a candidate that takes longer to build, or to verify and time, has failed.
+        reference_timeout_s: the reference of a kernel of your own, or of another package's operator, may take this long to
+            compute its answers; then its task is given up.
         wait_for_device: whether to wait while another run holds the device.
         on_wait: called with a text that names the run that this one waits for.
         observers: watch the run.
@@ -100,7 +104,7 @@ def tune(
     plans = _planned(list(workloads), templates, device)
     return _run(
         plans, db, device, options, deadline, workers=workers, build_timeout_s=build_timeout_s, run_timeout_s=run_timeout_s,
-        wait_for_device=wait_for_device, on_wait=on_wait, observers=observers,
+        reference_timeout_s=reference_timeout_s, wait_for_device=wait_for_device, on_wait=on_wait, observers=observers,
     )  # fmt: skip
 
 
@@ -136,6 +140,7 @@ def _run(
     workers: int | None = None,
     build_timeout_s: float = BUILD_TIMEOUT_S,
     run_timeout_s: float = RUN_TIMEOUT_S,
+    reference_timeout_s: float = REFERENCE_TIMEOUT_S,
     wait_for_device: bool = True,
     on_wait: Callable[[str], None] | None = None,
     observers: Sequence[Observer] = (),
@@ -158,6 +163,7 @@ def _run(
                 device,
                 mode=mode,
                 timeout_s=run_timeout_s,
+                reference_timeout_s=reference_timeout_s,
                 wait=wait_for_device,
                 on_wait=on_wait,
                 meanwhile=lambda: builder.warm_up(min(first, len(plans) * (trials or first))),

@@ -180,6 +180,11 @@ class MeasureOptions(Section):
     build_timeout_s: Annotated[Duration | None, _DURATION] = Field(
         default=None, alias="build_timeout", description="for compiling one candidate"
     )
+    reference_timeout_s: Annotated[Duration | None, _DURATION] = Field(
+        default=None,
+        alias="reference_timeout",
+        description="for the reference of your own kernel or another package's operator",
+    )
     workers: Annotated[int | None, Field(ge=1, le=1024), Expect("a whole number from 1 to 1024")] = Field(
         default=None, description="processes that compile"
     )

@@ -222,7 +222,9 @@ def evaluate(what: str, given: Any, known: Mapping[str, Any], k: Any = None) -> 
         return given
     try:
         return given(**{name: k if name == "k" else known[name] for name in _parameters(given)})
-    except Exception as error:  # the user's own code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's own code, `sys.exit` included
         raise UsageError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
