@@ -25,10 +25,10 @@ from dashboard_support import HOSTILE, add_trials, hostile_database, sample_data
 pytest.importorskip("starlette", reason="needs the extra `dashboard`")
 
 import httpx
-import uvicorn
 
+from schedsearch.dashboard import server as dashboard_server
 from schedsearch.dashboard.answers import Answers
-from schedsearch.dashboard.server import application, bind, is_loopback
+from schedsearch.dashboard.server import application, bind, is_loopback, server_of
 from schedsearch.errors import UsageError
 from schedsearch.records.store import Store
 
@@ -197,7 +197,7 @@ def served(*files: Path) -> Iterator[int]:
     """A real server in a thread; gives its port."""
     answers = Answers([str(file) for file in files])
     listening = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(application(answers), log_level="error", timeout_graceful_shutdown=1))
+    server = server_of(application(answers))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
@@ -254,6 +254,98 @@ class TestLive:
         finally:
             for answers in all_answers:
                 answers.close()
+
+
+def asking(port: int, sent: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection.sendall(sent)
+    return connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that comes until the server ends the connection."""
+    with contextlib.suppress(ConnectionResetError):
+        return b"".join(iter(lambda: connection.recv(1000), b""))
+    return b""
+
+
+def status(port: int, path: str = "/api/overview") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        return connection.getresponse().status
+
+
+class TestSlowClients:
+    @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\nx-y: "])
+    def test_half_a_request_is_ended_in_time(self, sample: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+        monkeypatch.setattr(dashboard_server, "REQUEST_S", 0.2)
+        with served(sample) as port, asking(port, sent) as connection:
+            assert rest(connection).startswith(b"HTTP/1.1 408 ")
+            assert status(port) == 200
+
+    def test_sending_slowly_gains_no_time(self, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dashboard_server, "REQUEST_S", 0.3)
+        with (
+            served(sample) as port,
+            asking(port, b"GET / HTTP/1.1\r\n") as connection,
+            pytest.raises((BrokenPipeError, ConnectionResetError)),
+        ):
+            for _ in range(1000):
+                connection.sendall(b"a: b\r\n")
+                time.sleep(0.01)
+
+    def test_a_body_that_does_not_arrive_ends_the_connection(self, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dashboard_server, "REQUEST_S", 0.2)
+        text = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\nx"
+        with served(sample) as port, asking(port, text) as connection:
+            assert rest(connection).startswith(b"HTTP/1.1 405 ")
+
+    def test_a_stream_with_a_whole_request_is_not_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dashboard_server, "REQUEST_S", 0.2)
+        path = sample_database(tmp_path / "live.db", trials=10, live=True)
+        with served(path) as port:
+            page = events(port)
+            assert next(page)["event"] == "hello"
+            time.sleep(0.6)
+            add_trials(path)
+            assert next(page)["event"] == "change"
+
+    def test_connections_that_wait_make_room_for_others(self, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dashboard_server, "_WAITING", 5)
+        with served(sample) as port:
+            held = [asking(port, b"GET / HT") for _ in range(300)]
+            assert status(port) == 200
+            rest(held[0])  # it has ended
+            for connection in held:
+                connection.close()
+
+    def test_one_connection_takes_several_requests(self, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dashboard_server, "REQUEST_S", 0.3)
+        with served(sample) as port:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            for _ in range(3):
+                connection.request("GET", "/api/overview")
+                assert connection.getresponse().read()
+                time.sleep(0.4)
+
+    def test_streams_are_limited_before_they_begin_and_counted_until_they_end(
+        self, sample: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dashboard_server, "_LISTENERS", 3)
+        request = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with served(sample) as port:
+            streams = [asking(port, request) for _ in range(10)]
+            answers = sorted(stream.recv(12) for stream in streams)
+            assert answers == [b"HTTP/1.1 200"] * 3 + [b"HTTP/1.1 503"] * 7
+            for stream in streams:
+                stream.close()
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                with asking(port, request) as stream:
+                    if stream.recv(12) == b"HTTP/1.1 200":
+                        return
+            pytest.fail("streams that ended are still counted")
 
 
 class TestPorts:

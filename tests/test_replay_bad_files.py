@@ -14,6 +14,8 @@ import replay_support as support
 from cli_support import schedsearch
 
 from schedsearch.errors import UsageError
+from schedsearch.records.formats.recording import Place, parse_json
+from schedsearch.records.formats.unfinished import Unfinished
 from schedsearch.replay import load
 
 
@@ -108,14 +110,49 @@ BAD_CACHES = {
     "a list": (lambda: "[1, 2]", "neither a Kernel Tuner cache"),
     "another object": (lambda: '{"a": 1}', "neither a Kernel Tuner cache"),
     "a T1 description": (lambda: json.dumps(support.t1()), "bad.json: a T1 description, which is read with its T4 results"),
-    "not JSON": (lambda: '{"cache": {', "not JSON: Expecting property name enclosed in double quotes at line 1 column 12"),
-    "an unfinished cache": (
-        lambda: json.dumps(support.cache())[:-2] + ",\n",
-        "at line 2 column 1; a cache that Kernel Tuner did not finish wants }} in place of its last comma",
+    "not JSON": (lambda: '{"cash": {', "not JSON: Expecting property name enclosed in double quotes at line 1 column 11"),
+    "an unfinished cache without a configuration": (
+        lambda: edit(lambda d: d.update(cache={}))[:-2],
+        "cache: holds no configuration: the run did not finish any; let Kernel Tuner continue it",
+    ),
+    "a cut within the parameters": (lambda: json.dumps(support.cache())[:60], "not JSON"),
+    "a wrong entry in an unfinished cache": (
+        lambda: json.dumps(support.cache())[:-2].replace('"bx": 16', '"bx": 16,,', 1),
+        "not JSON",
     ),
     "empty file": (lambda: "\n", "bad.json: empty; get the file again"),
     "nested too deeply": (lambda: "[" * 101, "nested too deeply"),
 }
+
+
+class TestUnfinishedCaches:
+    @pytest.mark.parametrize("indent", [None, 0, 2])
+    def test_the_complete_entries_are_read_wherever_the_run_ended(self, indent: int | None) -> None:
+        """Kernel Tuner writes an entry and a comma after each configuration, and the closing brackets in the end."""
+        data = support.cache()
+        text = json.dumps(data, indent=indent)
+        start = text.index("{", text.index('"cache"')) + 1
+        for end in (*range(start, len(text) - 40, 5), *range(len(text) - 40, len(text))):
+            found = parse_json(text[:end].encode(), Place("x.json"))
+            entries = list(data["cache"].items())[: len(found["cache"])]
+            assert isinstance(found, Unfinished) and found == {**data, "cache": dict(entries)}
+            complete = "".join(json.dumps({key: value}, indent=indent).strip("{}") for key, value in entries)
+            assert found.cut == (text[start:end].count('"') > complete.count('"'))
+        assert len(found["cache"]) == len(data["cache"])
+
+    @pytest.mark.parametrize(
+        "command", [("records", "import", "--db", "new.db"), ("replay", "--tuner", "random", "--seeds", "1")]
+    )
+    def test_commands_take_it_and_say_what_was_cut_off(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        text = json.dumps(support.cache(), indent="")
+        support.write(Path("open.json"), text[: text.rindex('"time"')])
+        result = schedsearch(*command, "open.json")
+        assert result.exit_code == 0, result.output
+        count = len(support.cache()["cache"]) - 1
+        assert f"open.json: the run did not finish; read: {count} configurations, and 1 entry that was cut" in result.output
 
 
 class TestBadCaches:

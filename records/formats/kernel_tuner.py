@@ -4,6 +4,8 @@
 values, `time`, often `times` (single repetitions), durations, and metrics, which we do not keep. A failure has the name of
 an error as `time`, in newer versions as `__error__`, or in place of another objective's value. A configuration that is not
 in the cache was not allowed.
+
+While a run goes on, and when it was aborted, the closing brackets are missing. Such a cache is read as far as it goes.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from schedsearch.records.formats.recording import (
     parse_stamp,
     settle_times,
 )
+from schedsearch.records.formats.unfinished import Unfinished
+from schedsearch.text import counted
 
 NS_PER_MS = 1e6
 OLD_FAILURE_MS = 1e20  # what versions before 0.4 wrote instead of an error's name
@@ -63,7 +67,12 @@ def parse(data: Any, path: str | Path) -> Recording:
     order = _key_order(top, params, place)
     cache = place["cache"].object(place.need(top, "cache"))
     if not cache:
-        place["cache"].fail("holds no configuration")
+        begun = (
+            ": the run did not finish any; let Kernel Tuner continue it with this cache"
+            if isinstance(data, Unfinished)
+            else ""
+        )
+        place["cache"].fail(f"holds no configuration{begun}")
     found = []
     for key, value in cache.items():
         at = place["cache"][key]
@@ -75,6 +84,9 @@ def parse(data: Any, path: str | Path) -> Recording:
         found.append((_entry(config, fields, at), at))
     _check_durations(cache, found)
     settled, warnings = settle_times(found)
+    if isinstance(data, Unfinished):
+        cut = ", and 1 entry that was cut off is left off" if data.cut else ""
+        warnings = (*warnings, f"{path}: the run did not finish; read: {counted(len(found), 'configuration')}{cut}")
     problem = top.get("problem_size", "")
     return Recording(
         tuner="kernel-tuner",

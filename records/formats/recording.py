@@ -20,6 +20,7 @@ from schedsearch.errors import ConfigError, UsageError
 from schedsearch.measurement import Outcome
 from schedsearch.records.damage import LATEST_S
 from schedsearch.records.formats.content import MAX_DEPTH, Content, document_limits, nesting, values_at_most
+from schedsearch.records.formats.unfinished import Unfinished, closed
 from schedsearch.space import Knob, Value
 from schedsearch.text import type_text
 
@@ -155,7 +156,8 @@ def read_json(path: str | Path) -> Any:
 
 
 def parse_json(data: bytes, place: Place) -> Any:
-    """See `read_json`. Values and nesting are limited, so that memory is."""
+    """See `read_json`. Values and nesting are limited, so that memory is. An unfinished cache of Kernel Tuner is an
+    `Unfinished`."""
     if not data.strip():
         place.fail("empty; get the file again")
     if values_at_most(data) > (limit := document_limits()[1]):
@@ -166,11 +168,13 @@ def parse_json(data: bytes, place: Place) -> Any:
         text = data.decode("utf-8-sig")
         value = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, place))
     except UnicodeDecodeError as error:
+        if (rest := closed(data)) is not None:  # cut within a character
+            return Unfinished(parse_json(rest[0], place), rest[1])
         place.fail(f"not a text file in UTF-8 ({error.reason} at byte {error.start})")
     except json.JSONDecodeError as error:
-        unfinished = data.rstrip().endswith(b",")
-        remedy = "; a cache that Kernel Tuner did not finish wants }} in place of its last comma" if unfinished else ""
-        place.fail(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}{remedy}")
+        if (rest := closed(data)) is not None:
+            return Unfinished(parse_json(rest[0], place), rest[1])
+        place.fail(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}")
     except UsageError:
         raise
     except ValueError as error:  # a number with more digits than Python converts

@@ -22,8 +22,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -31,6 +32,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from schedsearch.dashboard.answers import Answers, UnknownPathError, package_version
 from schedsearch.dashboard.assets import content_security_policy, live_page
@@ -40,6 +42,8 @@ POLL_S = 0.3
 _PORTS_TRIED = 100
 _KEEP_ALIVE_S = 15.0
 _LISTENERS = 64
+REQUEST_S = 10.0  # in which a request must arrive
+_WAITING = 128  # connections without a request; a browser has up to six
 _CHANGES_KEPT = 1000
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -109,12 +113,10 @@ def application(answers: Answers, *, host: str = "127.0.0.1", token: str = "", p
         return Response(body, media_type="application/json", headers=headers)
 
     async def events(request: Request) -> Response:
-        if changes.listeners >= _LISTENERS:
-            return JSONResponse({"error": "too many pages listen already"}, status_code=503)
-        stream = _events(changes, answers)
-        return StreamingResponse(
-            stream, media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-        )
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream", headers=headers)
+        return _Listener(changes, answers, headers)
 
     routes = [
         Route("/", page, methods=["GET"]),
@@ -125,25 +127,39 @@ def application(answers: Answers, *, host: str = "127.0.0.1", token: str = "", p
     return _Guard(app, host=host, token=token)
 
 
+class _Listener(StreamingResponse):
+    """A stream of events. It counts from before its answer begins until it ends, however it ends."""
+
+    def __init__(self, changes: Changes, answers: Answers, headers: dict[str, str]) -> None:
+        super().__init__(_events(changes, answers), media_type="text/event-stream", headers=headers)
+        self._changes = changes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._changes.listeners >= _LISTENERS:
+            await JSONResponse({"error": "too many pages listen already"}, status_code=503)(scope, receive, send)
+            return
+        self._changes.listeners += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._changes.listeners -= 1
+
+
 async def _events(changes: Changes, answers: Answers) -> AsyncIterator[str]:
-    changes.listeners += 1
-    try:
+    await run_in_threadpool(changes.poll)
+    revision = answers.revision
+    yield f"retry: 1000\nevent: hello\ndata: {json.dumps({'revision': revision})}\n\n"
+    sent_s = time.monotonic()
+    while True:
+        await asyncio.sleep(max(POLL_S, min(5.0, 4 * answers.cost_s)))  # a large task must not take all the time
         await run_in_threadpool(changes.poll)
-        revision = answers.revision
-        yield f"retry: 1000\nevent: hello\ndata: {json.dumps({'revision': revision})}\n\n"
-        sent_s = time.monotonic()
-        while True:
-            await asyncio.sleep(max(POLL_S, min(5.0, 4 * answers.cost_s)))  # a large task must not take all the time
-            await run_in_threadpool(changes.poll)
-            newest, paths = changes.since(revision)
-            if paths:
-                revision, sent_s = newest, time.monotonic()
-                yield f"event: change\nid: {revision}\ndata: {json.dumps({'revision': revision, 'paths': paths})}\n\n"
-            elif time.monotonic() - sent_s > _KEEP_ALIVE_S:
-                sent_s = time.monotonic()
-                yield ": still here\n\n"
-    finally:
-        changes.listeners -= 1
+        newest, paths = changes.since(revision)
+        if paths:
+            revision, sent_s = newest, time.monotonic()
+            yield f"event: change\nid: {revision}\ndata: {json.dumps({'revision': revision, 'paths': paths})}\n\n"
+        elif time.monotonic() - sent_s > _KEEP_ALIVE_S:
+            sent_s = time.monotonic()
+            yield ": still here\n\n"
 
 
 def _watching(parent: int) -> Callable[[Starlette], Any]:
@@ -257,11 +273,84 @@ def bind(host: str, port: int) -> socket.socket:
     raise UsageError(f"all ports from {port} to {last} of {host} are in use; choose another: --port N")
 
 
-def serve(answers: Answers, listening: socket.socket, *, host: str, token: str = "", parent: int = 0) -> None:
-    """Serves until the process is interrupted. Then it returns."""
-    app = application(answers, host=host, token=token, parent=parent)
+class Connection(H11Protocol):
+    """A connection that cannot be held without asking for anything.
+
+    From its first byte a request has `REQUEST_S` seconds to arrive, body included; a new connection has them from its
+    beginning. Of the connections without a request under way only the latest `_WAITING` stay. So nobody who lacks the
+    token can keep others out: their answers are short.
+    """
+
+    waiting: ClassVar[dict[Connection, None]]  # those of a server, the one that waits longest first
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._begin()
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        self._begin()
+        super().data_received(data)
+        self._settle()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._settle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.waiting.pop(self, None)
+        self._arrived()
+        super().connection_lost(exc)
+
+    def _begin(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_S, self._end)
+
+    def _arrived(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _settle(self) -> None:
+        """Looks whether the request has arrived, and whether its answer is under way."""
+        partly = self.conn.their_state is h11.SEND_BODY or (self.conn.their_state is h11.IDLE and self.conn.trailing_data[0])
+        if not partly:
+            self._arrived()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.waiting.pop(self, None)
+        elif self in self.server_state.connections and not self.transport.is_closing():
+            self._wait()
+
+    def _wait(self) -> None:
+        self.waiting.setdefault(self)
+        while len(self.waiting) > _WAITING:
+            next(iter(self.waiting))._end()
+
+    def _end(self) -> None:
+        """Ends the connection. A client that has not got an answer is told why."""
+        self.waiting.pop(self, None)
+        self._arrived()
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or (self.cycle.response_complete and self.conn.trailing_data[0]):
+            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        self.transport.close()
+
+
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """A server of an application, with limits on what clients may hold."""
+
+    class OfThisServer(Connection):
+        waiting: ClassVar[dict[Connection, None]] = {}
+
     config = uvicorn.Config(
         app, log_level="error", access_log=False, server_header=False, lifespan="on", timeout_graceful_shutdown=1,
-        limit_concurrency=256, h11_max_incomplete_event_size=16 << 10, ws="none",
+        limit_concurrency=256, h11_max_incomplete_event_size=16 << 10, ws="none", http=OfThisServer,
     )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[listening])
+    return uvicorn.Server(config)
+
+
+def serve(answers: Answers, listening: socket.socket, *, host: str, token: str = "", parent: int = 0) -> None:
+    """Serves until the process is interrupted. Then it returns."""
+    server_of(application(answers, host=host, token=token, parent=parent)).run(sockets=[listening])
