@@ -85,6 +85,7 @@ def test_the_command_exits_with_1_and_says_what_to_do(tmp_path: Path, spoiled: C
     assert not out.exists()
 
 
+@pytest.mark.long
 def test_a_layer_that_a_later_one_hides_is_found_where_it_is(tmp_path: Path, spoiled: Callable[[Spoil], None]) -> None:
     """Two convolutions apart: each is compared on the network's own numbers, so the second is not blamed for the first."""
     model = Model(1, 4, 8, 8)
@@ -126,6 +127,7 @@ def test_a_network_without_a_model_is_unchecked() -> None:
     assert "the network is unchecked, a Network has no model" in "".join(said)
 
 
+@pytest.mark.long
 def test_every_size_of_a_table_is_of_a_network_that_was_compared(tmp_path: Path, spoiled: Callable[[Spoil], None]) -> None:
     path, out = chain("n", 2, 6, 6).save(tmp_path), tmp_path / "net.ssx"
     options: dict[str, Any] = {"target": "cpu", "db": tmp_path / "none.db", "out": out}
@@ -142,6 +144,7 @@ def test_every_size_of_a_table_is_of_a_network_that_was_compared(tmp_path: Path,
         assert "unchecked" in net.explain()
 
 
+@pytest.mark.long
 def test_a_graph_with_computed_sizes_is_compared_in_both_ways(tmp_path: Path, spoiled: Callable[[Spoil], None]) -> None:
     path, out = chain("n", 2, 6, 6).save(tmp_path), tmp_path / "net.ssx"
     options: dict[str, Any] = {"way": "bounded", "target": "cpu", "db": tmp_path / "none.db", "out": out}

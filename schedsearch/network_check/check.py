@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from onnx import TensorProto
 
 from schedsearch.errors import IndexRangeError, UsageError, WrongNetworkError
-from schedsearch.network_check.draws import KINDS, drawn
+from schedsearch.network_check.draws import KINDS, Wanted, drawn
 from schedsearch.network_check.evaluators import (
     MOST_PRODUCTS,
     Evaluator,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from schedsearch.executable.sized import SizedNet
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_NOISE = ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0))  # direction and chance
+_NOISE = ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0))  # direction and chance
 _MOST_ELEMENTS = 1 << 26  # of values that are compared together; the memory of the check is a few times theirs
 SHARE = 0.2
 """Of the time of a build, that more than one comparison may take."""
@@ -120,7 +121,7 @@ class Checker:
     def _on(self, subject: Subject, kind: str) -> None:
         reasons = []
         for small in (False, True):
-            inputs = drawn(subject.inputs, kind, 0, small=small)
+            inputs = drawn(_truth_values(subject.inputs, self.source), kind, 0, small=small)
             try:
                 _Comparison(self.source, subject, inputs, self._evaluators, self.say).run()
                 return
@@ -146,7 +147,7 @@ class _Comparison:
     ) -> None:
         self._source, self._subject, self._say = source, subject, say
         self._evaluators = evaluators
-        self._inputs = dict(zip(source.inputs, (inputs[each.name] for each in _in_order(subject, source))))
+        self._inputs = dict(zip(source.inputs, (inputs[each.name] for each in _by_place(subject.inputs, source))))
         self._outputs = dict(zip(source.outputs, subject.outputs(inputs)))
         self._drawn = inputs
         common = [
@@ -269,9 +270,16 @@ class _Comparison:
         return WrongNetworkError(self._subject.complaint(f"{name!r}{node and f', of {node}'}", apart, self._source.name))
 
 
-def _in_order(subject: Subject, source: Source) -> list[Any]:
+def _truth_values(inputs: Sequence[Wanted], source: Source) -> list[Wanted]:
+    """Inputs with 0 and 1 for truth values; a network has them as bytes."""
+    places = zip(source.inputs, _by_place(inputs, source))
+    truths = {each.name for name, each in places if source.formats.get(name) == TensorProto.BOOL}
+    return [replace(each, below=2) if each.name in truths else each for each in inputs]
+
+
+def _by_place(inputs: Sequence[Wanted], source: Source) -> list[Wanted]:
     """The inputs of the network that are those of the model, by name, or else by place."""
-    by_name = {each.name: each for each in subject.inputs}
+    by_name = {each.name: each for each in inputs}
     if all(name in by_name for name in source.inputs):
         return [by_name[name] for name in source.inputs]
-    return list(subject.inputs)
+    return list(inputs)

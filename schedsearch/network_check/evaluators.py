@@ -47,6 +47,7 @@ class OnnxRuntime:
     def open(self, model: ModelProto) -> Opened:
         options = self._module.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.graph_optimization_level = self._module.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
             return _Session(

@@ -6,7 +6,7 @@ noisy values are from the model's says how far the network may be:
 - An element may differ by `FACTOR` times its own largest noise, or the noise of its channel in the root mean square: the
   chance that all noisy runs are near the model's number at one element does not count then.
 - A step at a rounding, a comparison or a choice makes few elements differ by much. As many elements as in a noisy run, times
-  `FACTOR`, may differ by more, up to `FACTOR` times the largest noise of any element, or one step of an integer.
+  `FACTOR`, may differ by more, up to twice the largest noise of any element; integers up to the largest, or one step.
 - Where noise turns a number into an infinity or NaN, or the other way round, or changes the shape, the model does not say
   what is right.
 """
@@ -23,6 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FACTOR = 8.0
 _LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126}  # numbers below may become 0
 _CHANNEL_ELEMENTS = 64  # of a channel at least, for noise of its own
+_LARGEST = 2.0  # times the largest noise of any element: a difference at a step
 _STRAY = 1e-5  # of the elements may be at a step that no noisy run took
 _PIECE = 1 << 21  # elements that are compared at a time
 
@@ -98,7 +99,7 @@ def difference(
         error[skip] = 0.0
         beyond = error > bound
         soft_count += int(beyond.sum())
-        limit = max(FACTOR * most + least, 1.0 if exact else 0.0)
+        limit = max(most, 1.0) if exact else _LARGEST * most + least
         hard += int((error > np.maximum(bound, limit)).sum())
         for number, each in enumerate(flat_noisy):
             counts_beyond[number] += int((_distance(each[cut], b) > FACTOR * pooled + least).sum())

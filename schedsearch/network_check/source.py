@@ -14,16 +14,28 @@ the lengths of sums allow, so that running it shows how far a right network may 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from schedsearch.network_check.known_faults import replacement
+from schedsearch.network_check.protos import (
+    inferred,
+    is_narrow,
+    is_random,
+    outside,
+    reads_of,
+    rename,
+    shell,
+    value_info,
+    wide,
+    widen,
+)  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DIRECTION, CHANCE = "/direction", "/chance"
@@ -32,19 +44,18 @@ _SINGLE = 2.0**-24  # unit roundoffs
 ROUNDOFF = {TensorProto.FLOAT: 4 * _SINGLE, TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}
 _SINGLES = int(TensorProto.FLOAT)
 _FORMATS: dict[str, int] = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-_WIDENED = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_FORMAT_ATTRIBUTES = ("to", "dtype", "output_dtype")
 _LARGE = 1 << 10  # elements; such weights are given to a piece, not copied into it
 _LONGEST_UNKNOWN = 1 << 12  # numbers in a sum of which the shape does not say how many
 _MOST_NOISE = 1e-2
 _SHAPES_ONLY = ("Shape", "Size")
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "FusedConv", "FusedMatMul", "FusedGemm")
 _ROWS = (
     "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd", "AveragePool", "GlobalAveragePool",
     "LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "LpPool", "CumSum",
     "RMSNormalization", "LpNormalization", "LRN", "SimplifiedLayerNormalization", "SkipLayerNormalization",
 )  # fmt: skip
+_CANCELLING = ("Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "LogSoftmax", "HardSwish", "Swish", "Erf")
+"""They add or subtract numbers around 1, so that a small result has the error of these."""
 _NO_NOISE = {"Resize": (1, 2, 3), "Upsample": (1,), "Pow": (1,), "Range": (0, 1, 2), "NonMaxSuppression": (2, 3, 4)}
 """Inputs of nodes that are settings: an extent follows from them, or a power of a negative number."""
 
@@ -83,10 +94,10 @@ class Source:
         self._depends = set(self.inputs)
         self.random: set[str] = set()
         for node in graph.node:
-            reads = list(_reads(node))
+            reads = list(reads_of(node))
             if node.op_type not in _SHAPES_ONLY and any(each in self._depends for each in reads):
                 self._depends.update(node.output)
-            if _is_random(node) or any(each in self.random for each in reads):
+            if is_random(node) or any(each in self.random for each in reads):
                 self.random.update(node.output)
 
     @classmethod
@@ -110,19 +121,19 @@ class Source:
         for tensor in graph.initializer:
             if math.prod(tensor.dims) <= _LARGE or tensor.name in outputs or tensor.data_type == TensorProto.STRING:
                 if tensor.external_data and folder is not None:
-                    tensor.CopyFrom(numpy_helper.from_array(_outside(tensor, folder), tensor.name))
+                    tensor.CopyFrom(numpy_helper.from_array(outside(tensor, folder), tensor.name))
                 kept.append(tensor)
                 continue
             external = tensor.data_location == TensorProto.EXTERNAL and folder is not None
-            weights[tensor.name] = _outside(tensor, folder) if external and folder else numpy_helper.to_array(tensor)
+            weights[tensor.name] = outside(tensor, folder) if external and folder else numpy_helper.to_array(tensor)
             if tensor.name not in taken:
                 graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         kept = [TensorProto.FromString(each.SerializeToString()) for each in kept]
         del graph.initializer[:]
         graph.initializer.extend(kept)
-        formats, shapes = _inferred(model)
-        _widen(model)
-        weights = {key: each.astype(np.float32) if _is_narrow(each) else each for key, each in weights.items()}
+        formats, shapes = inferred(model)
+        widen(model)
+        weights = {key: each.astype(np.float32) if is_narrow(each) else each for key, each in weights.items()}
         return cls(name, model, weights, formats, shapes, dtype)
 
     def format_of(self, value: str) -> int:
@@ -141,7 +152,7 @@ class Source:
 
     def reads(self, value: str) -> list[str]:
         """The values that the node of a value reads."""
-        return [] if value not in self.made_by else list(_reads(self.made_by[value]))
+        return [] if value not in self.made_by else list(reads_of(self.made_by[value]))
 
     def ops_before(self, value: str, given: Collection[str]) -> set[str]:
         """Operators of the nodes between a value and those given."""
@@ -169,6 +180,19 @@ class Source:
                     found[read] = None
                     left.append(read)
         return found
+
+    def unit_of_bias(self, node: NodeProto, place: int) -> tuple[str, str] | None:
+        """The scales whose product a bias is a multiple of in a network that adds integers: those of the dequantised factors
+        of a convolution or matrix product, if this input of a node is its bias."""
+        product = node
+        if node.op_type == "Add":
+            product = next((made for name in node.input if (made := self.made_by.get(name)) is not None), node)
+        if product.op_type not in ("Conv", "Gemm", "MatMul") or place != (2 if product is node else place):
+            return None
+        factors = [self.made_by.get(name) for name in product.input[:2]]
+        scales = [each.input[1] for each in factors if each is not None and each.op_type == "DequantizeLinear"]
+        constant = all(name not in self._depends for name in (*scales, node.input[place]))
+        return (scales[0], scales[1]) if constant and len(scales) == 2 else None
 
     def describe(self, value: str) -> str:
         """The node that computes a value, for messages."""
@@ -228,10 +252,10 @@ class _Cut:
         for node in reversed(graph.node):
             if any(name in needed for name in node.output):
                 kept.append(node)
-                needed.update(name for name in _reads(node) if name not in self._given and name in source.made_by)
+                needed.update(name for name in reads_of(node) if name not in self._given and name in source.made_by)
         reads: dict[str, None] = {}
         for node in reversed(kept):
-            reads |= dict.fromkeys(_reads(node))
+            reads |= dict.fromkeys(reads_of(node))
             self._add(node)
         takes = {name: name + _GIVEN for name in reads if name in self._given}
         takes |= {name: name for name in (*reads, *wanted) if name in source.inputs and name not in takes}
@@ -244,11 +268,11 @@ class _Cut:
         for number, name in enumerate(wanted):
             self._nodes.append(helper.make_node("Identity", [name], [f"/out{number}"]))
             kind = source.formats.get(name, TensorProto.UNDEFINED)
-            outputs.append(_value_info(f"/out{number}", _wide(kind), None))
-        used = {name for node in self._nodes for name in _reads(node)}
+            outputs.append(value_info(f"/out{number}", wide(kind), None))
+        used = {name for node in self._nodes for name in reads_of(node)}
         constants = [each for each in graph.initializer if each.name in used]
         made = ModelProto()
-        made.CopyFrom(_shell(source.model))
+        made.CopyFrom(shell(source.model))
         made.graph.name = graph.name or "piece"
         made.graph.node.extend(self._nodes)
         made.graph.input.extend(inputs)
@@ -267,28 +291,31 @@ class _Cut:
             info.name = to
             return info
         kind = self._source.formats.get(name, TensorProto.FLOAT)
-        return _value_info(to, _wide(kind), rank_0)
+        return value_info(to, wide(kind), rank_0)
 
     def _add(self, node: NodeProto) -> None:
         """A node, with noise."""
         copy = NodeProto()
         copy.CopyFrom(node)
-        _rename(copy, {name: name + _GIVEN for name in self._given})
+        rename(copy, {name: name + _GIVEN for name in self._given})
         noisy = self._noisy and any(name in self._source._depends for name in node.output)
         if noisy:
             for place, name in enumerate(node.input):
-                if name and (delta := self._noise_of_input(node, place, name)):
+                if name and self._source.is_floating(name) and (scales := self._source.unit_of_bias(node, place)):
+                    copy.input[place] = self._rounded_bias(copy.input[place], *scales)
+                elif name and (delta := self._noise_of_input(node, place, name)):
                     copy.input[place] = self._noisy_copy(name, copy.input[place], delta)
             for place, name in enumerate(node.output):
                 if name and self._source.is_floating(name):
                     copy.output[place] = f"{name}/clean"
-        self._nodes += replacement(copy, _wide(self._source.formats.get(node.output[0], TensorProto.UNDEFINED)))
+        self._nodes += replacement(copy, wide(self._source.formats.get(node.output[0], TensorProto.UNDEFINED)))
         if not noisy:
             return
         for name in node.output:
             if name and self._source.is_floating(name):
                 kind = self._source.format_of(name)
-                self._noise(f"{name}/clean", name, ROUNDOFF.get(kind, ROUNDOFF[TensorProto.FLOAT]), kind)
+                delta = ROUNDOFF.get(kind, ROUNDOFF[TensorProto.FLOAT])
+                self._noise(f"{name}/clean", name, delta, kind, absolute=node.op_type in _CANCELLING)
 
     def _noise_of_input(self, node: NodeProto, place: int, name: str) -> float:
         source = self._source
@@ -312,24 +339,50 @@ class _Cut:
             self._noise(at, self._noisy_copies[key], delta, kind)
         return self._noisy_copies[key]
 
-    def _noise(self, x: str, y: str, delta: float, kind: int) -> None:
-        """y = x (1 + delta (direction + chance r)), with r between -1 and 1, rounded to float16 if that is the format."""
+    def _random(self, like: str, y: str) -> NodeProto:
+        return helper.make_node(
+            "RandomUniformLike", [like], [y], low=-1.0, high=1.0, seed=float(self._seed), dtype=TensorProto.FLOAT
+        )
+
+    def _rounded_bias(self, bias: str, x_scale: str, w_scale: str) -> str:
+        """A bias that is off by half of the product of scales times direction + chance r: as if it were rounded to it."""
         self._seed += 1
-        names = [f"{y}/n{number}" for number in range(6)]
+        y = f"{bias}/rounded{self._seed}"
+        self._constants["/half"] = numpy_helper.from_array(np.asarray(0.5, np.float32), "/half")
+        steps = [
+            ("Mul", [f"{y}/r", CHANCE], f"{y}/c"),
+            ("Add", [f"{y}/c", DIRECTION], f"{y}/s"),
+            ("Mul", [x_scale, w_scale], f"{y}/unit"),
+            ("Mul", [f"{y}/unit", "/half"], f"{y}/half"),
+            ("Mul", [f"{y}/half", f"{y}/s"], f"{y}/off"),
+            ("Add", [bias, f"{y}/off"], y),
+        ]
+        self._nodes.append(self._random(bias, f"{y}/r"))
+        self._nodes += [helper.make_node(op, reads, [to]) for op, reads, to in steps]
+        return y
+
+    def _noise(self, x: str, y: str, delta: float, kind: int, *, absolute: bool = False) -> None:
+        """y = x (1 + delta s), where s = direction + chance r with r between -1 and 1, rounded to float16 if that is the
+        format; with `absolute` also plus 4 roundoffs of float32 times s."""
+        self._seed += 1
+        names = [f"{y}/n{number}" for number in range(8)]
+        last = names[7] if kind == TensorProto.FLOAT16 else y
         for name, number in (("/one", 1.0), (f"/delta{delta!r}", delta)):
             self._constants[name] = numpy_helper.from_array(np.asarray(number, np.float32), name)
         steps = [
-            helper.make_node(
-                "RandomUniformLike", [x], [names[0]], low=-1.0, high=1.0, seed=float(self._seed), dtype=TensorProto.FLOAT
-            ),
+            self._random(x, names[0]),
             helper.make_node("Mul", [names[0], CHANCE], [names[1]]),
             helper.make_node("Add", [names[1], DIRECTION], [names[2]]),
             helper.make_node("Mul", [names[2], f"/delta{delta!r}"], [names[3]]),
             helper.make_node("Add", [names[3], "/one"], [names[4]]),
-            helper.make_node("Mul", [x, names[4]], [names[5] if kind == TensorProto.FLOAT16 else y]),
+            helper.make_node("Mul", [x, names[4]], [names[5] if absolute else last]),
         ]
+        if absolute:
+            name = f"/delta{ROUNDOFF[TensorProto.FLOAT]!r}"
+            self._constants[name] = numpy_helper.from_array(np.asarray(ROUNDOFF[TensorProto.FLOAT], np.float32), name)
+            steps += [helper.make_node("Mul", [names[2], name], [names[6]]), helper.make_node("Add", names[5:7], [last])]
         if kind == TensorProto.FLOAT16:
-            steps.append(helper.make_node("Cast", [names[5]], [f"{y}/half"], to=TensorProto.FLOAT16))
+            steps.append(helper.make_node("Cast", [last], [f"{y}/half"], to=TensorProto.FLOAT16))
             steps.append(helper.make_node("Cast", [f"{y}/half"], [y], to=TensorProto.FLOAT))
         self._nodes += steps
 
@@ -349,123 +402,3 @@ def _length(node: NodeProto, shapes: Sequence[list[int | None] | None]) -> int:
     if node.op_type == "AveragePool":
         return math.prod(next((each.ints for each in node.attribute if each.name == "kernel_shape"), [_LONGEST_UNKNOWN]))
     return size(shapes[0])
-
-
-def _is_random(node: NodeProto) -> bool:
-    if node.op_type in _RANDOM:
-        return True
-    return node.op_type == "Dropout" and len(node.input) > 2 and bool(node.input[2])
-
-
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    for each in node.attribute:
-        if each.type == AttributeProto.GRAPH:
-            yield each.g
-        elif each.type == AttributeProto.GRAPHS:
-            yield from each.graphs
-
-
-def _reads(node: NodeProto) -> Iterator[str]:
-    """Names of values that a node reads, those that its subgraphs capture among them."""
-    yield from (name for name in node.input if name)
-    for graph in _subgraphs(node):
-        own = {each.name for each in (*graph.input, *graph.initializer)} | {out for n in graph.node for out in n.output}
-        for inner in graph.node:
-            yield from (name for name in _reads(inner) if name not in own)
-        yield from (each.name for each in graph.output if each.name not in own)
-
-
-def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
-    for place, name in enumerate(node.input):
-        node.input[place] = names.get(name, name)
-    for graph in _subgraphs(node):
-        own = {each.name for each in (*graph.input, *graph.initializer)} | {out for n in graph.node for out in n.output}
-        inside = {name: to for name, to in names.items() if name not in own}
-        for inner in graph.node:
-            _rename(inner, inside)
-
-
-def _inferred(model: ModelProto) -> tuple[dict[str, int], dict[str, list[int | None]]]:
-    """Formats and shapes of values, as far as onnx infers them. Shapes only say how long sums are."""
-    try:
-        graph = onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # of many kinds; a model that is wrong by onnx's rules is refused elsewhere
-        graph = model.graph
-    formats: dict[str, int] = {each.name: each.data_type for each in graph.initializer}
-    shapes: dict[str, list[int | None]] = {each.name: list(each.dims) for each in graph.initializer}
-    for each in (*graph.value_info, *graph.input, *graph.output):
-        if not each.type.HasField("tensor_type"):
-            continue
-        kind = each.type.tensor_type
-        formats[each.name] = kind.elem_type
-        if kind.HasField("shape"):
-            shapes[each.name] = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
-    return formats, shapes
-
-
-def _wide(kind: int) -> int:
-    return TensorProto.FLOAT if kind in _WIDENED else kind
-
-
-def _is_narrow(array: Array) -> bool:
-    return array.dtype.itemsize == 2 and array.dtype.name in ("float16", "bfloat16")
-
-
-def _widen(model: ModelProto) -> None:
-    """Makes float16 and bfloat16 float32 everywhere: evaluators lack operators for them."""
-    for function in model.functions:
-        for node in function.node:
-            _widen_node(node)
-    _widen_graph(model.graph)
-
-
-def _widen_graph(graph: GraphProto) -> None:
-    for each in (*graph.input, *graph.output, *graph.value_info):
-        if each.type.tensor_type.elem_type in _WIDENED:
-            each.type.tensor_type.elem_type = TensorProto.FLOAT
-    for tensor in graph.initializer:
-        _widen_tensor(tensor)
-    for node in graph.node:
-        _widen_node(node)
-
-
-def _widen_node(node: NodeProto) -> None:
-    for each in node.attribute:
-        if each.type == AttributeProto.TENSOR:
-            _widen_tensor(each.t)
-        elif each.type == AttributeProto.INT and each.name in _FORMAT_ATTRIBUTES and each.i in _WIDENED:
-            each.i = TensorProto.FLOAT
-    for graph in _subgraphs(node):
-        _widen_graph(graph)
-
-
-def _widen_tensor(tensor: TensorProto) -> None:
-    if tensor.data_type in _WIDENED:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
-
-
-def _outside(tensor: TensorProto, folder: Path) -> Array:
-    """A weight in a file beside the model, mapped."""
-    place = {each.key: each.value for each in tensor.external_data}
-    kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    shape = tuple(tensor.dims)
-    if math.prod(shape) == 0:
-        return np.zeros(shape, kind)
-    offset = int(place.get("offset", 0))
-    raw = np.memmap(folder / place["location"], np.uint8, "r", offset, math.prod(shape) * kind.itemsize)
-    array: Array = raw.view(kind).reshape(shape)
-    return array
-
-
-def _value_info(name: str, kind: int, shape: list[int] | None) -> onnx.ValueInfoProto:
-    if kind == TensorProto.UNDEFINED:
-        return onnx.ValueInfoProto(name=name)
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def _shell(model: ModelProto) -> ModelProto:
-    """A model without a graph."""
-    made = ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
-    made.opset_import.extend(model.opset_import)
-    made.functions.extend(model.functions)
-    return made
