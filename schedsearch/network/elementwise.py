@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.network.chain import Chain, Operand, Read
-from schedsearch.network.epilogue import LARGEST, batch_norm_operands, clip_bounds
+from schedsearch.network.epilogue import LARGEST, batch_norm_operands, clip_bounds, not_finite
 from schedsearch.network.facts import (
     FLOATS,
     INTEGERS,
@@ -182,6 +182,10 @@ def _problem(node: ir.Node) -> str:
         return f"{name_of(node)} is in training mode; export the model for inference"
     if node.attributes.get_int("block_size", 0):
         return f"{name_of(node)} has scales of blocks; allowed: one scale, or one for each index along an axis"
+    if strange := not_finite(node):
+        return f"{name_of(node)} has {strange}; allowed: finite numbers"
+    if node.op_type == "Clip" and clip_bounds(node) is None:
+        return f"{name_of(node)} has a bound that is computed, NaN, or beyond all numbers; allowed: other constants"
     if (to := dtype_of(node.outputs[0])) not in made:
         return f"{name_of(node)} makes {to or 'an unknown format'}; allowed: {', '.join(made)}"
     return ""

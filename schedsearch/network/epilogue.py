@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,8 @@ def _float_stage(chain: Chain, node: ir.Node) -> _Found | None:
         return "relu", {}, {}
     if node.op_type in _ACTIVATIONS:
         return None if _is_approximate(node) else (_ACTIVATIONS[node.op_type], {}, {})
+    if not_finite(node):
+        return None
     if node.op_type == "LeakyRelu":
         return "leaky_relu", {}, {"leaky_relu_slope": node.attributes.get_float("alpha", 0.01)}
     if node.op_type == "Clip":
@@ -128,15 +131,24 @@ def batch_norm_operands(node: ir.Node) -> dict[str, Constant] | None:
     }
 
 
+def not_finite(node: ir.Node) -> str:
+    """The attribute of a node that is NaN or infinite; empty if there is none. Bounds of a Clip may be infinite."""
+    for name, each in node.attributes.items():
+        if each.type.name == "FLOAT" and not each.is_ref() and node.op_type != "Clip" and not math.isfinite(each.as_float()):
+            return f"{name} = {each.as_float()}"
+    return ""
+
+
 def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """The bounds of a Clip, `LARGEST` if there is none; None if one is computed."""
+    """The bounds of a Clip, `LARGEST` if there is none; None if one is computed or no number is beyond it."""
     found = []
     for place, name, default in ((1, "min", -LARGEST), (2, "max", LARGEST)):
         bound = constant_input(node, place)
         if bound is None and is_given(node, place):
             return None
         found.append(node.attributes.get_float(name, default) if bound is None else float(bound.flat[0]))
-    return found[0], found[1]
+    low, high = found
+    return (max(low, -LARGEST), min(high, LARGEST)) if low < math.inf and high > -math.inf else None
 
 
 def _is_per_channel(constant: Array, chain: Chain) -> bool:

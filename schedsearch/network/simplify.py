@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.network.facts import INTEGERS, Array, dtype_of, is_onnx
+from schedsearch.network.facts import INTEGERS, Array, dtype_of, is_onnx, name_of
 from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
 
@@ -47,6 +47,8 @@ def simplify(model: ir.Model) -> None:
 
     common.InlinePass()(model)
     _constants_are_no_inputs(model)
+    for node in model.graph:
+        node.name = name_of(node)  # before a pass calls it "node"
     rules, opsets = RewritePass(_rules()), model.opset_imports
     for _ in range(_MOST_ROUNDS):
         counted = _count_from_the_front(model)
