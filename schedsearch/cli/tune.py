@@ -55,7 +55,7 @@ class Duration(click.ParamType["float"]):
     "--target", "selector", metavar="TARGET", help="auto, cpu, cuda or cuda:N. With --dry-run also a100, h200, b200."
 )
 @click.option("--trials", metavar="N", type=AtLeast(1), help="Trials per task; all tasks share the sum.")
-@click.option("--time", "time_s", metavar="TIME", type=Duration(), help="For search and final races, e.g. 90s, 10m, 1h30m.")
+@click.option("--time", "time_s", metavar="TIME", type=Duration(), help="For the whole run, e.g. 90s, 10m, 1h30m.")
 @click.option(
     "--reference-timeout",
     "reference_timeout_s",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
-from schedsearch.errors import UsageError
+from schedsearch.errors import OutOfTimeError, UsageError
 from schedsearch.executable.assemble import assemble
 from schedsearch.executable.build_options import check_choice, check_tune_s
 from schedsearch.executable.file import save
@@ -167,6 +167,8 @@ def build_within(
     started = time.monotonic()
     network, name, source = _network(model, example, dtype, layout, target, shapes or {}, fallback, check)
     _say_parts(network, say)
+    if deadline.passed and not patient:
+        raise OutOfTimeError("there was no time left after the model was read")
     if not isinstance(model, Network):
         network = network.with_io_layout(io_layout)
     elif io_layout != "NCHW":

@@ -61,6 +61,8 @@ class Contest:
             theirs: computes the same in PyTorch.
             deadline: of building it.
         """
+        if deadline.passed:
+            return None, NetworkReport(False, NO_TIME.format("build it"))
         started = time.perf_counter()
         net: HeldNetwork | None = None
         try:
