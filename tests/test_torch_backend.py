@@ -205,3 +205,40 @@ def test_the_backend_is_found_by_its_name() -> None:
     setup.read(Path(__file__).resolve().parents[1] / "setup.cfg")
     name, _, place = setup["options.entry_points"]["torch_dynamo_backends"].strip().partition(" = ")
     assert (name, place) == ("schedsearch", f"{schedsearch.__module__}:{schedsearch.__name__}")
+
+
+# --- Time -------------------------------------------------------------------------------------------------------------
+def test_what_computes_a_graph_is_compared_with_inductors_code_of_the_same_graph(compiled: Any) -> None:
+    """A network is faster than the graph with kernels for layers, but the graph as it is is faster than both."""
+    model, x = network(), image()
+    clock = Clock(357.0, kernel=200.0, kernels_for_layers=403.0, network=392.0)
+    fast, reports = compiled(model, timer=clock)
+    assert close(fast(x), model(x))
+    report = reports[-1]
+    assert not report.is_used and not report.network.served and not report.swapped
+    assert (report.ours_us, report.torch_us) == (403.0, 357.0)
+    assert (report.network.ours_us, report.network.torch_us) == (392.0, 357.0)
+    assert {layer.reason for layer in report.layers} == {"the whole graph with it: PyTorch is as fast or faster"}
+
+
+@pytest.mark.parametrize(("layers_us", "network_us", "winner"), [(1.0, 2.0, "layers"), (2.0, 1.0, "network")])
+def test_the_fastest_of_all_serves(compiled: Any, layers_us: float, network_us: float, winner: str) -> None:
+    model, x = network(), image()
+    fast, reports = compiled(model, timer=Clock(3.0, kernel=1.0, kernels_for_layers=layers_us, network=network_us))
+    assert close(fast(x), model(x)) and close(fast(2 * x), model(2 * x))
+    assert bool(reports[-1].swapped) == (winner == "layers") and reports[-1].network.served == (winner == "network")
+
+
+def test_without_time_inductor_computes_the_graph_and_the_report_says_so(
+    compiled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from schedsearch.deadline import Deadline
+
+    monkeypatch.setattr(Deadline, "within", lambda seconds: Deadline(0.0, lambda: 1.0))
+    model, x = network(), image()
+    fast, reports = compiled(model, db=tmp_path / "records.db", tune=True, tune_s=20.0)
+    assert close(fast(x), model(x))
+    (report,) = reports
+    assert not report.is_used and "2 layers without a record: there was no time left to tune" in report.notes
+    assert {layer.reason for layer in report.layers} == {"there was no time left to measure it; PyTorch computes it"}
+    assert report.network.reason == "there was no time left to build a network; PyTorch computes it"

@@ -522,3 +522,23 @@ def test_vectors_of_batch_norms_are_those_of_pytorch() -> None:
 def test_a_saved_graph_without_its_kernels_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"this process has no kernel conv2d-0; call schedsearch.torch.optimize_ or"):
         torch.ops.schedsearch.call("conv2d-0", [image()])
+
+
+# --- Time -------------------------------------------------------------------------------------------------------------
+def test_layers_that_have_no_time_are_pytorchs_and_the_report_says_so(
+    optimize: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from schedsearch.deadline import Deadline
+
+    monkeypatch.setattr(Deadline, "within", lambda seconds: Deadline(0.0, lambda: 1.0))
+    model = prepared(Residual())
+    report = optimize(model, image(), db=tmp_path / "records.db", tune=True, tune_s=60.0)
+    assert "forward" not in vars(model) and not report.is_used
+    assert "2 layers without a record: there was no time left to tune" in report.notes
+    assert {layer.reason for layer in report.layers} == {"there was no time left to measure it; PyTorch computes it"}
+
+
+def test_a_model_that_is_as_fast_without_kernels_remains_as_it_was(optimize: Any) -> None:
+    model = small()
+    report = optimize(model, image(), timer=Times(1, 3, 5, 5))  # the layer by a kernel and PyTorch, then the model
+    assert "forward" not in vars(model) and not report.swapped

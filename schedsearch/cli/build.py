@@ -52,7 +52,11 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
     "--mode", type=click.Choice(MODES), default=COLD_GRAPH, show_default=True, help="How the records' times were taken."
 )
 @click.option(
-    "--tune", "tune_s", metavar="TIME", type=Duration(), help="Measure kernels without a record. The whole build takes TIME, e.g. 90s, 10m."
+    "--tune",
+    "tune_s",
+    metavar="TIME",
+    type=Duration(),
+    help="Measure kernels without a record. The whole build takes TIME, e.g. 90s, 10m.",
 )
 @click.option("--strict", is_flag=True, help="Refuse kernels without a record of exactly their workload and device.")
 @click.option(

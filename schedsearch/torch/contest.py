@@ -30,7 +30,8 @@ NETWORK = "network"  # its name in a race
 # Of whole networks, in which errors of many layers add up; choose.py has those of one layer.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-3}
 _WORSE = 2.0  # times the compiled graph's own error that a network may have, above the tolerance
-_KEPT = 0.1  # of the time that is left: for the race, when a network is built
+TRACED_S = 0.015  # for each node of a graph: what it takes to export it and to read it again, before anything is compiled
+_BUILDING = 0.9  # of the time that is left: for building a network; the rest is for the race
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ class Contest:
             theirs: computes the same in PyTorch.
             deadline: of building it.
         """
-        if deadline.passed:
+        if deadline.left_s < TRACED_S * len(module.graph.nodes):
             return None, NetworkReport(False, NO_TIME.format("build it"))
         started = time.perf_counter()
         net: HeldNetwork | None = None
         try:
             with torch.no_grad():
                 expected = list(theirs())
-                net = HeldNetwork(module, given, expected, self.kernels, self.tunes, deadline)
+                net = HeldNetwork(module, given, expected, self.kernels, self.tunes, deadline.share(_BUILDING))
                 own_error, torch_error = _errors(net, module, given, expected)
             report = NetworkReport(False, error=own_error, torch_error=torch_error)
         except Exception as error:  # torch's exporters raise errors of many kinds

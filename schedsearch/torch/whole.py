@@ -197,11 +197,13 @@ class ChosenGraph:
         given = self._given(args)
         if not given or not all(type(each) in (torch.Tensor, nn.Parameter) for each in args):
             raise Refusal("it has inputs that are not plain tensors")
+        deadline = self._contest.deadline
+        if deadline.left_s < self._made.seconds:
+            raise Refusal(NO_TIME.format("build a network"))
         whole = frozen(module, {place: args[place] for place, held in enumerate(self._is_held) if held})
         self._copied, self._like = Copied(self._held(args)), [form_of(each) for each in given]
         if _returns_an_input(self._made.plain, args):
             raise Refusal("the graph returns an input")
-        deadline = self._contest.deadline
         net, report = self._contest.built(whole, given, lambda: self._made.plain(*args), deadline)
         if net is not None:
             run = Candidate(NETWORK, lambda: net(given))
