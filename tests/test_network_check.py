@@ -106,6 +106,8 @@ def test_without_the_check_the_file_says_so(tmp_path: Path, spoiled: Callable[[S
     with schedsearch.load(out) as net:
         assert net.program.checked == ""
         assert "unchecked: its results were not compared" in net.explain()
+    assert "unchecked: its results were not compared" in command("run", out, "--repeat", "1").stderr
+    assert json.loads(command("run", out, "--repeat", "0", "--json").stdout)["checked"] == ""
 
 
 def test_a_checked_file_says_with_what_and_a_file_without_the_field_is_unchecked(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def run(
     from schedsearch.cli import dynamic
     from schedsearch.dynamic.executable import DynamicExecutable
     from schedsearch.executable.compare import layer_errors
+    from schedsearch.executable.explain import check_text
     from schedsearch.executable.file import load
     from schedsearch.executable.sized import SizedNet
 
@@ -93,6 +94,7 @@ def run(
                 {
                     "model": net.program.model,
                     "target": net.program.target,
+                    "checked": net.program.checked,
                     "total_ns": times.total_ns if times else None,
                     "calls": [
                         {"name": call.name, "kernel": call.label, "template": call.origin.template, "time_ns": time_ns}
@@ -104,6 +106,8 @@ def run(
             return
         if times:
             _say_times(net, times)
+        if not net.program.checked:
+            render.note(check_text(""))
         if errors:
             _say_errors(errors)
 
