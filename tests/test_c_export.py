@@ -35,7 +35,7 @@ from schedsearch.c_export import export_c
 from schedsearch.c_export.plan_source import TENSOR_MAP_DTYPES
 from schedsearch.c_export.text import parameter_names
 from schedsearch.config import Config
-from schedsearch.errors import DatabaseError, NoRecordError, UsageError
+from schedsearch.errors import DatabaseError, NoRecordError, UnsupportedError, UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.records import output, trust
@@ -354,7 +354,7 @@ def test_only_verified_and_trusted_gpu_kernels_are_exported(tmp_path: Path, monk
             words in reasons[workload.id]
             for workload, words in zip(others, ("never verified", "no machine code", "for a CPU", "did not sign"))
         )
-        with pytest.raises(NoRecordError, match=r"has no kernel that can be exported.*this machine did not sign"):
+        with pytest.raises(UnsupportedError, match=r"has no kernel that can be exported.*this machine did not sign"):
             export_c(store, tmp_path / "none", workloads=[others[3].id])
         with pytest.raises(NoRecordError, match="has no best record of 'conv3d'"):
             export_c(store, tmp_path / "none", workloads=["conv3d"])
@@ -404,6 +404,22 @@ def test_an_export_that_was_interrupted_is_replaced_by_the_next(tmp_path: Path, 
     manifest = json.loads((tmp_path / "kernels" / "MANIFEST.json").read_text())
     for name, digest in manifest["files"].items():
         assert sha256_hex((tmp_path / "kernels" / name).read_bytes()) == digest
+
+
+def test_a_file_of_an_earlier_export_that_was_changed_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    with Store.open(tmp_path / "records.db") as store:
+        add(store, CONV, conv_artifact())
+        add(store, CONV.replace(n=3), conv_artifact())
+        both = export_c(store, folder)
+        first, second = (
+            next(path for path in folder.glob(f"{each.name}.c"))
+            for each in sorted(both.kernels, key=lambda k: k.workload != CONV)
+        )
+        second.write_text("work of the user")
+        export_c(store, folder, workloads=[CONV.id])
+    assert second.read_text() == "work of the user" and first.exists()
+    assert not second.with_suffix(".h").exists()
 
 
 def test_the_command_says_what_it_wrote_and_what_it_left_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from schedsearch.c_export.describe import description
 from schedsearch.c_export.source import header, source
 from schedsearch.c_export.text import PREFIX, check_prefix, comment, with_prefix
 from schedsearch.c_export.torch_source import torch_source
-from schedsearch.errors import DatabaseError, NoRecordError, UsageError
+from schedsearch.errors import DatabaseError, NoRecordError, UnsupportedError, UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.output import new_file
@@ -62,7 +62,8 @@ def export_c(
     """Writes the best GPU kernels of a database as C that needs libcuda alone.
 
     Only kernels that were verified, and that this machine signed or its user trusts, are exported. The same database gives
-    the same bytes. Other files in the folder stay; those of an earlier export that this one lacks are removed.
+    the same bytes. Other files in the folder stay; those of an earlier export that this one lacks are removed unless somebody
+    changed them.
 
     Args:
         store: the source.
@@ -75,7 +76,8 @@ def export_c(
             several exports with different prefixes.
 
     Raises:
-        NoRecordError: there is no kernel to export; the message has the reason for each. Nothing is written.
+        NoRecordError: the database has no best record. Nothing is written.
+        UnsupportedError: none of its kernels can be exported; the message has the reason for each. Nothing is written.
         UsageError: the folder holds other files of the same names, or cannot be written; the prefix is not one.
         DatabaseError: the database is damaged.
     """
@@ -83,7 +85,7 @@ def export_c(
     path = Path(folder)
     chosen, left_out = choose(store, workloads=workloads, target=target, mode=mode, prefix=prefix)
     if not chosen:
-        raise NoRecordError(_nothing(store, target, mode, left_out))
+        raise (UnsupportedError if left_out else NoRecordError)(_nothing(store, target, mode, left_out))
     files = {
         name.replace(PREFIX, prefix, 1) if name.startswith(PREFIX) else name: with_prefix(text, prefix)
         for name, text in _sources(chosen, torch).items()
@@ -180,8 +182,9 @@ def _write(folder: Path, files: dict[str, str]) -> None:
                 raise UsageError(
                     f"{folder / name} exists and is not of an earlier export, so it is left alone; give another folder"
                 )
-        for name in earlier - files.keys():
-            (folder / name).unlink(missing_ok=True)
+        for name in earlier.keys() - files.keys():
+            if (folder / name).is_file() and sha256_hex((folder / name).read_bytes()) == earlier[name]:
+                (folder / name).unlink()  # what was changed since is the user's
         for name in sorted(files, key=lambda name: name != MANIFEST):
             with new_file(folder / name) as stream:
                 stream.write(files[name].encode())
@@ -189,20 +192,20 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         raise UsageError(f"cannot write {folder}: {error.strerror}; give another folder") from error
 
 
-def _earlier(folder: Path) -> set[str]:
-    """The files that an earlier export wrote to the folder.
+def _earlier(folder: Path) -> dict[str, str]:
+    """The files that an earlier export wrote to the folder, each with its sha256.
 
     Raises:
         DatabaseError: there is a manifest that is not one of ours.
     """
     path = folder / MANIFEST
     if not path.exists():
-        return set()
+        return {}
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        names = {str(name) for name in manifest["files"]} | {MANIFEST}
-        if manifest["format"] == _FORMAT and all(_FILE_NAME.fullmatch(name) for name in names):
-            return names
-    except (ValueError, KeyError, TypeError):
+        files = {str(name): str(sha256) for name, sha256 in manifest["files"].items()} | {MANIFEST: ""}
+        if manifest["format"] == _FORMAT and all(_FILE_NAME.fullmatch(name) for name in files):
+            return files
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise DatabaseError(f"{path} is not the manifest of an export; give another folder")

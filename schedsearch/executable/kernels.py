@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.errors import NoRecordError, OutOfTimeError
+from schedsearch.errors import NoRecordError, OutOfTimeError, SchedsearchError, UnsupportedError
 from schedsearch.executable.assemble import Chosen
 from schedsearch.executable.program import Origin
 from schedsearch.launch import Artifact
@@ -51,7 +51,8 @@ def find_kernels(
         A mapping from workload to kernel, with the code of `also`.
 
     Raises:
-        NoRecordError: some workloads have no kernel; the message names them.
+        NoRecordError: `strict`, and some workloads have no record; the message names them.
+        UnsupportedError: some workloads have no kernel, not even a default one; the message names them.
         OutOfTimeError: the deadline passed first.
         DatabaseError, DeviceError: the database or the device cannot be used.
     """
@@ -104,11 +105,11 @@ def _chosen(kernel: Kernel) -> Chosen:
     )
 
 
-def _no_kernels(missing: list[tuple[Workload, NoRecordError]], target: Target, strict: bool) -> NoRecordError:
+def _no_kernels(missing: list[tuple[Workload, NoRecordError]], target: Target, strict: bool) -> SchedsearchError:
     labels = "; ".join(workload.label for workload, _ in missing)
     if strict:
         return NoRecordError(
             f"no record on {target.name} for {len(missing)} kernels: {labels}. Tune them (build --tune 10m), or build "
             "without --strict, which takes default configurations"
         )
-    return NoRecordError(f"no kernel on {target.name} for {labels}. The first: {missing[0][1]}")
+    return UnsupportedError(f"no kernel on {target.name} for {labels}. The first: {missing[0][1]}")

@@ -150,7 +150,8 @@ class SizedBuild:
             outside: finds weights that stay in the model's file.
 
         Raises:
-            NoRecordError: `strict`, and a range has no kernels; or no kernel computes a workload.
+            NoRecordError: `strict`, and a range has no kernels.
+            UnsupportedError: no kernel computes a workload.
             WrongResultError: a kernel that was built now computes wrong values.
         """
         networks, self._device = self.networks(), device
@@ -293,7 +294,7 @@ class SizedBuild:
                 continue
             origin = Origin(rung, template, built.json)
             return {each: self._keep(code, each, origin) for each in served}
-        raise NoRecordError(f"no kernel on {self._target.name} for {column[size].label}: {'; '.join(why)}")
+        raise UnsupportedError(f"no kernel on {self._target.name} for {column[size].label}: {'; '.join(why)}")
 
     def _ways(self, workload: Workload) -> Iterator[tuple[str, Config | None, str]]:
         """Templates with configurations: that of the best record, then the default of each template."""
