@@ -62,8 +62,8 @@ def export_c(
     """Writes the best GPU kernels of a database as C that needs libcuda alone.
 
     Only kernels that were verified, and that this machine signed or its user trusts, are exported. The same database gives
-    the same bytes. Other files in the folder stay; those of an earlier export that this one lacks are removed unless somebody
-    changed them.
+    the same bytes. Other files in the folder stay; those of an earlier export that this one lacks are removed unless they
+    were changed.
 
     Args:
         store: the source.
