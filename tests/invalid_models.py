@@ -16,7 +16,13 @@ NOT_REFUSED_BY_ONNX_RUNTIME = {
     "a constant with two values", "a Constant with an input", "a weight with its numbers twice",
     "an attribute of a function, in no function", "a Cast to no format", "a weight in a segment",
     "a function with the name of an operator", "an unused weight that is too short", "a sparse weight",
-    "a sparse constant", "a Reshape to another number of elements", "an If with a result of a name around it",
+    "a sparse constant",
+    # found when it runs
+    "no group", "three groups of four channels", "a window of other channels", "a kernel_shape of another size",
+    "a bias of another length", "a window larger than the image", "transposed windows of other channels",
+    "a scale of other elements", "scales of other channels", "bounds for each channel", "updates of another shape",
+    "a part of negative length", "a division of integers by zero",
+    "a Reshape to another number of elements",
 }  # fmt: skip
 
 
@@ -177,7 +183,15 @@ def _versions() -> Iterator[tuple[str, Any, str]]:
     twice = relu()
     twice.opset_import.append(helper.make_opsetid("", 13))
     yield "two opsets of one domain", twice, "two opsets of the domain '', 17 and 13"
-    yield "an input without a format", changed(relu(), "graph.input.0.type.tensor_type.elem_type", 0), "'x' has no format"
+    yield (
+        "an input without a format",
+        changed(relu(), "graph.input.0.type.tensor_type.elem_type", 0),
+        "'x' is an array without a format",
+    )
+    untyped = relu()
+    untyped.graph.output[0].type.tensor_type.shape.dim.add()
+    yield "an output without a format", untyped, "'y' is an array without a format"
+    yield "an input without a type", changed(relu(), "graph.input.0.type", None), "input 'x' has no type"
     unknown = changed(relu(), "graph.input.0.type.tensor_type.elem_type", 99)
     yield "an input of an unknown format", unknown, "'x' has the unknown format 99"
     wrong = relu()
@@ -251,6 +265,64 @@ def _nodes() -> Iterator[tuple[str, Any, str]]:
         yield f"{name} {attributes}", model([conv], [array(np.ones((4, 3, 3, 3), np.float32))], x=image), f"Attribute {name}"
     pool = node("MaxPool", ["x"], ["y"], kernel_shape=[0, 2])
     yield "a window of no pixel", model([pool], x=image), r"\(MaxPool\): Attribute kernel_shape"
+
+
+def _rules() -> Iterator[tuple[str, Any, str]]:
+    """What onnx's checker and its inference take."""
+    image = (T.FLOAT, [1, 3, 8, 8])
+
+    def one(op: str, *weights: Any, x: Any = image, **attributes: Any) -> Any:
+        return model([node(op, ["x", *(each.name for each in weights)], ["y"], **attributes)], weights, x=x)
+
+    def ones(*shape: int, name: str = "w") -> Any:
+        return array(np.ones(shape, np.float32), name)
+
+    row_of_8, filters = (T.FLOAT, [1, 8]), ones(4, 3, 3, 3)
+    yield "an unknown padding", one("Conv", filters, auto_pad="EVEN"), "has auto_pad 'EVEN'; allowed: NOTSET, SAME_UPPER"
+    yield (
+        "padding in two ways",
+        one("Conv", filters, auto_pad="SAME_UPPER", pads=[1] * 4),
+        "has auto_pad 'SAME_UPPER' and pads",
+    )
+    yield (
+        "padding of whole windows",
+        one("MaxPool", kernel_shape=[2, 2], pads=[2] * 4),
+        "allowed: pads smaller than the window",
+    )
+    yield "an unknown order of blocks", one("DepthToSpace", blocksize=1, mode="XYZ"), "has mode 'XYZ'; allowed: DCR, CRD"
+    yield (
+        "an unknown mode of a Pad",
+        one("Pad", row(0, 1, 0, 1), x=row_of_8, mode="none"),
+        "has mode 'none'; allowed: constant",
+    )
+    yield "no group", one("Conv", filters, group=0), "has group 0; allowed: 1 or more"
+    yield "three groups of four channels", one("Conv", ones(4, 1, 3, 3), group=3), "4 output channels in 3 groups"
+    yield "a window of other channels", one("Conv", ones(4, 5, 3, 3)), "takes 5 input channels, but its input has 3"
+    yield (
+        "a kernel_shape of another size",
+        one("Conv", filters, kernel_shape=[5, 5]),
+        r"kernel_shape \[5, 5\] and a weight of",
+    )
+    yield "a bias of another length", one("Conv", filters, ones(5, name="b")), r"a bias of shape \[5\]; allowed: \[4\]"
+    yield "a window larger than the image", one("Conv", ones(4, 3, 11, 11)), r"shape \[1, 4, -2, -2\]; allowed: extents of 0"
+    yield "transposed windows of other channels", one("ConvTranspose", ones(5, 2, 2, 2)), "takes 5 input channels, but its"
+    yield "a Reshape to another number of elements", one("Reshape", row(3, 5), x=row_of_8), r"makes \[3, 5\] of \[1, 8\]"
+    yield "a scale of other elements", one("LayerNormalization", ones(3), x=row_of_8), r"has a scale of shape \[3\]"
+    yield "a normalised axis out of range", one("LayerNormalization", ones(8), x=row_of_8, axis=4), "has axis 4, but its"
+    yield (
+        "scales of other channels",
+        one("QuantizeLinear", ones(5), array(np.zeros(5, np.uint8), "z"), x=row_of_8),
+        r"has scales of shape \[5\]; allowed: one number, or \[8\]",
+    )
+    yield "bounds for each channel", one("Clip", ones(8), x=row_of_8), r"a lower bound of shape \[8\]; allowed: one number"
+    places = array(np.zeros((1, 1), np.int64), "places")
+    yield "updates of another shape", one("ScatterND", places, ones(3, 3), x=row_of_8), r"updates of shape \[3, 3\]; allowed"
+    parts = model([node("Split", ["x", "s"], ["y", "z"], axis=1)], [row(-3, 11)])
+    yield "a part of negative length", parts, r"shape \[1, -3\]; allowed: extents of 0 or more"
+    nothing = model([node("Div", ["x", "w"], ["y"])], [array(np.zeros(8, np.int64))], x=(T.INT64, [1, 8]))
+    yield "a division of integers by zero", nothing, "has a divisor of zero"
+    shape = [node("ConstantOfShape", ["s"], ["t"], value=array(EIGHT[:2], "v")), node("Add", ["x", "t"], ["y"])]
+    yield "two numbers to fill an array with", model(shape, [row(8)]), r"has a value of shape \[2\]; allowed: one number"
 
 
 def _attribute_twice() -> Any:
@@ -381,7 +453,7 @@ def _functions() -> Iterator[tuple[str, Any, str]]:
 
 INVALID = {
     name: (made, message)
-    for part in (_names, _versions, _nodes, _tensors, _bodies, _functions)
+    for part in (_names, _versions, _nodes, _rules, _tensors, _bodies, _functions)
     for name, made, message in part()
 }  # what is wrong -> a model, and what the message says
 

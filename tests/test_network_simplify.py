@@ -269,7 +269,7 @@ def check_equal(graph: Graph) -> None:
     before = ReferenceEvaluator(model).run(None, {"x": graph.x()})
     simple = ir.from_proto(model)
     with quiet():
-        simplify(simple)
+        simplify(simple, "simple")
     after = ReferenceEvaluator(ir.to_proto(simple)).run(None, {"x": graph.x()})
     for name, right, got in zip(outputs, before, after):
         scale = np.abs(right[np.isfinite(right)]).max(initial=1.0)

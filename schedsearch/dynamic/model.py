@@ -79,7 +79,7 @@ def _loaded(model: str | Path | onnx.ModelProto, what: str) -> ir.Model:
 def _prepared(model: ir.Model, what: str) -> ir.Model:
     """Without what can be computed beforehand, with a name for every node."""
     with simplifying(what), names_of_inputs(model):
-        simplify(model)
+        simplify(model, what)
     model.graph.sort()
     used: set[str] = set()
     for node in model.graph:

@@ -265,7 +265,7 @@ def _folded(model: ir.Model, name: str) -> ir.Model:
     from schedsearch.network.simplify import simplify
 
     with simplifying(name), names_of_inputs(model):
-        simplify(model)
+        simplify(model, name)
     _without_splits(model)
     rewrite_nodes(model)
     return model

@@ -16,6 +16,7 @@ import numpy as np
 from schedsearch.network.facts import INTEGERS, Array, dtype_of, is_onnx, name_of
 from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
+from schedsearch.network.node_rules import check_nodes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -34,12 +35,16 @@ _QUANTISED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Concat")  # they read 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
-def simplify(model: ir.Model) -> None:
+def simplify(model: ir.Model, name: str) -> None:
     """Inlines functions, infers shapes, folds constants and applies rules; the model is changed. All constants become
     initializers.
 
+    Args:
+        name: of the model, for messages.
+
     Raises:
         ConstantIndexError: a constant index of a node is out of range.
+        ModelError: the shapes of a node do not fit.
     """
     import onnxscript.optimizer
     from onnx_ir.passes import common
@@ -50,7 +55,7 @@ def simplify(model: ir.Model) -> None:
     for node in model.graph:
         node.name = name_of(node)  # before a pass calls it "node"
     rules, opsets = RewritePass(_rules()), model.opset_imports
-    for _ in range(_MOST_ROUNDS):
+    for turn in range(_MOST_ROUNDS):
         counted = _count_from_the_front(model)
         found = onnxscript.optimizer.fold_constants(
             model,
@@ -58,6 +63,8 @@ def simplify(model: ir.Model) -> None:
             output_size_limit=_MOST_BYTES,
             should_fold=lambda node: is_foldable(node, opsets),
         )
+        if not turn:  # functions are inlined, shapes are known, and no rule has relied on them yet
+            check_nodes(model, name)
         changed = [counted, bool(found), _fold(model), rules(model).modified, fuse(model)]
         for clean in (common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass):
             clean()(model)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from schedsearch.errors import first_line
 from schedsearch.network.calls import bodies_of, check_calls, functions_of, key_of, nodes_within
 from schedsearch.network.invalid import ModelError
+from schedsearch.network.node_rules import wrong_attribute
 from schedsearch.network.outline import Outline
 from schedsearch.network.stored import check_tensor, tensors_of
 
@@ -113,15 +114,16 @@ def _check_types(model: onnx.ModelProto, what: str) -> None:
     import onnx
 
     known = set(onnx.TensorProto.DataType.values())
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        kind = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 1
+    graphs = [model.graph, *_graphs(model.graph.node)]
+    for value in (each for graph in graphs for each in (*graph.input, *graph.output, *graph.value_info)):
+        kind = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else int(onnx.TensorProto.FLOAT)
+        if not kind:
+            raise ModelError(f"{what}: {value.name!r} is an array without a format; correct the model")
         if kind not in known:
             raise ModelError(f"{what}: {value.name!r} has the unknown format {kind}; correct the model, or upgrade onnx")
     for value in model.graph.input:
-        if not value.type.WhichOneof("value") or (
-            value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type
-        ):
-            raise ModelError(f"{what}: input {value.name!r} has no format; correct the model")
+        if not value.type.WhichOneof("value"):
+            raise ModelError(f"{what}: input {value.name!r} has no type; correct the model")
 
 
 # --- Names --------------------------------------------------------------------------------------------------------------
@@ -336,6 +338,8 @@ def _check_node(node: onnx.NodeProto, opsets: dict[str, int], ir_version: int, w
                 f"{where}: {_named(node)} ({node.op_type}): its attribute {attribute.name!r} is that of a function, but the "
                 "node is in none; correct the model"
             )
+    if reason := wrong_attribute(node):
+        raise ModelError(f"{where}: {_named(node)} ({node.op_type}) {reason}. Correct the model")
     context = onnx.checker.C.CheckerContext()
     context.ir_version, context.opset_imports = ir_version, opsets
     try:

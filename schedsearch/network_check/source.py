@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from schedsearch.network.model import read_proto
 from schedsearch.network_check.known_faults import replacement
 from schedsearch.network_check.protos import (
     inferred,
@@ -103,8 +104,8 @@ class Source:
     @classmethod
     def of_file(cls, path: Path, dtype: str | None = None) -> Source:
         """The model in a file. Weights beside it are mapped into memory, not read."""
-        model = onnx.load(path, load_external_data=False)
-        return cls._of(model, path.name, dtype, path.parent)
+        model, _ = read_proto(path)
+        return cls._of(model, path.name, dtype, path.resolve().parent)
 
     @classmethod
     def of_graph(cls, model: Any, name: str, dtype: str | None = None) -> Source:
