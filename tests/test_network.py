@@ -278,7 +278,7 @@ def test_convolutions_inside_a_branch_are_said_to_be_unread(tmp_path: Path) -> N
 def test_an_input_that_the_weight_does_not_fit_is_refused(tmp_path: Path) -> None:
     net = Net(2, 5, 16, 16)
     net.conv("x", 8, 4, name="a")
-    with pytest.raises(ModelError, match=r"node a: the weight takes 1 x 4 input channels .* but 'x' has 5"):
+    with pytest.raises(ModelError, match=r"node a \(Conv\) has a weight that takes 4 input channels, but its input has 5"):
         extract(read_model(net.save(tmp_path)))
 
 
