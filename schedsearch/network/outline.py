@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _SMALL = 4096  # elements of a tensor that a shape may depend on
 _UNREAD = "schedsearch.unread"  # domain of nodes of which nothing is inferred
 _OPSET_OF_UNIQUE = 11
+_WEIGHTS_ALONE = 4  # the first version of the format in which weights need not be inputs, too
+_INFERRED_WRONG = ("MeanVarianceNormalization",)  # onnx 1.23.2 refuses its own definition of it
 _POOLS = ("MaxPool", "AveragePool", "LpPool")
 _PREFIX = re.compile(r"\[\w+Error\] |Inference error\(s\): ")
 _PLACE = re.compile(r"\(op_type:(\w+), node name: (.*?)\): ")
@@ -40,7 +42,7 @@ class Outline:
         import onnx
 
         self._what = what
-        self._model = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+        self._model = onnx.ModelProto(ir_version=max(model.ir_version, _WEIGHTS_ALONE), opset_import=model.opset_import)
         opset = next(each.version for each in model.opset_import if each.domain == "")
         graph, copied = self._model.graph, _Copier({(each.domain, each.name) for each in model.functions}, opset)
         copied.graph(model.graph, graph)
@@ -160,6 +162,7 @@ class _Copier:
         for node in nodes:
             copy = to.add()  # type: ignore[attr-defined]  # a repeated field of protobuf
             is_read = node.domain == "" or (node.domain, node.op_type) in self._functions
+            is_read = is_read and node.op_type not in _INFERRED_WRONG
             if is_read and not untyped.intersection(node.input):
                 self._node(node, copy, frozenset(untyped))
                 if self._opset >= _OPSET_OF_UNIQUE and _is_shaped_wrong(node):
