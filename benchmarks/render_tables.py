@@ -361,6 +361,7 @@ TABLES = {
     "conv2d_predictions": Table("", "", conv2d_predictions_table, origin=False),
     "conv2d_halo_predictions": Table("", "", conv2d_halo_predictions, origin=False),
     "faults_cpu": Table("faults_cpu", "make faults OUT=", faults, origin=False),
+    "faults_inputs": Table("faults_inputs", "make faults N=50 FAULTS='own.*' OUT=", faults, origin=False),
     "faults_fuzz": Table("faults_fuzz", "make faults FAULTS='fuzz.*' OUT=", faults, origin=False),
     "faults_cuda": Table("faults_cuda", "make faults TARGET=cuda N=20 OUT=", faults, origin=False),
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),

@@ -101,6 +101,15 @@ def test_a_file_that_is_not_a_model_is_one_message(words: list[str], content: by
     assert not (tmp_path / "out").exists()
 
 
+def test_a_name_of_an_operator_that_is_not_utf8_is_one_message(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString().replace(b"Relu", b"R\xd0lu"))
+    with pytest.raises(ModelError, match=r"net\.onnx: .*is not UTF-8 text; the file is damaged"):
+        read_model(tmp_path / "net.onnx")
+
+
 def test_every_shorter_file_is_read_or_refused(tmp_path: Path) -> None:
     data = models.branch(models.body([models.node("Relu", ["x"], ["t"])], "t")).SerializeToString()
     path = tmp_path / "net.onnx"

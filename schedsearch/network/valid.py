@@ -346,6 +346,11 @@ def _check_node(node: onnx.NodeProto, opsets: dict[str, int], ir_version: int, w
         onnx.checker.check_node(_without_contents(node), context)
     except onnx.checker.ValidationError as error:
         raise ModelError(f"{where}: {_named(node)} ({node.op_type}): {first_line(error)}; correct the model") from error
+    except UnicodeDecodeError as error:  # in a message of onnx, which quotes the name
+        raise ModelError(
+            f"{where}: {_named(node)} ({node.op_type!r}): a name of it is not UTF-8 text; the file is damaged. Export or "
+            "copy it again"
+        ) from error
 
 
 def _without_contents(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -9,6 +9,7 @@ import math
 import os
 import shlex
 import sys
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         importlib.import_module(name)
     gc.freeze()
     alone = chosen.only is not None and not any(character in pattern for pattern in chosen.only for character in "*?[")
+    if alone:  # a failure prints this command with --n 1
+        scenarios = [replace(scenario, share=min(scenario.share, 1.0)) for scenario in scenarios]
     counts = {
         "tries": chosen.n,
         # A single fuzzer that is named is repeated with --n: a failure prints that command.

@@ -176,12 +176,12 @@ def _(workload: Workload, rng: random.Random) -> Any:
     return _runs_ptx(workload, rng, "trap;", first=rng.choice([1, 32, 1000]))
 
 
-@_fault("early-exit", "some threads end before they have written their output", WRONG)
+@_fault("early-exit", "ends some of its threads before they have written their output", WRONG)
 def _(workload: Workload, rng: random.Random) -> Any:
     return _runs_ptx(workload, rng, "exit;", first=rng.randrange(1, 64))
 
 
-@_fault("deadlock", "some threads wait at a barrier that the others never reach", RUN_TIMEOUT, slow=True)
+@_fault("deadlock", "lets some threads wait at a barrier that the others never reach", RUN_TIMEOUT, slow=True)
 def _(workload: Workload, rng: random.Random) -> Any:
     ptx = f"bar.sync {rng.randrange(1, 15)}, {_THREADS};"
     return _runs_ptx(workload, rng, ptx, first=32)

@@ -139,8 +139,8 @@ def _operator(model: Any, rng: random.Random) -> None:
 def _opset(model: Any, rng: random.Random) -> None:
     if rng.random() < 0.2:
         del model.opset_import[:]
-    else:
-        model.opset_import[0].version = rng.choice((-1, 0, 1, 6, 10, 13, 99, 2**40))
+    for each in model.opset_import:
+        each.version = rng.choice((-1, 0, 1, 6, 10, 13, 99, 2**40))
 
 
 _CHANGES: tuple[Callable[[Any, random.Random], None], ...] = (
@@ -157,8 +157,8 @@ def _valid(path: str) -> bool:
     """Whether onnx's checker, with the inference of shapes, takes a file."""
     try:
         onnx.checker.check_model(path, full_check=True)
-    except Exception:  # onnx raises errors of many kinds
-        return False
+    except Exception as error:  # onnx raises errors of many kinds
+        return "existing shape differ" in str(error)  # what the graph says of an output; whoever runs models goes on
     return True
 
 
@@ -186,6 +186,11 @@ def _file_changed(batch: Batch) -> None:
 
 SCENARIOS = [
     Scenario(
-        "network.file-changed", "an ONNX file is changed, mostly so that it is invalid", _file_changed, batch=50, short=60
+        "network.file-changed",
+        "an ONNX file is changed, mostly so that it is invalid",
+        _file_changed,
+        share=20.0,
+        batch=50,
+        short=60,
     ),
 ]

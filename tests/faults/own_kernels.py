@@ -54,7 +54,7 @@ _REFERENCES = (
     "return None",
     _MEMORY,
 )
-_HANGS = ("time.sleep(10_000)", "signal.pause()", "[0 for _ in iter(int, 1)]", "os.kill(os.getpid(), signal.SIGSTOP)")
+_HANGS = ("time.sleep(10_000)", "signal.pause()", "sum(0 for _ in iter(int, 1))", "os.kill(os.getpid(), signal.SIGSTOP)")
 _ENDS = (
     *(f"sys.exit({status})" for status in (0, 1, 4, None, "'bye'")),
     "raise SystemExit",
@@ -205,12 +205,12 @@ def _arguments_change(batch: Batch) -> None:
 SCENARIOS = [
     Scenario(
         "own.reference-ends", "the reference of a kernel exits, dies by a signal, raises, or takes all memory",
-        _reference_ends, batch=5,
+        _reference_ends, batch=5, short=1,
     ),
-    Scenario("own.reference-hangs", "the reference of a kernel never returns", _reference_hangs),
-    Scenario("own.file-ends", "the Python file of a kernel exits or raises", _file_ends, batch=10),
+    Scenario("own.reference-hangs", "the reference of a kernel never returns", _reference_hangs, short=1),
+    Scenario("own.file-ends", "the Python file of a kernel exits or raises", _file_ends, batch=10, short=2),
     Scenario(
         "own.arguments-change", "the arguments of a kernel change between calls, in place or by others",
-        _arguments_change, batch=100, short=20,
+        _arguments_change, share=20.0, batch=100, short=20,
     ),
 ]  # fmt: skip

@@ -24,7 +24,8 @@ class Scenario:
             process of its own, in an empty folder. An exception counts as a failure of the seed that `Batch.each` is at.
         target: the kind of device that it needs.
         unit: which number of the campaign counts its tries: `--n`, `--files` or `--databases`.
-        share: the part of that number that this scenario tries; the shares of all fuzzers of a unit sum to 1.
+        share: the part of that number that this scenario tries, above 1 where tries cost little; the shares of all fuzzers
+            of a unit sum to 1.
         batch: how many tries share one process. A process costs a few milliseconds, a tuning run one or two seconds.
         short: how many tries `make test` makes.
         limit_s: wall seconds of a batch, after which it counts as a hang; its runs have limits of their own.

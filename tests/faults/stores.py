@@ -226,13 +226,13 @@ def _program_changed(batch: Batch) -> None:
 SCENARIOS = [
     Scenario(
         "store.replaced", "the database of an open KernelCache is replaced, damaged, removed and restored", _replaced,
-        batch=10,
+        batch=10, short=2,
     ),
     Scenario(
         "store.state-of-others", "the state folder or the key in it belongs to others, or others may write it",
-        _state_of_others, batch=20, short=6,
+        _state_of_others, share=4.0, batch=20, short=6,
     ),
     Scenario(
-        "store.program-changed", "the program of a trusted model.ssx is changed", _program_changed, batch=20,
+        "store.program-changed", "the program of a trusted model.ssx is changed", _program_changed, batch=20, short=6,
     ),
 ]  # fmt: skip
