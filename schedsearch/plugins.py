@@ -77,7 +77,7 @@ def _no_trial(load: Callable[[], object]) -> str:
     return ""
 
 
-_try_first = _no_trial
+_try_first: Callable[[Callable[[], object]], str] = _no_trial
 
 
 def try_first(trial: Callable[[Callable[[], object]], str]) -> None:

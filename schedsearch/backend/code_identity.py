@@ -91,6 +91,9 @@ class _Describer:
         kind = type(value)
         if isinstance(value, ModuleType):
             return "module", value.__name__
+        if isinstance(value, enum.EnumMeta):
+            members: dict[str, Any] = dict(value.__members__)
+            return "enum", value.__qualname__, [(name, self.of(each.value, where)) for name, each in members.items()]
         if isinstance(value, type | BuiltinFunctionType | np.ufunc):
             return "named", getattr(value, "__module__", ""), getattr(value, "__qualname__", None) or repr(value)
         if kind.__module__.partition(".")[0] == "numba":

@@ -8,11 +8,10 @@ instruction. All other names are refused, because threads of a block do not run 
 from __future__ import annotations
 
 import dis
-import functools
 import itertools
 import sys
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from llvmlite import ir
@@ -21,9 +20,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from schedsearch.backend.inlining import inner_codes
+from schedsearch.backend.kernel_identity import global_names
 
 ALLOWED = ("grid", "gridsize", "atomic")
 _WORD = ir.IntType(64)
+_FOREIGN = ("numba.", "numpy.", "schedsearch.")  # modules whose functions need no stand-in
 _SLOT = "schedsearch_thread"
 
 
@@ -40,20 +41,7 @@ def walked(function: Callable[..., None], parameters: tuple[str, ...], threads: 
     """
     if threads[1:] == (1, 1) and "gridsize" not in _used_names(function):
         threads = (1, 1, 1)  # the position is the number of the work item
-    return _walked(function, parameters, threads)
-
-
-@functools.lru_cache(maxsize=256)
-def _walked(
-    function: Callable[..., None], parameters: tuple[str, ...], threads: tuple[int, int, int]
-) -> Callable[..., None]:
-    body = FunctionType(
-        function.__code__,
-        {name: _stand_in(threads) if _is_cuda(value) else value for name, value in function.__globals__.items()},
-        function.__name__,
-        None,
-        tuple(function.__closure__ or ()) or None,
-    )
+    body = _on_cpu(function, _stand_in(threads), {})
     names = ", ".join(parameters)
     text = (
         f"def make(body, enter):\n  def walk({names}, start, stop):\n    for thread in range(start, stop):\n"
@@ -66,13 +54,74 @@ def _walked(
     return made
 
 
+def _on_cpu(function: Any, cuda: ModuleType, made: dict[int, FunctionType]) -> FunctionType:
+    """A copy of a function that finds `cuda` instead of numba.cuda. Device functions become plain ones, which are compiled
+    into the kernel, and so do functions that need either.
+
+    Args:
+        made: id of a function -> its copy.
+    """
+
+    def stand_in(value: Any) -> Any:
+        if _is_cuda(value):
+            return cuda
+        plain = device_function(value) or value
+        return _on_cpu(plain, cuda, made) if isinstance(plain, FunctionType) and needs_stand_in(value) else value
+
+    found = dict(function.__globals__)
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    copy = FunctionType(function.__code__, found, function.__name__, function.__defaults__, cells or None)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    if id(function) in made:
+        return made[id(function)]
+    made[id(function)] = copy
+    for name in (name for name in global_names(function.__code__) if name in found):
+        found[name] = stand_in(found[name])
+    for cell, own in zip(cells, function.__closure__ or ()):
+        cell.cell_contents = stand_in(own.cell_contents)
+    return copy
+
+
+def device_function(value: Any) -> FunctionType | None:
+    """The plain function of one that `numba.cuda.jit(device=True)` decorates; None for anything else."""
+    plain = getattr(value, "py_func", None)
+    is_device = isinstance(plain, FunctionType) and getattr(value, "targetoptions", {}).get("device")
+    return plain if is_device else None
+
+
+def needs_stand_in(value: Any) -> bool:
+    """Whether a value is a device function, or a plain function that uses one or a name of numba.cuda."""
+    return device_function(value) is not None or any(
+        (each is not value and device_function(each) is not None) or _own_names(plain) for each, plain in _reached(value)
+    )
+
+
+def _reached(value: Any) -> list[tuple[Any, FunctionType]]:
+    """A function and the plain and device functions that it calls, however far, with their plain functions."""
+    found: dict[int, tuple[Any, FunctionType]] = {}
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        plain = device_function(each) or each
+        if not isinstance(plain, FunctionType) or id(each) in found or (plain.__module__ or "").startswith(_FOREIGN):
+            continue
+        found[id(each)] = each, plain
+        todo += [plain.__globals__[name] for name in global_names(plain.__code__) if name in plain.__globals__]
+        todo += [cell.cell_contents for cell in plain.__closure__ or ()]
+    return list(found.values())
+
+
 def refused_names(function: Callable[..., None]) -> list[str]:
     """The names of `numba.cuda` that the kernel uses and a CPU cannot stand in for."""
     return sorted(_used_names(function) - set(ALLOWED))
 
 
 def _used_names(function: Callable[..., None]) -> set[str]:
-    """The names of `numba.cuda` that the kernel uses."""
+    """The names of `numba.cuda` that the kernel uses, or a function that it calls."""
+    return set().union(*(_own_names(plain) for _, plain in _reached(function)))
+
+
+def _own_names(function: FunctionType) -> set[str]:
     code = function.__code__
     found: set[str] = set()
     for each in (code, *inner_codes(code)):

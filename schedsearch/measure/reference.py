@@ -167,8 +167,8 @@ def failure_of(workload: Workload, what: str) -> Exception:
         return RuntimeError(f"{text}; this is a bug of schedsearch")
     if op in OF_DECORATORS:
         compared = workload.params.get("verified_by") == "default"
-        who = "kernel's default configuration" if compared else "`reference=` of the decorator"
-        return OperatorError(f"the reference of {label} cannot judge it: {what}; correct the {who}")
+        who = "the kernel's default configuration" if compared else "`reference=` of the decorator"
+        return OperatorError(f"the reference of {label} cannot judge it: {what}; correct {who}")
     packages = [offer.package for offer in offers(ENTRY_POINT_GROUP).get(op, ())]
     return OperatorError(f"{text}; correct it in {packages[0] if packages else op}, see docs/operators.md")
 

@@ -266,7 +266,7 @@ class Runner:
         self._reference_since_s = None
         deadline_s = time.monotonic() + _PREPARE_S
         while True:
-            since_s = self._reference_since_s
+            since_s: float | None = self._reference_since_s
             until_s = deadline_s if since_s is None else since_s + self._reference_s
             try:
                 reply = child.receive(max(0.0, until_s - time.monotonic()))

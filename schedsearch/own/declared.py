@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.backend.code_identity import code_digest, names_read
+from schedsearch.backend.code_identity import names_read
 from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.ops.own_kernel import AFTER
 from schedsearch.space import Knob
@@ -68,17 +68,6 @@ def formulation(
                 f"the default configuration {dict(made.default)} of {name} breaks the rule {rule!r}; give default={{...}}"
             )
     return made
-
-
-def code_of(formulations: Sequence[Formulation], reference: Callable[..., Any] | None) -> str:
-    """Digest of everything that decides what some formulations compute, and how they are launched."""
-    exact: list[Any] = []
-    for each in formulations:
-        for launch in each.launches:
-            always = {"grid": launch.grid, "block": launch.block, "shared": launch.shared}
-            exact += [launch.function, list({**always, **launch.changed_settings}.items())]
-        exact.append(list(each.workspaces.items()))
-    return code_digest(exact, [reference])
 
 
 def plain_function(function: Any) -> FunctionType:

@@ -15,14 +15,14 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.own_kernel import Role, parameters_of
 from schedsearch.own.arguments import Given, integer_range, is_array, read
 from schedsearch.own.calls import BoundCall, Launches
-from schedsearch.own.declared import check_function, check_names, check_written, code_of, formulation, plain_function
+from schedsearch.own.declared import check_function, check_names, check_written, formulation, plain_function
 from schedsearch.runtime.deploy import explain
 from schedsearch.runtime.explanation import Explanation
 from schedsearch.runtime.ladder import RUNGS
 from schedsearch.session.summary import RunSummary
 from schedsearch.session.tune import tune
 from schedsearch.task import Task
-from schedsearch.templates.own_kernel.definition import FORMULATION, Definition, Value, register
+from schedsearch.templates.own_kernel.definition import FORMULATION, Definition, Value, code_of, register
 from schedsearch.templates.own_kernel.launches import Launch
 from schedsearch.text import type_text
 from schedsearch.workload import Workload
@@ -320,9 +320,18 @@ class Tunable:
         return "fixed" if name in self._fixed else "scalar"
 
     def _workload(self, given: Sequence[Given]) -> Workload:
+        self._look_again()
         by = "default" if self.definition.reference is None else "reference"
         arguments = [each.argument for each in given]
         return Workload("own_kernel", parameters_of(self.definition.name, self.definition.code, arguments, by))
+
+    def _look_again(self) -> None:
+        """Takes the identity of what would be built now: captured values may have changed."""
+        known = self.definition
+        code = code_of(known.formulations, known.reference)
+        if code != known.code:
+            self.definition = dataclasses.replace(known, code=code)
+            register(self.definition)
 
     def _note_numbers(self, args: Sequence[Any], given: Sequence[Given]) -> None:
         """Remembers the scalars and the ranges of integers that verification and timing use."""

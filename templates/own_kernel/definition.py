@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from schedsearch.backend.code_identity import code_digest
 from schedsearch.backend.shipping import pack, unpack
 from schedsearch.errors import UsageError
 from schedsearch.ops.own_kernel import OWN_KERNEL, Hints, arguments_of
@@ -168,20 +169,61 @@ def _among(name: str, allowed: tuple[Value, ...]) -> Callable[[Columns], Any]:
     return lambda columns: np.isin(columns[name], np.array(allowed))
 
 
+def code_of(formulations: Sequence[Formulation], reference: Callable[..., Any] | None) -> str:
+    """Digest of everything that decides what some formulations compute, and how they are launched, as it is now.
+
+    Raises:
+        UsageError: a kernel captures a value whose changes cannot be noticed.
+    """
+    exact: list[Any] = []
+    for each in formulations:
+        for launch in each.launches:
+            always = {"grid": launch.grid, "block": launch.block, "shared": launch.shared}
+            exact += [launch.function, list({**always, **launch.changed_settings}.items())]
+        exact.append(list(each.workspaces.items()))
+    return code_digest(exact, [reference])
+
+
 DEFINITIONS: dict[str, Definition] = {}
 
 
 def register(definition: Definition) -> None:
     """Makes a definition known in this process, and to the processes that workloads of it are sent to."""
     DEFINITIONS[definition.code] = definition
-    OWN_KERNEL.sources[definition.code] = lambda: pack(definition, (definition.module,))
+    OWN_KERNEL.sources[definition.code] = lambda: _packed(definition)
+
+
+def _packed(definition: Definition) -> bytes:
+    """Raises UsageError if a captured value changed since `definition` got its digest."""
+    if code_of(definition.formulations, definition.reference) != definition.code:
+        raise UsageError(
+            f"a value that {definition.name} captures changed after its task was made; make the task again, or call "
+            f"{definition.name}.tune"
+        )
+    return pack(definition, (definition.module,))
+
+
+def _unpacked(data: bytes, code: str) -> Definition:
+    """A definition of another process. Modules are imported here anew, and may hold other values than there.
+
+    Raises:
+        UsageError: they do.
+    """
+    definition: Definition = unpack(data)
+    if code_of(definition.formulations, definition.reference) != code:
+        raise UsageError(
+            f"{definition.name} uses values of modules that were changed after their import, and a process that compiles "
+            f"it gets those of the files; change the files, or pass the values as arguments, or by globals of "
+            f"{definition.module}"
+        )
+    return definition
 
 
 def find(code: str) -> Definition | None:
     """The definition with this digest, if this process made or received it."""
     received = OWN_KERNEL.received.pop(code, None)
     if received is not None and code not in OWN_KERNEL.sources:
-        DEFINITIONS[code] = unpack(received)
+        DEFINITIONS[code] = _unpacked(received, code)
         OWN_KERNEL.sources[code] = lambda: received
     return DEFINITIONS.get(code)
 

@@ -27,6 +27,7 @@ from schedsearch.templates.own_kernel.launches import ArrayShape, Launch
 from schedsearch.workload import Workload
 
 _COPY_THREADS = 256
+_CPU_FLOATS = ("float32", "float64")
 _CLUSTERS_SINCE = (9, 0)  # compute capability
 
 
@@ -103,6 +104,12 @@ class OwnKernelCpu(_OwnKernel):
         if problem is not None:
             return problem
         definition = definition_of(workload)
+        for each in arguments_of(workload.params):
+            if dtype_of(each.dtype).is_float and each.dtype not in _CPU_FLOATS:
+                return (
+                    f"{each.name} of {definition.name} is {each.dtype}, which Numba lacks on a CPU; allowed there: "
+                    f"{', '.join(_CPU_FLOATS)} and integers; convert it, or call the kernel with arrays on a GPU"
+                )
         return self._refusal(definition, definition.formulations[0])
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
