@@ -407,6 +407,16 @@ def test_constants_are_folded_whatever_their_number_of_elements_and_results() ->
     np.testing.assert_array_equal(value_of(made, x), large.astype(np.float32)[:, 100:].T[:2])
 
 
+def test_dequantised_constants_are_folded_where_no_product_reads_them() -> None:
+    codes = np.array([1, 2, 3, -4], np.int8)
+    nodes = [helper.make_node("DequantizeLinear", ["codes", "scale"], ["gamma"])]
+    nodes += [helper.make_node("LayerNormalization", ["x", "gamma"], ["y"])]
+    made = simple(nodes, (2, 4), 17, codes=codes, scale=np.float32(0.1))
+    assert operators(made) == ["LayerNormalization"]
+    (weight,) = made.graph.initializer
+    np.testing.assert_allclose(numpy_helper.to_array(weight), codes * np.float32(0.1))
+
+
 def test_a_constant_beyond_the_bound_in_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     from schedsearch.network import simplify as module
 

@@ -118,6 +118,8 @@ def resize_scales(node: ir.Node) -> list[float] | str | None:
     """The scales of all four axes of an image; None where sizes are given, and the reason where no operator takes them."""
     place = 1 if _is_old(node) else 2
     scales = constant_input(node, place)
+    if scales is None and "scales" in node.attributes:  # opset 7 and 8
+        scales = np.array(node.attributes.get_floats("scales"))
     if scales is None and is_given(node, place):
         return f"{name_of(node)} has scales that are computed; allowed: constants"
     if scales is None or not scales.size:

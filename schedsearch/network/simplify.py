@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.network.facts import INTEGERS, Array, dtype_of, is_onnx, name_of
+from schedsearch.network.facts import INTEGERS, Array, dtype_of, folded, is_onnx, name_of
 from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.node_rules import check_nodes
@@ -263,6 +263,10 @@ def computed(node: ir.Node, opsets: Mapping[str, int]) -> list[Array] | None:
     import onnx_ir as ir
     from onnx.reference import ReferenceEvaluator
 
+    blocks = node.attributes.get_int("block_size", 0)
+    if node.op_type == "DequantizeLinear" and not blocks and dtype_of(node.outputs[0]) == "float32":  # it wants an axis 1
+        found = folded(node.outputs[0])
+        return None if found is None else [found]
     arrays = {str(value.name): value.const_value.numpy() for value in node.inputs if value is not None and value.const_value}
     proto = ir.to_proto(node)
     info = onnx.helper.make_empty_tensor_value_info
@@ -270,7 +274,9 @@ def computed(node: ir.Node, opsets: Mapping[str, int]) -> list[Array] | None:
     graph = onnx.helper.make_graph([proto], "constant", [info(name) for name in arrays], [info(name) for name in names])
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
-        found: list[Any] = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports)).run(None, arrays)
+        results: list[Any] = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports)).run(None, arrays)
     except Exception:  # the evaluator lacks operators, and fails in many ways for nodes against their rules
         return None
-    return [np.asarray(each) for each in found] if all(isinstance(each, np.ndarray | np.generic) for each in found) else None
+    if not all(isinstance(each, np.ndarray | np.generic) for each in results):
+        return None
+    return [np.asarray(each) for each in results]
