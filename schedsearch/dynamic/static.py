@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedsearch.dynamic.dims import Unknown
 from schedsearch.dynamic.graph import DynamicGraph
 from schedsearch.executable.references import packed
 from schedsearch.executable.schedule import Held, Schedule, schedule
@@ -74,13 +75,16 @@ def add_network(
         UsageError: a call cannot take an array whose extents are known at run time.
     """
     model = _model(graph, nodes, names, results, opsets)
-    found = lowering(simplified(model, "the model"), layouts=planner.layouts, slices=(), apart=planner.apart)
+    given = [names[value] for value in _inputs(nodes, names)]
+    in_rows = all(not isinstance(dim, Unknown) for name in given for dim in graph.dims(name)[1:])
+    found = lowering(
+        simplified(model, "the model"), layouts=planner.layouts, slices=None, cuts=in_rows, apart=planner.apart
+    )  # fmt: skip
     if found.others:
         left = {name for each in found.others.values() for name in each}
         guilty = [node for node in nodes if name_of(node) in left]
         guilty = guilty or [node for node in nodes if node.op_type in found.others]
         raise Refused({node: found.reasons.get(node.op_type, "") for node in guilty or nodes})
-    given = [names[value] for value in _inputs(nodes, names)]
     return _Calls(graph, found.network, schedule(found.network, planner.plan(found.network), in_place=False), given).add()
 
 

@@ -101,12 +101,18 @@ def _evaluated(
     except ImportError:
         from onnx.reference import ReferenceEvaluator
 
-        with np.errstate(all="ignore"):  # infinities are results like others
-            results: Mapping[str, np.ndarray[Any, Any]] = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
+        try:
+            with np.errstate(all="ignore"):  # infinities are results like others
+                results: Mapping[str, np.ndarray[Any, Any]] = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
+        except Exception as error:  # its errors have no common base; it lacks some versions of operators
+            raise UsageError(f"onnx's evaluator cannot compute {path}: {error}; install onnxruntime") from error
         return results
     made = {name for node in model.graph.node for name in node.output}
     outputs = {each.name for each in model.graph.output}
     asked = [name for name in names if name in made]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in outputs)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return dict(zip(asked, session.run(asked, feeds)))
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        return dict(zip(asked, session.run(asked, feeds)))
+    except Exception as error:  # its errors have no common base but this
+        raise UsageError(f"ONNX Runtime cannot compute {path}: {error}") from error

@@ -41,7 +41,7 @@ class Tolerance:
     Attributes:
         output: unit roundoff of y's format; allows exactly the rounding to nearest.
         accumulation: K 2^-24 for K float32 additions; it is multiplied by the reference's magnitude.
-        limit: half of the smallest product if check inputs make sums exact, so that one missing product shows; otherwise
+        limit: half of what one missing summand changes at least if check inputs make sums exact, so that it shows; otherwise
             infinite.
         smallest: of y's format; half a unit of an integer format.
     """
@@ -52,18 +52,19 @@ class Tolerance:
     smallest: float
 
     @classmethod
-    def rounded(cls, name: str, reduction: float, *, exact_sums: bool) -> Tolerance:
+    def rounded(cls, name: str, reduction: float, *, exact_sums: bool, step: float = 1.0) -> Tolerance:
         """For an output that may be rounded.
 
         Args:
             name: of its float format.
             reduction: additions in one element.
-            exact_sums: the inputs are whole numbers whose sums are exact.
+            exact_sums: the inputs are such that sums are exact.
+            step: see `Op.exact_step`; with `exact_sums` only.
         """
         row = dtype(name)
         # float64 outputs are computed in float64, as the reference itself is.
         roundoff = 2 * _FP64_ROUNDOFF if row.roundoff <= _FP64_ROUNDOFF else _FP32_ROUNDOFF
-        return cls(row.roundoff, reduction * roundoff, 0.5 if exact_sums else math.inf, row.smallest)
+        return cls(row.roundoff, reduction * roundoff, step / 2 if exact_sums else math.inf, row.smallest)
 
     @classmethod
     def quantised(cls, roundings: int) -> Tolerance:

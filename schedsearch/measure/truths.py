@@ -75,7 +75,8 @@ class Truths(Mapping[str, Truth]):
             address += align(8 * spec.size)
             if is_rounded(workload, spec):
                 errors = allowed_roundoffs(workload, workload.work.reduction) if roundoffs is None else roundoffs
-                tolerance = Tolerance.rounded(spec.dtype, errors, exact_sums=exact_sums)
+                step = workload.definition.exact_step(workload.params) or 1.0
+                tolerance = Tolerance.rounded(spec.dtype, errors, exact_sums=exact_sums, step=step)
                 tolerance = Tolerance.quantised(spec.roundings) if spec.roundings else tolerance
                 truth = replace(truth, magnitude=address, tolerance=tolerance)
                 address += align(8 * spec.size)

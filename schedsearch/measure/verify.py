@@ -9,6 +9,7 @@ launches, one argument after the other.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,6 @@ from schedsearch.measure.reference import CheckedReference
 from schedsearch.measure.truths import Truths, align
 from schedsearch.measure.workspaces import GuardedWorkspaces
 from schedsearch.ops import ArgSpec
-from schedsearch.ops.checks import is_sum_of_products
 from schedsearch.ops.dtypes import decode, dtype
 from schedsearch.ops.layout import Layout
 from schedsearch.workload import Workload
@@ -36,6 +36,8 @@ _SPOT_CHECKS = 256  # elements of which NumPy computes the truth, too
 _RUN = 64  # consecutive elements that are compared after a change of inputs
 _FEWEST = 8  # of both, where an element is the sum of millions of products
 _NUMPY_PRODUCTS = 1 << 24  # more take NumPy seconds
+_INEXACT = 64  # roundings of an output, where sums are not exact
+_MOST_INEXACT = 1 / 8  # relative errors beyond are those of other numbers, however long the sum
 _SPOT_ERROR = 1e-9  # difference of float64 sums in two orders, relative to their magnitude
 
 
@@ -141,7 +143,8 @@ class Verification:
             end += align(spec.span_bytes) + _GUARD_BYTES
         end += _LAST_GUARD_BYTES - _GUARD_BYTES
         self._inputs_end, self._end = self._offsets[workload.outputs[0].name], end
-        self._truths = Truths(device, workload, exact_sums=is_sum_of_products(workload.signature))
+        exact_sums = workload.definition.exact_step(workload.params) is not None
+        self._truths = Truths(device, workload, exact_sums=exact_sums)
         try:
             memory_bytes = end + 2 * self._inputs_end
             self._memory = device.allocate(memory_bytes)
@@ -351,7 +354,8 @@ class Verification:
         return ""
 
     def _stale(self, output: ArgSpec, first: int, expected: Array) -> str:
-        """Describes elements that differ from the expected ones. Where sums are not exact, most of them must."""
+        """Describes elements that differ from the expected ones. Where sums are not exact, most of them must, by more than a
+        sum of that length can err relative to its result; magnitudes are not known here."""
         if not expected.size:
             return ""
         row = dtype(output.dtype)
@@ -363,10 +367,11 @@ class Verification:
             if tolerance is None:
                 wrong, enough = got != expected, 1
             else:
-                exact = tolerance.limit < 1
-                allowed = tolerance.output * np.abs(expected) + tolerance.smallest + (tolerance.limit if exact else 0.0)
+                exact = math.isfinite(tolerance.limit)
+                rounded = tolerance.output * np.abs(expected) + tolerance.smallest
+                inexact = _INEXACT * rounded + min(tolerance.accumulation, _MOST_INEXACT) * np.abs(expected)
                 error = np.abs(got.astype(np.float64) - expected)
-                wrong = ~((error <= (allowed if exact else 64 * allowed)) | (got == expected))
+                wrong = ~((error <= (rounded + tolerance.limit if exact else inexact)) | (got == expected))
                 enough = 1 if exact else expected.size // 2 + 1
         if output.extents:
             wrong &= ~is_undefined(expected)

@@ -128,7 +128,8 @@ def lowering(
     dtype: str | None = None,
     layouts: Sequence[str] = LAYOUTS,
     mixed: bool = True,
-    slices: Sequence[str] = SLICES,
+    slices: Sequence[str] | None = SLICES,
+    cuts: bool = True,
     apart: Sequence[str] = (),
     parts: Sequence[Cut] = (),
 ) -> Lowering:
@@ -136,9 +137,12 @@ def lowering(
 
     Args:
         mixed: convolutions may have an output of another layout than their input.
+        slices: as of `lower`; None: no operator stores into a slice of a concatenation.
+        cuts: element-wise chains may read slices where they are.
         parts: nodes that another runtime computes.
     """
-    graph = _Graph(model, dtype, tuple(layouts), mixed, tuple(slices), tuple(apart), tuple(parts))
+    formats = None if slices is None else tuple(slices)
+    graph = _Graph(model, dtype, tuple(layouts), mixed, formats, cuts, tuple(apart), tuple(parts))
     graph.read()
     return graph.result()
 
@@ -160,7 +164,8 @@ class _Graph:
     dtype: str | None
     layouts: tuple[str, ...]
     mixed: bool
-    slices: tuple[str, ...]
+    slices: tuple[str, ...] | None
+    cuts: bool
     apart: tuple[str, ...]
     parts: tuple[Cut, ...] = ()
     taken: set[ir.Node] = field(default_factory=set)
@@ -194,7 +199,7 @@ class _Graph:
                 self.taken.update(chain.nodes)
                 self.needed.update(each for each in chain.arguments.values() if not isinstance(each, Constant))
                 chains.append(chain)
-        for chain in without_concatenations(without_slices(chains, self.unread), self.slices):
+        for chain in without_concatenations(without_slices(chains, self.unread) if self.cuts else chains, self.slices):
             last = max(places[node] for node in chain.nodes)
             chain.nodes.sort(key=places.__getitem__)
             made = self._node(chain)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ALIGNED_CHANNELS = 16  # a slice then begins at a multiple of 16 bytes in every format and layout
 
 
-def without_concatenations(chains: Sequence[Chain], formats: Sequence[str]) -> list[Chain]:
+def without_concatenations(chains: Sequence[Chain], formats: Sequence[str] | None) -> list[Chain]:
     """The chains without concatenations of channels whose arguments are stored into slices of the result.
 
     Any operator with the parameter `slice_of` can do that, if nothing else reads what it makes. Arguments that follow one
@@ -26,12 +26,14 @@ def without_concatenations(chains: Sequence[Chain], formats: Sequence[str]) -> l
     stays. A concatenation of concatenations is one.
 
     Args:
-        formats: of convolutions that can store into slices.
+        formats: of convolutions that can store into slices; None: no operator stores into slices.
     """
     kept = list(chains)
     for chain in chains:
         if chain.op == "concat":
             _join(chain, kept)
+    if formats is None:
+        return kept
     makers = {chain.value: chain for chain in kept if not chain.others}
     for chain in [chain for chain in kept if chain.op == "concat"]:
         groups = _groups(chain, makers, formats)

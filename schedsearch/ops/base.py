@@ -13,7 +13,7 @@ from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem, did_you_mean
-from schedsearch.ops.checks import Domain, Rounding, by_role
+from schedsearch.ops.checks import Domain, Rounding, by_role, is_sum_of_products
 from schedsearch.ops.dependence import ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 
@@ -317,6 +317,11 @@ class Op(ABC):
                 return {"x": Domain(range(-8, 9))}
         """
         return by_role(self.arguments(params), self.outputs(params), self.work(params).reduction, self.rounding(params))
+
+    def exact_step(self, params: Mapping[str, Any]) -> float | None:
+        """How much an output changes at least if a summand other than zero is missing, where `check_inputs` make sums exact
+        in the accumulator; None if sums are rounded. Kernels may err by half of it, besides the rounding of the output."""
+        return 1.0 if is_sum_of_products(self.arguments(params)) else None
 
     def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """The domain of arguments whose numbers decide how much work there is, by name, while kernels are timed. All others

@@ -169,7 +169,7 @@ class Elementwise(Op):
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """Numbers for which samples of y are finite: of both signs if possible. No two inputs share a number, so that
-        differences are not zero. Whole numbers are those of their format if possible."""
+        differences are not zero. Integers are those of their format if possible, and zero points are integers."""
         return _domains(params["expression"], reads_of(params), params["out_dtype"])
 
     def label(self, params: Mapping[str, Any]) -> str:
@@ -253,7 +253,9 @@ def _domains(text: str, inputs: tuple[Read, ...], out_dtype: str) -> Mapping[str
         chosen = {}
         for number, (name, dtype, *_) in enumerate(inputs):
             row = dtype_of(dtype)
-            if row.is_float:  # 16 k + 8 + number sixty-fourths have at most 8 bits
+            if row.is_float and name in expression.zero_points:  # every 8-bit format has these
+                chosen[name] = Domain(range(16))
+            elif row.is_float:  # 16 k + 8 + number sixty-fourths have at most 8 bits
                 parts = range(-16 if sign < 0 else 0, 16)
                 offset = 1.0 if sign > 0 else 0.0
                 chosen[name] = Domain(tuple((16 * k + 8 + number % 8) / 64 + offset * (k >= 0) for k in parts))

@@ -74,6 +74,12 @@ class Expression:
         nodes = [*(node for _, node in self.steps), self.result]
         return tuple(dict.fromkeys(name for node in nodes for name in _names(node) if name not in steps))
 
+    @property
+    def zero_points(self) -> frozenset[str]:
+        """Inputs that are zero points of quantise or dequantise, and therefore integers."""
+        nodes = [*(node for _, node in self.steps), self.result]
+        return frozenset(name for node in nodes for name in _zero_points(node))
+
     def evaluate(self, inputs: Mapping[str, Any]) -> Any:
         """The definition, in NumPy and float64. `inputs` are arrays that broadcast together."""
         import numpy as np
@@ -200,6 +206,15 @@ def _names(node: Node) -> Iterator[str]:
     elif isinstance(node, Call):
         for each in node.arguments:
             yield from _names(each)
+
+
+def _zero_points(node: Node) -> Iterator[str]:
+    if not isinstance(node, Call):
+        return
+    if node.function in ("quantise", "dequantise"):
+        yield from _names(node.arguments[2])
+    for each in node.arguments:
+        yield from _zero_points(each)
 
 
 # ---- text

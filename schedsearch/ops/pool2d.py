@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 MODES = ("max", "average")
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
+MOST_EXACT = (
+    2**18
+)  # numbers up to 8: their sum is exact in float32, and roundings of its quotient are less than a number's part
 MOST_AVERAGED = 2**16 - 1  # numbers of 8 bits: their sum and its quotient are then exact enough in float32
 
 _PARAMETERS = {
@@ -143,6 +146,12 @@ class Pool2d(Op):
     def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
         rounded = params["mode"] == "average" and dtype_of(params["dtype"]).is_float
         return "rounded" if rounded else "exact"
+
+    def exact_step(self, params: Mapping[str, Any]) -> float | None:
+        """The sums of an average are those of small whole numbers, and divided once."""
+        taps = params["r"] * params["s"]
+        rounded = params["mode"] == "average" and dtype_of(params["dtype"]).is_float
+        return 1 / taps if rounded and taps <= MOST_EXACT else None
 
     def work(self, params: Mapping[str, Any]) -> Work:
         """An average adds up the pixels of a window and divides once."""

@@ -18,6 +18,8 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
+_LONG = 1024  # numbers of a row
+_FAR = 64  # e^-56 is less than 2^-24 / 2^31: negligible in every row
 DTYPES = ("float16", "bfloat16", "float32")
 
 _PARAMETERS = {
@@ -40,8 +42,17 @@ class Softmax(Normalisation):
         return int(params["x"][params["axis"]])
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """Quarters within +-8: exponentials of larger numbers would be one number and zeros."""
-        return {"x": Domain(tuple(number / 4 for number in range(-32, 33)))}
+        """Quarters within +-8: exponentials of larger numbers would be one number and zeros.
+
+        In a long row a single one of these would not show beside the rounding of the sum or of y. There, some numbers are 0
+        and the others so far below that the sum is exactly the count of zeros. These are at most half of the row, and so few
+        that a missing one shows in y's format. The second numbers are quarters in any case."""
+        quarters = Domain(tuple(number / 4 for number in range(-32, 33)))
+        length, roundoff = self.row_length(params), dtype_of(params["dtype"]).roundoff
+        if length <= _LONG:
+            return {"x": quarters}
+        far = tuple(number / 4 - _FAR for number in range(-32, 33))
+        return {"x": Domain(far, rare=(0.0,), rarity=min(0.5, 0.25 / roundoff / length), second=quarters)}
 
     def label(self, params: Mapping[str, Any]) -> str:
         name = "log_softmax" if params["log"] else "softmax"

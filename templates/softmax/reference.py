@@ -15,13 +15,19 @@ from schedsearch.templates.parts.reference import gather, reader, reference_sour
 from schedsearch.workload import Workload
 
 _ERRORS = 8.0  # of two exponentials, a division and the conversions, beside those of the sum
+_NEGLIGIBLE = 2.0**-24  # a sum of exponentials that is so small beside 1, however often it is rounded
 
 
 class SoftmaxReference(Reference):
     """Each item is a row along the axis.
 
-    The magnitude allows for an exponent x - m that is rounded, which is an error of 2 |x - m| roundoffs in its exponential.
-    It is multiplied by the length of the row, so it is divided by it here, but for the error of the sum.
+    The magnitude counts the roundoffs of float32 that a number may have, relative to it:
+
+    - An exponent x - m that is rounded is an error of 2 |x - m| in its exponential, and in the sum that of their mean.
+    - Each addition to the sum is one, in any order. It is none if all exponentials but those of m, which are ones, are
+      negligible: additions of ones are exact, and those of negligible numbers err by no more than these.
+
+    It is multiplied by the length of the row, so it is divided by it here.
     """
 
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
@@ -34,13 +40,18 @@ class SoftmaxReference(Reference):
                 largest = read(x, first)
                 for i in range(length):
                     largest = max(largest, read(x, first + i * inner))
-                total = 0.0
+                total, spread, negligible = 0.0, 0.0, 0.0
                 for i in range(length):
-                    total += math.exp(read(x, first + i * inner) - largest)
+                    distance = read(x, first + i * inner) - largest
+                    term = math.exp(distance)
+                    total += term
+                    spread -= term * distance
+                    negligible += term if distance < 0.0 else 0.0
+                additions = float(length) if negligible * length > _NEGLIGIBLE else 1.0
                 for i in range(length):
                     distance = read(x, first + i * inner) - largest
                     share = math.exp(distance) / total
-                    errors = 1.0 + (_ERRORS - 2.0 * distance) / length
+                    errors = (additions + _ERRORS + 2.0 * (spread / total - distance)) / length
                     if log:
                         write(y, first + i * inner, distance - math.log(total))
                         write(magnitude, first + i * inner, errors * (1.0 + math.log(total)))
