@@ -22,7 +22,7 @@ from schedsearch.dynamic.rows import Rows
 from schedsearch.dynamic.rowwise import computes_its_size, unknown_axes
 from schedsearch.dynamic.static import Planner, Refused, add_network
 from schedsearch.errors import WorkloadError, did_you_mean
-from schedsearch.network.facts import constant_of, dtype_of, is_onnx, name_of
+from schedsearch.network.facts import constant_of, dtype_of, folded, is_onnx, name_of
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
@@ -322,13 +322,21 @@ class _Reader:
         import onnx_ir as ir
 
         opsets = self.model.graph.opset_imports
-        found = computed(node, opsets) if is_foldable(node, opsets) else None
+        found = _dequantised(node) or (computed(node, opsets) if is_foldable(node, opsets) else None)
         if found is None:
             return False
         for value, array in zip((value for value in node.outputs if value.name), found):
             value.const_value = ir.tensor(array, name=value.name)
             value.shape, value.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
         return True
+
+
+def _dequantised(node: ir.Node) -> list[np.ndarray[Any, Any]]:
+    """The result of a DequantizeLinear of constants, which are not folded elsewhere; [] of others."""
+    if node.op_type != "DequantizeLinear" or node.attributes.get_int("block_size", 0):
+        return []
+    numbers, scale = folded(node.outputs[0]), constant_of(node.inputs[1])
+    return [] if numbers is None or scale is None else [numbers.astype(scale.dtype)]
 
 
 def _stored(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -57,6 +57,8 @@ _ROWS = (
 )  # fmt: skip
 _CANCELLING = ("Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "LogSoftmax", "HardSwish", "Swish", "Erf")
 """They add or subtract numbers around 1, so that a small result has the error of these."""
+_SHARES = ("Softmax", "LogSoftmax", "ReduceLogSumExp")
+"""What they add up is not what they read: their results are off by as much as the sums."""
 _NO_NOISE = {"Resize": (1, 2, 3), "Upsample": (1,), "Pow": (1,), "Range": (0, 1, 2), "NonMaxSuppression": (2, 3, 4)}
 """Inputs of nodes that are settings: an extent follows from them, or a power of a negative number."""
 
@@ -316,6 +318,9 @@ class _Cut:
             if name and self._source.is_floating(name):
                 kind = self._source.format_of(name)
                 delta = ROUNDOFF.get(kind, ROUNDOFF[TensorProto.FLOAT])
+                if node.op_type in _SHARES:
+                    length = _length(node, [self._source.shapes.get(node.input[0])])
+                    delta = min(_MOST_NOISE, max(delta, _SINGLE * length))
                 self._noise(f"{name}/clean", name, delta, kind, absolute=node.op_type in _CANCELLING)
 
     def _noise_of_input(self, node: NodeProto, place: int, name: str) -> float:
@@ -402,4 +407,7 @@ def _length(node: NodeProto, shapes: Sequence[list[int | None] | None]) -> int:
         return max(each or _LONGEST_UNKNOWN for each in shapes[0][-2:])
     if node.op_type == "AveragePool":
         return math.prod(next((each.ints for each in node.attribute if each.name == "kernel_shape"), [_LONGEST_UNKNOWN]))
+    if node.op_type in ("Softmax", "LogSoftmax") and shapes[0]:
+        axis = next((each.i for each in node.attribute if each.name == "axis"), -1)
+        return size(shapes[0][axis:])  # before opset 13 the axes behind belong to it
     return size(shapes[0])
