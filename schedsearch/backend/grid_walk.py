@@ -8,6 +8,7 @@ instruction. All other names are refused, because threads of a block do not run 
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from schedsearch.backend.code_identity import code_digest
 from schedsearch.backend.inlining import inner_codes
 from schedsearch.backend.kernel_identity import global_names
 
@@ -41,6 +43,14 @@ def walked(function: Callable[..., None], parameters: tuple[str, ...], threads: 
     """
     if threads[1:] == (1, 1) and "gridsize" not in _used_names(function):
         threads = (1, 1, 1)  # the position is the number of the work item
+    return _walked(function, parameters, threads, code_digest([], [function]))
+
+
+@functools.lru_cache(maxsize=256)
+def _walked(
+    function: Callable[..., None], parameters: tuple[str, ...], threads: tuple[int, int, int], captured: str
+) -> Callable[..., None]:
+    """`captured`: digest of the function with what it captures now."""
     body = _on_cpu(function, _stand_in(threads), {})
     names = ", ".join(parameters)
     text = (
