@@ -164,33 +164,44 @@ def open_folder():
     shutil.rmtree(folder)
 
 
+Run = Callable[[Callable[[], str]], str]
+
+
 @pytest.fixture
-def shared_state(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def as_another_user(open_folder: Path) -> Run:
+    """Runs something as another user, with a state folder of that user; returns its text."""
     state = open_folder / "state"
-    state.mkdir()
-    state.chmod(0o777)
-    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(state))
+    state.mkdir(mode=0o700)
+    if os.getuid() == 0:
+        os.chown(state, 65534, 65534)
+
+    def run(action: Callable[[], str]) -> str:
+        def with_own_state() -> str:
+            os.environ["SCHEDSEARCH_STATE_DIR"] = str(state)
+            return action()
+
+        return forked(with_own_state, drop_root=True)
+
+    return run
 
 
-def test_a_file_or_folder_without_write_permission(path: Path, open_folder: Path, shared_state: None) -> None:
+def test_a_file_or_folder_without_write_permission(path: Path, open_folder: Path, as_another_user: Run) -> None:
     file = open_folder / "records.db"
     shutil.copy(path, file)
 
     file.chmod(0o444)
     open_folder.chmod(0o777)
-    assert "is read-only here; make it writable (chmod u+w" in forked(lambda: str(Store.open(file)), drop_root=True)
+    assert "is read-only here; make it writable (chmod u+w" in as_another_user(lambda: str(Store.open(file)))
 
     file.chmod(0o666)
     open_folder.chmod(0o555)
-    assert "read-only here, and SQLite keeps its log beside records.db" in forked(
-        lambda: str(Store.open(file)), drop_root=True
-    )
+    assert "read-only here, and SQLite keeps its log beside records.db" in as_another_user(lambda: str(Store.open(file)))
 
     file.chmod(0o000)
-    assert "no permission to read" in forked(lambda: str(Lookup(file)), drop_root=True)
+    assert "no permission to read" in as_another_user(lambda: str(Lookup(file)))
 
 
-def test_an_older_database_that_cannot_be_written_can_be_read(open_folder: Path, shared_state: None) -> None:
+def test_an_older_database_that_cannot_be_written_can_be_read(open_folder: Path, as_another_user: Run) -> None:
     file = open_folder / "records.db"
     with sqlite3.connect(file) as old:
         old.executescript((Path(__file__).parent / "data" / "schema_v1.sql").read_text())
@@ -200,7 +211,7 @@ def test_an_older_database_that_cannot_be_written_can_be_read(open_folder: Path,
         with Store.open(file, readonly=True) as store:
             return f"{len(store.history())} records"
 
-    assert forked(read, drop_root=True) == "8 records"
+    assert as_another_user(read) == "8 records"
 
 
 def test_a_reader_leaves_nothing_behind_and_changes_nothing(path: Path) -> None:
@@ -215,7 +226,7 @@ def test_a_reader_leaves_nothing_behind_and_changes_nothing(path: Path) -> None:
     assert sorted(path.parent.glob(f"{path.name}*")) == [path]
 
 
-def test_a_read_only_copy_can_be_read(path: Path, open_folder: Path, shared_state: None) -> None:
+def test_a_read_only_copy_can_be_read(path: Path, open_folder: Path, as_another_user: Run) -> None:
     file = open_folder / "records.db"
     shutil.copy(path, file)
     file.chmod(0o444)
@@ -226,12 +237,12 @@ def test_a_read_only_copy_can_be_read(path: Path, open_folder: Path, shared_stat
             row = lookup.exact(conv().id, record().target, "cold-graph-v1")
             return f"{len(store.history())} {row.record_id if row else None}"
 
-    assert forked(read, drop_root=True) == "60 1"
+    assert as_another_user(read) == "60 1"
     assert list(open_folder.glob("records.db-*")) == [], "no log is left on read-only media"
 
 
 def test_a_read_only_copy_with_an_outstanding_log_names_the_remedy(
-    path: Path, open_folder: Path, shared_state: None
+    path: Path, open_folder: Path, as_another_user: Run
 ) -> None:
     file = open_folder / "records.db"
     with Store.open(path) as store:
@@ -239,19 +250,19 @@ def test_a_read_only_copy_with_an_outstanding_log_names_the_remedy(
         shutil.copy(path, file)
         shutil.copy(path.with_name("records.db-wal"), open_folder / "records.db-wal")
     open_folder.chmod(0o555)
-    text = forked(lambda: str(Lookup(file)), drop_root=True)
+    text = as_another_user(lambda: str(Lookup(file)))
     assert "the folder of a live database must be writable, also for reading" in text
     assert "copy both files to a writable place, or read a copy made with: schedsearch records export --deploy" in text
 
 
 def test_a_live_database_of_another_user_is_never_taken_for_immutable(
-    path: Path, open_folder: Path, shared_state: None
+    path: Path, open_folder: Path, as_another_user: Run
 ) -> None:
     """It must not be opened as immutable, because its owner may write at any moment and immutable files have no locks."""
     file = open_folder / "records.db"
     shutil.copy(path, file)
     file.chmod(0o644)
-    assert "the folder of a live database must be writable" in forked(lambda: str(Lookup(file)), drop_root=True)
+    assert "the folder of a live database must be writable" in as_another_user(lambda: str(Lookup(file)))
     with Store.open(file) as store:  # while the owner has it open, its files may be shared
 
         def read() -> str:
@@ -259,7 +270,7 @@ def test_a_live_database_of_another_user_is_never_taken_for_immutable(
                 return str(lookup.exact(conv().id, record().target, "cold-graph-v1") is not None)
 
         store.append(record(number=100))
-        assert forked(read, drop_root=True) == "True"
+        assert as_another_user(read) == "True"
 
 
 def test_a_full_database_keeps_committed_records(path: Path) -> None:
