@@ -78,7 +78,7 @@ def _pool(mode: str, *, whole: bool = False) -> Read:
 
 def _auto_pad_problem(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> str:
     """What makes the padding of a pool uncertain. ONNX Runtime 1.32 pads as if there were no dilations, and leaves out
-    pixels in front where a maximum's strides skip some; ONNX's definition does neither."""
+    pixels in front where strides skip some; ONNX's definition does neither."""
     if not node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
         return ""
     ones = (1,) * len(kernel)
@@ -86,7 +86,7 @@ def _auto_pad_problem(node: ir.Node, image: Sequence[int], kernel: Sequence[int]
     if any(taps > 1 and dilation > 1 for taps, dilation in zip(kernel, dilations)):
         return "dilations"
     skips = any((extent - 1) // stride * stride + taps < extent for extent, taps, stride in zip(image, kernel, strides))
-    return "strides that skip pixels" if skips and node.op_type == "MaxPool" else ""
+    return "strides that skip pixels" if skips else ""
 
 
 def _mean(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
