@@ -239,6 +239,30 @@ def test_without_time_inductor_computes_the_graph_and_the_report_says_so(
     fast, reports = compiled(model, db=tmp_path / "records.db", tune=True, tune_s=20.0)
     assert close(fast(x), model(x))
     (report,) = reports
-    assert not report.is_used and "2 layers without a record: there was no time left to tune" in report.notes
-    assert {layer.reason for layer in report.layers} == {"there was no time left to measure it; PyTorch computes it"}
+    assert not report.is_used
+    assert {layer.reason for layer in report.layers} == {
+        "there was no time left to tune it beside a network; PyTorch computes it"
+    }
     assert report.network.reason == "there was no time left to build a network; PyTorch computes it"
+
+
+@pytest.mark.parametrize("left_s, network, tuned", [(30.0, True, False), (30.0, False, True), (300.0, True, True)])
+def test_a_short_time_is_for_a_network_alone(
+    compiled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, network: bool, tuned: bool
+) -> None:
+    """A clock that stands still: only what is left at the start counts."""
+    from schedsearch.deadline import Deadline
+    from schedsearch.torch import choose
+
+    monkeypatch.setattr(Deadline, "within", lambda seconds: Deadline(left_s + 10.0, lambda: 0.0))
+    asked: list[str] = []
+
+    def refused(*args: Any) -> Any:
+        raise held.Refusal("not built here")
+
+    monkeypatch.setattr(choose, "tune_missing", lambda layers, *rest: asked.extend(name for name, _ in layers) or "tuned")
+    monkeypatch.setattr(whole.ChosenGraph, "_with_network", refused)
+    model, x = prepared(Residual()), image()
+    fast, _ = compiled(model, db=tmp_path / "records.db", tune=True, tune_s=20.0, network=network)
+    assert close(fast(x), model(x))
+    assert bool(asked) == tuned

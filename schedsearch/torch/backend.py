@@ -27,7 +27,7 @@ from schedsearch.torch import candidates, inductor, patterns
 from schedsearch.torch.arguments import check_database, check_options
 from schedsearch.torch.calls import ALLOWED
 from schedsearch.torch.checks import check_kind, reason_without_networks
-from schedsearch.torch.choose import Chooser
+from schedsearch.torch.choose import Choice, Chooser
 from schedsearch.torch.contest import Contest
 from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.held import Refusal, copied
@@ -44,6 +44,7 @@ from schedsearch.torch.whole import LAYERS, ChosenGraph, Compilation
 _log = logging.getLogger("schedsearch.torch")
 Compiled = Callable[..., Any]
 _TUNED = 0.8  # of the time that is left: for tuning, what remains of it for measuring and compiling
+_BOTH_S = 60.0  # less time is for a network alone: it gains more than layers do, and takes half a minute to compile
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,9 @@ def _rewritten(
     """
     found = patterns.find(module.graph, tf32=allows_tf32() and chooser.kernels.device.type == "cuda")
     layers = [each for each in found if isinstance(each, patterns.Layer)]
+    if networks and options.tune and chooser.deadline.left_s < _BOTH_S and chooser.lacks_records(layers):
+        late = Choice(None, NO_TIME.format("tune it beside a network"))
+        return [LayerReport.of(each, late if isinstance(each, patterns.Layer) else None) for each in found], []
     notes = []
     if options.tune and layers:
         notes.append(chooser.tune(layers, options.trials, chooser.deadline.share(_TUNED / 2 if networks else _TUNED)))

@@ -18,7 +18,7 @@ from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.patterns import Layer, value_of
 from schedsearch.torch.race import NO_TIME, PYTORCH, Result, race
 from schedsearch.torch.timing import Candidate, Timer, sets_needed
-from schedsearch.torch.tuning import reason_without_kernel, tune_missing
+from schedsearch.torch.tuning import missing, reason_without_kernel, tune_missing
 from schedsearch.workload import Workload
 
 KERNEL = "kernel"  # its name in a race
@@ -87,6 +87,10 @@ class Chooser:
                     return Choice(None, NO_TIME.format("measure it"))
                 self._known[key] = self._measured(layer, timed)
             return self._known[key]
+
+    def lacks_records(self, layers: Iterable[Layer]) -> bool:
+        """Whether a layer has no record for this kind of device."""
+        return bool(missing(((layer.name, layer.workload) for layer in layers), self.kernels))
 
     def tune(self, layers: Iterable[Layer], trials: int, deadline: Deadline) -> str:
         """As `tuning.tune_missing`."""
