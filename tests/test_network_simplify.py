@@ -328,7 +328,7 @@ def simple(nodes: list[Any], shape: Sequence[int], opset: int, dtype: int = Tens
     graph = helper.make_graph(nodes, "net", [info("x", dtype, shape)], [info("y", result, None)], tensors)
     model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
     with quiet():
-        simplify(model)
+        simplify(model, "model")
     return ir.to_proto(model)
 
 
@@ -434,6 +434,6 @@ def test_a_weight_that_is_listed_among_the_inputs_is_a_constant() -> None:
     weight = numpy_helper.from_array(np.ones(2, np.float32), "w")
     graph = helper.make_graph(nodes, "net", inputs, [info("y", TensorProto.FLOAT, [2])], [weight])
     model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=3))
-    simplify(model)
+    simplify(model, "model")
     assert [node.op_type for node in model.graph] == ["Add"]
     assert [value.name for value in model.graph.inputs] == ["x"]

@@ -43,7 +43,7 @@ class TestMeaning:
             db: here.db
             budget: {trials: 7, time: 1h30m}
             tuner: {name: ga, seed: 3}
-            measure: {mode: hot-graph-v1, timeout: 5s, build_timeout: 1m, workers: 4}
+            measure: {mode: hot-graph-v1, timeout: 5s, build_timeout: 1m, reference_timeout: 2m, workers: 4}
             tasks:
               - name: all of it
                 op: conv2d
@@ -65,7 +65,9 @@ class TestMeaning:
         assert (file.target, file.db) == ("cuda:1", "here.db")
         assert (file.budget.trials, file.budget.time_s) == (7, 5400.0)
         assert (file.tuner.name, file.tuner.seed) == ("ga", 3)
-        assert file.measure.model_dump() == {"mode": "hot-graph-v1", "timeout_s": 5.0, "build_timeout_s": 60.0, "workers": 4}
+        assert file.measure.model_dump() == {
+            "mode": "hot-graph-v1", "timeout_s": 5.0, "build_timeout_s": 60.0, "reference_timeout_s": 120.0, "workers": 4
+        }  # fmt: skip
         (task,) = file.tasks
         assert task.workload == Workload.conv2d(
             n=2, h=9, w=10, c=16, k=32, r=3, s=5, stride=(1, 2), padding=(1, 2, 3, 4), dilation=(2, 2), groups=4,

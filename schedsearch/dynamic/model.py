@@ -139,7 +139,7 @@ class _Reader:
             )
         for value in inputs:
             self._put(value, self.graph.input(str(value.name), self._input_shape(value), dtype_of(value)))
-        left = list(self.model.graph)
+        left = [node for node in self.model.graph if not self._is_constant(node)]
         while left:
             before = len(left)
             left = self._read_static(left)
@@ -152,6 +152,17 @@ class _Reader:
         return self.graph
 
     # ---- values
+
+    @staticmethod
+    def _is_constant(node: ir.Node) -> bool:
+        """Whether it holds a result of the model that is a constant; other constants are initializers. It is known then."""
+        import onnx_ir as ir
+
+        if node.op_type != "Constant":
+            return False
+        (value,) = node.outputs
+        value.const_value = ir.convenience.get_const_tensor(value)
+        return value.const_value is not None
 
     def _declared(self, value: ir.Value) -> list[int | None]:
         """The bound of each extent of a result that the model or the caller names."""

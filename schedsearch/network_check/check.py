@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import TensorProto
 
-from schedsearch.errors import IndexRangeError, UsageError, WrongNetworkError
+from schedsearch.errors import IndexRangeError, UsageError, WrongNetworkError, first_line
 from schedsearch.network_check.draws import KINDS, Wanted, drawn
 from schedsearch.network_check.evaluators import (
     MOST_PRODUCTS,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 _NOISE = ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0))  # direction and chance
 _MOST_ELEMENTS = 1 << 26  # of values that are compared together; the memory of the check is a few times theirs
+_INSTALL = "pip install onnxruntime to have the network compared with it"
 SHARE = 0.2
 """Of the time of a build, that more than one comparison may take."""
 
@@ -91,23 +92,24 @@ class Checker:
     def __post_init__(self) -> None:
         self._evaluators = evaluators()
         self.name = self._evaluators[0].name
+        self._without_onnx_runtime = isinstance(self._evaluators[0], OnnxReference)
 
     def check(self, subject: Subject) -> bool:
         """Compares a network on inputs drawn from a seed.
 
         Returns:
-            Whether it did: not if onnx's evaluator would take too long, which it says.
+            Whether it did: not if ONNX Runtime is missing and onnx's evaluator cannot run the model or would take too long,
+            or if no index that was drawn is in range; it says so.
 
         Raises:
             WrongNetworkError: the network computes something else than its model.
-            UsageError: no evaluator can run the model.
+            UsageError: neither ONNX Runtime nor onnx's evaluator can run the model.
         """
-        if isinstance(self._evaluators[0], OnnxReference):
+        if self._without_onnx_runtime:
             needed = products(self.source.shapes, self.source.model)
             if needed > MOST_PRODUCTS:
                 self.say(
-                    f"unchecked: {self.source.name} needs {needed:,} products, too many for onnx's evaluator; pip install "
-                    "onnxruntime to have the network compared with it"
+                    f"unchecked: {self.source.name} needs {needed:,} products, too many for onnx's evaluator; {_INSTALL}"
                 )
                 return False
         began = time.monotonic()
@@ -115,22 +117,31 @@ class Checker:
         for number, kind in enumerate(KINDS):
             if number and 2 * (time.monotonic() - began) > max(1.0, SHARE * build_s):
                 break
-            self._on(subject, kind)
+            if not self._on(subject, kind):
+                return False
         return True
 
-    def _on(self, subject: Subject, kind: str) -> None:
-        reasons = []
+    def _on(self, subject: Subject, kind: str) -> bool:
+        """Whether the network was compared."""
+        reasons: list[Exception] = []
         for small in (False, True):
             inputs = drawn(_truth_values(subject.inputs, self.source), kind, 0, small=small)
             try:
                 _Comparison(self.source, subject, inputs, self._evaluators, self.say).run()
-                return
+                return True
             except (IndexRangeError, NotEvaluableError) as error:
-                reasons.append(str(error))
+                reasons.append(error)
                 if all("int" not in each.dtype for each in subject.inputs):
                     break
+        why = first_line(reasons[-1])
+        if isinstance(reasons[-1], IndexRangeError):
+            self.say(f"unchecked: {subject.what} was not compared with {self.source.name}: {why}")
+            return False
+        if self._without_onnx_runtime:
+            self.say(f"unchecked: onnx's evaluator cannot run {self.source.name} ({why}); {_INSTALL}")
+            return False
         raise UsageError(
-            f"{subject.what} cannot be compared with {self.source.name}: {reasons[-1]}; build it unchecked with {NO_CHECK}"
+            f"{subject.what} cannot be compared with {self.source.name}: {why}; build it unchecked with {NO_CHECK}"
         )
 
 

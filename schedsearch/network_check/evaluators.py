@@ -76,8 +76,11 @@ class OnnxReference:
     def open(self, model: ModelProto) -> Opened:
         from onnx.reference import ReferenceEvaluator
 
+        from schedsearch.network_check.own_operators import RandomUniformLike, old_dequantize
+
+        version = next((each.version for each in model.opset_import if each.domain == ""), 1)
         try:
-            return _Reference(ReferenceEvaluator(model))
+            return _Reference(ReferenceEvaluator(model, new_ops=[RandomUniformLike, *old_dequantize(version)]))
         except Exception as error:  # of many kinds
             raise NotEvaluableError(f"{self.name}: {error}") from error
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class PtxEmulator(Emulator):
         ins: Mapping[str, str] | None = None,
         outs: Mapping[str, str] | None = None,
         inout: Mapping[str, tuple[str, int]] | None = None,
+        unused: Iterable[str] = (),
         pure: bool = False,
         convergent: bool = False,
     ) -> Callable[..., Any]:

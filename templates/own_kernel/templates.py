@@ -105,7 +105,7 @@ class OwnKernelCpu(_OwnKernel):
             return problem
         definition = definition_of(workload)
         for each in arguments_of(workload.params):
-            if dtype_of(each.dtype).is_float and each.dtype not in _CPU_FLOATS:
+            if each.dtype != "bool" and dtype_of(each.dtype).is_float and each.dtype not in _CPU_FLOATS:
                 return (
                     f"{each.name} of {definition.name} is {each.dtype}, which Numba lacks on a CPU; allowed there: "
                     f"{', '.join(_CPU_FLOATS)} and integers; convert it, or call the kernel with arrays on a GPU"

@@ -1,0 +1,42 @@
+"""Operators that onnx's reference evaluator (1.23) lacks or cannot run on every shape, after ONNX's definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfArrays
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_FIRST_KNOWN = 19  # the opset from which onnx's evaluator has DequantizeLinear
+
+
+class RandomUniformLike(_OfArrays):  # type: ignore[misc]
+    """Of scalars, too: there onnx's own draws a number of Python, and fails."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, **attributes: Any) -> tuple[Array]:
+        (drawn,) = super()._run(x.reshape(-1), **attributes)
+        return (np.asarray(drawn).reshape(x.shape),)
+
+
+class DequantizeLinear(OpRun):  # type: ignore[misc]
+    """(x - zero point) * scale, as opsets 10 and 13 define it: one scale, or one for each index along an axis."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, scale: Array, zero_point: Array | None = None, axis: int = 1) -> tuple[Array]:
+        shape = [1] * x.ndim
+        if scale.size > 1:
+            shape[axis] = scale.size
+        shifted = x.astype(np.float64)
+        if zero_point is not None:
+            shifted = shifted - zero_point.astype(np.float64).reshape(shape)
+        return ((shifted * scale.astype(np.float64).reshape(shape)).astype(scale.dtype),)
+
+
+def old_dequantize(version: int) -> list[type[OpRun]]:
+    """What a model of this opset needs in the place of onnx's DequantizeLinear."""
+    return [DequantizeLinear] if version < _FIRST_KNOWN else []
