@@ -12,10 +12,13 @@ from dynamic_support import emulated
 
 import schedsearch
 from schedsearch import Workload, WorkloadError, arange, dyn_concat, expand, reshape, where
+from schedsearch.device.detect import detect
 from schedsearch.ops.bounded import in_use
+from schedsearch.target import PRESETS
 from schedsearch.template import load_template
 from schedsearch.templates.arrange import cuda as arrange_cuda
 from schedsearch.templates.arrange import kernels as arrange_kernels
+from schedsearch.testing.template_contract import TemplateContract
 
 FLOATS = np.arange(24, dtype=np.float32)
 
@@ -114,6 +117,16 @@ def test_the_kernels_for_gpus_compute_the_same(name: str, monkeypatch: Any) -> N
     template = load_template("arrange_cuda")
     found = emulated(monkeypatch, template, workload, arrays, None, arrange_cuda, arrange_kernels)
     np.testing.assert_array_equal(found["y"], wanted)
+
+
+class TestArrangeCuda(TemplateContract):
+    template, target = load_template("arrange_cuda"), PRESETS["h200"]
+    accepted = tuple(CASES[name][0] for name in ("floats", "rows", "all that is left", "chosen", "side by side"))
+
+
+class TestArrangeCpu(TemplateContract):
+    template, target, compiled = load_template("arrange_cpu"), detect("cpu"), 1
+    accepted = TestArrangeCuda.accepted
 
 
 def test_impossible_parameters_are_refused() -> None:
