@@ -177,3 +177,23 @@ def test_a_weight_that_is_an_output_may_stay_in_the_models_file(tmp_path: Path) 
     with schedsearch.load(tmp_path / "net.ssx") as net:
         assert list(net.program.references) == [net.program.weights[0]]
         np.testing.assert_array_equal(net(np.ones(3, np.float32))[1], np.arange(1024))
+
+
+# --- Roundings ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("to", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_cast_to_a_shorter_format_rounds_also_inside_of_a_chain(to: int, tmp_path: Path) -> None:
+    """d is x * 1.2345 in the shorter format, minus the same in float32: what rounding takes away, or nothing without it."""
+    nodes = [
+        helper.make_node("Mul", ["x", "c"], ["a"]),
+        helper.make_node("Cast", ["a"], ["short"], to=to),
+        helper.make_node("Relu", ["short"], ["positive"]),
+        helper.make_node("Cast", ["positive"], ["wide"], to=FLOAT),
+        helper.make_node("Sub", ["wide", "a"], ["d"]),
+    ]
+    model = model_of(nodes, [("x", FLOAT, [4, 9])], ["d"], {"c": np.float32(1.2345)})
+    onnx.save(model, tmp_path / "net.onnx")
+    x = np.linspace(1, 3, 36, dtype=np.float32).reshape(4, 9)
+    product = x * np.float32(1.2345)
+    short = np.float16 if to == TensorProto.FLOAT16 else pytest.importorskip("ml_dtypes").bfloat16
+    with schedsearch.build(tmp_path / "net.onnx", target="cpu", db=tmp_path / "none.db") as net:
+        np.testing.assert_array_equal(net(x), product.astype(short).astype(np.float32) - product)

@@ -33,7 +33,7 @@ REFUSED: Mapping[str, str] = {
     "BatchNormalization": "in training mode",
     "Clip": "is computed, where only a constant",
     "ConvInteger": "zero point that is computed or differs",
-    "ConvTranspose": "allowed: 2 spatial|has auto_pad or output_shape|strides 3 and 2",
+    "ConvTranspose": "allowed: 2 spatial|more pixels than there are|strides 3 and 2",
     "DequantizeLinear": "scales of blocks",
     "Dropout": "in training mode or gives its mask|ConstantOfShape",
     "Gemm": r"bias of shape \[3, 4\]|first factor that is transposed",

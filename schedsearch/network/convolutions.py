@@ -16,7 +16,7 @@ from schedsearch.network.facts import FLOATS, INTEGERS, Array, dtype_of, extents
 from schedsearch.network.graph import Constant
 from schedsearch.network.model import ModelError
 from schedsearch.network.quantised import Quantised, converted_from
-from schedsearch.network.rewrites import transposed_problem
+from schedsearch.network.transposed import transposed_problem
 from schedsearch.network.windows import window_of
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _conv_integer(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
 
 
 def _transposed(node: ir.Node, taken: set[ir.Node]) -> str:
-    """Transposed convolutions are convolutions here, but for those that cannot be; see `rewrites`."""
+    """Transposed convolutions are convolutions here, but for those that cannot be; see `network.transposed`."""
     return f"{name_of(node)} {transposed_problem(node) or 'has a bias that is computed; allowed: a constant'}"
 
 

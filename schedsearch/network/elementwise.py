@@ -1,8 +1,9 @@
 """Chains of element-wise nodes as one expression.
 
 A chain ends at one node and grows towards its inputs: a node in front of it belongs to it if nothing outside of the chain
-reads its result. Nodes of a smaller shape are computed again for every element that they are broadcast to, and whole numbers
-are dequantised by every chain that reads them.
+reads its result. A chain computes in float32 and rounds its result, so a Cast to a shorter format ends one; other nodes in
+such a format are not rounded one by one. Nodes of a smaller shape are computed again for every element that they are
+broadcast to, and whole numbers are dequantised by every chain that reads them.
 """
 
 from __future__ import annotations
@@ -208,10 +209,19 @@ def _grown(root: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
 
 
 def _joins(node: ir.Node, chain: Sequence[ir.Node]) -> bool:
-    if node.op_type not in ELEMENTWISE or node.op_type in _ENDS or not is_onnx(node) or _problem(node):
+    if node.op_type not in ELEMENTWISE or node.op_type in _ENDS or not is_onnx(node) or _problem(node) or _rounds(node):
         return False
     value = node.outputs[0]
     return not value.is_graph_output() and all(user in chain for user, _ in value.uses())
+
+
+def _rounds(node: ir.Node) -> bool:
+    """Whether a node is a Cast to a format that lacks some of the numbers that it reads."""
+    if node.op_type != "Cast" or node.inputs[0] is None:
+        return False
+    return (
+        dtype_of(node.outputs[0]) not in ("float32", dtype_of(node.inputs[0])) and dtype_of(node.inputs[0]) not in INTEGERS
+    )
 
 
 def _sorted(nodes: Iterable[ir.Node]) -> list[ir.Node]:

@@ -192,20 +192,22 @@ class _Copier:
 
 
 def _is_shaped_wrong(node: onnx.NodeProto) -> bool:
-    """Whether onnx infers a wrong shape: with ceil_mode, a window that would start in the padding does not count.
+    """Whether onnx 1.23.2 infers a wrong shape, by its own evaluator, ONNX Runtime and PyTorch: with ceil_mode it counts a
+    window that would start in the padding, and it adds output_padding to a result whose extents auto_pad says."""
+    read = {each.name: each for each in node.attribute}
+    if node.op_type in _POOLS:
+        return "ceil_mode" in read and bool(read["ceil_mode"].i)
+    same = node.op_type == "ConvTranspose" and "auto_pad" in read and read["auto_pad"].s.startswith(b"SAME")
+    return same and "output_padding" in read and any(read["output_padding"].ints)
 
-    onnx 1.23.2 counts it; its evaluator, ONNX Runtime and PyTorch do not.
-    """
-    return node.op_type in _POOLS and any(each.name == "ceil_mode" and each.i for each in node.attribute)
 
-
-def _hide_extents(pool: onnx.NodeProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Puts a Slice between places that nobody knows behind a pool: the result has its format and rank, but no extents."""
-    for place, name in enumerate(pool.output):
+def _hide_extents(node: onnx.NodeProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Puts a Slice between places that nobody knows behind a node: the result has its format and rank, but no extents."""
+    for place, name in enumerate(node.output):
         if not name:
             continue
-        whole, start = f"{name}/pool", f"{name}/start"
-        pool.output[place] = whole
+        whole, start = f"{name}/whole", f"{name}/start"
+        node.output[place] = whole
         for op, inputs, outputs in (("Unique", [whole], ["", start]), ("Slice", [whole, start, start], [name])):
             nodes.add(op_type=op, input=inputs, output=outputs, name=f"{name}/{op}")  # type: ignore[attr-defined]
 

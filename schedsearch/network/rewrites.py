@@ -1,6 +1,6 @@
 """Nodes that are the same as others for which there are kernels.
 
-- A transposed convolution is a convolution whose channels are the pixels of a block, and a `DepthToSpace`.
+- A transposed convolution is a convolution of blocks of pixels (`schedsearch.network.transposed`).
 - x * Sigmoid(x) is Swish, and x * HardSigmoid(x) of the usual slope is HardSwish.
 - A Concat of dequantised numbers that is quantised is one of 8-bit numbers, and a view of dequantised numbers is one of
   8-bit numbers.
@@ -19,6 +19,7 @@ from schedsearch.network.facts import only_reader
 from schedsearch.network.new_nodes import constant, replace, result
 from schedsearch.network.quantised import converted_from, converted_to
 from schedsearch.network.reductions import REWRITTEN
+from schedsearch.network.transposed import transposed_convolution
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -37,110 +38,6 @@ def rewrite_nodes(model: ir.Model) -> None:
         if node.domain in ("", "ai.onnx") and (rewrite := _REWRITES.get(node.op_type)) is not None:
             rewrite(model, node)
     RemoveUnusedNodesPass()(model)
-
-
-# --- Transposed convolutions --------------------------------------------------------------------------------------------
-def transposed_problem(node: ir.Node) -> str:
-    """Why a ConvTranspose cannot become a convolution; empty if it can."""
-    x, weight = node.inputs[0], node.inputs[1]
-    if x is None or x.shape is None or not x.shape.is_static() or len(x.shape) != 4:
-        return "has an input of another shape than N, C, H, W; allowed: 2 spatial dimensions, of known extents"
-    if weight is None or weight.const_value is None:
-        return "has a weight that is computed; allowed: a constant"
-    if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or "output_shape" in node.attributes:
-        return "has auto_pad or output_shape; allowed: pads and output_padding"
-    rows, columns = (_Axis.of(node, axis) for axis in (0, 1))
-    if rows.stride != columns.stride:
-        return f"has strides {rows.stride} and {columns.stride}; allowed: equal ones"
-    if any(min(axis.before, axis.after) < 0 for axis in (rows, columns)):
-        return "has pads that are larger than its filters; allowed: smaller ones"
-    return ""
-
-
-class _Axis:
-    """Height or width of a transposed convolution, as a convolution of blocks of `stride` pixels.
-
-    Pixel stride * q + f of the result is the sum of x[q + d] * weight[f + pad - stride * d]. The taps d that any phase f of
-    a block has are those of the convolution; a phase has weight 0 where its own filter has no such tap. Source: Shi et al.,
-    "Is the deconvolution layer the same as a convolutional layer?", 2016.
-
-    Attributes:
-        stride: pixels of a block.
-        first, taps: the least d, and how many there are.
-        before, after: the padding of the convolution.
-        extent: of the result.
-        blocks: of the convolution's result; they may reach beyond `extent`.
-    """
-
-    def __init__(
-        self, extent: int, filter_extent: int, stride: int, dilation: int, pads: tuple[int, int], more: int
-    ) -> None:
-        self.stride, self.dilation, self.pad = stride, dilation, pads[0]
-        reach = (filter_extent - 1) * dilation + 1
-        self.reach = reach
-        self.extent = (extent - 1) * stride + reach - sum(pads) + more
-        self.blocks = -(-self.extent // stride)
-        self.first = -((reach - 1 - pads[0]) // stride)
-        self.taps = (stride - 1 + pads[0]) // stride - self.first + 1
-        self.before = -self.first
-        self.after = self.blocks - extent - self.before + self.taps - 1
-
-    @classmethod
-    def of(cls, node: ir.Node, axis: int) -> _Axis:
-        x, weight = node.inputs[0], node.inputs[1]
-        assert x is not None and x.shape is not None and weight is not None and weight.shape is not None
-        read = node.attributes
-        pads = read.get_ints("pads", (0, 0, 0, 0))
-        stride, dilation = read.get_ints("strides", (1, 1))[axis], read.get_ints("dilations", (1, 1))[axis]
-        more = read.get_ints("output_padding", (0, 0))[axis]
-        extents = int(x.shape[2 + axis]), int(weight.shape[2 + axis])
-        return cls(*extents, stride, dilation, (pads[axis], pads[2 + axis]), more)
-
-    def selection(self) -> Array:
-        """(phase, tap of the convolution, tap of the filter): 1 where they belong together, else 0."""
-        phase, tap, own = np.ogrid[: self.stride, : self.taps, : (self.reach - 1) // self.dilation + 1]
-        found: Array = own * self.dilation == phase + self.pad - self.stride * (tap + self.first)
-        return found.astype(np.float32)
-
-
-def _transposed_convolution(model: ir.Model, node: ir.Node) -> None:
-    import onnx_ir as ir
-
-    if transposed_problem(node):
-        return
-    x, weight, y = node.inputs[0], node.inputs[1], node.outputs[0]
-    assert x is not None and x.shape is not None and weight is not None and weight.const_value is not None
-    rows, columns = (_Axis.of(node, axis) for axis in (0, 1))
-    groups, block = node.attributes.get_int("group", 1), rows.stride
-    filters = weight.const_value.numpy()
-    c, k, r, s = filters.shape
-    grouped = filters.reshape(groups, c // groups, k, r, s).astype(np.float32)
-    made = np.einsum("gckrs,fir,ejs->gkfecij", grouped, rows.selection(), columns.selection())
-    made = made.reshape(groups * k * block**2, c // groups, rows.taps, columns.taps).astype(filters.dtype)
-    inputs = [x, constant(model, f"{weight.name}.blocks", made)]
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        bias = node.inputs[2]
-        if bias.const_value is None:
-            return
-        inputs.append(constant(model, f"{bias.name}.blocks", bias.const_value.numpy().repeat(block**2)))
-    pads = [rows.before, columns.before, rows.after, columns.after]
-    attributes = [ir.AttrInt64s("pads", pads), ir.AttrInt64("group", groups)]
-    n = int(x.shape[0])
-    channels = groups * k
-    value = result(y, "blocks", [n, channels * block**2, rows.blocks, columns.blocks])
-    nodes = [ir.Node("", "Conv", inputs, attributes, outputs=[value], name=node.name)]
-    if block > 1:
-        shuffled = result(y, "pixels", [n, channels, rows.blocks * block, columns.blocks * block])
-        shuffle = [ir.AttrInt64("blocksize", block), ir.AttrString("mode", "CRD")]
-        nodes.append(ir.Node("", "DepthToSpace", [value], shuffle, outputs=[shuffled], name=node.name))
-        value = shuffled
-    if (rows.blocks * block, columns.blocks * block) != (rows.extent, columns.extent):
-        ends = [constant(model, f"{y.name}.{name}", np.array(numbers)) for name, numbers in (
-            ("starts", [0, 0]), ("ends", [rows.extent, columns.extent]), ("axes", [2, 3])
-        )]  # fmt: skip
-        value = result(y, "cut", [n, channels, rows.extent, columns.extent])
-        nodes.append(ir.Node("", "Slice", [nodes[-1].outputs[0], *ends], outputs=[value], name=node.name))
-    replace(model, node, nodes)
 
 
 # --- Activations --------------------------------------------------------------------------------------------------------
@@ -240,7 +137,7 @@ def _quantise(model: ir.Model, node: ir.Node) -> None:
 
 
 _REWRITES = {
-    "ConvTranspose": _transposed_convolution,
+    "ConvTranspose": transposed_convolution,
     "Mul": _product,
     "Gather": _gather,
     "Concat": _concat,

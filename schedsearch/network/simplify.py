@@ -17,6 +17,7 @@ from schedsearch.network.facts import INTEGERS, Array, dtype_of, folded, is_onnx
 from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.node_rules import check_nodes
+from schedsearch.network.transposed import write_pads
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -57,6 +58,7 @@ def simplify(model: ir.Model, name: str) -> None:
     rules, opsets = RewritePass(_rules()), model.opset_imports
     for turn in range(_MOST_ROUNDS):
         counted = _count_from_the_front(model)
+        padded = write_pads(model)
         found = onnxscript.optimizer.fold_constants(
             model,
             onnx_shape_inference=True,
@@ -65,7 +67,7 @@ def simplify(model: ir.Model, name: str) -> None:
         )
         if not turn:  # functions are inlined, shapes are known, and no rule has relied on them yet
             check_nodes(model, name)
-        changed = [counted, bool(found), _fold(model), rules(model).modified, fuse(model)]
+        changed = [counted, padded, bool(found), _fold(model), rules(model).modified, fuse(model)]
         for clean in (common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass):
             clean()(model)
         if not any(changed):

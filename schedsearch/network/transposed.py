@@ -1,0 +1,166 @@
+"""Transposed convolutions as convolutions whose channels are the pixels of a block, and a `DepthToSpace`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedsearch.network.facts import is_onnx
+from schedsearch.network.new_nodes import constant, replace, result
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def write_pads(model: ir.Model) -> bool:
+    """Writes `auto_pad` and `output_shape` of transposed convolutions as pads, and says whether there were any.
+
+    ONNX's formula: what the full result has more than the wanted one is cut off, with SAME_UPPER the smaller half in front,
+    otherwise the larger one. SAME wants `strides` times the pixels of the image. If the full result has fewer pixels than
+    that, runtimes differ, and the node stays as it is.
+    """
+    import onnx_ir as ir
+
+    changed = False
+    for node in model.graph:
+        if node.op_type == "ConvTranspose" and is_onnx(node) and (pads := _wanted_pads(node)) is not None:
+            for name in ("auto_pad", "output_shape"):
+                node.attributes.pop(name, None)
+            node.attributes["pads"] = ir.AttrInt64s("pads", pads)
+            changed = True
+    return changed
+
+
+def _wanted_pads(node: ir.Node) -> list[int] | None:
+    """The pads that `auto_pad` or `output_shape` stands for; None if the node has neither, or its sizes are not known."""
+    read = node.attributes
+    auto_pad, wanted = read.get_string("auto_pad", "NOTSET"), read.get_ints("output_shape", None)
+    image, kernel = (_pixels(value) for value in node.inputs[:2])
+    if (wanted is None and not auto_pad.startswith("SAME")) or kernel is None or (wanted is not None and image is None):
+        return None
+    ones = (1,) * len(kernel)
+    strides, dilations = (read.get_ints(name, ones) for name in ("strides", "dilations"))
+    more = read.get_ints("output_padding", (0,) * len(kernel))
+    totals = [
+        (taps - 1) * dilation + 1 - stride + extra for taps, dilation, stride, extra in zip(kernel, dilations, strides, more)
+    ]
+    if wanted is not None and image is not None:
+        totals = [n * stride + total - out for n, stride, total, out in zip(image, strides, totals, wanted)]
+    if any(total < 0 for total in totals) or len(totals) != len(kernel):
+        return None
+    halves = [total // 2 if auto_pad == "SAME_UPPER" else -(-total // 2) for total in totals]
+    return [*halves, *(total - half for total, half in zip(totals, halves))]
+
+
+def _pixels(value: ir.Value | None) -> list[int] | None:
+    """The spatial extents of an image or filter, if its shape is known."""
+    if value is None or value.shape is None or not value.shape.is_static():
+        return None
+    return [int(extent) for extent in value.shape][2:]
+
+
+def transposed_problem(node: ir.Node) -> str:
+    """Why a ConvTranspose cannot become a convolution; empty if it can."""
+    x, weight = node.inputs[0], node.inputs[1]
+    if x is None or x.shape is None or not x.shape.is_static() or len(x.shape) != 4:
+        return "has an input of another shape than N, C, H, W; allowed: 2 spatial dimensions, of known extents"
+    if weight is None or weight.const_value is None:
+        return "has a weight that is computed; allowed: a constant"
+    if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or "output_shape" in node.attributes:
+        return "has auto_pad or output_shape that asks for more pixels than there are; allowed: pads and output_padding"
+    rows, columns = (_Axis.of(node, axis) for axis in (0, 1))
+    if rows.stride != columns.stride:
+        return f"has strides {rows.stride} and {columns.stride}; allowed: equal ones"
+    if any(min(axis.before, axis.after) < 0 for axis in (rows, columns)):
+        return "has pads that are larger than its filters; allowed: smaller ones"
+    return ""
+
+
+class _Axis:
+    """Height or width of a transposed convolution, as a convolution of blocks of `stride` pixels.
+
+    Pixel stride * q + f of the result is the sum of x[q + d] * weight[f + pad - stride * d]. The taps d that any phase f of
+    a block has are those of the convolution; a phase has weight 0 where its own filter has no such tap. Source: Shi et al.,
+    "Is the deconvolution layer the same as a convolutional layer?", 2016.
+
+    Attributes:
+        stride: pixels of a block.
+        first, taps: the least d, and how many there are.
+        before, after: the padding of the convolution.
+        extent: of the result.
+        blocks: of the convolution's result; they may reach beyond `extent`.
+    """
+
+    def __init__(
+        self, extent: int, filter_extent: int, stride: int, dilation: int, pads: tuple[int, int], more: int
+    ) -> None:
+        self.stride, self.dilation, self.pad = stride, dilation, pads[0]
+        reach = (filter_extent - 1) * dilation + 1
+        self.reach = reach
+        self.extent = (extent - 1) * stride + reach - sum(pads) + more
+        self.blocks = -(-self.extent // stride)
+        self.first = -((reach - 1 - pads[0]) // stride)
+        self.taps = (stride - 1 + pads[0]) // stride - self.first + 1
+        self.before = -self.first
+        self.after = self.blocks - extent - self.before + self.taps - 1
+
+    @classmethod
+    def of(cls, node: ir.Node, axis: int) -> _Axis:
+        x, weight = node.inputs[0], node.inputs[1]
+        assert x is not None and x.shape is not None and weight is not None and weight.shape is not None
+        read = node.attributes
+        pads = read.get_ints("pads", (0, 0, 0, 0))
+        stride, dilation = read.get_ints("strides", (1, 1))[axis], read.get_ints("dilations", (1, 1))[axis]
+        more = read.get_ints("output_padding", (0, 0))[axis]
+        extents = int(x.shape[2 + axis]), int(weight.shape[2 + axis])
+        return cls(*extents, stride, dilation, (pads[axis], pads[2 + axis]), more)
+
+    def selection(self) -> Array:
+        """(phase, tap of the convolution, tap of the filter): 1 where they belong together, else 0."""
+        phase, tap, own = np.ogrid[: self.stride, : self.taps, : (self.reach - 1) // self.dilation + 1]
+        found: Array = own * self.dilation == phase + self.pad - self.stride * (tap + self.first)
+        return found.astype(np.float32)
+
+
+def transposed_convolution(model: ir.Model, node: ir.Node) -> None:
+    """Replaces a transposed convolution; one with a `transposed_problem` stays."""
+    import onnx_ir as ir
+
+    if transposed_problem(node):
+        return
+    x, weight, y = node.inputs[0], node.inputs[1], node.outputs[0]
+    assert x is not None and x.shape is not None and weight is not None and weight.const_value is not None
+    rows, columns = (_Axis.of(node, axis) for axis in (0, 1))
+    groups, block = node.attributes.get_int("group", 1), rows.stride
+    filters = weight.const_value.numpy()
+    c, k, r, s = filters.shape
+    grouped = filters.reshape(groups, c // groups, k, r, s).astype(np.float32)
+    made = np.einsum("gckrs,fir,ejs->gkfecij", grouped, rows.selection(), columns.selection())
+    made = made.reshape(groups * k * block**2, c // groups, rows.taps, columns.taps).astype(filters.dtype)
+    inputs = [x, constant(model, f"{weight.name}.blocks", made)]
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        bias = node.inputs[2]
+        if bias.const_value is None:
+            return
+        inputs.append(constant(model, f"{bias.name}.blocks", bias.const_value.numpy().repeat(block**2)))
+    pads = [rows.before, columns.before, rows.after, columns.after]
+    attributes = [ir.AttrInt64s("pads", pads), ir.AttrInt64("group", groups)]
+    n = int(x.shape[0])
+    channels = groups * k
+    value = result(y, "blocks", [n, channels * block**2, rows.blocks, columns.blocks])
+    nodes = [ir.Node("", "Conv", inputs, attributes, outputs=[value], name=node.name)]
+    if block > 1:
+        shuffled = result(y, "pixels", [n, channels, rows.blocks * block, columns.blocks * block])
+        shuffle = [ir.AttrInt64("blocksize", block), ir.AttrString("mode", "CRD")]
+        nodes.append(ir.Node("", "DepthToSpace", [value], shuffle, outputs=[shuffled], name=node.name))
+        value = shuffled
+    if (rows.blocks * block, columns.blocks * block) != (rows.extent, columns.extent):
+        ends = [constant(model, f"{y.name}.{name}", np.array(numbers)) for name, numbers in (
+            ("starts", [0, 0]), ("ends", [rows.extent, columns.extent]), ("axes", [2, 3])
+        )]  # fmt: skip
+        value = result(y, "cut", [n, channels, rows.extent, columns.extent])
+        nodes.append(ir.Node("", "Slice", [nodes[-1].outputs[0], *ends], outputs=[value], name=node.name))
+    replace(model, node, nodes)
