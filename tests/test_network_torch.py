@@ -70,3 +70,52 @@ def test_an_operator_that_onnx_lacks_is_named_in_one_line(torch: Any) -> None:
     ) as caught:
         export(torch.nn.AdaptiveMaxPool2d((2, 3)), torch.ones(1, 8, 9, 7))
     assert "\n" not in str(caught.value)
+
+
+# --- What a module returns ----------------------------------------------------------------------------------------------
+def returning(torch: Any, result: Any) -> Any:
+    class Module(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return result(x, self.linear(x))
+
+    torch.manual_seed(0)
+    return Module().eval()
+
+
+RETURNED: dict[str, Any] = {
+    "a scalar": lambda x, y: y.sum(),
+    "a tuple with None": lambda x, y: (None, y, None),
+    "a dictionary and a list": lambda x, y: {"a": y, "b": [x * 2, {"c": x - y}]},
+    "its own input": lambda x, y: (x, y),
+    "one tensor twice": lambda x, y: (y, y),
+    "a view of its input": lambda x, y: (x.view(-1), y),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_tensors_in_any_collection_are_outputs_in_their_order(name: str, torch: Any) -> None:
+    from torch.utils import _pytree
+
+    module, x = returning(torch, RETURNED[name]), torch.randn(2, 4)
+    with torch.no_grad():
+        wanted = [each.numpy() for each in _pytree.tree_flatten(module(x))[0] if each is not None]
+    network = lower(export(module, x))
+    (given,) = network.inputs
+    values = evaluate(network, {given: x.numpy()})
+    for output, right in zip(network.outputs, wanted, strict=True):
+        assert values[output].shape == right.shape
+        np.testing.assert_allclose(values[output], right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_that_returns_other_things_than_tensors_is_refused_by_what_it_returns(torch: Any) -> None:
+    for result, message in (
+        (lambda x, y: (y, 3.5), "returns 3.5, of type float; allowed: tensors, None"),
+        (lambda x, y: {"y": y, "rows": x.shape[0]}, "returns 2, of type int"),
+        (lambda x, y: None, "returns no tensor"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            export(returning(torch, result), torch.randn(2, 4))

@@ -21,8 +21,8 @@ def export(module: Any, example: Any) -> ir.Model:
         example: its input, or a tuple of several. Their shapes become those of the network.
 
     Raises:
-        ModelError: torch, onnx-ir or onnxscript is not installed, the module cannot be exported, or its graph cannot be
-            compiled.
+        ModelError: torch, onnx-ir or onnxscript is not installed, the module cannot be exported or returns other things than
+            tensors, or its graph cannot be compiled.
 
     Example:
         >>> network = lower(export(module, torch.randn(1, 3, 224, 224)), dtype="float16")
@@ -39,11 +39,33 @@ def exported(module: Any, example: Any) -> Any:
         raise ModelError(f"a torch module needs PyTorch ({error})") from error
     arguments = example if isinstance(example, tuple) else (example,)
     training = module.training
+    name = type(module).__name__
     try:
         with torch.no_grad():
-            return torch.onnx.export(module.eval(), arguments, dynamo=True, optimize=False, verbose=False)
+            program = torch.onnx.export(module.eval(), arguments, dynamo=True, optimize=False, verbose=False)
     except Exception as error:  # torch's exporters raise many kinds
+        if (other := _not_a_tensor(module, arguments)) is not None:
+            raise ModelError(
+                f"{name} returns {other!r}, of type {type(other).__name__}; allowed: tensors, None, and tuples, lists and "
+                "dictionaries of these"
+            ) from error
         reason = first_line(root_cause(error))  # the errors around it tell how to report a bug of PyTorch
-        raise ModelError(f"torch.export cannot read {type(module).__name__}: {reason}") from error
+        raise ModelError(f"torch.export cannot read {name}: {reason}") from error
     finally:
         module.train(training)
+    if program is None or not program.model.graph.outputs:
+        raise ModelError(f"{name} returns no tensor; there is nothing to compile")
+    return program
+
+
+def _not_a_tensor(module: Any, arguments: tuple[Any, ...]) -> Any:
+    """What a module returns, alone or within a collection, that is neither a tensor nor None; None if there is no such."""
+    import torch
+    from torch.utils import _pytree
+
+    try:
+        with torch.no_grad():
+            leaves, _ = _pytree.tree_flatten(module(*arguments))
+    except Exception:  # a module may raise anything; the exporter's error tells more
+        return None
+    return next((leaf for leaf in leaves if leaf is not None and not isinstance(leaf, torch.Tensor)), None)
