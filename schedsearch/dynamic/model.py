@@ -138,7 +138,9 @@ class _Reader:
                 f"{self.what} has no dynamic dimension {unknown[0]!r}{did_you_mean(unknown[0], names)}; {allowed}"
             )
         for value in inputs:
-            self._put(value, self.graph.input(str(value.name), self._input_shape(value), dtype_of(value)))
+            shape, name = self._input_shape(value), str(value.name)
+            made = self.graph.input(name, shape, dtype_of(value))
+            self._put(value, made if shape else self.graph.view(made, (1,)))
         left = [node for node in self.model.graph if not self._is_constant(node)]
         while left:
             before = len(left)
@@ -190,7 +192,7 @@ class _Reader:
                 bounds = f"give them, e.g. --dynamic {name}=1..64, in Python Size({name!r}, 1, 64)"
                 what = f"is {name!r}, which has no bounds; {bounds}" if name else "has no name; give it one in the model"
                 raise ModelError(f"{self.what}: dimension {axis} of input {value.name!r} {what}")
-        return shape or [1]
+        return shape
 
     def _put(self, value: ir.Value, name: str) -> None:
         """Later nodes find the array by its value, and its bound as the shape."""
@@ -222,12 +224,14 @@ class _Reader:
         return self.names[value]
 
     def _output(self, value: ir.Value) -> str:
-        """Constants and rows become arrays."""
+        """Constants and rows become arrays, and scalars have no axes, which kernels need."""
         name = self.operand(value)
         bound = self.graph.bound(name)
         if bound.numbers or (bound.view_of or name) in self.graph.constants:
-            return self.nodes.copied(name)
-        return name
+            name = self.nodes.copied(name)
+        row, numbers = self.rows.of.get(value), constant_of(value)
+        shape = row.shape if row is not None else numbers.shape if numbers is not None else value.shape
+        return self.graph.view(name, ()) if shape is not None and not len(shape) else name
 
     # ---- nodes
 

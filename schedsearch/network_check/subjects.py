@@ -155,10 +155,7 @@ class ComputedSizes:
             pairs = bound.step()
             bound.check()
             self._net.net.check()
-            return [
-                plain(_on_host(each.array))[tuple(slice(int(n)) for n in np.asarray(_on_host(each.extents)))]
-                for each in pairs
-            ]
+            return [_used(plain(_on_host(each.array)), each.extents) for each in pairs]
         finally:
             bound.close()
 
@@ -174,6 +171,11 @@ class ComputedSizes:
         import torch
 
         return torch.from_numpy(array).cuda(self._net.net.device.target.ordinal)
+
+
+def _used(array: Array, extents: Any) -> Array:
+    """What counts of a result of a bounded run: all of it, if it has no extents."""
+    return array if extents is None else array[tuple(slice(int(n)) for n in np.asarray(_on_host(extents)))]
 
 
 def _on_host(array: Any) -> Any:
