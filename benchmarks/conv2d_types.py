@@ -89,7 +89,7 @@ def own_fp16(workload: schedsearch.Workload) -> schedsearch.Workload:
 
 
 def draw(workload: schedsearch.Workload) -> list[torch.Tensor]:
-    """Operands on the device in the order of the signature, without y. Whole numbers fill their range.
+    """Operands on the device in the order of the signature, without y. Integers fill their range.
 
     Scales bring the results into the range of the output, so that neither zeros nor saturated values dominate.
     """

@@ -37,7 +37,7 @@ RTOL = {"float16": 1e-2, "bfloat16": 5e-2, "int8": 0.0}  # of the largest elemen
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[""], help="products whose label contains one of these texts")
+    parser.add_argument("--only", nargs="+", default=[""], help="products whose label contains one of these strings")
     parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="of the products of floats")
     parser.add_argument("--trials", type=int, default=64, help="trials of a product; 0: the default configuration")
     parser.add_argument("--time", type=float, help="seconds, after which no further product is tuned or timed")

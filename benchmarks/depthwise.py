@@ -47,7 +47,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--layout", nargs="+", default=list(LAYOUTS), choices=LAYOUTS)
     parser.add_argument("--batch", nargs="+", type=int, default=list(BATCHES), help="images; the others have 32 only")
-    parser.add_argument("--only", nargs="+", default=[""], help="layers whose label contains one of these texts")
+    parser.add_argument("--only", nargs="+", default=[""], help="layers whose label contains one of these strings")
     parser.add_argument("--every", type=int, default=1, help="each n-th of the chosen layers")
     parser.add_argument("--limit", type=int, help="at most so many layers")
     parser.add_argument("--trials", type=int, default=64, help="trials of a layer; 0: the default configuration")

@@ -39,7 +39,7 @@ def as_module(model: onnx.ModelProto) -> fx.GraphModule:
 
 
 def quantise(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Whole numbers, held as floats."""
+    """Integers, held as floats."""
     return (torch.round(x / scale) + zero).clamp(low, high)
 
 

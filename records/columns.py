@@ -63,7 +63,7 @@ def read_columns(
 ) -> Iterator[tuple[Any, ...]]:
     """The named columns of table record, in the order of appending, in chunks of one snapshot each.
 
-    JSON columns stay texts. A chunk ends the transaction, so that a long reading never keeps a writer's log from shrinking.
+    JSON columns stay strings. A chunk ends the transaction, so a long reading never keeps a writer's log from shrinking.
 
     Args:
         names: columns; the first one must be `id`.

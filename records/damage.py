@@ -161,7 +161,7 @@ def optional_text(column: str, value: Any) -> str | None:
 def whole(column: str, value: Any, low: int = 0, high: int = _LARGEST) -> int:
     if type(value) is int and low <= value <= high:
         return value
-    raise DamagedRow(f"{column} is {_shown(value)}; it must be a whole number from {low} to {high}")
+    raise DamagedRow(f"{column} is {_shown(value)}; it must be an integer from {low} to {high}")
 
 
 def flag(column: str, value: Any) -> bool:
@@ -210,12 +210,12 @@ def mapping(column: str, value: Any) -> dict[str, Any]:
 
 
 def config_values(column: str, value: Any) -> dict[str, int | str | bool]:
-    """A column that holds a configuration: a JSON object of whole numbers, texts and booleans."""
+    """A column that holds a configuration: a JSON object of integers, strings and booleans."""
     found = mapping(column, value)
     for knob, setting in found.items():
         if not isinstance(setting, int | str):
             raise DamagedRow(
-                f"{column} has {_shown(setting)} for {_short(repr(knob))}; it must be a number, text or true/false"
+                f"{column} has {_shown(setting)} for {_short(repr(knob))}; it must be a number, string or true/false"
             )
         if isinstance(setting, str):
             text(f"{column}[{_short(repr(knob))}]", setting)

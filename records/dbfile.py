@@ -87,7 +87,7 @@ def _harden(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute("PRAGMA mmap_size = 0")  # a page that cannot be read is an error, not a signal
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-    # A text that is not UTF-8 is damage of one row: its reader finds the surrogates. By default it fails the whole query.
+    # A string that is not UTF-8 is damage of one row: its reader finds the surrogates. By default it fails the whole query.
     connection.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
 
 

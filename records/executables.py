@@ -1,7 +1,7 @@
 """Files of executables (`model.ssx`): a program, its machine code and its weights in one SQLite database.
 
 Like `lookup` this needs the standard library only. `schedsearch.executable` knows what the text of a program means. Here it
-is a text that names code and weights by their sha256, so that one signature covers everything.
+is a string that names code and weights by their sha256, so that one signature covers everything.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def from_json(data: Mapping[str, Any]) -> Record:
         raise ValueError(f"times_ns of a record must be positive, got {wrong[0]!r}")
     config = data["config"]
     if not isinstance(config, dict) or not all(isinstance(value, int | str | bool) for value in config.values()):
-        raise TypeError(f"config must map knobs to whole numbers, texts or true/false, got {config!r}")
+        raise TypeError(f"config must map knobs to integers, strings or true/false, got {config!r}")
     anchor = data.get("anchor")
     return Record(
         workload=Workload.from_json(canonical_json(data["workload"])),

@@ -1,6 +1,6 @@
 """The tables, and the ordered migrations that create them.
 
-Queries use the `Table` objects, which describe the newest schema. The migrations are frozen texts, one list per dialect.
+Queries use the `Table` objects, which describe the newest schema. The migrations are frozen strings, one list per dialect.
 Nobody edits a released migration: a change appends one and raises `dbfile.SCHEMA_VERSION`. One test compares the result of
 the migrations with the tables here. Another test opens a database of every released version.
 

@@ -1,4 +1,4 @@
-"""SQLite as a `records.database.Database`: connections, locks, transactions, migrations, error texts."""
+"""SQLite as a `records.database.Database`: connections, locks, transactions, migrations, error strings."""
 
 from __future__ import annotations
 

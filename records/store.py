@@ -57,7 +57,7 @@ class Store(Stored):
         """Opens a database. Opening it for writing brings an older schema to the newest.
 
         Args:
-            path: of the file; a text may also be a URL, sqlite:///PATH.
+            path: of the file; a string may also be a URL, sqlite:///PATH.
             create: whether a missing file is created.
             readonly: write nothing. A database with an older schema is read as it is; fields that it lacks are None or "".
                 `create` is ignored.

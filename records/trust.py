@@ -4,7 +4,7 @@ A cubin is machine code. schedsearch therefore loads code from a file only if th
 about it, or if the user marked exactly that with `schedsearch records trust FILE`. A file can claim neither for itself:
 
 - This machine signs with a random key that never leaves it (`machine-key` in the state folder, mode 0600). A signature is
-  an HMAC over a kind and a text, so one of an artifact is none of a best row. What deployment serves is a `Claim`, a row of
+  an HMAC over kind and string: one of an artifact is none of a best row. What deployment serves is a `Claim`, a row of
   table best: this code is the best of this workload on this target, in this configuration. The row's signature covers all
   of it, so that good code cannot be put beside another workload.
 - A mark is a file in the state folder, named by the digest of the claim. It follows the content wherever the file goes, and

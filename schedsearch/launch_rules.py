@@ -167,7 +167,7 @@ def _param(param: Any, cuda: bool) -> Iterator[str]:
     elif param.kind == "literal":
         if isinstance(param.value, str):
             if len(param.value) > MAX_TEXT:
-                yield f"value is a text of {len(param.value)} characters; allowed: up to {MAX_TEXT}"
+                yield f"value is a string of {len(param.value)} characters; allowed: up to {MAX_TEXT}"
         elif type(param.value) is not bool:
             yield from _whole("value", param.value, -(2**63), 2**63 - 1)
     elif param.kind == "array":
@@ -299,7 +299,7 @@ def _reach(param: TensorMap | NumbaArray) -> int:
 
 def _whole(what: str, value: Any, low: int, high: int) -> Iterator[str]:
     if type(value) is not int or not low <= value <= high:
-        yield f"{what} is {shown(value)}; allowed: {f'a whole number from {low} to {high}' if low < high else low}"
+        yield f"{what} is {shown(value)}; allowed: {f'an integer from {low} to {high}' if low < high else low}"
 
 
 def _wholes(what: str, values: tuple[Any, ...], low: int, high: int, multiple: int = 1) -> Iterator[str]:

@@ -229,5 +229,5 @@ def _rule_of(data: Any, count: int) -> Rule:
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise PlanError(f"{value!r} is not a whole number")
+        raise PlanError(f"{value!r} is not an integer")
     return value

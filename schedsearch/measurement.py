@@ -97,7 +97,7 @@ class Measurement:
         clocks: e.g. {"sm_mhz": 1980, "memory_mhz": 3201, "throttle": "none"} read after timing.
         host, device_uuid: which machine and which card ran it; "" when nothing ran or it is not known.
 
-    All texts pass through `storable_text`, because they may be those of a candidate.
+    All strings pass through `storable_text`, because they may be those of a candidate.
     """
 
     outcome: Outcome

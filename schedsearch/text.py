@@ -30,7 +30,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def shortened(text: str, limit: int, *, head: float = 2 / 3) -> str:
-    """At most `limit` characters of a text. The middle is left out, because remedies stand at the end of a message.
+    """At most `limit` characters of a string. The middle is left out, because remedies stand at the end of a message.
 
     Args:
         head: the share of what is kept that comes from the beginning.
@@ -93,7 +93,7 @@ def rate_text(rate: float | None) -> str:
 
 
 def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A plain HTML table of texts. Foreign text is escaped and cannot become markup."""
+    """A plain HTML table of strings. Foreign text is escaped and cannot become markup."""
     from html import escape
 
     head = "".join(f"<th>{escape(printable(header))}</th>" for header in headers)
@@ -104,7 +104,7 @@ def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def storable_text(text: str, limit: int) -> str:
     """Text in a form that a database can hold and a person wants to read.
 
-    Unpaired surrogates and NUL characters become escapes (`\\udc80`, `\\x00`). A text of more than `limit` characters keeps
+    Unpaired surrogates and NUL characters become escapes (`\\udc80`, `\\x00`). A string longer than `limit` characters keeps
     its first fifth and its end; a note between them says how many characters were left out. Other text, and every result of
     this function, is returned unchanged.
 

@@ -46,7 +46,7 @@ class WorkloadRange:
             )
         for what, bound in (("lowest", low), ("highest", high)):
             if type(bound) is not int or bound < 1:
-                raise UsageError(f"the {what} {name} is {bound!r}; allowed: a whole number, 1 or more")
+                raise UsageError(f"the {what} {name} is {bound!r}; allowed: an integer, 1 or more")
         if not low < high:
             raise UsageError(f"{name} from {low} to {high} is not a range; give the smaller bound first: {name}: 1..64")
         if high - low >= MAX_SIZES:

@@ -33,7 +33,7 @@ def integers(workload: Workload, rng: np.random.Generator) -> dict[str, Array]:
     return {a.name: rng.integers(-2, 3, a.shape, dtype=np.int8).astype(np.float32) for a in workload.signature}
 
 
-# Stages that round even where everything else is a whole number. A kernel's error is relative to 1 and, except that of
+# Stages that round even where everything else is an integer. A kernel's error is relative to 1 and, except that of
 # sigmoid, to what the curve is of if that is larger: up to 5e-7 by its formula (test_activations.py), and as much again by
 # the approximate instructions, whose relative errors are 2^-22 and 2^-23.
 CURVES = {"sigmoid", "silu", "hard_swish", "gelu"}

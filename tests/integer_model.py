@@ -1,4 +1,4 @@
-"""Convolutions of int8 and uint8 in NumPy's int64, with the stages of whole numbers, and random arguments for them."""
+"""Convolutions of int8 and uint8 in NumPy's int64, with the stages of integers, and random arguments for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schedsearch.ops.layout import Layout
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
-# Zero points that every 8-bit format has, and bounds with fractions, which whole numbers never reach.
+# Zero points that every 8-bit format has, and bounds with fractions, which integers never reach.
 SCALARS = {
     "x_zero_point": 3.0, "weight_zero_point": 5.0, "y_zero_point": 7.0,
     "middle_scale": 0.7, "middle_zero_point": 4.0, "residual_scale": 0.35, "residual_zero_point": 9.0,

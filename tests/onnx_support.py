@@ -41,7 +41,7 @@ class Net:
         return name
 
     def row(self, *values: int) -> str:
-        """A constant list of whole numbers, e.g. axes."""
+        """A constant list of integers, e.g. axes."""
         name = f"row{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.asarray(values, np.int64), name))
         return name

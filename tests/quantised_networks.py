@@ -1,5 +1,5 @@
 """Quantised networks with random weights as ONNX graphs, with pairs of conversions or as QLinear nodes, and what they
-compute in whole numbers.
+compute in integers.
 
 The formulas are those of docs/workload-file.md and docs/networks.md, in NumPy's int64, and in float32 where they say so: an
 8-bit number is round(float32(sum) * scale) + zero point, saturated, and a sum of two quantised arrays is a sum in float32.

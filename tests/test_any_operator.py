@@ -283,7 +283,7 @@ def taking(*pointers: str) -> KernelSource:
         (
             "points",
             lambda *args: np.full(256, 0.5),
-            r"returned fractions for y, whose format is int32; allowed: whole numbers",
+            r"returned fractions for y, whose format is int32; allowed: integers",
         ),
         ("points", lambda *args: np.full(256, "a"), r"returned <U1 for y, whose format is int32"),
         ("points", lambda *args: np.full(256, 123456), r"contradicts NumPy at 2\d\d of 256 points, first y.flat\[\d+\] = "),

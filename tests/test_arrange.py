@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Workload, Mapping[str, Any], Any]] = {
         },
         np.where(np.array([[1], [0], [1]]), X[:3], -FLOATS[:6]),
     ),
-    "whole numbers": (
+    "integers": (
         where(c=(3,), a=(3,), b=(1,), dtype="int64"),
         {"c": np.array([1, 0, 7], np.uint8), "a": whole(2**40, 1, -(2**50)), "b": whole(5)}, whole(2**40, 5, -(2**50)),
     ),

@@ -279,7 +279,7 @@ int main(void)
 
 
 def test_a_program_holds_two_exports_with_different_prefixes(driver: Path, notes: dict[str, str], tmp_path: Path) -> None:
-    """The same kernel is in both; a text in a record that looks like a name stays as it is."""
+    """The same kernel is in both; a string in a record that looks like a name stays as it is."""
     with Store.open(tmp_path / "records.db") as store:
         add(store, CONV, conv_artifact())
         add(store, OWN, own_artifact(), template="schedsearch_template")
@@ -308,7 +308,7 @@ HOSTILE = 'evil"; int main() { abort(); } /* */ // ??/\\\n#include "/etc/passwd"
 
 
 def test_texts_of_records_cannot_become_code(tmp_path: Path, driver: Path) -> None:
-    """A kernel's name, its template, a knob and the host are anybody's texts."""
+    """A kernel's name, its template, a knob and the host are anybody's strings."""
     workload = Workload("own_kernel", {**OWN.params, "kernel": HOSTILE})
     measured = replace(record(1000.0).measurement, host=HOSTILE)
     with Store.open(tmp_path / "hostile.db") as store:

@@ -85,7 +85,7 @@ class TestMistakes:
             (["tune"], 2, "WORKLOAD.yaml"),
             (["tune", "tiny.yaml", "--trails", "3"], 2, "--trials"),
             (["tune", "tiny.yaml", "--trials", "0"], 2, "'--trials': 0 is too small; allowed: 1 or more"),
-            (["tune", "tiny.yaml", "--trials", "few"], 2, "'few' is not a whole number; allowed: 1 or more"),
+            (["tune", "tiny.yaml", "--trials", "few"], 2, "'few' is not an integer; allowed: 1 or more"),
             (["tune", "tiny.yaml", "--time", "0"], 2, "90s, 10m"),
             (["tune", "."], 2, "directory"),
             (["tune", "tiny.yaml", "--db", "."], 6, "folder"),

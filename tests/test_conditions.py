@@ -150,7 +150,7 @@ def test_the_command_names_file_place_and_call_and_exits_with_2(tmp_path: Path, 
     ],
 )
 def test_calculating_with_texts_is_a_clear_error(text: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"some_T1.json: {text!r} cannot be computed: texts can be compared")):
+    with pytest.raises(UsageError, match=re.escape(f"some_T1.json: {text!r} cannot be computed: strings can be compared")):
         holds(text)
 
 
@@ -162,7 +162,7 @@ def test_an_operation_that_is_not_allowed_is_named(text: str, name: str) -> None
 
 @pytest.mark.parametrize("factors", [[2**32, 2**32], [2**62, 3], [999_999_999_999] * 90, [-(10**18)] * 7])
 def test_products_of_constants_are_of_64_bits_as_those_of_columns_are(factors: list[int]) -> None:
-    """Python's whole numbers would grow without limit; here they wrap around."""
+    """Python's integers would grow without limit; here they wrap around."""
     wrapped = (math.prod(factors) + 2**63) % 2**64 - 2**63
     text = "*".join(map(str, factors))
     assert holds(f"{text} == {wrapped}") == [True] * len(POINTS)
@@ -221,11 +221,11 @@ def test_parts_of_an_expression_are_joined_one_at_a_time() -> None:
     ("values", "message"),
     [
         (list(range(100_001)), "has 100,001 values; a parameter may have at most 100,000"),
-        (str(list(range(40_000))), "a list in a text of 268,890 characters; at most 200,000 are read"),
-        ("[" * 1000 + "]" * 1000, "is not a list of numbers and texts"),
-        ("[10**2]", "is not a list of numbers and texts"),
-        ("['a'*3]", "is not a list of numbers and texts"),
-        (f"[{'9' * 5000}]", "is not a list of numbers and texts"),
+        (str(list(range(40_000))), "a list in a string of 268,890 characters; at most 200,000 are read"),
+        ("[" * 1000 + "]" * 1000, "is not a list of numbers and strings"),
+        ("[10**2]", "is not a list of numbers and strings"),
+        ("['a'*3]", "is not a list of numbers and strings"),
+        (f"[{'9' * 5000}]", "is not a list of numbers and strings"),
     ],
 )
 def test_long_lists_of_values_are_refused(tmp_path: Path, values: object, message: str) -> None:
@@ -236,7 +236,7 @@ def test_long_lists_of_values_are_refused(tmp_path: Path, values: object, messag
 
 
 def test_a_long_text_takes_no_memory_for_every_configuration(tmp_path: Path) -> None:
-    """In an array of texts each would take the space of the longest: 18,000 of a megabyte are 72 GB."""
+    """In an array of strings each would take the space of the longest: 18,000 of a megabyte are 72 GB."""
     params = {**support.PARAMS, "order": ["row", "column", "x" * 2**20]}
     data = support.t1("order in ['row', 'column']", params=params)
     data["ConfigurationSpace"]["TuningParameters"][2]["Values"] = params["order"]

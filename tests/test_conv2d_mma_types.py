@@ -1,4 +1,4 @@
-"""conv2d_mma with whole numbers, with float32 as TF32, and in every layout: emulated, compiled, and run on a GPU."""
+"""conv2d_mma with integers, with float32 as TF32, and in every layout: emulated, compiled, and run on a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL = dict(bm=32, bn=32, bk=64, wm=16, wn=32, stages=3, slices=1, panel=1, blo
 REQUANTISED = ("bias", "residual", {"requantise": {"to": "int8"}})
 
 
-# --- Whole numbers ------------------------------------------------------------------------------------------------------
+# --- Integers ------------------------------------------------------------------------------------------------------
 BASE: dict[str, Any] = dict(n=2, h=5, w=4, c=32, k=32, r=3, s=2, padding=1, stride=(1, 2), dtype="int8")
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "16-byte pieces": (BASE, SMALL),

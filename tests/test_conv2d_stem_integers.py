@@ -46,7 +46,7 @@ STEM: dict[str, Any] = {**RGB_7X7, "h": 11, "w": 32}
 
 # --- Emulated: index maps, shifts, the order of channels, and the arithmetic of the epilogue ------------------------------
 class IntegerEmulator(StemEmulator):
-    """With weights of single bytes, and registers that hold whole numbers or floats."""
+    """With weights of single bytes, and registers that hold integers or floats."""
 
     def load_run_of_bytes(self, piece: int) -> Callable[..., tuple[int, ...]]:
         def load(address: int, first: int, stop: int, fill: int) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ def test_a_supported_workload_has_a_legal_default(params: dict[str, Any]) -> Non
 
 # --- Compiled -----------------------------------------------------------------------------------------------------------
 def random_workload(rng: np.random.Generator) -> Workload:
-    """A small convolution of whole numbers of any kind that the template supports."""
+    """A small convolution of integers of any kind that the template supports."""
 
     def pick(*values: Any) -> Any:
         return values[rng.integers(len(values))]

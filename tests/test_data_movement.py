@@ -252,7 +252,7 @@ def test_no_factor_is_longer_than_31_bits() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: transpose(x=[1] * 9, permutation=list(range(9))), "x must be a list of 1 to 8 values, each a whole number"),
+        (lambda: transpose(x=[1] * 9, permutation=list(range(9))), "x must be a list of 1 to 8 values, each an integer"),
         (lambda: concat(x=[[1, 8]] * 300, axis=0), r"x must be a list of .*, got \[\[1, 8\], .* \.\.\.$"),
         (lambda: concat(x=[], axis=0), "x must be a list of .* values, each a list of 1 to 8 values, .*, got \\[\\]"),
     ],

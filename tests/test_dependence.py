@@ -143,7 +143,7 @@ ENDS = (-LAST - 1, -LAST, -7, -1, 0, 1, 2, 5, LAST - 1, LAST)
 
 
 def test_the_numbers_of_a_range_are_counted_without_an_overflow() -> None:
-    """Compared with Python's whole numbers, which have no largest one."""
+    """Compared with Python's integers, which have no largest one."""
     function = schedsearch.arange(bound=9).shape_functions["y"]
     for start, limit, delta in itertools.product(ENDS, repeat=3):
         given = {"start": (start,), "limit": (limit,), "delta": (delta,)}
@@ -246,8 +246,8 @@ def with_default(axis, x=(1, 2)):  # type: ignore[no-untyped-def]
     ("function", "text"),
     [
         (with_division, "it has /, which is not whole; write //"),
-        (without_end, "it may end without a return; return a whole number at the end"),
-        (with_float, "the constant 0.5, which is not a whole number"),
+        (without_end, "it may end without a return; return an integer at the end"),
+        (with_float, "the constant 0.5, which is not an integer"),
         (with_captured_float, "it reads HALF, which is float and not declared"),
         (with_table, "it reads TABLE, which is dict and not declared"),
         (with_attribute, "it has Attribute"),

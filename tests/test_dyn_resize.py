@@ -129,7 +129,7 @@ def every_way() -> list[tuple[Workload, tuple[int, ...]]]:
 
 
 def example(workload: Workload, used: tuple[int, ...]) -> dict[str, Any]:
-    """Whole numbers, and a number beyond the extents that shows if it is read."""
+    """Integers, and a number beyond the extents that shows if it is read."""
     spec, rng = workload.signature[0], np.random.default_rng(0)
     sides = [spec.axes.index(axis) for axis in "HW"]
     extents = list(spec.shape)

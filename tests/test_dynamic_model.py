@@ -163,7 +163,7 @@ def test_models_without_an_operator_say_which_nodes_and_why() -> None:
 
 
 def counted(op: str, *names: str, dtype: int = TensorProto.INT64, shape: Any = ("len",)) -> Any:
-    """A node of whole numbers, one of each name."""
+    """A node of integers, one of each name."""
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in names]
     graph = helper.make_graph(
         [helper.make_node(op, list(names), ["y"], name="the node")], "counted", inputs,
@@ -213,5 +213,5 @@ def test_a_negative_extent_is_an_error_that_names_it(device: Any) -> None:
 def test_results_without_a_bound_are_refused() -> None:
     with pytest.raises(ModelError, match=r"dimension 0 of 'y' \(Range\) has no bound: its inputs do not limit it"):
         read_graph(counted("Range", "start", "limit", "delta"))
-    with pytest.raises(ModelError, match=r"the node \(Range\): bound: bound must be a whole number .*, got 4294967296"):
+    with pytest.raises(ModelError, match=r"the node \(Range\): bound: bound must be an integer .*, got 4294967296"):
         read_graph(counted("Range", "start", "limit", "delta"), {"len": Size("len", 0, 2**32)})

@@ -36,7 +36,7 @@ REFUSED: Mapping[str, str] = {
     "Range": "dtype '(b?float16)' is not possible",
     "ScatterElements": "reduction 'mul' is not possible",
     "ScatterND": "reduction 'mul' is not possible",
-    "Shape": "a whole number of at least 1, got",  # an empty one
+    "Shape": "an integer of at least 1, got",  # an empty one
     "TopK": "dtype .u?int64. is not possible",
     "Unique": "dtype 'float64' is not possible",
 }

@@ -269,7 +269,7 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([resize("x", "y", scales="deep", mode="linear")], r"scales the batch or the channels .* got \[1.0, 2.0\]"),
     (
         [resize("x", "y", scales="scales", mode="linear", coordinate_transformation_mode="align_corners")],
-        r"align_corners and the scales \[1.5, 1.5\]; give whole numbers, or sizes",
+        r"align_corners and the scales \[1.5, 1.5\]; give integers, or sizes",
     ),
     (
         [

@@ -173,7 +173,7 @@ class TestContent:
         with pytest.raises(UsageError, match="/dev/zero: holds more than 2 MiB"):
             read_json("/dev/zero")
         monkeypatch.setenv("SCHEDSEARCH_MAX_DOCUMENT_MIB", "many")
-        with pytest.raises(UsageError, match="SCHEDSEARCH_MAX_DOCUMENT_MIB is 'many'; give a whole number"):
+        with pytest.raises(UsageError, match="SCHEDSEARCH_MAX_DOCUMENT_MIB is 'many'; give an integer"):
             read_json("/dev/zero")
 
     def test_a_gzip_of_nothing_but_blanks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ class TestContent:
             (b'{"\\udfff": 1}', "half of a character"),
             (b"9" * 5000, "not the JSON of any known format"),
         ],
-        ids=["lists", "objects", "deep", "deep between texts", "twice", "half", "half of a key", "digits"],
+        ids=["lists", "objects", "deep", "deep between strings", "twice", "half", "half of a key", "digits"],
     )
     def test_json_that_would_take_much_memory_or_cannot_be_kept(
         self, data: bytes, message: str, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,7 @@ def image(seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def expected(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Rounded to float16 where the network rounds; the sums are whole numbers that float32 holds."""
+    """Rounded to float16 where the network rounds; the sums are integers that float32 holds."""
     first, second = NETWORK.nodes
     halves = {}
     for node in (first, second):

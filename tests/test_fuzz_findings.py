@@ -96,7 +96,7 @@ def test_a_database_whose_tables_are_not_those_of_its_version_is_damaged(tmp_pat
 
 
 def damaged_stamp(path: Path) -> None:
-    """The time at which code was stored is a text, which only a table without types can hold."""
+    """The time at which code was stored is a string, which only a table without types can hold."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute(

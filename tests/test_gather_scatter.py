@@ -127,7 +127,7 @@ def extents(workload: Workload, rng: Any, least: int = 0) -> dict[str, Any]:
 
 
 def example(workload: Workload, seed: int = 0, wrong: bool = True, least: int = 0) -> dict[str, Any]:
-    """Whole numbers; indices of both signs and, if `wrong`, some that are out of range. Some of these are just beyond the
+    """Integers; indices of both signs and, if `wrong`, some that are out of range. Some of these are just beyond the
     extents, and some are far away. Extents that are known at run time only are `least` or more."""
     rng = np.random.default_rng(seed)
     used = extents(workload, rng, least)

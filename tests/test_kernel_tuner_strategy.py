@@ -84,7 +84,7 @@ def test_a_mistyped_budget_is_refused_rather_than_the_whole_space_searched(simul
 
 @pytest.mark.parametrize("seed", [-1, "0", 0.5])
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
-    with pytest.raises(UsageError, match="seed must be a whole number of at least 0, got"):
+    with pytest.raises(UsageError, match="seed must be an integer of at least 0, got"):
         Strategy("ga", seed)
 
 

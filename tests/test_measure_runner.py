@@ -45,7 +45,7 @@ def measure(runner: Runner, template: Template) -> Measurement:
 def test_a_right_candidate_is_verified_and_timed(runner: Runner) -> None:
     measurement = measure(runner, faulty.PointwiseCpu())
     assert measurement.outcome is Outcome.OK, measurement.message
-    assert measurement.max_error == 0.0  # whole numbers: fp32 sums are exact in any order
+    assert measurement.max_error == 0.0  # integers: fp32 sums are exact in any order
     assert measurement.time_ns is not None
     # 1.6 M multiply-adds without vectors: any machine that runs this has between 10 Mmul/s and 10 Gmul/s.
     assert 1.6e5 < measurement.time_ns < 1.6e8

@@ -67,7 +67,7 @@ def test_sums_of_verification_inputs_are_exact_in_fp32_in_every_order(c: int, r:
     worst = length * largest["x"] * largest["weight"] * largest.get("scale", 1)
     worst += sum(largest.get(name, 0) * largest.get("scale", 1) for name in ("bias", "shift", "residual"))
     assert worst < 2**24
-    # four standard deviations of an output are exact whole numbers in its format
+    # four standard deviations of an output are exact integers in its format
     drawn = {name: draw(domains[name], 20_000, np.random.default_rng(7)) for name in ("x", "weight")}
     sigma = math.sqrt(length * drawn["x"].var() * drawn["weight"].var()) * largest.get("scale", 1)
     assert 4 * sigma <= 2 / DTYPES[workload.out_dtype].roundoff

@@ -1,6 +1,6 @@
-"""A quantised network computes, bit for bit, what whole numbers give: a residual block on a CPU against int64 in NumPy.
+"""A quantised network computes, bit for bit, what integers give: a residual block on a CPU against int64 in NumPy.
 
-The formulas are those of docs/workload-file.md: sums of products in whole numbers, a bias rounded to their unit, one product
+The formulas are those of docs/workload-file.md: sums of products in integers, a bias rounded to their unit, one product
 with a float32 scale, one rounding half to even, saturation. An addition of two quantised arrays is in float32.
 """
 
@@ -76,7 +76,7 @@ def whole_numbers(x: Array, weights: dict[str, Array]) -> Array:
         padded = np.pad(value - zero, ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
         sums = np.einsum("nchwrs,kcrs->nkhw", windows, weights[name].astype(np.int64))
-        unit = scale * WEIGHT_SCALES  # what a whole number of the sums stands for
+        unit = scale * WEIGHT_SCALES  # what an integer of the sums stands for
         sums += np.rint(weights[f"{name}.bias"] / unit.astype(np.float64)).astype(np.int64)[:, None, None]
         sums = np.maximum(sums, 0) if name == "conv0" else sums
         scaled = sums.astype(F32) * (unit / F32(SCALES[name])).astype(F32)[:, None, None]
@@ -133,8 +133,8 @@ def test_run_says_how_many_whole_numbers_of_each_layer_equal_those_of_the_model(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("zero_point", "equal", "told"), [
-    (3, 8, "whole numbers: 1 value, equal in every bit"),
-    (5, 2, "whole numbers: 0 of 1 values equal in every bit; the others differ by 2 steps at most (codes.out)"),
+    (3, 8, "integers: 1 value, equal in every bit"),
+    (5, 2, "integers: 0 of 1 values equal in every bit; the others differ by 2 steps at most (codes.out)"),
 ])  # fmt: skip
 def test_differences_of_whole_numbers_are_counted_in_steps(tmp_path: Path, zero_point: int, equal: int, told: str) -> None:
     """Against a model with another zero point, all codes differ but those that are saturated: 255, twice."""

@@ -348,7 +348,7 @@ def test_integers_between_conversions_are_those_of_the_model(filters_apart: bool
         found = evaluate(network, {"x": x}, way=way(number))
         for name in network.values:
             differing = found[name].astype(int) - truth[name]
-            assert np.abs(differing).max() <= 1  # the model adds its bias before it is rounded to whole numbers
+            assert np.abs(differing).max() <= 1  # the model adds its bias before it is rounded to integers
             assert (differing != 0).mean() < 0.1
             assert len(np.unique(truth[name])) > 10
 

@@ -50,7 +50,7 @@ REFUSED: Mapping[str, str] = {
     "Resize": "is (cubic|linear|nearest), .*; allowed: nearest or linear|align_corners and scales",
     "ScatterElements": "reduction 'mul' is not possible",
     "ScatterND": "reduction 'mul' is not possible",
-    "Split": "a whole number of at least 1, got",  # of nothing
+    "Split": "an integer of at least 1, got",  # of nothing
     "TopK": "dtype .u?int64. is not possible",
 }
 

@@ -68,8 +68,8 @@ class TestInstalledOperators:
         with pytest.raises(WorkloadError) as caught:
             Workload("copy", {"rows": 0, "transposed": 1, "dtyp": "int8", "padding": "zero"})
         assert {problem.key: problem.message for problem in caught.value.problems} == {
-            "rows": "rows must be a whole number of at least 1, got 0",
-            "columns": "columns (columns of x) is missing; give a whole number of at least 1",
+            "rows": "rows must be an integer of at least 1, got 0",
+            "columns": "columns (columns of x) is missing; give an integer of at least 1",
             "transposed": "transposed must be true or false, got 1",
             "dtyp": "copy has no parameter 'dtyp' (did you mean 'dtype'?); "
             "allowed: rows, columns, transposed, padding, dtype",

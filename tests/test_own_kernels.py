@@ -259,7 +259,7 @@ def ignores_its_knob(x, y, *, per):  # type: ignore[no-untyped-def]
         (None, {"knobs": {}}, ["has no knobs"]),
         (None, {"knobs": {"threads": 64, "per": (1,)}}, ["knobs is a mapping of lists", "write knobs="]),
         (None, {"knobs": ["threads", "per"]}, ["knobs is a mapping of lists"]),
-        (None, {"rules": [lambda k: k.threads <= 64]}, ["a rule is a text", "function"]),
+        (None, {"rules": [lambda k: k.threads <= 64]}, ["a rule is a string", "function"]),
         (lambda x, y, *args: None, {}, ["*args"]),
         (None, {"reference": "numpy"}, ["reference is a str", "function"]),
         (None, {"inputs": {"x": (1, 0)}}, ["inputs of x is (1, 0)", "lowest"]),

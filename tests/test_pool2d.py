@@ -95,7 +95,7 @@ def windows(p: Workload, x: Any) -> Any:
 
 
 def example(p: Workload, seed: int = 0) -> tuple[dict[str, Any], Any]:
-    """Random whole numbers in the workload's layout, and what y must be, rounded."""
+    """Random integers in the workload's layout, and what y must be, rounded."""
     rng = np.random.default_rng(seed)
     low = 0 if p.dtype == "uint8" else -100
     x = rng.integers(low, 101, (p.n, p.c, p.h, p.w))

@@ -1,4 +1,4 @@
-"""Whole quantised networks on a CPU equal their model in whole numbers, in every bit of every value."""
+"""Whole quantised networks on a CPU equal their model in integers, in every bit of every value."""
 
 from __future__ import annotations
 

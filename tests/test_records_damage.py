@@ -182,7 +182,7 @@ def test_no_value_in_any_column_ends_a_reader(table: str, column: str, relaxed: 
     [
         ("UPDATE record SET config = '[]' WHERE id = 1", "record", "1", "config is '[]'; it must be a JSON object"),
         ("UPDATE record SET config = '{\"bm\": 1.5}' WHERE id = 1", "record", "1", "config has 1.5 for 'bm'"),
-        ("UPDATE record SET registers = -5 WHERE id = 1", "record", "1", "registers is -5; it must be a whole number"),
+        ("UPDATE record SET registers = -5 WHERE id = 1", "record", "1", "registers is -5; it must be an integer"),
         ("UPDATE record SET registers = 'many' WHERE id = 1", "record", "1", "registers is 'many'"),
         ("UPDATE record SET finished_at = 1e300 WHERE id = 1", "record", "1", "finished_at is 1e+300"),
         ("UPDATE record SET outcome = 'fine' WHERE id = 1", "record", "1", "outcome is 'fine'; it must be one of ok"),
@@ -201,7 +201,7 @@ def test_no_value_in_any_column_ends_a_reader(table: str, column: str, relaxed: 
         ("UPDATE size_table SET code = 'text'", "size_table", "", "code is 'text'; it must be a blob"),
         ("UPDATE size_table SET size_table = '{}'", "size_table", "", "the table of a range is damaged"),
         ("UPDATE size_table SET high = 5", "size_table", "", "low and high are 1 and 5; the table is of 1 to 4"),
-        ("UPDATE size_table SET high = 1", "size_table", "", "high is 1; it must be a whole number from 2"),
+        ("UPDATE size_table SET high = 1", "size_table", "", "high is 1; it must be an integer from 2"),
     ],
 )  # fmt: skip
 def test_damage_is_named_by_file_table_row_and_column(

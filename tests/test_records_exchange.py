@@ -92,7 +92,7 @@ def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
         (lambda line: "[1]", "this must be a JSON object, got a list"),
         (lambda line: line.replace('"kind": "record"', '"kind": "rekord"'), "unknown kind 'rekord'; allowed: header"),
         (lambda line: line.replace('"target"', '"tarket"'), "the field 'target' is missing"),
-        (lambda line: line.replace('"h": 14', '"h": -14'), "h must be a whole number of at least 1, got -14"),
+        (lambda line: line.replace('"h": 14', '"h": -14'), "h must be an integer of at least 1, got -14"),
         (
             lambda line: line.replace('"op": "conv2d"', '"op": "conv3d"'),
             "unknown operator 'conv3d' (did you mean 'conv2d'?)",
@@ -102,7 +102,7 @@ def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
         (lambda line: line.replace('"run_s": 0.1', '"run_s": NaN'), "run_s of a record must be finite, got nan"),
         (
             lambda line: line.replace('"number": 0', '"number": 0.5'),
-            "config must map knobs to whole numbers, texts or true/false",
+            "config must map knobs to integers, strings or true/false",
         ),
         (lambda line: line.replace('"batch": 3', '"batch": [3]'), "a field is of the wrong kind"),
         (lambda line: line.replace('"batch": 3', '"batch": Infinity'), "cannot convert float infinity to integer"),
@@ -110,7 +110,7 @@ def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
         (lambda line: line.replace('"message": ""', '"message": {}'), "message is {}; it must be a str"),
         (lambda line: line.replace('"times_ns": [', '"times_ns": [-1.0, '), "times_ns of a record must be positive"),
         (lambda line: "[" * 101, "nested too deeply"),
-        (lambda line: line.replace('"run": "', '"run": "\\ud800'), "a text holds half of a character"),
+        (lambda line: line.replace('"run": "', '"run": "\\ud800'), "a string holds half of a character"),
         (lambda line: line.replace('"code": "c0ffee"', '"code": ""'), "an anchor needs the hash of its code"),
         (lambda line: line.replace('"time_ns": 4000.0', '"time_ns": 0'), "and a time above 0"),
         (lambda line: line.replace('"time_ns": 4000.0', '"time_ns": Infinity'), "anchor_ns of a record must be finite"),

@@ -230,7 +230,7 @@ class TestFiles:
         assert mine == theirs
 
     def test_conditions_calculate_with_the_numbers_of_the_file(self, tmp_path: Path) -> None:
-        """A parameter of floats becomes a knob of texts, but its conditions still see floats."""
+        """A parameter of floats becomes a knob of strings, but its conditions still see floats."""
         params = {**support.PARAMS, "fixed": [0.5, 1]}
         path = support.write(tmp_path / "some_T4.json", support.t4(support.cache(params)))
         support.write(tmp_path / "some_T1.json", support.t1("fixed * bx >= 8", params=params))

@@ -55,7 +55,7 @@ BAD_CACHES = {
     ),
     "an error that is a number": (
         lambda: edit(lambda d: first(d).update(__error__=3.5)),
-        f"{AT}.__error__: this must be a text, got a number (3.5)",
+        f"{AT}.__error__: this must be a string, got a number (3.5)",
     ),
     "time in another unit than times": (
         lambda: edit(lambda d: each_valid(d, lambda entry: entry.update(time=entry["time"] * 1e6))),
@@ -189,10 +189,10 @@ class TestBadCaches:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (("--evaluations", "25,x"), "must be whole numbers"),
-            (("--evaluations", "0"), "must be whole numbers"),
+            (("--evaluations", "25,x"), "must be integers"),
+            (("--evaluations", "0"), "must be integers"),
             (("--seeds", "0"), "0 is too small; allowed: 1 or more"),
-            (("--seeds", "few"), "'few' is not a whole number"),
+            (("--seeds", "few"), "'few' is not an integer"),
             (("--jobs", "0"), "0 is too small; allowed: 1 or more"),
             (("--tuner", "xbg"), "did you mean 'xgb'"),
             (("--t1", "nowhere_T1.json"), "nowhere_T1.json"),

@@ -98,7 +98,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def example(workload: Workload) -> tuple[dict[str, Any], Any]:
-    """Random whole numbers, and y by the definition, which other tests compare with ONNX."""
+    """Random integers, and y by the definition, which other tests compare with ONNX."""
     rng = np.random.default_rng(0)
     x = rng.integers(0 if workload.dtype == "uint8" else -100, 101, workload.signature[0].shape)
     y = load_reference("resize").points(workload, {"x": x}, {}, np.arange(workload.output.size), "y")

@@ -49,7 +49,7 @@ def test_a_zero_point_is_a_whole_number_of_its_format(name: str, least: int, mos
         with pytest.raises(Bound):
             bind(**arrays(), **{name: value})
     for value in (least - 1, most + 1, least + 0.5, float("nan"), float("inf")):
-        with pytest.raises(ArgumentError, match=f"{name} is .*; allowed: a whole number from {least} to {most}"):
+        with pytest.raises(ArgumentError, match=f"{name} is .*; allowed: an integer from {least} to {most}"):
             bind(**arrays(), **{name: value})
 
 
@@ -101,7 +101,7 @@ def test_other_factors_may_be_zero_or_negative() -> None:
 def test_the_zero_point_of_quantise_belongs_to_its_format() -> None:
     with pytest.raises(Bound):
         kernel(QUANTISED).bind(**arrays(QUANTISED), y_zero_point=255)
-    with pytest.raises(ArgumentError, match="y_zero_point is -1; allowed: a whole number from 0 to 255"):
+    with pytest.raises(ArgumentError, match="y_zero_point is -1; allowed: an integer from 0 to 255"):
         kernel(QUANTISED).bind(**arrays(QUANTISED), y_zero_point=-1)
 
 
@@ -115,9 +115,9 @@ ADDED = Workload.conv2d(
     ("residual_scale", float("nan"), "a finite number above zero"),
     ("y_scale", float("inf"), "a finite number above zero"),
     ("y_scale", 1e-60, "a finite number above zero"),  # 0 in float32
-    ("middle_zero_point", 128, "a whole number from -128 to 127"),
-    ("residual_zero_point", -1, "a whole number from 0 to 255"),
-    ("y_zero_point", 0.5, "a whole number from -128 to 127"),
+    ("middle_zero_point", 128, "an integer from -128 to 127"),
+    ("residual_zero_point", -1, "an integer from 0 to 255"),
+    ("y_zero_point", 0.5, "an integer from -128 to 127"),
 ])  # fmt: skip
 def test_scales_and_zero_points_of_a_quantised_residual(name: str, wrong: float, allowed: str) -> None:
     with pytest.raises(Bound):

@@ -62,7 +62,7 @@ NONZEROS: list[dict[str, Any]] = [
 
 
 def example(workload: Workload, seed: int = 0, extent: float = 0.7) -> dict[str, Any]:
-    """Whole numbers, of which many are equal, and zeros of both signs and infinities where the format has them."""
+    """Integers, of which many are equal, and zeros of both signs and infinities where the format has them."""
     rng = np.random.default_rng(seed)
     (x, *others) = workload.signature
     values = rng.integers(0 if x.dtype == "uint8" else -9, 10, x.shape)

@@ -147,7 +147,7 @@ def test_changed_code_is_not_run(tuned: tuple[Path, RunSummary], tmp_path: Path,
     [
         ("n", 64, 1, "n from 64 to 1 is not a range; give the smaller bound first"),
         ("n", 5, 5, "n from 5 to 5 is not a range"),
-        ("n", 0, 4, "the lowest n is 0; allowed: a whole number, 1 or more"),
+        ("n", 0, 4, "the lowest n is 0; allowed: an integer, 1 or more"),
         ("n", None, 4, "the lowest n is None"),
         ("n", 1, "4", "the highest n is '4'"),
         ("n", 1, 5000, "has 5000 sizes; allowed: up to 1024"),
@@ -213,7 +213,7 @@ def test_a_workload_file_writes_a_range_as_two_numbers() -> None:
     [
         ("6..1", 5, 8, "2:31", "n from 6 to 1 is not a range; give the smaller bound first"),
         ("0..4", 5, 8, "2:31", "the lowest n is 0"),
-        ("1..", 5, 8, "2:31", "n must be a whole number of at least 1, got '1..'"),
+        ("1..", 5, 8, "2:31", "n must be an integer of at least 1, got '1..'"),
         ("1..5000", 5, 8, "2:31", "has 5000 sizes; allowed: up to 1024"),
         ("1", 5, "4..8", "2:49", "c cannot be dynamic: weight"),
         ("1..3", "5..9", 8, "2:40", "n and h are ranges; only one size of a task may be a range"),

@@ -47,7 +47,7 @@ def random_workload(seed: int) -> Workload:
 
 
 def example(workload: Workload) -> tuple[dict[str, Any], Any]:
-    """Whole numbers, whose sums every format of them holds, and y by NumPy's own slices."""
+    """Integers, whose sums every format of them holds, and y by NumPy's own slices."""
     rng = np.random.default_rng(0)
     arrays = {each.name: rng.integers(0, 30, each.shape).astype(np.float32) for each in workload.signature}
     a, b, c = (
@@ -110,7 +110,7 @@ def test_a_slice_is_part_of_the_workload_unless_it_is_the_whole_array() -> None:
             "input a of extents 6x1 from [0, 4] on with strides [1, 1] is beyond 6x4; allowed: a slice of it",
         ),
         (((6, 4), (0, 0), (2, 1)), "is beyond 6x4"),
-        (((6, 4), (0,)), "allowed: a list for each, with 2 whole numbers"),
+        (((6, 4), (0,)), "allowed: a list for each, with 2 integers"),
         (((6, 4), (0, -1)), "those of begin are at least 0"),
         (((6, 4),), "allowed: a name, [name, dtype], [name, dtype, extents] or [name, dtype, extents, slice_of, begin"),
     ],

@@ -73,7 +73,7 @@ def test_tune_finds_and_records_verified_kernels_of_the_template(package: Packag
     assert {str(record.measurement.outcome) for record in history} == {"ok"}
     assert len({record.config for record in history}) == 6
     assert best is not None
-    assert best.measurement.max_error == 0  # on the whole numbers that verification uses
+    assert best.measurement.max_error == 0  # on the integers that verification uses
 
 
 @pytest.mark.long

@@ -32,16 +32,16 @@ def _nothing_is_tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 # What both take: the argument, its value, the error and its text.
 COMMON = [
-    ("trials", "64", TypeError, "trials is '64' (str); allowed: a whole number, 1 or more"),
-    ("trials", True, TypeError, "trials is True (bool); allowed: a whole number, 1 or more"),
-    ("trials", 2.5, TypeError, "trials is 2.5 (float); allowed: a whole number, 1 or more"),
-    ("trials", 0, UsageError, "trials 0 is not possible; allowed: a whole number, 1 or more"),
-    ("trials", -3, UsageError, "trials -3 is not possible; allowed: a whole number, 1 or more"),
+    ("trials", "64", TypeError, "trials is '64' (str); allowed: an integer, 1 or more"),
+    ("trials", True, TypeError, "trials is True (bool); allowed: an integer, 1 or more"),
+    ("trials", 2.5, TypeError, "trials is 2.5 (float); allowed: an integer, 1 or more"),
+    ("trials", 0, UsageError, "trials 0 is not possible; allowed: an integer, 1 or more"),
+    ("trials", -3, UsageError, "trials -3 is not possible; allowed: an integer, 1 or more"),
     ("tune_s", None, TypeError, "tune_s is None (NoneType); allowed: a number of seconds, more than 0"),
     ("tune_s", -1.0, UsageError, "tune_s -1.0 is not possible; allowed: a number of seconds, more than 0"),
     ("tune_s", float("nan"), UsageError, "tune_s nan is not possible; allowed: a number of seconds, more than 0"),
     ("tune", 1, TypeError, "tune is 1 (int); allowed: True or False"),
-    ("db", 3, TypeError, "db is 3 (int); allowed: the path of a database, as a text or a pathlib.Path"),
+    ("db", 3, TypeError, "db is 3 (int); allowed: the path of a database, as a string or a pathlib.Path"),
     ("db", b"records.db", TypeError, "db is b'records.db' (bytes); allowed: the path of a database"),
     ("db", "", UsageError, "db is an empty text; allowed: the path of a database"),
     ("allow", ("exacd",), UsageError, "unknown rung 'exacd' (did you mean 'exact'?); allowed: exact, same_architecture"),

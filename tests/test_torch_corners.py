@@ -393,26 +393,26 @@ def test_numbers_may_be_of_any_integral_type_in_any_order() -> None:
 
 
 MISTAKES = {
-    "groups": (lambda x, w, b: sst.conv2d(x, w, groups="2"), "groups is '2'; allowed: a whole number"),
+    "groups": (lambda x, w, b: sst.conv2d(x, w, groups="2"), "groups is '2'; allowed: an integer"),
     "activation": (lambda x, w, b: sst.conv2d(x, w, activation=["relu"]), r"activation is \['relu'\]; allowed: relu"),
     "no_tensor": (lambda x, w, b: sst.conv2d(None, w), "x is None; allowed: a torch.Tensor"),
     "numpy": (lambda x, w, b: sst.depthwise_conv2d(x, w.numpy()), "weight is a ndarray; allowed: a torch.Tensor"),
     "three_axes": (lambda x, w, b: sst.conv2d(x, w[0], padding="same"), r"weight has shape \(8, 1, 1\); allowed: four axes"),
-    "padding": (lambda x, w, b: sst.conv2d(x, w, padding=(1, 1, 1)), r"padding is \(1, 1, 1\); allowed: one whole number"),
-    "fraction": (lambda x, w, b: sst.conv2d(x, w, stride=1.5), "stride is 1.5; allowed: whole numbers"),
-    "shuffle": (lambda x, w, b: sst.conv2d(x, w, pixel_shuffle=-1), "pixel_shuffle is -1; allowed: a whole number from 1"),
-    "no_factor": (lambda x, w, b: sst.pixel_shuffle(x, 2**70), "upscale_factor is .*; allowed: a whole number from 1 to"),
+    "padding": (lambda x, w, b: sst.conv2d(x, w, padding=(1, 1, 1)), r"padding is \(1, 1, 1\); allowed: one integer"),
+    "fraction": (lambda x, w, b: sst.conv2d(x, w, stride=1.5), "stride is 1.5; allowed: integers"),
+    "shuffle": (lambda x, w, b: sst.conv2d(x, w, pixel_shuffle=-1), "pixel_shuffle is -1; allowed: an integer from 1"),
+    "no_factor": (lambda x, w, b: sst.pixel_shuffle(x, 2**70), "upscale_factor is .*; allowed: an integer from 1 to"),
     "out_dtype": (
         lambda x, w, b: sst.quantized_conv2d(x.char(), w.char(), out_dtype="int8"),
         "out_dtype is 'int8'; allowed",
     ),
     "floats_of_integers": (
         lambda x, w, b: sst.quantized_conv2d(x.char(), w.char(), activation="gelu"),
-        "activation 'gelu' is of floats, and the sums are whole numbers; allowed: relu, relu6, clip or None",
+        "activation 'gelu' is of floats, and the sums are integers; allowed: relu, relu6, clip or None",
     ),
     "zero_point": (
         lambda x, w, b: sst.quantized_conv2d(x.char(), w.char(), x_zero_point="a"),
-        "x_zero_point is 'a'; allowed: a whole number",
+        "x_zero_point is 'a'; allowed: an integer",
     ),
 }
 

@@ -50,7 +50,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def example(workload: Workload, seed: int = 0) -> dict[str, Any]:
-    """Whole numbers, of which many are equal, and zeros of both signs, infinities and NaNs where the format has them."""
+    """Integers, of which many are equal, and zeros of both signs, infinities and NaNs where the format has them."""
     rng, (x,) = np.random.default_rng(seed), workload.signature
     most = 30 if workload.flat else 1
     values = rng.integers(0 if x.dtype == "uint8" else -most, most + 1, x.shape)

@@ -50,7 +50,7 @@ def test_a_workload_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("change", "key", "message"),
     [
-        ({"n": 0}, "n", "whole number of at least 1, got 0"),
+        ({"n": 0}, "n", "integer of at least 1, got 0"),
         ({"h": -3}, "h", "got -3"),
         ({"h": True}, "h", "got True"),
         ({"h": 3.0}, "h", "got 3.0"),

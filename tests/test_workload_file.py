@@ -191,8 +191,8 @@ class TestInstalledOperators:
         [
             ("{op: cpy, shape: {rows: 1}}", "cpy", "unknown operator 'cpy' (did you mean 'copy'?); allowed: "),
             ("{op: foreign, shape: {}}", "foreign", "operator 'foreign' can be in records only; allowed: "),
-            ("{op: copy, shape: {rows: 0, columns: 1}}", "0", "rows must be a whole number of at least 1, got 0"),
-            ("{op: copy, shape: {rows: 1}}", "{rows: 1}", "columns (columns of x) is missing; give a whole number of at"),
+            ("{op: copy, shape: {rows: 0, columns: 1}}", "0", "rows must be an integer of at least 1, got 0"),
+            ("{op: copy, shape: {rows: 1}}", "{rows: 1}", "columns (columns of x) is missing; give an integer of at"),
             ("{op: copy, shape: {rows: 1, colums: 1}}", "colums", "unknown key 'colums' in shape (did you mean 'columns'?)"),
             ("{op: copy, rows: 1, shape: {columns: 1}}", "rows", "unknown key 'rows' (it belongs in shape: {rows: ...})"),
             ("{op: copy}", "{op: copy}", "shape is missing; it must be a mapping of rows (rows of x), columns"),

@@ -37,10 +37,10 @@ class TestMistakes:
             f"net.yaml:1:1: unknown key 'targt' (did you mean 'target'?); allowed: {allowed}",
             "     1 | targt: cpu",
             "       | ^^^^^",
-            "net.yaml:2:18: trials must be a whole number from 1 to 1,000,000,000, got 0",
+            "net.yaml:2:18: trials must be an integer from 1 to 1,000,000,000, got 0",
             "     2 | budget: {trials: 0}",
             "       |                  ^",
-            "net.yaml:5:28: w must be a whole number of at least 1, got -8",
+            "net.yaml:5:28: w must be an integer of at least 1, got -8",
             "     5 |     shape: {n: 1, h: 8, w: -8, c: 16, k: 32, r: 3, s: 3}",
             "       |                            ^^",
             "net.yaml:6:13: layout 'NHCW' is not possible (did you mean 'NHWC'?); "
@@ -54,11 +54,11 @@ class TestMistakes:
         ("line", "column", "message"),
         [
             ("    strid: 2", 5, "unknown key 'strid' (did you mean 'stride'?)"),
-            ("    stride: [1, 2, 3]", 13, "stride must be a whole number >= 1 or [vertical, horizontal], got [1, 2, 3]"),
-            ("    padding: -1", 14, "padding must be a whole number >= 0"),
+            ("    stride: [1, 2, 3]", 13, "stride must be an integer >= 1 or [vertical, horizontal], got [1, 2, 3]"),
+            ("    padding: -1", 14, "padding must be an integer >= 0"),
             ("    dilation: 0", 15, "dilation must be"),
-            ("    groups: no", 13, "groups must be a whole number of at least 1, got 'no'"),
-            ("    groups: true", 13, "groups must be a whole number of at least 1, got True"),
+            ("    groups: no", 13, "groups must be an integer of at least 1, got 'no'"),
+            ("    groups: true", 13, "groups must be an integer of at least 1, got True"),
             ("    stride: 99999999999999999999", 13, "stride must be at most 2147483647, got 99999999999999999999"),
             ("    dtype: fp16", 12, "dtype 'fp16' is not possible; allowed: float16, bfloat16, float32"),
             ("    dtype: Float16", 12, "(did you mean 'float16'?)"),
@@ -74,7 +74,7 @@ class TestMistakes:
             ("    templates: [a, 3]", 20, "item 2 of templates must be the name of a template, got 3"),
             ("    restrict: [bm]", 15, "restrict must be a mapping from knobs"),
             ("    restrict: {bm: []}", 20, "bm must be a value, or a list of at least one value"),
-            ("    restrict: {bm: [64, 1.5]}", 20, "each a whole number, text or boolean, got a list"),
+            ("    restrict: {bm: [64, 1.5]}", 20, "each an integer, string or boolean, got a list"),
             ("    restrict: {bm: {a: 1}}", 20, "got a mapping with 'a'"),
             ("    name: ''", 11, "name must be text, got ''"),
             ("    name: [a]", 11, "name must be text, got a list"),
@@ -93,7 +93,7 @@ class TestMistakes:
             ("{n: 1, h: 8, w: 8, c: 16, k: 32, r: 3}", 13, "s (kernel width) is missing"),
             ("{n: 1, h: 8, w: 8, c: 16, k: 32, r: 3, s: 3, stride: 2}", 58, "it belongs beside shape, not in it"),
             ("{n: 1, h: 8, w: 8, c: 16, k: 32, r: 9, s: 3}", 49, "the kernel spans 9"),
-            ("{n: 0, h: 8, w: 8, c: 16, k: 32, r: 3, s: 3}", 17, "n must be a whole number of at least 1, got 0"),
+            ("{n: 0, h: 8, w: 8, c: 16, k: 32, r: 3, s: 3}", 17, "n must be an integer of at least 1, got 0"),
             ("{n: 1.0, h: 8, w: 8, c: 16, k: 32, r: 3, s: 3}", 17, "got 1.0"),
             ("{n: 3000000000, h: 8, w: 8, c: 16, k: 32, r: 3, s: 3}", 17, "n must be at most 2147483647, got 3000000000"),
             (
@@ -131,10 +131,10 @@ class TestMistakes:
             (f"budget: {{trials: true}}\ntasks: [{TASK}]", 1, 18, "got true"),
             (f"budget: {{time: soon}}\ntasks: [{TASK}]", 1, 16, "time must be a duration above zero"),
             (f"tuner: {{name: xbg}}\ntasks: [{TASK}]", 1, 15, "annealing, random, grid, got 'xbg' (did you mean 'xgb'?)"),
-            (f"tuner: {{seed: -1}}\ntasks: [{TASK}]", 1, 15, "seed must be a whole number from 0 to 4294967295, got -1"),
+            (f"tuner: {{seed: -1}}\ntasks: [{TASK}]", 1, 15, "seed must be an integer from 0 to 4294967295, got -1"),
             (f"measure: {{mode: cold}}\ntasks: [{TASK}]", 1, 17, f"mode must be one of {', '.join(MODES)}"),
             (f"measure: {{timeout: 0s}}\ntasks: [{TASK}]", 1, 20, "timeout must be a duration above zero"),
-            (f"measure: {{workers: 0}}\ntasks: [{TASK}]", 1, 20, "workers must be a whole number from 1 to 1024, got 0"),
+            (f"measure: {{workers: 0}}\ntasks: [{TASK}]", 1, 20, "workers must be an integer from 1 to 1024, got 0"),
             (f"defaults: {{name: x}}\ntasks: [{TASK}]", 1, 12, "unknown key 'name'"),
             (f"defaults: {{strid: 1}}\ntasks: [{TASK}]", 1, 12, "(did you mean 'stride'?)"),
             (f"defaults: {{stride: 0}}\ntasks: [{TASK}, {TASK.replace('n: 1', 'n: 2')}]", 1, 20, "stride must be"),
@@ -186,7 +186,7 @@ class TestMistakes:
             ("db: !secret x\n", 1, 5, "the tag !secret is not possible"),
             ("db: !!int three\n", 1, 5, "'three' does not have the kind of its tag !!int"),
             (f"db: {'x' * 1001}\n", 1, 5, "this value is 1,001 characters long"),
-            ("budget: {trials: " + "9" * 40 + "}\n", 1, 18, "trials must be a whole number from 1"),
+            ("budget: {trials: " + "9" * 40 + "}\n", 1, 18, "trials must be an integer from 1"),
             ("budget: {trials: " + "9" * 400 + "}\n", 1, 18, "this number has 400 digits; at most 40 make sense"),
             ("budget: {trials: 0x" + "f" * 300 + "}\n", 1, 18, "this number has 302 digits"),
             ("budget: {time: 1e400}\n", 1, 16, "time must be a duration above zero and of at most 14 days"),
@@ -289,7 +289,7 @@ class TestMistakes:
         text = "%YAML 1.1\n---\n" + one("    groups: yes\n")
         line, column, message = only(text)
         assert (line, column) == (6, 13)
-        assert "groups must be a whole number of at least 1, got True" in message
+        assert "groups must be an integer of at least 1, got True" in message
 
     def test_the_caret_stands_under_wide_characters_and_in_long_lines(self) -> None:
         with pytest.raises(WorkloadFileError) as wide:

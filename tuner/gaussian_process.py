@@ -128,7 +128,7 @@ class Posterior:
         self.variance = np.maximum(self.variance - row**2, SMALLEST_VARIANCE)
 
     def expected_improvement(self, best: float) -> Vector:
-        """Expected improvement: how much lower than `best` each candidate is in the mean; a higher value counts as 0.
+        """Expected improvement: how much lower than `best` each candidate is on average; a higher value counts as 0.
 
         See Jones, Schonlau and Welch (1998).
         """

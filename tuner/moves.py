@@ -16,7 +16,7 @@ def crossover(one: Rows, other: Rows, rng: np.random.Generator) -> Rows:
 
 
 def mutate(rows: Rows, space: ConfigSpace, rng: np.random.Generator) -> Rows:
-    """Changes at least one knob of every row, `CHANGES` knobs in the mean.
+    """Changes at least one knob of every row, `CHANGES` knobs on average.
 
     Half of the time a numeric knob moves to the next smaller or larger value. Otherwise it moves anywhere, as other knobs
     do. Knobs with a single value never change. If all knobs have a single value, the rows come back unchanged.

@@ -2,7 +2,7 @@
 
 `input` is [target, task, arguments, keyword arguments]; `config.entity` lists [knob, kind, value], where kind is "sp" (a
 split), "re" (an order), "an" (annotations) or "ot" (anything else); `result` is [costs, error number, seconds spent, stamp].
-Values of the first three kinds are lists. Here they are texts that begin with the kind, e.g. "sp[-1,2,32]". The log does not
+Values of the first three kinds are lists. They become strings that begin with the kind, e.g. "sp[-1,2,32]". The log does not
 describe the space, so the knobs have the values that occur. A configuration may occur more than once.
 """
 

@@ -1,6 +1,6 @@
 """Conditions of a T1 description: Python-like expressions over parameters, parsed by a whitelist and never run as code.
 
-An expression may contain names of parameters, numbers, texts, True and False; + - * / // %; comparisons, also chained and
+An expression may contain names of parameters, numbers, strings, True and False; + - * / // %; comparisons, also chained and
 `in` a list; and, or, not; parentheses; min and max. It becomes a tree of NumPy operations over columns of values. Everything
 else is refused: attributes, subscripts, powers (9**9**9 can stop a machine), and calls other than min and max. The number of
 operations is known before the first one runs, so the reader of a file can limit its work.
@@ -87,14 +87,14 @@ class Condition:
         """Whether the condition is true for each of n configurations. `columns` has (n,) values of every parameter.
 
         Raises:
-            UsageError: it calculates with texts.
+            UsageError: it calculates with strings.
         """
         try:
             with np.errstate(all="ignore"):  # a division by zero is harmless if an `or` covers it
                 return np.broadcast_to(np.asarray(_truth(self._node(columns))).astype(np.bool_), (n,))
         except (TypeError, ValueError, np.exceptions.DTypePromotionError):
             self._place.fail(
-                f"{self.text[:_SHOWN]!r} cannot be computed: texts can be compared with texts, not calculated with"
+                f"{self.text[:_SHOWN]!r} cannot be computed: strings can be compared with strings, not calculated with"
             )
 
 
@@ -188,17 +188,17 @@ def _read(name: str, columns: Columns) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """A bool counts as 0 or 1. Refuses texts: a text times 10**9, or formatted to that width, could fill the memory."""
+    """A bool counts as 0 or 1. Refuses texts: a string times 10**9, or formatted to that width, could fill the memory."""
     kind = np.asarray(value).dtype.kind
     if kind not in "bif":
-        raise TypeError("a text")
+        raise TypeError("a string")
     return np.asarray(value, dtype=np.int64) if kind == "b" else value
 
 
 def _truth(value: Any) -> Any:
-    """Refuses texts, which have no truth here; a column of texts may be an array of objects."""
+    """Refuses strings, which have no truth here; a column of strings may be an array of objects."""
     if np.asarray(value).dtype.kind not in "bif":
-        raise TypeError("a text")
+        raise TypeError("a string")
     return value
 
 

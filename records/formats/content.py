@@ -193,13 +193,13 @@ def document_limits() -> tuple[int, int]:
     """How many bytes and how many values a file may hold that is read as a whole.
 
     Raises:
-        UsageError: the environment variable SCHEDSEARCH_MAX_DOCUMENT_MIB is set and is not a whole number above 0.
+        UsageError: the environment variable SCHEDSEARCH_MAX_DOCUMENT_MIB is set and is not an integer above 0.
     """
     given = os.environ.get(LIMIT_VARIABLE, "")
     if not given:
         return MAX_DOCUMENT_BYTES, MAX_VALUES
     if not re.fullmatch(r"[1-9][0-9]{0,6}", given):
-        raise UsageError(f"{LIMIT_VARIABLE} is {given!r}; give a whole number of MiB, e.g. 256")
+        raise UsageError(f"{LIMIT_VARIABLE} is {given!r}; give an integer of MiB, e.g. 256")
     limit = int(given) << 20
     return limit, limit * MAX_VALUES // MAX_DOCUMENT_BYTES
 
@@ -214,7 +214,7 @@ def nesting(data: bytes) -> int:
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return 0  # it cannot be too deep
     if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # then every quote begins or ends a text
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # then every quote begins or ends a string
     deepest = depth = inside = 0
     for start in range(0, len(data), _CHUNK):
         part = np.frombuffer(data, np.uint8, min(_CHUNK, len(data) - start), start)

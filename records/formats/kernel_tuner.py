@@ -190,7 +190,7 @@ def to_json(recording: Recording) -> dict[str, Any]:
 
 
 def _problem_size(recording: Recording) -> Any:
-    """The problem in the form of the original cache: a number, a list or a text."""
+    """The problem in the form of the original cache: a number, a list or a string."""
     if recording.tuner != "kernel-tuner":
         return recording.problem
     try:

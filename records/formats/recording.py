@@ -119,7 +119,7 @@ class Place:
 
     def text(self, value: Any) -> str:
         if not isinstance(value, str):
-            self.fail(f"this must be a text, got {_kind(value)}")
+            self.fail(f"this must be a string, got {_kind(value)}")
         return value
 
     def need(self, mapping: Mapping[str, Any], key: str) -> Any:
@@ -180,7 +180,7 @@ def parse_json(data: bytes, place: Place) -> Any:
     except ValueError as error:  # a number with more digits than Python converts
         place.fail(f"not the JSON of any known format: {error}")
     if _SURROGATE.search(data) and _has_half_character(value):
-        place.fail("a text holds half of a character, \\ud8xx to \\udfxx alone, which no text file can; remove it")
+        place.fail("a string holds half of a character, \\ud8xx to \\udfxx alone, which no text file can; remove it")
     return value
 
 
@@ -207,8 +207,8 @@ def _object(pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
 class KnobTable:
     """The knobs of a foreign file, and its values in the types of this project.
 
-    Configurations hold whole numbers, texts and booleans. If all floats of a knob are whole, they become ints. Otherwise the
-    values of a knob with floats become texts, e.g. "0.5".
+    Configurations hold integers, strings and booleans. If all floats of a knob are whole, they become ints. Otherwise the
+    values of a knob with floats become strings, e.g. "0.5".
 
     Args:
         params: name -> the values that the file allows, not empty.
@@ -260,7 +260,7 @@ def _own_values(values: list[Any], place: Place) -> list[Value]:
         place.fail(f"has {len(values):,} values; a parameter may have at most {MAX_KNOB_VALUES:,}")
     for value in values:
         if not isinstance(value, bool | int | float | str):
-            place.fail(f"value {value!r} is {_kind(value)}; allowed are numbers, texts and true or false")
+            place.fail(f"value {value!r} is {_kind(value)}; allowed are numbers, strings and true or false")
         if isinstance(value, float) and not math.isfinite(value):
             place.fail(f"value {value!r} is not a finite number")
     own = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
@@ -346,7 +346,7 @@ def once_each(entries: Iterable[tuple[Entry, Place]]) -> tuple[Entry, ...]:
 
 
 def _float(value: float) -> float:
-    """The value as a float; infinity if a whole number is too large for one."""
+    """The value as a float; infinity if an integer is too large for one."""
     try:
         return float(value)
     except OverflowError:
@@ -364,6 +364,6 @@ def _listing(values: Iterable[Any]) -> str:
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     text = names.get(type(value), "a number" if isinstance(value, int | float) else type_text(value))
     return f"{text} ({value!r})" if isinstance(value, str | bool | int | float) else text

@@ -53,7 +53,7 @@ _WORDS = {outcome: word for word, outcome in _INVALIDITY.items()} | {
 # A description with more than this is refused: its conditions are computed for every configuration.
 MAX_CONDITION_CHARACTERS = 200_000  # of all conditions together
 MAX_OPERATIONS = 100_000_000  # of all conditions for all configurations; about two seconds
-MAX_LIST_CHARACTERS = 200_000  # of a list that is written as a text, which Python's own parser reads
+MAX_LIST_CHARACTERS = 200_000  # of a list that is written as a string, which Python's own parser reads
 _EMBEDDED = "schedsearch"  # a field of our own in a result: the JSON of the records behind it
 
 
@@ -153,16 +153,16 @@ def _column(values: list[Any]) -> NDArray[Any]:
 
 
 def _values(value: Any, place: Place) -> list[Any]:
-    """A list, or a text that is a literal of a list."""
+    """A list, or a string that is a literal of a list."""
     if isinstance(value, str):
         if len(value) > MAX_LIST_CHARACTERS:
             place.fail(
-                f"a list in a text of {len(value):,} characters; at most {MAX_LIST_CHARACTERS:,} are read, or a JSON list"
+                f"a list in a string of {len(value):,} characters; at most {MAX_LIST_CHARACTERS:,} are read, or a JSON list"
             )
         try:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            place.fail(f"{value[:80]!r} is not a list of numbers and texts; it is never run as code")
+            place.fail(f"{value[:80]!r} is not a list of numbers and strings; it is never run as code")
     return list(value) if isinstance(value, tuple) else place.list(value)
 
 

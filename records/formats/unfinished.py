@@ -31,7 +31,7 @@ def closed(data: bytes) -> tuple[bytes, int] | None:
     depth, end, inside = 0, 0, False
     for found in _TOKEN.finditer(data):
         token = found[0]
-        if token == b'"':  # a text that does not end
+        if token == b'"':  # a string that does not end
             break
         if token in (b"{", b"["):
             depth += 1

@@ -25,7 +25,7 @@ _DIGITS = 16
 
 
 def code_digest(exact: Iterable[Any], loose: Iterable[Any] = ()) -> str:
-    """Digest of some functions, numbers and texts, and of lists of these.
+    """Digest of some functions, numbers and strings, and of lists of these.
 
     Args:
         exact: every value that these capture must have a stable description.

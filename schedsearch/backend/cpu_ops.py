@@ -186,7 +186,7 @@ def splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
 
 @intrinsic
 def round_to_even(typing_context: Any, value: Any) -> Any:
-    """The nearest whole number of a float32, as a float32; halves round to the even neighbour."""
+    """The nearest integer of a float32, as a float32; halves round to the even neighbour."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_F32, [_F32])

@@ -1,8 +1,8 @@
 """Python kernel -> PTX by Numba-CUDA and NVVM, with one run of Numba for all kernels of the same shape.
 
 Numba's part (bytecode, types, LLVM IR) takes four fifths of the build time of a kernel. A candidate's kernel usually
-differs from an earlier one only in captured numbers and in the texts of device operations, and Numba looks at neither.
-Numba therefore runs once with placeholders for them, and its LLVM IR is kept. The next kernel puts its own numbers and texts
+differs from an earlier one only in captured numbers and in the strings of device operations, and Numba looks at neither.
+Numba therefore runs once with placeholders for them, and its LLVM IR is kept. The next kernel puts its numbers and strings
 into that IR. NVVM sees the same input as without the placeholders, and optimises for these numbers.
 
 `KernelStep.shaped_by` names the numbers that Numba does look at. A placeholder cannot be compared or used as a truth

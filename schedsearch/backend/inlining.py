@@ -79,8 +79,8 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
 
     @machinery.register_pass(mutates_CFG=True, analysis_only=False)
     class TextsAsConstants(machinery.FunctionPass):  # type: ignore[name-defined]
-        """Arguments of literal texts become constants, so that comparisons with them are decided before types are inferred.
-        Otherwise Numba compiles its comparison of texts into the kernel, which takes seconds."""
+        """Arguments of literal strings become constants, so comparisons with them are decided before types are inferred.
+        Otherwise Numba compiles its comparison of strings into the kernel, which takes seconds."""
 
         _name = "schedsearch_texts_as_constants"
 
@@ -105,7 +105,7 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
                 (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.InlineClosureLikes)
                 pipeline.passes[at] = InlineFunctions, "inline calls of plain functions"
                 (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.IRProcessing)
-                pipeline.passes.insert(at + 1, (TextsAsConstants, "texts become constants"))
+                pipeline.passes.insert(at + 1, (TextsAsConstants, "strings become constants"))
                 (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.FixupArgs)
                 pipeline.passes[at] = MakeRoom, "make room for numbers that a launch passes"
                 pipeline.finalize()

@@ -1,4 +1,4 @@
-"""Names and texts from databases, made fit for C: nothing in them can end a string, a comment or a line of code."""
+"""Names and strings from databases, made fit for C: nothing in them can end a string, a comment or a line of code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _RESERVED = frozenset(
 
 
 def identifier(text: str) -> str:
-    """The beginning of a C name for a text: lower-case letters, digits and underscores.
+    """The beginning of a C name for a string: lower-case letters, digits and underscores.
 
     Example:
         >>> identifier("conv2d 1x14x14x64 k64 3x3 p1 f16 NHWC")
@@ -118,7 +118,7 @@ def string(text: str) -> str:
 
 
 def comment(text: str) -> str:
-    """What of a text may stand in a comment."""
+    """What of a string may stand in a comment."""
     return re.sub(r"[^A-Za-z0-9 .,:;=+_()-]", "_", text)[:200]
 
 

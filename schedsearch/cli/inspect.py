@@ -117,7 +117,7 @@ def _check_config(text: str, arms: list[tuple[int, TaskPlan, ArmPlan]], as_json:
             f'--config is not JSON: {error.msg} at column {error.colno}; e.g. \'{{"bm": 64, "bn": 128}}\''
         ) from None
     if not isinstance(values, dict) or not all(isinstance(value, int | str | bool) for value in values.values()):
-        raise UsageError(f"--config must be a JSON object from knobs to numbers, text or booleans, got {text}")
+        raise UsageError(f"--config must be a JSON object from knobs to numbers, strings or booleans, got {text}")
     config = Config(values)
     reasons = [(number, arm.template.name, arm.space.check(config)) for number, _, arm in arms]
     if as_json:

@@ -21,7 +21,7 @@ kernels_option = click.option(
 
 
 class AtLeast(click.ParamType["int"]):
-    """A whole number with a lower limit, e.g. a number of trials."""
+    """An integer with a lower limit, e.g. a number of trials."""
 
     name = "integer"
 
@@ -32,7 +32,7 @@ class AtLeast(click.ParamType["int"]):
         try:
             number = int(value)
         except ValueError:
-            self.fail(f"{value!r} is not a whole number; allowed: {self.least} or more", param, ctx)
+            self.fail(f"{value!r} is not an integer; allowed: {self.least} or more", param, ctx)
         if number < self.least:
             self.fail(f"{number} is too small; allowed: {self.least} or more", param, ctx)
         return number

@@ -22,7 +22,7 @@ def _budgets(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
     except ValueError:
         budgets = []
     if not budgets or min(budgets) < 1:
-        raise click.BadParameter(f"{value!r} must be whole numbers of at least 1 with commas, e.g. 25,50,100", ctx, param)
+        raise click.BadParameter(f"{value!r} must be integers of at least 1 with commas, e.g. 25,50,100", ctx, param)
     return tuple(sorted(set(budgets)))
 
 

@@ -56,7 +56,7 @@ def run(
     """Run a model that `schedsearch build` wrote: its time, that of each kernel call, and its error.
 
     The error of a layer is its largest difference from the model in its own precision, divided by the largest magnitude
-    there. For whole numbers it also says how many are equal, and by how many steps the others differ at most. ONNX Runtime
+    there. For integers it also says how many are equal, and by how many steps the others differ at most. ONNX Runtime
     computes the model if it is installed, otherwise ONNX's reference evaluator.
 
     Of a dynamic network it prints what each call needs from whom, the shapes of the outputs, and the times of an exact and
@@ -142,11 +142,11 @@ def _say_errors(errors: Sequence[LayerError]) -> None:
     if differing:
         worst = max(differing, key=lambda each: each.largest)
         render.say(
-            f"whole numbers: {len(whole) - len(differing)} of {len(whole)} values equal in every bit; "
+            f"integers: {len(whole) - len(differing)} of {len(whole)} values equal in every bit; "
             f"the others differ by {render.counted(int(worst.largest), 'step')} at most ({worst.value})"
         )
     elif whole:
-        render.say(f"whole numbers: {render.counted(len(whole), 'value')}, equal in every bit")
+        render.say(f"integers: {render.counted(len(whole), 'value')}, equal in every bit")
 
 
 def _index_limits(net: Net) -> dict[str, int]:
@@ -169,7 +169,7 @@ def read_inputs(
     """The inputs by name, in the order wanted, from files or drawn.
 
     Args:
-        below: input -> what drawn whole numbers are less than; default: 100.
+        below: input -> what drawn integers are less than; default: 100.
     """
     import numpy as np
 

@@ -74,7 +74,7 @@ DISASSEMBLERS = {
 
 @dataclass(frozen=True)
 class Listing:
-    """A text and its name; or, with an empty text, why there is none in `note`. The note may also say what is missing."""
+    """A string and its name; or, with an empty text, why there is none in `note`. The note may also say what is missing."""
 
     name: str = ""
     text: str = ""

@@ -168,7 +168,7 @@ def _escaped(text: str) -> str:
 
 
 def cells_of(task: TaskRow) -> list[str]:
-    """The texts of a task's row under `_COLUMNS`."""
+    """The strings of a task's row under `_COLUMNS`."""
     mark = "" if task.raced else "~"
     failures = ", ".join(f"{count} {name}" for name, count in task.failures.items())
     return [
@@ -205,7 +205,7 @@ def _run_line(run: RunRow) -> str:
 def report_csv(answers: Answers) -> str:
     """The overview as CSV with numbers in base units, one line per task.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe in front.
+    A string that a spreadsheet would take for a formula gets an apostrophe in front.
     """
     answers.refresh()
     names = (

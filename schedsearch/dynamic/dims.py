@@ -1,6 +1,6 @@
 """Which extents of a graph's arrays are known, and which are the same though nobody knows them.
 
-An extent is a whole number or an `Unknown`. Two extents are the same only if they are the same object. Shape functions are
+An extent is an integer or an `Unknown`. Two extents are the same only if they are the same object. Shape functions are
 called with these: one that hands an extent on is traced to where it comes from; one that computes with it makes another.
 """
 
@@ -26,7 +26,7 @@ _COUNTED_AXIS = {"nms": 0, "nonzero": 1}  # the only axis whose extent the kerne
 class Unknown:
     """An extent that is known at run time only. It cannot be compared, so that nobody decides by it.
 
-    Sums of the same ones are the same object. So is what whole numbers make of the same one, as 2 * h or (h - 1) // 2 + 1:
+    Sums of the same ones are the same object. So is what integers make of the same one, as 2 * h or (h - 1) // 2 + 1:
     (times * base + plus) // over.
 
     Attributes:

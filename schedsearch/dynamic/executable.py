@@ -187,7 +187,7 @@ class DynamicPort:
     """An input or output: a contiguous array.
 
     Attributes:
-        shape: an extent is a whole number, or for an input a `Size` that the caller chooses. Those of an output are bounds.
+        shape: an extent is an integer, or for an input a `Size` that the caller chooses. Those of an output are bounds.
         exact: whether an output always has its whole shape.
     """
 

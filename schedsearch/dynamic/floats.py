@@ -1,4 +1,4 @@
-"""Numbers of float32 and float64 in shape arithmetic, as whole numbers: the same on the host, a CPU and a GPU.
+"""Numbers of float32 and float64 in shape arithmetic, as integers: the same on the host, a CPU and a GPU.
 
 A number is a word of int64: the bits of its magnitude in float64, negated if the number is negative. Words are therefore in
 the order of their numbers, and zero is 0 without a sign. A number of float32 has the word of the same number in float64.
@@ -124,7 +124,7 @@ def _quotient(a: Any, b: Any, digits: Any, least: Any) -> Any:
 
 
 def _whole(word: Any, way: int) -> Any:
-    """The whole number below (-1), above (1), or nearest to a number, and the even one of two (0)."""
+    """The integer below (-1), above (1), or nearest to a number, and the even one of two (0)."""
     exponent, significand = _exponent(word), _significand(word)
     if exponent >= 0 or word == 0:
         return word
@@ -149,7 +149,7 @@ def _round(word: Any) -> Any:
 
 
 def cut(word: Any) -> Any:
-    """The whole number of a number within int64, without what is behind the point."""
+    """The integer of a number within int64, without what is behind the point."""
     exponent, significand = _exponent(word), _significand(word)
     found = significand << min(exponent, 10) if exponent >= 0 else significand >> min(-exponent, 62)
     return -found if word < 0 else found

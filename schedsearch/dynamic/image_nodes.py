@@ -79,7 +79,7 @@ def resize(nodes: Nodes, node: ir.Node) -> tuple[Workload, Sequence[str]]:
         if scales[:2] != [1, 1]:
             raise ModelError(f"{name_of(node)} scales {_ONLY_SIDES}; got {scales[:2]} for these")
         if words["coordinates"] == "align_corners" and any(scale % 1 for scale in scales):
-            raise ModelError(f"{name_of(node)} has align_corners and the scales {scales[2:]}; give whole numbers, or sizes")
+            raise ModelError(f"{name_of(node)} has align_corners and the scales {scales[2:]}; give integers, or sizes")
         params["scale"] = scales[2:]
         sides = [(0, math.floor(Fraction(as_float32(scale)) * most)) for scale, most in zip(scales[2:], shape[2:])]
     _, _, params["oh"], params["ow"] = nodes.bounds(node, [*ranges[:2], *sides])
@@ -94,7 +94,7 @@ def _height_and_width(nodes: Nodes, node: ir.Node, x: str) -> tuple[str, Sequenc
     row = nodes.rows.row(node.inputs[3]) if is_given(node, 3) and node.inputs[3] is not None else None
     axes = resized_axes(node)
     if row is None or row.is_float or row.count != len(axes) or not {2, 3} <= set(axes):
-        raise ModelError(f"{name_of(node)} has no whole numbers for height and width; allowed: scales, or sizes of both")
+        raise ModelError(f"{name_of(node)} has no integers for height and width; allowed: scales, or sizes of both")
     elements, dims = nodes.graph.elements(row.value), nodes.graph.dims(x)
     for place, axis in enumerate(axes):
         wanted = None if elements is None else elements[place]

@@ -355,5 +355,5 @@ def _dequantised(node: ir.Node) -> list[np.ndarray[Any, Any]]:
 
 
 def _stored(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Truths as whole numbers."""
+    """Truths as integers."""
     return array.astype(np.uint8) if array.dtype == np.bool_ else array

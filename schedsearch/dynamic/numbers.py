@@ -1,8 +1,8 @@
-"""Nodes of ONNX that compute with shapes: rows of whole numbers, computed where the sizes are.
+"""Nodes of ONNX that compute with shapes: rows of integers, computed where the sizes are.
 
-`Shape`, and arithmetic of a few whole numbers, become shape functions over extents and values. The kernel that computes the
+`Shape`, and arithmetic of a few integers, become shape functions over extents and values. The kernel that computes the
 sizes of a segment computes them, too. What does not depend on unknown extents is a constant. For every number there is also
-a range in which it lies, by which arrays get their bounds. Arithmetic is that of the model's format: whole numbers beyond
+a range in which it lies, by which arrays get their bounds. Arithmetic is that of the model's format: integers beyond
 int64 or int32 wrap, as in NumPy, and floats are rounded as IEEE 754 says; see `dynamic.floats`.
 """
 
@@ -86,7 +86,7 @@ def _mul(a: Any, b: Any) -> Any:
 
 
 def _div(a: Any, b: Any) -> Any:
-    """Towards zero, as ONNX divides whole numbers; 0 where b is 0."""
+    """Towards zero, as ONNX divides integers; 0 where b is 0."""
     if b == 0:
         return 0
     if b == -1:  # the least number has no negative: processors fail to divide it
@@ -343,7 +343,7 @@ def converted(a: Row, dtype: str) -> Computed | None:
     """The numbers in another format; None if they are the same ones.
 
     Raises:
-        ValueError: a float may be beyond the whole numbers of the format. ONNX does not say what that gives.
+        ValueError: a float may be beyond the integers of the format. ONNX does not say what that gives.
     """
     if a.dtype == dtype or (a.dtype, dtype) == ("float32", "float64"):
         return None

@@ -67,7 +67,7 @@ class Value:
         view_of: the value whose memory it has, whether or not a call makes it there; empty if it has memory of its own.
         fixed: where its extents are in the block of sizes if they never change, but a kernel reads them.
         known: its extents where they follow from those of the inputs.
-        numbers: it is a row of whole numbers that the kernel of sizes computes; its memory is `words` of the block of sizes.
+        numbers: it is a row of integers that the kernel of sizes computes; its memory is `words` of the block of sizes.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A row of whole numbers that shapes are made of: `function` computes it where the extents are, without a call.
+    """A row of integers that shapes are made of: `function` computes it where the extents are, without a call.
 
     Attributes:
         inputs: parameter of the function -> value.

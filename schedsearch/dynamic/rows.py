@@ -99,7 +99,7 @@ class Rows:
         return True
 
     def row(self, value: ir.Value) -> Row | None:
-        """A row, or the few whole numbers of a constant or an array of fixed extents."""
+        """A row, or the few integers of a constant or an array of fixed extents."""
         if value in self.of:
             return self.of[value]
         constant = constant_of(value)

@@ -227,7 +227,7 @@ class _Walk:
             plan.check(workload)
         except UnknownOperatorError:
             raise
-        except (ValueError, TypeError, LookupError, AttributeError) as error:  # of texts that are not workloads, too
+        except (ValueError, TypeError, LookupError, AttributeError) as error:  # of strings that are not workloads, too
             raise ProgramError(f"{where} cannot be what its workload says: {error}") from error
         arguments = {spec.name: spec for spec in workload.signature}
         outputs = {spec.name: spec for spec in workload.outputs}

@@ -13,7 +13,7 @@ from schedsearch.executable.net import Net
 if TYPE_CHECKING:
     import numpy as np
 
-_WHOLE = "iub"  # NumPy's kinds of whole numbers and truth values
+_WHOLE = "iub"  # NumPy's kinds of integers and truth values
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class LayerError:
     Attributes:
         value: its name in the model.
         relative: the largest difference, divided by the largest magnitude of the model's value.
-        largest: the largest difference; of whole numbers the number of steps.
+        largest: the largest difference; of integers the number of steps.
         elements: how many numbers the value has.
-        equal: how many of them are the model's own in every bit; None of a value that is not of whole numbers on both sides.
+        equal: how many of them are the model's own in every bit; None of a value that is not of integers on both sides.
     """
 
     value: str

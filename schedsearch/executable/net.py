@@ -295,10 +295,10 @@ class Net:
         """The time of the whole and of each call, on inputs of zeros if the net was not called before.
 
         Raises:
-            UsageError: `repeat`, the number of runs, is not a whole number of at least 1.
+            UsageError: `repeat`, the number of runs, is not an integer of at least 1.
         """
         if not isinstance(repeat, int) or repeat < 1:
-            raise UsageError(f"repeat {repeat!r} is not possible; allowed: a whole number, 1 or more")
+            raise UsageError(f"repeat {repeat!r} is not possible; allowed: an integer, 1 or more")
         with self._lock:
             self._open_weights()
             calls = self._calls_on(*self._take_staged())

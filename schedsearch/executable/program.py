@@ -16,7 +16,7 @@ from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.text import type_text
 
-DYNAMIC = "dynamic"  # the "kind" in the texts of files that hold more than one program: of dynamic graphs,
+DYNAMIC = "dynamic"  # the "kind" in the strings of files that hold more than one program: of dynamic graphs,
 SIZED = "sizes"  # and of networks for several sizes
 _SEAL = "check"  # the field of the checksum
 Space = Literal["arena", "input", "output", "constant", "once"]

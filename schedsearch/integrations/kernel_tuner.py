@@ -35,13 +35,13 @@ class Strategy:
         seed: of every random choice.
 
     Raises:
-        UsageError: no tuner has this name, or the seed is not a whole number of at least 0.
+        UsageError: no tuner has this name, or the seed is not an integer of at least 0.
     """
 
     def __init__(self, tuner: str = "xgb", seed: int = 0) -> None:
         require_tuner(tuner)
         if not isinstance(seed, int) or seed < 0:
-            raise UsageError(f"seed must be a whole number of at least 0, got {seed!r}")
+            raise UsageError(f"seed must be an integer of at least 0, got {seed!r}")
         self.tuner = tuner
         self.seed = seed
 
@@ -49,7 +49,7 @@ class Strategy:
         """Kernel Tuner calls this. Returns its results in the order of evaluation.
 
         Raises:
-            UsageError: a parameter has a value that is not a number, text or boolean, there are several objectives, or
+            UsageError: a parameter has a value that is not a number, string or boolean, there are several objectives, or
                 `strategy_options` has an unknown option.
         """
         from kernel_tuner.strategies.common import CostFunc

@@ -447,7 +447,7 @@ def _checked_result(result: BuildResult, build_s: float) -> Built:
     if plan != result.artifact.plan or not isinstance(result.artifact.code, bytes):
         raise ValueError("the launch plan or the code has a value of a wrong type")
     if not all(isinstance(number, int) for number in astuple(result.resources)):
-        raise ValueError(f"{result.resources} has a value that is not a whole number")
+        raise ValueError(f"{result.resources} has a value that is not an integer")
     return Built(result.artifact, result.resources, str(result.canonical_hash), build_s, bool(result.shared))
 
 

@@ -69,7 +69,7 @@ class Tolerance:
     @classmethod
     def quantised(cls, roundings: int) -> Tolerance:
         """For an integer output that is rounded from a float32, whose truth is not rounded: half a unit, plus what the
-        roundings before it may add, but never so much that a whole number has no wrong neighbour.
+        roundings before it may add, but never so much that an integer has no wrong neighbour.
 
         Args:
             roundings: to float32, before the rounding to an integer.

@@ -102,7 +102,7 @@ class CheckedReference:
         if found.dtype.kind not in "iuf" or (found.dtype.kind == "f" and not np.array_equal(found, np.rint(found))):
             raise self.failure(
                 f"points() returned {'fractions' if found.dtype.kind == 'f' else found.dtype} for {output}, whose format is "
-                f"{spec.dtype}; allowed: whole numbers, rounded and saturated as the operator defines it"
+                f"{spec.dtype}; allowed: integers, rounded and saturated as the operator defines it"
             )
         return found.astype(np.int64)
 

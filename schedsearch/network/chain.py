@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 Operand = Union["ir.Value", Constant]
-MOST_WHOLE_TAPS = 2**24 // 255**2  # of a depthwise convolution of whole numbers, which GPUs sum in float32, exactly
+MOST_WHOLE_TAPS = 2**24 // 255**2  # of a depthwise convolution of integers, which GPUs sum in float32, exactly
 
 
 @dataclass

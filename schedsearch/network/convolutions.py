@@ -1,8 +1,8 @@
 """Convolutions with the nodes behind them that their epilogues compute, in floating point and quantised.
 
 The scales and the bias of a quantised convolution become operands of its epilogue. With x = (qx - zx) sx,
-weight = (qw - zw) sw[k] and y = (qy - zy) sy, the sums of products of whole numbers are y / (sx sw[k]). Therefore the bias
-is rounded to whole numbers of sx sw[k], and the sums are multiplied by sx sw[k] / sy.
+weight = (qw - zw) sw[k] and y = (qy - zy) sy, the sums of products of integers are y / (sx sw[k]). Therefore the bias
+is rounded to integers of sx sw[k], and the sums are multiplied by sx sw[k] / sy.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _begin(node: ir.Node, params: dict[str, Any], x: ir.Value, weight: ir.Value,
 
 
 def _integer_chain(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | str:
-    """A convolution of whole numbers without its epilogue."""
+    """A convolution of integers without its epilogue."""
     if x.dtype not in INTEGERS or weight.dtype not in INTEGERS:
         return f"{name_of(node)} is of {x.dtype} and {weight.dtype}; allowed: {', '.join(INTEGERS)}"
     params = _window(node, x.value, weight.value)

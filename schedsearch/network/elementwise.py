@@ -3,7 +3,7 @@
 A chain ends at one node and grows towards its inputs: a node in front of it belongs to it if nothing outside of the chain
 reads its result. A chain computes in float32 and rounds its result, so a Cast to a shorter format ends one; other nodes in
 such a format are not rounded one by one. Nodes of a smaller shape are computed again for every element that they are
-broadcast to, and whole numbers are dequantised by every chain that reads them.
+broadcast to, and integers are dequantised by every chain that reads them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_NODES = 32
 _LETTERS = "abcdefghijklmnop"  # as many as `elementwise` has inputs
 
 
-_Format = Callable[["ir.Node", Sequence[str]], "str | None"]  # (node, texts of its inputs) -> text of its result
+_Format = Callable[["ir.Node", Sequence[str]], "str | None"]  # (node, strings of its inputs) -> text of its result
 
 
 def _binary(operator: str) -> _Format:
@@ -148,7 +148,7 @@ _FORMATS: Mapping[str, _Format] = {
     "Gelu": _gelu,
     "Clip": _clip,
 }
-_ENDS = ("QuantizeLinear", "DequantizeLinear")  # others may read the whole numbers between these
+_ENDS = ("QuantizeLinear", "DequantizeLinear")  # others may read the integers between these
 _CONVERSIONS = (*_ENDS, "Cast", "BatchNormalization")
 
 

@@ -158,12 +158,12 @@ def _is_per_channel(constant: Array, chain: Chain) -> bool:
     return [*(1,) * (rank - constant.ndim), *constant.shape] == along
 
 
-# --- Whole numbers ------------------------------------------------------------------------------------------------------
+# --- Integers ------------------------------------------------------------------------------------------------------
 def append_bias(chain: Chain, node: ir.Node, place: int, scale: Array | None = None) -> str:
     """Appends the stage for a bias that is an input of the node, and returns why this is not possible.
 
     Args:
-        scale: what a whole number of the sums stands for, if the sums are whole numbers and the bias is not.
+        scale: what an integer of the sums stands for, if the sums are integers and the bias is not.
     """
     if not is_given(node, place):
         return ""
@@ -182,7 +182,7 @@ def append_bias(chain: Chain, node: ir.Node, place: int, scale: Array | None = N
 
 
 def _whole_bias(value: ir.Value, bias: Array, scale: Array) -> Array:
-    """The bias in whole numbers of `scale`; those that it is dequantised from, if they stand for as much."""
+    """The bias in integers of `scale`; those that it is dequantised from, if they stand for as much."""
     whole = converted_from(value)
     if whole is not None and whole.dtype == "int32" and whole.zero_point == 0 and whole.scale is not None:
         numbers = constant_of(whole.value)
@@ -193,7 +193,7 @@ def _whole_bias(value: ir.Value, bias: Array, scale: Array) -> Array:
 
 
 def append_requantise(chain: Chain, scale: Array, y: Quantised, taken: set[ir.Node]) -> None:
-    """Appends the stage that makes 8-bit numbers y, the chain's value, of sums of which a whole number stands for `scale`;
+    """Appends the stage that makes 8-bit numbers y, the chain's value, of sums of which an integer stands for `scale`;
     and if they are only read to be added to other 8-bit numbers, the nodes up to the QuantizeLinear of the result."""
     assert y.scale is not None and y.zero_point is not None
     chain.arguments["requantise_scale"] = _scales(chain, "requantise_scale", scale / y.scale)
@@ -261,7 +261,7 @@ _MOST_OF_ADDITION = len(_ADDED) + 1
 
 
 def integer_stages(chain: Chain, scale: Array, taken: set[ir.Node]) -> None:
-    """Appends nodes behind sums of which a whole number stands for `scale`, up to the QuantizeLinear if there is one."""
+    """Appends nodes behind sums of which an integer stands for `scale`, up to the QuantizeLinear if there is one."""
     follower = chain.next(taken)
     if follower is not None and follower.op_type == "Relu":
         chain.append(follower, "relu")

@@ -24,7 +24,7 @@ def _first(node: Node) -> Workload:
 def evaluate(network: Network, inputs: Mapping[str, Array], *, way: Callable[[Node], Workload] = _first) -> dict[str, Array]:
     """Every value of a network, in the order of its axes.
 
-    Sums are float64 or exact whole numbers; each value is rounded to its format once.
+    Sums are float64 or exact integers; each value is rounded to its format once.
 
     Args:
         inputs: input of the network -> an array of its shape.

@@ -21,7 +21,7 @@ _WIDEST_LABEL = 56
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts under headings."""
+    """Rows of strings under headings."""
 
     title: str
     headings: tuple[str, ...]

@@ -100,7 +100,7 @@ def lower(
     Args:
         model: from `read_model`.
         dtype: float16, bfloat16 or float32, in place of the model's format of floating-point numbers, also of the
-            network's inputs and outputs. Whole numbers keep their formats.
+            network's inputs and outputs. Integers keep their formats.
         layouts: that images may have in memory. Convolutions may read one and write another.
         slices: formats of convolutions that write into slices of what they are concatenated to, if that makes the
             concatenation unnecessary.
@@ -154,7 +154,7 @@ class _Graph:
     Attributes:
         taken: nodes that belong to a chain.
         needed: values that a chain reads.
-        unread: conversions between numbers and whole numbers whose results nothing reads.
+        unread: conversions between numbers and integers whose results nothing reads.
         calls: place of the last node of each chain, and what the chain became.
         members: name of a kernel call -> the nodes of its chain.
         fixed: outputs that are constants; no other constant has one of their names.

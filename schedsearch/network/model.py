@@ -230,7 +230,7 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
             raise ModelError(f"{model_name} has no input {name!r}{did_you_mean(name, inputs)}; it has {', '.join(inputs)}")
         declared = inputs[name].shape
         if not isinstance(given, list | tuple) or not all(isinstance(extent, int) and extent >= 1 for extent in given):
-            raise ModelError(f"the shape of {name!r} is {given!r}; allowed: a list of whole numbers of at least 1")
+            raise ModelError(f"the shape of {name!r} is {given!r}; allowed: a list of integers of at least 1")
         fixed = [None if declared is None or not isinstance(each, int) else each for each in declared or given]
         if len(fixed) != len(given) or any(old not in (None, new) for old, new in zip(fixed, given)):
             raise ModelError(
@@ -292,7 +292,7 @@ def _without_splits(model: ir.Model) -> None:
 
 
 def _row(model: ir.Model, name: str, number: int) -> ir.Value:
-    """A constant list of one whole number."""
+    """A constant list of one integer."""
     import onnx_ir as ir
 
     tensor = ir.tensor([number], ir.DataType.INT64, name=name)

@@ -108,7 +108,7 @@ def _chain(node: ir.Node, op: str, params: dict[str, Any], taken: set[ir.Node]) 
 
 
 def _numbers(node: ir.Node, place: int, attribute: str) -> list[int] | str:
-    """Whole numbers of an input, or of the attribute of older opsets; empty if there are none."""
+    """Integers of an input, or of the attribute of older opsets; empty if there are none."""
     if is_given(node, place):
         found = constant_input(node, place)
         if found is None:

@@ -111,7 +111,7 @@ def _quantised_dense(node: ir.Node, axes: str, x: Quantised, weight: Quantised, 
 
 
 def _integer_chain(node: ir.Node, axes: str, x: Quantised, weight: Quantised) -> Chain | str:
-    """A dense layer of whole numbers without its epilogue."""
+    """A dense layer of integers without its epilogue."""
     matrix = folded(weight.value)
     if matrix is None or matrix.ndim != 2 or len(extents_of(node, x.value)) < 2:
         return f"{name_of(node)} multiplies by a weight that is computed, or not a matrix; allowed: a constant matrix"

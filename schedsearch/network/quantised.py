@@ -1,4 +1,4 @@
-"""Whole numbers that stand for numbers, as ONNX's quantised operators describe them."""
+"""Integers that stand for numbers, as ONNX's quantised operators describe them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quantised:
-    """Whole numbers q that stand for (q - zero_point) * scale.
+    """Integers q that stand for (q - zero_point) * scale.
 
     Attributes:
-        value: the whole numbers.
+        value: the integers.
         scale: one float32 number, or one for each channel; None if it is computed.
         zero_point: None if it is computed, or not the same for all channels.
     """
@@ -28,7 +28,7 @@ class Quantised:
 
     @classmethod
     def of(cls, node: ir.Node, value: ir.Value, scale: int | None, zero_point: int) -> Quantised:
-        """Whole numbers that a node reads or makes.
+        """Integers that a node reads or makes.
 
         Args:
             scale, zero_point: the places of these inputs of the node.
@@ -43,7 +43,7 @@ class Quantised:
 
 
 def converted_from(value: ir.Value) -> Quantised | None:
-    """The whole numbers that a value is made of by DequantizeLinear; None if it is not."""
+    """The integers that a value is made of by DequantizeLinear; None if it is not."""
     node = value.producer()
     if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] is None:
         return None
@@ -51,8 +51,8 @@ def converted_from(value: ir.Value) -> Quantised | None:
 
 
 def same_scale(values: Sequence[ir.Value], reader: ir.Node | None) -> list[Quantised] | None:
-    """The whole numbers that values are made of, if the only reader of a result of theirs makes whole numbers with the same
-    scale and zero point; otherwise None. A node in between that selects elements may then select whole numbers."""
+    """The integers that values are made of, if the only reader of a result of theirs makes integers with the same
+    scale and zero point; otherwise None. A node in between that selects elements may then select integers."""
     y = None if reader is None else converted_to(reader)
     found = [converted_from(value) for value in values]
     if y is None or y.scale is None:

@@ -101,7 +101,7 @@ def _quantised_average(
     node: ir.Node, x: ir.Value, kernel: Sequence[int], window: dict[str, Any], taken: set[ir.Node]
 ) -> Chain | None:
     """An average between conversions with different scales: a convolution of each channel with ones, which stand for
-    1 / pixels, so that sums are whole numbers and only their product with a scale is rounded. None if there are no such
+    1 / pixels, so that sums are integers and only their product with a scale is rounded. None if there are no such
     conversions, or if windows at a border have fewer pixels."""
     q, follower = converted_from(x), only_reader(node.outputs[0])
     y = None if follower is None or follower in taken else converted_to(follower)

@@ -40,7 +40,7 @@ class ArgSpec:
         shape: of the array in memory, which is contiguous unless it is a slice.
         axes: names its dimensions, as a layout (NHWC, OHWI, NCHW32c) or one capital letter each (K).
         role: decides how generic code draws numbers to check and time kernels with. The product of all `factor`s is summed
-            over the reduction; an `addend` is added to the sum; a `scale` multiplies it; an `index` is a whole number;
+            over the reduction; an `addend` is added to the sum; a `scale` multiplies it; an `index` is an integer;
             `data` is copied, compared or passed to some other function.
         constant: its values do not change between calls (weights), so that kernels may prepare it once.
         aliases: name of the output that may share its memory (a residual that is updated in place).
@@ -190,7 +190,7 @@ class Parameter:
 
     @classmethod
     def count(cls, doc: str, *, least: int = 1, size: bool = True) -> Parameter:
-        """A whole number that must be given, such as an extent."""
+        """An integer that must be given, such as an extent."""
         return cls(doc, {"type": "integer", "minimum": least, "maximum": MAX_INT}, size)
 
     @classmethod
@@ -361,7 +361,7 @@ class Op(ABC):
 
 
 def plain(value: Any) -> Any:
-    """Turns NumPy's whole numbers, alone or in a list, into Python's: they are equal, but their JSON is not."""
+    """Turns NumPy's integers, alone or in a list, into Python's: they are equal, but their JSON is not."""
     if isinstance(value, list | tuple):
         items = [plain(each) for each in value]
         return items if isinstance(value, list) else tuple(items)
@@ -449,7 +449,7 @@ def _wanted(schema: Mapping[str, Any]) -> str:
         if least:
             many = f"{least} " if least == most else f"at least {least} " if most is None else f"{least} to {most} "
         return f"a list of {many}values, each {_wanted(schema.get('items', {}))}"
-    words = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
+    words = {"integer": "an integer", "number": "a number", "string": "a string", "boolean": "true or false"}
     least, most = schema.get("minimum"), schema.get("maximum")
     limit = f" of at least {least}" if least is not None else ""
     if most is not None and most != MAX_INT:

@@ -1,6 +1,6 @@
 """The numbers that kernels are verified with.
 
-They are whole numbers (and powers of two), so small and sparse that a kernel's sums are exact in any order of addition.
+They are integers (and powers of two), so small and sparse that a kernel's sums are exact in any order of addition.
 One missing product therefore shows; no error bound hides it. `by_role` chooses them by what an operator says about
 its arguments and its arithmetic. An operator that needs other numbers overrides `Op.check_inputs`.
 """
@@ -109,10 +109,10 @@ def by_role(
         exact in the outputs' formats. If even a = 1 is too much, most factors become zero. Narrow integer outputs reach
         their limits at two standard deviations, so that some elements saturate and most do not. Where the operator asks for
         a precision of floating-point factors, see `_long_factors`.
-    addend: whole numbers that are not negligible beside the sum. If an operator sums without factors, they are the summands.
+    addend: integers that are not negligible beside the sum. If an operator sums without factors, they are the summands.
     scale: powers of two.
     index: every legal index, [0, `below`).
-    data: whole numbers that the format holds exactly; the whole format for integers of eight bits.
+    data: integers that the format holds exactly; the whole format for integers of eight bits.
 
     Args:
         arguments, outputs: of the workload.
@@ -208,7 +208,7 @@ def _summand_domains(
 def _long_factors(
     domains: Mapping[str, Domain], arguments: Sequence[ArgSpec], reduction: int, rounding: Rounding
 ) -> dict[str, Domain]:
-    """Adds odd whole numbers of `factor_bits` bits to the first factor, and to the others' second numbers.
+    """Adds odd integers of `factor_bits` bits to the first factor, and to the others' second numbers.
 
     A kernel that keeps fewer bits of them errs by a whole product or more, which verification sees. About one product of a
     sum has such a factor (16 or more are as good as impossible) and its other factor is small, so that sums stay exact:

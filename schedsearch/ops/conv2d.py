@@ -2,7 +2,7 @@
 
 Stride, padding and dilation are those of `schedsearch.ops.window`.
 
-Whole numbers (int8, uint8) are summed exactly in 32 bits. With zero points the factors are (x - x_zero_point) and
+Integers (int8, uint8) are summed exactly in 32 bits. With zero points the factors are (x - x_zero_point) and
 (weight - weight_zero_point), and padding adds nothing, as in ONNX's ConvInteger and QLinearConv. The stage `requantise`
 makes 8-bit numbers of the sums, `dequantise` makes floating-point numbers.
 

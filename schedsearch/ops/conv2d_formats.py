@@ -46,7 +46,7 @@ FORMAT_PARAMETERS = {
         {"enum": list(DTYPES)},
     ),
     "out_dtype": Parameter(
-        "of y; default: dtype; float16 if x is float8; for whole numbers what the epilogue makes of their 32-bit sums",
+        "of y; default: dtype; float16 if x is float8; for integers what the epilogue makes of their 32-bit sums",
         {"enum": [*DTYPES[:3], "int32", "uint32", *INTEGERS]},
     ),
     "precision": Parameter.choice(

@@ -61,12 +61,12 @@ class DataMovement(Op):
         return "exact"
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """All whole numbers that the format holds exactly, so that every byte of an element counts."""
+        """All integers that the format holds exactly, so that every byte of an element counts."""
         return {argument.name: whole_numbers(argument.dtype) for argument in self.arguments(params)}
 
 
 def whole_numbers(dtype: str) -> Domain:
-    """All whole numbers that a format holds exactly."""
+    """All integers that a format holds exactly."""
     row = dtype_of(dtype)
     limit = min(row.exact_integers, _WIDEST_DATA)
     lowest = -limit if row.is_float else max(int(row.lowest), -limit)

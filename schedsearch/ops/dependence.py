@@ -41,10 +41,10 @@ class ShapeFunction:
 
     Attributes:
         needs: argument -> what the extents need of it. All arguments of the operator are named, in their order.
-        extent: `extent(axis, *needed)` returns the extent of the output along an axis, a whole number that is not negative.
+        extent: `extent(axis, *needed)` returns the extent of the output along an axis, an integer that is not negative.
             There is one parameter for each argument whose dependence is not NOTHING, named like the argument: the sequence
-            of its extents (SHAPE), or the flat sequence of its values (VALUE, for integer arguments). It may use whole
-            numbers, `if`, `for ... in range(...)`, `while`, `min`, `max`, `abs`, `len`, and plain functions like itself;
+            of its extents (SHAPE), or the flat sequence of its values (VALUE, for integer arguments). It may use
+            integers, `if`, `for ... in range(...)`, `while`, `min`, `max`, `abs`, `len`, and plain functions like itself;
             see `schedsearch.ops.integer_python`. Numbers are those of int64.
         problem: `problem(*needed)` returns 0 if the inputs are possible, otherwise the number of an entry of `messages`,
             counted from 1. `extent` is only called for inputs that are possible.
@@ -102,7 +102,7 @@ def evaluate(
         what: names operator and output in messages.
 
     Raises:
-        SizeError: the inputs are impossible, or an extent is negative, not a whole number, or beyond int64. The message
+        SizeError: the inputs are impossible, or an extent is negative, not an integer, or beyond int64. The message
             names `what` and the inputs.
     """
     given = [_Numbers(map(_Int64, inputs[name])) for name in function.inputs]
@@ -117,7 +117,7 @@ def evaluate(
         raise SizeError(f"{what}: the shape function fails for {shown}: {type(error).__name__}: {error}") from error
     for axis, extent in enumerate(found):
         if not isinstance(extent, int) or isinstance(extent, bool) or extent < 0:
-            kind = "is negative" if isinstance(extent, int) and extent < 0 else "is not a whole number"
+            kind = "is negative" if isinstance(extent, int) and extent < 0 else "is not an integer"
             raise SizeError(f"{what}: extent {extent!r} of dimension {axis} {kind}, for {shown}; correct the shape function")
     return tuple(map(int, found))
 
@@ -151,7 +151,7 @@ class _Numbers(tuple[Any, ...]):
 
 
 class _Int64(int):
-    """A whole number whose arithmetic fails where int64 overflows, so that the host never differs from the device."""
+    """An integer whose arithmetic fails where int64 overflows, so that the host never differs from the device."""
 
     __slots__ = ()
 

@@ -9,7 +9,7 @@ With m = `multiplier`, output channel o = c * m + j belongs to input channel c (
 
 Here h = p * stride - top + i * dilation and w = q * stride - left + l * dilation; x is zero outside the image.
 
-Whole numbers (int8, uint8) are summed exactly in 32 bits, forward only: with zero points the factors are
+Integers (int8, uint8) are summed exactly in 32 bits, forward only: with zero points the factors are
 (x - x_zero_point) and (weight - weight_zero_point), and padding adds nothing, as in conv2d with groups of one channel.
 
 `h` and `w` are those of x in every direction; `output_hw` gives those of y and dy. Stride, padding and dilation are those of

@@ -30,7 +30,7 @@ class DType:
         roundoff: largest relative error of rounding to nearest, 2 ** -(bits of the significand); 0 for integers.
         smallest: smallest positive number (subnormal); 1 for integers.
         lowest, largest: range of finite values.
-        exact_integers: whole numbers up to this magnitude are exact (for integers: up to `largest`).
+        exact_integers: integers up to this magnitude are exact (for integers: up to `largest`).
         poison: bytes to fill an output with before a kernel runs. The first is NaN in every float format. In an integer
             format no value is always wrong, so there are several bytes: an element that a kernel does not write differs
             from the truth for at least one of them.

@@ -158,7 +158,7 @@ def given_scale(params: Mapping[str, Any], axis: int) -> Fraction | None:
 
 
 def largest_numerator(params: Mapping[str, Any], axis: int) -> int:
-    """A limit of the whole numbers by which kernels find the pixels along an axis; see `templates.resize.dyn_axes`."""
+    """A limit of the integers by which kernels find the pixels along an axis; see `templates.resize.dyn_axes`."""
     size: int = params["hw"[axis]]
     out: int = params[("oh", "ow")[axis]]
     scale = given_scale(params, axis)

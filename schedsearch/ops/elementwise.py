@@ -1,13 +1,13 @@
 """elementwise: a small expression of arrays, such as `relu(a + b)`, computed for every element in one kernel.
 
-`expression` is a text of `schedsearch.ops.expressions`. Each of its names is an input. An input has y's extents, or extents
+`expression` is a string of `schedsearch.ops.expressions`. Each of its names is an input. It has y's extents, or extents
 that broadcast to them by NumPy's rule: aligned at the end, and 1 or missing where the input is repeated. In NHWC, [256] is a
 number for each channel and [32, 1, 1, 256] one for each image and channel; in NCHW, [256, 1, 1] is one for each channel.
 
 An input may be a slice of a larger array, which kernels then take in place of the slice.
 
 Kernels take the inputs in the order of `inputs` and write y. They widen every number to float32, compute in float32, and
-round once at the end: to the nearest float, half to even, or to the nearest whole number, half to even, within the range of
+round once at the end: to the nearest float, half to even, or to the nearest integer, half to even, within the range of
 int8 or uint8.
 """
 
@@ -212,7 +212,7 @@ def _input(given: Any, p: Mapping[str, Any]) -> tuple[Any, ...] | Problem:
         return Problem(
             "inputs",
             f"input {name} is a slice with slice_of {slice_of!r}, begin {begin!r} and strides {strides!r}; allowed: a list "
-            f"for each, with {len(shape)} whole numbers, of which those of begin are at least 0 and others at least 1",
+            f"for each, with {len(shape)} integers, of which those of begin are at least 0 and others at least 1",
         )
     strides = tuple(step if n > 1 else 1 for step, n in zip(strides, shape))
     last = [first + (n - 1) * step for first, n, step in zip(begin, shape, strides)]
@@ -228,7 +228,7 @@ def _input(given: Any, p: Mapping[str, Any]) -> tuple[Any, ...] | Problem:
 
 
 def _numbers(given: Any, least: int) -> bool:
-    """Whether these are whole numbers, each at least `least`."""
+    """Whether these are integers, each at least `least`."""
     return isinstance(given, tuple) and bool(given) and all(is_int(each) and least <= each <= MAX_INT for each in given)
 
 

@@ -1,6 +1,6 @@
 """Expressions over arrays, such as `relu(a + b)`, as data: parsed, checked, written in one form, and computed in NumPy.
 
-A text has named steps and a result, separated by semicolons::
+A string has named steps and a result, separated by semicolons::
 
     t = a * scale + shift; t * sigmoid(t)
 
@@ -26,7 +26,7 @@ MAX_DEPTH = 48
 
 
 class ExpressionError(ValueError):
-    """What is wrong with a text, in one sentence."""
+    """What is wrong with a string, in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Expression:
 
     @property
     def text(self) -> str:
-        """The one form in which equal expressions are equal texts."""
+        """The one form in which equal expressions are equal strings."""
         return "; ".join([*(f"{name} = {_text(node)}" for name, node in self.steps), _text(self.result)])
 
     @property
@@ -245,7 +245,7 @@ def _text(node: Node, least: int = 0) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def parse_expression(text: str) -> Expression:
-    """The expression that a text stands for.
+    """The expression that a string stands for.
 
     Raises:
         ExpressionError: it is too long or too deep, not an expression, or calls something that is not known.

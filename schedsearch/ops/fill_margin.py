@@ -95,7 +95,7 @@ FILL_MARGIN = FillMargin()
 
 
 def margin_bits(value: str, dtype: str) -> tuple[int, str]:
-    """The bits of a margin's elements as a whole number, and its format."""
+    """The bits of a margin's elements as an integer, and its format."""
     import numpy as np
 
     row = dtype_of(dtype)

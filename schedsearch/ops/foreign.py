@@ -29,7 +29,7 @@ class Foreign(Op):
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
         for key, parameter in _PARAMETERS.items():
             if not isinstance(out.get(key), str):
-                problems.append(Problem(key, f"{key} ({parameter.doc}) must be a text, got {out.get(key)!r}"))
+                problems.append(Problem(key, f"{key} ({parameter.doc}) must be a string, got {out.get(key)!r}"))
         return out, problems
 
     def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:

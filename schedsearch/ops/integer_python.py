@@ -1,9 +1,9 @@
 """The part of Python that shape functions are written in: what runs alike on the host, on a CPU and on a GPU.
 
-Allowed are whole numbers, local variables, `+ - * // % << >> & | ^`, comparisons, `and`, `or`, `not`, conditional
+Allowed are integers, local variables, `+ - * // % << >> & | ^`, comparisons, `and`, `or`, `not`, conditional
 expressions, `if`, `for ... in range(...)`, `while`, `break`, `continue`, `return`, `x[i]` and `len(x)` of the function's
 own parameters, `min`, `max` and `abs` of numbers, and calls of plain functions that are written likewise. A function may
-capture whole numbers, tuples of them, and such functions. It can therefore read nothing but what it is given.
+capture integers, tuples of them, and such functions. It can therefore read nothing but what it is given.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Check:
         for statement in body:
             self._statement(statement)
         if not _returns(body):
-            self._refuse(self.tree, "it may end without a return; return a whole number at the end")
+            self._refuse(self.tree, "it may end without a return; return an integer at the end")
 
     def _refuse(self, node: Any, what: str) -> Any:
         line = self.function.__code__.co_firstlineno + getattr(node, "lineno", 1) - 1
@@ -131,7 +131,7 @@ class _Check:
         """Also checks everything inside."""
         if isinstance(node, ast.Constant):
             if not isinstance(node.value, int):
-                self._refuse(node, f"it has the constant {node.value!r}, which is not a whole number")
+                self._refuse(node, f"it has the constant {node.value!r}, which is not an integer")
         elif isinstance(node, ast.Name):
             self._name(node)
         elif isinstance(node, ast.Call):

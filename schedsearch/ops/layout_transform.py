@@ -84,7 +84,7 @@ class LayoutTransform(Op):
         return "exact"
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """All whole numbers that the format holds exactly, so that every byte of an element counts."""
+        """All integers that the format holds exactly, so that every byte of an element counts."""
         return {"x": whole_numbers(params["dtype"])}
 
     def label(self, params: Mapping[str, Any]) -> str:

@@ -81,7 +81,7 @@ class Nms(Op):
         return {"y": ShapeFunction(needs, _extent(params["max_output"]), counted=True)}
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """Corners and sizes that are whole numbers, and few different scores, so that many are equal."""
+        """Corners and sizes that are integers, and few different scores, so that many are equal."""
         scores = tuple(number / 64 for number in range(-16, 64))
         return {"boxes": Domain(range(33)), "scores": Domain(scores)}
 

@@ -83,7 +83,7 @@ class Arranged(Op):
         return "exact"
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """Whole numbers, and extents that are the bounds; then one less where there are several."""
+        """Integers, and extents that are the bounds; then one less where there are several."""
         found = {spec.name: whole_numbers(spec.dtype) for spec in self.arrays(params)}
         for spec in self.arrays(params):
             if spec.name in params.get("dynamic", ()):

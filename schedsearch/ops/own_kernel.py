@@ -145,7 +145,7 @@ class Hints:
     Attributes:
         flops: of one launch; 0 if it does not matter.
         reduction: addends of one output element.
-        ranges: argument -> (lowest, highest) number to verify with; whole numbers for integers.
+        ranges: argument -> (lowest, highest) number to verify with; integers for integers.
         scalars: scalar -> value for verification and timing.
     """
 

@@ -148,7 +148,7 @@ def _value_problems(params: Mapping[str, Any]) -> list[Problem]:
             Problem("value", f"value is {value}, {params['dtype']} holds {row.lowest} to {row.largest}; give one of these")
         ]
     if not row.is_float and value != int(value):
-        return [Problem("value", f"value is {value}, but {params['dtype']} holds whole numbers; give {round(value)}")]
+        return [Problem("value", f"value is {value}, but {params['dtype']} holds integers; give {round(value)}")]
     return []
 
 

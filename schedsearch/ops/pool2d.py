@@ -148,7 +148,7 @@ class Pool2d(Op):
         return "rounded" if rounded else "exact"
 
     def exact_step(self, params: Mapping[str, Any]) -> float | None:
-        """The sums of an average are those of small whole numbers, and divided once."""
+        """The sums of an average are those of small integers, and divided once."""
         taps = params["r"] * params["s"]
         rounded = params["mode"] == "average" and dtype_of(params["dtype"]).is_float
         return 1 / taps if rounded and taps <= MOST_EXACT else None

@@ -105,7 +105,7 @@ def contract_problems(op: object) -> list[str]:
     missing = [name for name in ("name", "reference") if not isinstance(getattr(op, name, None), str)]
     problems += [f"its attribute {name} must be text" for name in missing]
     if not isinstance(op.version, int) or op.version < 1:
-        problems.append(f"its version must be a whole number of at least 1, got {op.version!r}")
+        problems.append(f"its version must be an integer of at least 1, got {op.version!r}")
     for name, parameter in op.parameters().items():
         if name in RESERVED_NAMES:
             problems.append(

@@ -137,7 +137,7 @@ def own_problems(params: Mapping[str, Any]) -> Iterable[Problem]:
 
 @dataclass(frozen=True)
 class Line:
-    """(factor * p + shift) / divisor, exactly; whole numbers."""
+    """(factor * p + shift) / divisor, exactly; integers."""
 
     factor: int
     shift: int

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 KINDS = ("elements", "tuples")
 REDUCTIONS = ("none", "add", "max", "min")
 REDUCED_DTYPES = ("float32", "float64", "int32", "int64")
-_LARGEST = 64  # of whole numbers to verify with: their sums are exact
+_LARGEST = 64  # of integers to verify with: their sums are exact
 
 _PARAMETERS = {
     "x": X,

@@ -235,7 +235,7 @@ def _to(output: ArgSpec, params: Mapping[str, Any]) -> ArgSpec:
     return replace(output, dtype=params["to"])
 
 
-# Numbers for verification. A middle of whole numbers and a residual of halves, in units of y: many quotients are so close to
+# Numbers for verification. A middle of integers and a residual of halves, in units of y: many quotients are so close to
 # a half that a kernel that rounds once more, or once less, finds another neighbour.
 _ADDITION = {
     "middle_scale": float.fromhex("0x1.666666p-1"), "middle_zero_point": 7.0,
@@ -246,7 +246,7 @@ _ADDITION = {
 
 def _requantise_scales(spread: float) -> dict[str, Domain]:
     """Scales that bring the sums to the range of 8 bits, so that some saturate. They are powers of two, times 3 for some:
-    many products then lie exactly between two whole numbers."""
+    many products then lie exactly between two integers."""
     unit = 2.0 ** round(math.log2(32.0 / max(spread, 1.0)))
     return {"requantise_scale": Domain((unit / 2, unit, 3 * unit / 4, 2 * unit))}
 
@@ -331,7 +331,7 @@ _KINDS = (
     StageKind(
         "requantise",
         "makes 8-bit numbers of 32-bit sums: round(float32(sum) * requantise_scale[channel]) + y_zero_point, given at call "
-        "time, saturated; the product is rounded to float32, then to a whole number, both half to even",
+        "time, saturated; the product is rounded to float32, then to an integer, both half to even",
         _requantise,
         operands=(Operand("requantise_scale", "K", "float32", role="scale", constant=True, positive=True),),
         scalars=(ScalarSpec("y_zero_point", 0.0, "to"),),
@@ -388,7 +388,7 @@ _KINDS = (
     StageKind(
         "quantise",
         "makes 8-bit numbers of dequantised ones: round(value / quantise_scale[channel]) + y_zero_point, given at call "
-        "time, saturated; the quotient is rounded to float32, then to a whole number, both half to even",
+        "time, saturated; the quotient is rounded to float32, then to an integer, both half to even",
         _quantise,
         operands=(Operand("quantise_scale", "K", "float32", role="scale", constant=True, positive=True),),
         scalars=(ScalarSpec("y_zero_point", 0.0, "to"),),

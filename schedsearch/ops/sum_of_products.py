@@ -29,7 +29,7 @@ class SumOfProducts(Op):
         """y before the epilogue, in this format."""
 
     def accumulator(self, p: Mapping[str, Any]) -> ArgSpec:
-        """y before the epilogue: whole numbers in 32 bits, float32 for `dequantise`, else the output's format."""
+        """y before the epilogue: integers in 32 bits, float32 for `dequantise`, else the output's format."""
         dtype = p["out_dtype"]
         if p["dtype"] in INTEGERS:
             dtype = accumulator_dtype(p["dtype"], p["weight_dtype"], p["zero_points"])

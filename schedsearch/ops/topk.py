@@ -76,7 +76,7 @@ class TopK(AlongAxis):
         return "exact"
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """Whole numbers of both signs, of which many are equal."""
+        """Integers of both signs, of which many are equal."""
         row = dtype_of(params["dtype"])
         found = {"x": Domain(range(0 if row.kind == "uint" else -100, 101))}
         if params["dynamic"]:

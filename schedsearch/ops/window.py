@@ -48,11 +48,11 @@ class Reach:
 
 
 def counts_of(p: Mapping[str, Any], names: Sequence[str]) -> list[Problem]:
-    """A problem for each of the given parameters that is not a whole number of at least 1."""
+    """A problem for each of the given parameters that is not an integer of at least 1."""
     problems = []
     for key in (name for name in names if name in p):
         if not (is_int(p[key]) and p[key] >= 1):
-            problems.append(Problem(key, f"{key} must be a whole number of at least 1, got {p[key]!r}"))
+            problems.append(Problem(key, f"{key} must be an integer of at least 1, got {p[key]!r}"))
         elif p[key] > MAX_INT:
             problems.append(Problem(key, f"{key} must be at most {MAX_INT}, got {p[key]}"))
     return problems
@@ -71,7 +71,7 @@ def _numbers(key: str, value: Any, least: int, lengths: Sequence[int], problems:
     four = 4 in lengths
     if len(values) not in lengths or not all(is_int(v) and v >= least for v in values):
         shape = "[vertical, horizontal]" + (" or [top, left, bottom, right]" if four else "")
-        problems.append(Problem(key, f"{key} must be a whole number >= {least} or {shape}, got {value!r}"))
+        problems.append(Problem(key, f"{key} must be an integer >= {least} or {shape}, got {value!r}"))
         return (least,) * max(lengths)
     if max(values) > MAX_INT:
         problems.append(Problem(key, f"{key} must be at most {MAX_INT}, got {value}"))

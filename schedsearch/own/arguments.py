@@ -49,7 +49,7 @@ def read(name: str, given: Any, role: Role) -> Given:
             raise ArgumentError(f"{name} is {type_text(given)}; allowed: {wanted}, as in the first call")
         dtype, value = scalar
         if role == "fixed" and dtype.startswith("float"):
-            raise ArgumentError(f"{name} is {given!r}, and grid, block or shared reads it; allowed: a whole number")
+            raise ArgumentError(f"{name} is {given!r}, and grid, block or shared reads it; allowed: an integer")
         return Given(Argument(name, dtype, role, value=int(value) if role == "fixed" else 0), value=value)
     if isinstance(given, tuple | list | dict) or getattr(getattr(given, "dtype", None), "fields", None):
         raise ArgumentError(

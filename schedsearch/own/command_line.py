@@ -20,7 +20,7 @@ _NAMED = re.compile(r"(.+\.py):([^:/]+)")
 
 
 def is_kernel(text: str) -> bool:
-    """Whether a text has the form FILE.py:NAME."""
+    """Whether a string has the form FILE.py:NAME."""
     return _NAMED.fullmatch(text) is not None
 
 
@@ -112,7 +112,7 @@ class KernelFiles:
 
 
 def arguments_of_options(kernel: Tunable, shapes: Sequence[str], scalars: Sequence[str]) -> tuple[Argument, ...]:
-    """The arguments of `Tunable.tune` from texts like "a=4096x4096:float32" and "n=5", in the order of the kernel's.
+    """The arguments of `Tunable.tune` from strings like "a=4096x4096:float32" and "n=5", in the order of the kernel's.
 
     Raises:
         UsageError: an argument is missing, unknown or given twice, or a number cannot be read.
@@ -148,4 +148,4 @@ def _number(name: str, text: str) -> Argument:
             return kind(text)
         except ValueError:
             continue
-    raise UsageError(f"--scalar {name}={text!r} is not a number; allowed: whole numbers, floats, true and false")
+    raise UsageError(f"--scalar {name}={text!r} is not a number; allowed: integers, floats, true and false")

@@ -43,10 +43,10 @@ def formulation(
     if not isinstance(knobs, Mapping) or not all(_is_list(given) for given in knobs.values()):
         raise UsageError(f"knobs is a mapping of lists, got {knobs!r}; write knobs={{'tile': (8, 16)}}")
     if isinstance(rules, str):
-        raise UsageError("rules is a list of texts, got one text; write rules=['tile * tile <= 1024']")
+        raise UsageError("rules is a list of strings, got one string; write rules=['tile * tile <= 1024']")
     rules = tuple(rules)
     if wrong := [rule for rule in rules if not isinstance(rule, str)]:
-        raise UsageError(f"a rule is a text over the knobs, got {type_text(wrong[0])}; write 'tile * tile <= 1024'")
+        raise UsageError(f"a rule is a string over the knobs, got {type_text(wrong[0])}; write 'tile * tile <= 1024'")
     launches = (*_checked_before(before), _launch(function, settings))
     name = launches[-1].function.__name__
     values = {knob: tuple(given) for knob, given in knobs.items()}

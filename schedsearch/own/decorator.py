@@ -58,7 +58,7 @@ def tunable(
     (arrays without numbers: `.shape`, `.size`, `.strides`, `.dtype`) and the knobs as `k`.
 
     Args:
-        knobs: name -> its values, whole numbers, booleans or texts. A knob that only `grid` or `block` reads need not be a
+        knobs: name -> its values, integers, booleans or strings. A knob that only `grid` or `block` reads need not be a
             parameter of the kernel.
         grid: blocks along x, y and z: a number, a tuple, or a function that returns one.
         block: threads of a block along x, y and z, in the same way.
@@ -293,7 +293,7 @@ class Tunable:
         return Task(self._workload(given), restrict=dict(restrict or {}))
 
     def workload(self, *args: Any) -> Workload:
-        """The workload of a call: its shapes, strides, number formats and fixed scalars. Arrays may be texts."""
+        """The workload of a call: its shapes, strides, number formats and fixed scalars. Arrays may be strings."""
         return self._workload(self._read(args))
 
     def explain(self, *args: Any, target: str = "auto") -> Explanation:

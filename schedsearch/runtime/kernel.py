@@ -436,7 +436,7 @@ def _number(scalar: ScalarSpec, value: Any) -> float:
         row = dtype_of(scalar.number)
         if not (row.lowest <= number <= row.largest and number.is_integer()):
             raise ArgumentError(
-                f"{name} is {value}; allowed: a whole number from {row.lowest:.0f} to {row.largest:.0f}, as it belongs to "
+                f"{name} is {value}; allowed: an integer from {row.lowest:.0f} to {row.largest:.0f}, as it belongs to "
                 f"{scalar.number} data"
             )
     if scalar.positive and not 0.0 < stored < math.inf:

@@ -49,7 +49,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
-            raise UsageError(f"trials {self.trials!r} is not possible; allowed: a whole number, 1 or more")
+            raise UsageError(f"trials {self.trials!r} is not possible; allowed: an integer, 1 or more")
         if self.time_s is not None and (type(self.time_s) not in (int, float) or not self.time_s > 0):
             raise UsageError(f"time of {self.time_s} s is not possible; allowed: more than 0")
         if self.tuner not in TUNERS:

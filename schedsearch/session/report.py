@@ -100,7 +100,7 @@ class Cells:
 
 
 def result_cells(result: ResultTable) -> Cells:
-    """The texts of a result table, and notes about what they do not say."""
+    """The strings of a result table, and notes about what they do not say."""
     rows = result.rows
     columns: dict[str, list[str]] = {
         "task": [row.name for row in rows],

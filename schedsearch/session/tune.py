@@ -80,7 +80,7 @@ def tune(
         reference_timeout_s: the reference of a kernel of your own, or of another package's operator, may take this long to
             compute its answers; then its task is given up.
         wait_for_device: whether to wait while another run holds the device.
-        on_wait: called with a text that names the run that this one waits for.
+        on_wait: called with a string that names the run that this one waits for.
         observers: watch the run.
 
     Returns:

@@ -144,7 +144,7 @@ class Reference(ABC):
             output: name of the output.
 
         Returns:
-            Shape (p,): float64 before rounding for a float format; whole numbers, rounded and saturated, for an integer one.
+            Shape (p,): float64 before rounding for a float format; integers, rounded and saturated, for an integer one.
         """
 
 

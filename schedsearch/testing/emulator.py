@@ -316,7 +316,7 @@ class Emulator:
 
         return store
 
-    # --- whole numbers ----------------------------------------------------------------------------------------------
+    # --- integers ----------------------------------------------------------------------------------------------
     def add_bytes(self, dtype: str, count: int) -> Callable[[int, int], int]:
         return lambda address, total: total + int(self.memory.at(address, count).view(dtype).sum(dtype=np.int64))
 

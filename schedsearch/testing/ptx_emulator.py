@@ -2,7 +2,7 @@
 
 `PtxEmulator.device_op` takes the place of `schedsearch.backend.ops.device_op` in a module that generates text. It translates
 the text to a Python function once, and the emulated threads call it. The instructions are those of kernels on CUDA cores:
-moves, loads, stores, comparisons, float32 arithmetic, products of four bytes, conversions to and from whole numbers and 16
+moves, loads, stores, comparisons, float32 arithmetic, products of four bytes, conversions to and from integers and 16
 bits, exchanges in a warp, and forward branches. A vote is that of one thread, so it suits kernels that compute the same on
 both sides of the branch.
 """
@@ -116,7 +116,7 @@ def _dot(a: Any, b: Any, total: Any, a_kind: str, b_kind: str) -> int:
 
 
 def _field(value: Any, first: int, bits: int, signed: bool) -> int:
-    """Some bits of a word as a whole number."""
+    """Some bits of a word as an integer."""
     found = _integer(value) >> first & (1 << bits) - 1
     return found - (1 << bits) if signed and found >> bits - 1 else found
 

@@ -147,9 +147,9 @@ def _flag(name: str, value: Any) -> None:
 
 def _trials(name: str, value: Any) -> None:
     if type(value) is not int:
-        raise TypeError(f"{name} is {_shown(value)}; allowed: a whole number, 1 or more")
+        raise TypeError(f"{name} is {_shown(value)}; allowed: an integer, 1 or more")
     if value < 1:
-        raise UsageError(f"{name} {value} is not possible; allowed: a whole number, 1 or more")
+        raise UsageError(f"{name} {value} is not possible; allowed: an integer, 1 or more")
 
 
 def _seconds(name: str, value: Any) -> None:
@@ -161,7 +161,7 @@ def _seconds(name: str, value: Any) -> None:
 
 def _path(name: str, value: Any) -> None:
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
-        raise TypeError(f"{name} is {_shown(value)}; allowed: the path of a database, as a text or a pathlib.Path")
+        raise TypeError(f"{name} is {_shown(value)}; allowed: the path of a database, as a string or a pathlib.Path")
     if not os.fspath(value):
         raise UsageError(f"{name} is an empty text; allowed: the path of a database")
 

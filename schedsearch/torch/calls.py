@@ -1,6 +1,6 @@
 """Kernels as operators of PyTorch: `torch.ops.schedsearch.call` runs a workload, `batch_norm_vectors` makes its vectors.
 
-The graphs that `optimize_` and the backend rewrite call them. A call names its kernel by a text that is made of what it
+The graphs that `optimize_` and the backend rewrite call them. A call names its kernel by a string that is made of what it
 computes and where its records are, so that a compiled graph that PyTorch keeps on disk cannot mean another one.
 """
 

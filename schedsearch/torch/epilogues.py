@@ -40,7 +40,7 @@ SCALARS = {"leaky_relu_slope": "low", "clip_min": "low", "clip_max": "high"}
 
 @functools.cache
 def stages(epilogue: str) -> tuple[Stage, ...]:
-    """The stages that a text names.
+    """The stages that a string names.
 
     Raises:
         ArgumentError: a stage does not exist, or does not belong there.

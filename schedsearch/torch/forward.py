@@ -442,7 +442,7 @@ def _linked(module: nn.Module, plan: Plan, links: Links) -> list[Any] | None:
     """The tensors of a module that a plan takes; None if the module is not as it was."""
     if not torch.compiler.is_compiling():
         return links.tensors() if links.unchanged() else None
-    # Before PyTorch 2.13 the argument of a constant must be one: a text, not an object.
+    # Before PyTorch 2.13 the argument of a constant must be one: a string, not an object.
     return plan.traced(module) if _checked_while_tracing(links.name) else None
 
 

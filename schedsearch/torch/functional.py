@@ -138,7 +138,7 @@ def quantized_conv2d(
         bias, scale, output_scale: (k); scales are float32.
         residual: like the output before the last rounding.
         out_dtype: by default int32 without a scale, else the dtype of x, or float16 for float8.
-        stride, padding, dilation, groups, activation, negative_slope, low, high: as `conv2d`; sums of whole numbers take
+        stride, padding, dilation, groups, activation, negative_slope, low, high: as `conv2d`; sums of integers take
             relu and clip only.
 
     Raises:
@@ -166,7 +166,7 @@ def quantized_conv2d(
             )
     if not out_dtype.is_floating_point and output_scale is None and activation not in _OF_INTEGERS:
         raise ArgumentError(
-            f"activation {activation!r} is of floats, and the sums are whole numbers; allowed: relu, relu6, clip or None; "
+            f"activation {activation!r} is of floats, and the sums are integers; allowed: relu, relu6, clip or None; "
             "or give an output_scale, or an out_dtype of floats"
         )
     # Sums of two uint8 would be uint32, in which PyTorch hardly computes; with a zero point, even 0, they are int32.
@@ -275,7 +275,7 @@ def layout_transform(x: torch.Tensor, layout: str, to: str, sizes: Sequence[int]
         A contiguous array; the padding of its last blocks is zero.
 
     Raises:
-        ArgumentError, UsageError: a text is not a layout, or x does not have this one.
+        ArgumentError, UsageError: a string is not a layout, or x does not have this one.
 
     Example:
         >>> layout_transform(torch.zeros(1, 48, 7, 7), "NCHW", "NCHW32c").shape
@@ -446,7 +446,7 @@ def _window(
         pads = numbers * 2 if len(numbers) == 2 else numbers
         if len(pads) != 4:
             raise ArgumentError(
-                f"padding is {padding!r}; allowed: one whole number, (vertical, horizontal) or (top, left, bottom, right)"
+                f"padding is {padding!r}; allowed: one integer, (vertical, horizontal) or (top, left, bottom, right)"
             )
     return strides, pads, dilations
 
@@ -454,7 +454,7 @@ def _window(
 def _pair(name: str, value: _Pair) -> list[int]:
     found = _numbers_of(name, value)
     if len(found) != 2:
-        raise ArgumentError(f"{name} is {value!r}; allowed: one whole number or two, (vertical, horizontal)")
+        raise ArgumentError(f"{name} is {value!r}; allowed: one integer or two, (vertical, horizontal)")
     return found
 
 
@@ -464,11 +464,11 @@ def _numbers_of(name: str, value: Any) -> list[int]:
     try:
         return [_index(each) for each in found]
     except TypeError:
-        raise ArgumentError(f"{name} is {value!r}; allowed: whole numbers, e.g. {name}=1 or {name}=(1, 1)") from None
+        raise ArgumentError(f"{name} is {value!r}; allowed: integers, e.g. {name}=1 or {name}=(1, 1)") from None
 
 
 def _index(value: Any) -> Any:
-    """A whole number of any library as Python's, or a symbolic one. Raises TypeError for other values."""
+    """An integer of any library as Python's, or a symbolic one. Raises TypeError for other values."""
     if isinstance(value, torch.SymInt) or type(value) is int:
         return value
     return operator.index(value)
@@ -479,14 +479,14 @@ def _whole(name: str, value: Any) -> int:
         found: int = _index(value)
         return found
     except TypeError:
-        raise ArgumentError(f"{name} is {value!r}; allowed: a whole number") from None
+        raise ArgumentError(f"{name} is {value!r}; allowed: an integer") from None
 
 
 def _factor(name: str, value: Any) -> int:
     """The factor of a pixel shuffle."""
     factor = _whole(name, value)
     if not 1 <= factor <= _LARGEST_FACTOR:
-        raise ArgumentError(f"{name} is {value!r}; allowed: a whole number from 1 to {_LARGEST_FACTOR}")
+        raise ArgumentError(f"{name} is {value!r}; allowed: an integer from 1 to {_LARGEST_FACTOR}")
     return factor
 
 

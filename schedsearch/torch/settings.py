@@ -205,7 +205,7 @@ def _own(module: nn.Module) -> dict[str, Any]:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value consists of numbers, texts and the like, which torch.compile can compare."""
+    """Whether a value consists of numbers, strings and the like, which torch.compile can compare."""
     if type(value) in (list, tuple, torch.Size):
         return all(map(is_constant, value))
     if type(value) is dict:

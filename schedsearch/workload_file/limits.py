@@ -11,7 +11,7 @@ MAX_FILE_BYTES = 256 << 10  # ruamel.yaml, in Python, reads about 0.5 MiB of com
 MAX_STEPS = 150_000  # a file of 1,000 tasks takes about 130,000
 MAX_DEPTH = 32  # of lists and mappings, and of merge keys; a workload file needs five
 MAX_SCALAR_CHARACTERS = 1000
-MAX_DIGITS = 40  # of a whole number
+MAX_DIGITS = 40  # of an integer
 MAX_PROBLEMS = 100  # mistakes that are reported
 
 NODE_STEPS = 3  # to parse a value or a key

@@ -60,7 +60,7 @@ def parse_duration_s(value: object) -> float:
         ValueError: anything else.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(min(value, 10**15))  # a whole number can be too large for a float
+        seconds = float(min(value, 10**15))  # an integer can be too large for a float
     else:
         number = r"(\d+(?:\.\d+)?)"
         text = value.replace(" ", "") if isinstance(value, str) and len(value) <= 100 else "?"
@@ -142,7 +142,7 @@ class Section(BaseModel):
 class Budget(Section):
     """How much to measure; the run ends when either is used up."""
 
-    trials: Annotated[int | None, Field(ge=1, le=10**9), Expect("a whole number from 1 to 1,000,000,000")] = Field(
+    trials: Annotated[int | None, Field(ge=1, le=10**9), Expect("an integer from 1 to 1,000,000,000")] = Field(
         default=None,
         description="trials per task; all tasks of a run share the sum; no limit when only a time is given, else 64",
     )
@@ -160,7 +160,7 @@ class TunerChoice(Section):
         _choices(tuple(TUNERS)),
         Expect(f"one of {', '.join(TUNERS)}", tuple(TUNERS)),
     ] = Field(default="xgb", description="xgb (models), ga (genetic), annealing, random or grid")
-    seed: Annotated[int, Field(ge=0, le=2**32 - 1), Expect("a whole number from 0 to 4294967295")] = Field(
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1), Expect("an integer from 0 to 4294967295")] = Field(
         default=0, description="of the tuner's random numbers"
     )
 
@@ -185,7 +185,7 @@ class MeasureOptions(Section):
         alias="reference_timeout",
         description="for the reference of your own kernel or another package's operator",
     )
-    workers: Annotated[int | None, Field(ge=1, le=1024), Expect("a whole number from 1 to 1024")] = Field(
+    workers: Annotated[int | None, Field(ge=1, le=1024), Expect("an integer from 1 to 1024")] = Field(
         default=None, description="processes that compile"
     )
 
@@ -201,7 +201,7 @@ class TaskOptions(Section):
         dict[str, KnobValues],
         Expect(
             "a mapping from knobs to lists of allowed values, e.g. {bm: [64, 128]}",
-            item="a value, or a list of at least one value, each a whole number, text or boolean",
+            item="a value, or a list of at least one value, each an integer, string or boolean",
         ),
     ] = Field(default_factory=dict, description="knob -> the values it may take")
     templates: Annotated[

@@ -171,7 +171,7 @@ class Packed:
         """The forms that x can be packed to; NHWC is the first."""
         w, given = self.workload, Layout.parse(self.original.layout)
         element_bytes = dtype_of(w.dtype).nbytes
-        # A k step wider than a block multiplies zeros by weights of the next block, which is exact for whole numbers only.
+        # A k step wider than a block multiplies zeros by weights of the next block, which is exact for integers only.
         least_bytes = ALIGNMENT_BYTES if w.dtype in INTEGERS else min(ROW_BYTES)
         blocks = [x for x in _BLOCKS if x < w.c and x * element_bytes >= least_bytes and _nests(given, x)]
         found = [self.form(x, batch) for x in (w.c, *blocks) for batch in batch_knob(w.n).values]

@@ -123,7 +123,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
                 bound = bound0 if j == 0 else bound1 if j == 1 else bound2 if j == 2 else bound3
                 k = group * outputs + k0 + j
                 at = n * yn + y_channel(k) + row * yp + q * yq
-                # Sums of whole numbers are exact in float64, too.
+                # Sums of integers are exact in float64, too.
                 value, bound = finish(f64(total), f64(bound), k, at, operands)
                 at = place(at, n, k, row, q)
                 write(y, magnitude, at, value, bound)

@@ -36,7 +36,7 @@ from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem
 from schedsearch.workload import Workload
 
-MOST_STRIDE_SUMS = 128  # of dx: a patch has a whole number of strides along both axes
+MOST_STRIDE_SUMS = 128  # of dx: a patch has an integer of strides along both axes
 
 
 class DepthwiseConv2dCuda(Template):

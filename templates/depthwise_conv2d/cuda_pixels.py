@@ -237,7 +237,7 @@ def build_kernel(
 
 
 def _zero_points(patch: Patch, epilogue: Epilogue | None) -> Callable[[Any], Any]:
-    """`zero_points(operands)`: the last operands of the operations that read whole numbers; () for floats."""
+    """`zero_points(operands)`: the last operands of the operations that read integers; () for floats."""
     slots = [epilogue.index(name) for name in patch_text.zero_point_operands(patch)] if epilogue else []
     first, last = (slots[0], slots[-1]) if slots else (0, 0)
 

@@ -95,7 +95,7 @@ def correlate(
 
 
 def zero_point_operands(patch: Patch) -> tuple[str, ...]:
-    """The last operands of operations that read whole numbers, one for each zero point."""
+    """The last operands of operations that read integers, one for each zero point."""
     return tuple(f"{name}_zero_point" for name in patch.zero_points)
 
 
@@ -344,7 +344,7 @@ def target_inside(text: Text, first: str, more: int, axis: Axis, tile: int, also
 
 
 def _whole(text: Text, sums: Sequence[str]) -> list[str]:
-    """Sums of products of whole numbers, which are exact in float32, as int32."""
+    """Sums of products of integers, which are exact in float32, as int32."""
     numbers = text.new("b32", len(sums))
     text.add(*(f"cvt.rni.s32.f32 {number}, {total};" for number, total in zip(numbers, sums)))
     return numbers
@@ -376,7 +376,7 @@ def inside_of(text: Text, first: str, more: int, extent: int, also: str = "") ->
 
 
 def fetch_weight(patch: Patch) -> Callable[..., None]:
-    """Copies an element of the weight to shared memory as float32: (shared, address, inside), and of whole numbers the zero
+    """Copies an element of the weight to shared memory as float32: (shared, address, inside), and of integers the zero
     points; zero if `inside` is 0."""
     text, (zero, dtype), names = Text(), _weight_zero(patch), zero_point_operands(patch)
     inside = text.one("pred")

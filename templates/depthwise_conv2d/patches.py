@@ -3,7 +3,7 @@
 All directions are correlations along two axes. A *target* is a position of y (or of dx), a *source* one of the array that is
 read: x (or dy). Target t and tap a of the filter meet in the source
 
-    (t * up + a * tap_step + shift) / down        if that is a whole number
+    (t * up + a * tap_step + shift) / down        if that is an integer
 
 - y and dw read x:  p * stride + a * dilation - padding.
 - dx reads dy: (h - a * dilation + padding) / stride.
@@ -103,7 +103,7 @@ class Patch:
         tile_h, tile_w: targets along them.
         tap_h, tap_w: taps that are unrolled; a larger filter takes several rounds.
         vector: channels, neighbours in memory if there are several.
-        dtype: of all arrays; of whole numbers, of the source.
+        dtype: of all arrays; of integers, of the source.
         weight_dtype: of the filters.
         zero_points: names of those that the source and the filters have; see `bytes_text`.
         channels_last: NHWC; otherwise neighbours in memory are columns, and `vector` is 1.

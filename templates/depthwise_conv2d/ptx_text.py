@@ -137,7 +137,7 @@ class Text:
         self.add(f"{guard}st.{space}{VECTOR[len(words)]}.{kind} [{address}], {group};")
 
     def _packed(self, values: Sequence[str], dtype: str) -> list[str]:
-        """Words of saturated whole numbers."""
+        """Words of saturated integers."""
         pack, words = f"cvt.pack.sat.{'u8' if dtype == 'uint8' else 's8'}.s32.b32", []
         for i in range(0, len(values), WORD_BYTES):
             four = [*values[i : i + WORD_BYTES], *["0"] * WORD_BYTES][:WORD_BYTES]

@@ -45,7 +45,7 @@ _PART_SUMS = 1 << 18  # that are computed at once
 class DepthwiseConv2dReference(Reference):
     """The magnitude is the sum of the products' magnitudes after the epilogue, or with the gradient before.
 
-    Whole numbers are those of conv2d with groups of one channel."""
+    Integers are those of conv2d with groups of one channel."""
 
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
         if not dtype(workload.dtype).is_float:

@@ -119,9 +119,9 @@ def nearest(nearest_whole: Callable[[Any], Any], product: Callable[[Any, Any], A
     """All functions.
 
     Args:
-        nearest_whole: of the device: rounds a float32 to a whole number, half to even.
+        nearest_whole: of the device: rounds a float32 to an integer, half to even.
         product: of the device: multiplies two float32 and rounds, even where an addition follows. Dequantised numbers are
-            then those of the formula, and a sum of them is quantised to the same whole number on every device.
+            then those of the formula, and a sum of them is quantised to the same integer on every device.
     """
 
     def quantise(x: Any, scale: Any, zero_point: Any) -> Any:

@@ -168,7 +168,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {"none": _replaced, "add": _add
 
 
 def _bits(array: NumbaArray) -> NumbaArray:
-    """The same elements as whole numbers: Numba on a CPU has no float16."""
+    """The same elements as integers: Numba on a CPU has no float16."""
     word = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}[dtype_of(array.dtype).nbytes]
     return NumbaArray(array.buffer, word, array.shape, array.strides_bytes)
 

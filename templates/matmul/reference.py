@@ -127,7 +127,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
                 total = sum0 if j == 0 else sum1 if j == 1 else sum2 if j == 2 else sum3
                 bound = bound0 if j == 0 else bound1 if j == 1 else bound2 if j == 2 else bound3
                 at = (matrix * rows + row) * columns + first + j
-                # Sums of whole numbers are exact in float64, too.
+                # Sums of integers are exact in float64, too.
                 value, bound = finish(f64(total), f64(bound), first + j, at, operands)
                 write(y, magnitude, at, value, bound)
 

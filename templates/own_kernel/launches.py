@@ -129,7 +129,7 @@ class Launch:
                   "min_blocks_per_sm": (1, MAX_BLOCKS_PER_SM)}  # fmt: skip
         for what, (low, high) in limits.items():
             if type(given[what]) is not int or not low <= given[what] <= high:
-                raise UsageError(f"{what} of {name} is {given[what]!r}; allowed: a whole number from {low} to {high}")
+                raise UsageError(f"{what} of {name} is {given[what]!r}; allowed: an integer from {low} to {high}")
         if type(found.fastmath) is not bool:
             raise UsageError(f"fastmath of {name} is {found.fastmath!r}; allowed: True and False")
         if found.max_registers and found.min_blocks_per_sm > 1:
@@ -237,7 +237,7 @@ def _extents(what: str, name: str, given: Any, limits: tuple[int, int, int]) -> 
     extents = tuple(given) if isinstance(given, tuple | list) else (given,)
     extents = tuple(int(each) if isinstance(each, np.integer) else each for each in extents)
     if not 1 <= len(extents) <= 3 or any(type(each) is not int for each in extents):
-        raise UsageError(f"{what} of {name} returned {given!r}; allowed: one to three whole numbers")
+        raise UsageError(f"{what} of {name} returned {given!r}; allowed: one to three integers")
     extents = (*extents, 1, 1)[:3]
     for axis, extent, limit in zip("xyz", extents, limits):
         if not 1 <= extent <= limit:

@@ -74,7 +74,7 @@ def _in_memory_order(argument: Argument, result: Any) -> Any:
     if found.dtype.kind not in "biuf" or (not is_float and found.dtype.kind == "f"):
         raise ValueError(
             f"it returned {found.dtype} for {argument.name}, whose format is {argument.dtype}; allowed: "
-            f"{'numbers' if is_float else 'whole numbers'}"
+            f"{'numbers' if is_float else 'integers'}"
         )
     order = argument.memory_order
     assert order is not None  # the operator refuses written arrays with gaps

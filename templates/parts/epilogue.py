@@ -42,7 +42,7 @@ class Epilogue:
     Attributes:
         params: launch parameters of `*operands`: u64 addresses of arrays and f32 scalars, zeros for operands that the
             workload does not have.
-        accumulator: int32 if the workload sums whole numbers, else float32; the type of the registers of all operations.
+        accumulator: int32 if the workload sums integers, else float32; the type of the registers of all operations.
             They hold the bits of float32 numbers after `dequantise`.
         identity: whether no stage computes anything. `pair` and `single` then return the accumulators. `fragments` leaves
             them alone.

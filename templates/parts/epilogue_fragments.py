@@ -1,6 +1,6 @@
 """The epilogue on a thread's whole fragment of a wgmma tile, whose columns or rows are channels, as one device operation.
 
-`Epilogue.fragments` and `Epilogue.transposed` are the way to these operations; here are their texts, and the places of a
+`Epilogue.fragments` and `Epilogue.transposed` are the way to these operations; here are their strings, and the places of a
 fragment's operands. Loads of several octets are in flight at once.
 """
 

@@ -66,7 +66,7 @@ def writer(target: Target, wide: Literal["float64", "int64"] = "float64") -> Cal
 def truth_writer(target: Target, rounded: bool) -> Callable[[Any, Any, Any, Any, Any], None]:
     """A function `write(y, magnitude, index, value, bound)` for kernels that compute in float64: stores a truth.
 
-    `bound` goes to `magnitude` if the output may be rounded; otherwise the value is a whole number. These are two functions,
+    `bound` goes to `magnitude` if the output may be rounded; otherwise the value is an integer. These are two functions,
     not two branches of one, as kernels that differ in captured numbers share a run of Numba only if each branch has types.
     """
     write = writer(target, "float64" if rounded else "int64")
@@ -224,7 +224,7 @@ def stages_function(workload: Workload, target: Target) -> Apply:
 
 
 def zero_points_function(p: Workload) -> Callable[[Any], Any]:
-    """`zero_points(operands)` for kernels: those of x and weight, whole numbers if x is; of `stage_operands`."""
+    """`zero_points(operands)` for kernels: those of x and weight, integers if x is; of `stage_operands`."""
     slots = {name: slot for slot, name in enumerate(operand_names(p))}
     slot_x, slot_weight = (slots.get(f"{name}_zero_point") for name in ("x", "weight"))
     if dtype_of(p.dtype).is_float:
@@ -440,7 +440,7 @@ def _quantise(scale: Fetch, zero_point: Fetch, *, to: str) -> Apply:
 
 
 def half_to_even(value: Any) -> Any:
-    """The nearest whole number of a float64 that a float32 can hold; halves round to the even neighbour."""
+    """The nearest integer of a float64 that a float32 can hold; halves round to the even neighbour."""
     magnitude = abs(value)
     if magnitude >= 4503599627370496.0:  # 2**52, from where on float64 has no fractions
         return value

@@ -4,7 +4,7 @@
 function for CPU templates. Every template asks `epilogue_problem` in `validate`, which refuses a stage without an entry.
 
 All arithmetic is float32, on the accumulator, before the cast to the output's dtype. Every stage keeps NaN, as PyTorch
-does, so that poison in the data shows in the result. Sums of whole numbers stay in 32-bit integers up to `requantise` or
+does, so that poison in the data shows in the result. Sums of integers stay in 32-bit integers up to `requantise` or
 `dequantise`.
 """
 
@@ -43,7 +43,7 @@ class StageCode:
             `q`. Elements of 8 bits are float32 numbers, `{name_base}` (a literal) more than what they stand for: see
             `epilogue_text.load_bytes`. A brace of PTX is doubled.
         function: `function(value, operands) -> value`, the same in Python. `operands` is the tuple of the stage's operands,
-            scalars and numeric parameters, in the order in which its kind declares them. They are float32; whole-number
+            scalars and numeric parameters, in the order in which its kind declares them. They are float32; integer
             parameters are int.
         temporaries: `{temporary0}`, `{temporary1}` ...: further float32 registers that `ptx` may write.
         integer: the instructions for a value that is a 32-bit integer; "" if the stage cannot take one. `{int}` is its type,
@@ -103,8 +103,8 @@ def _gelu(value: Any, operands: Any) -> Any:
     return np.float32(_HALF * value) * (_ONE + np.float32(math.erf(value * _SQRT_HALF)))
 
 
-# The product is rounded to a whole number, half to even, by adding 1.5 * 2^23: from 2^23 to 2^24, neighbours in float32 are
-# 1 apart. The bits of the sum, less those of 1.5 * 2^23, are then the whole number. cvt.rni.s32.f32 would have a quarter of
+# The product is rounded to an integer, half to even, by adding 1.5 * 2^23: from 2^23 to 2^24, neighbours in float32 are
+# 1 apart. The bits of the sum, less those of 1.5 * 2^23, are then the integer. cvt.rni.s32.f32 would have a quarter of
 # the rate, and add.sat.s32 would take five instructions. Beyond 2^22 any large number will do, as the result saturates to 8
 # bits: larger sums have larger bits. Negative sums would have smaller ones, hence the maximum, which relu makes needless.
 # Source: Hecker, "Let's get to the (floating) point", Game Developer Magazine, 1996.
@@ -154,7 +154,7 @@ _QUANTISED_FROM_ZERO = (
     "fma.rn.f32 {value}, {value}, 0f44000000, 0f4B400000; " + _WHOLE
 )
 
-# The middle less its zero point is limited before it is rounded, because its limits are whole numbers. It is then so small
+# The middle less its zero point is limited before it is rounded, because its limits are integers. It is then so small
 # that adding and subtracting 1.5 * 2^23 rounds it. Every `.rn` keeps ptxas from fusing a product with the sum behind it.
 _ADDED = (
     _SCALED + "sub.rn.f32 {temporary0}, {middle_lowest}, {middle_zero_point}; max.f32 {value}, {value}, {temporary0}; "
@@ -375,7 +375,7 @@ def _outputs(workload: Workload) -> Iterator[tuple[Stage, ArgSpec, ArgSpec]]:
 
 
 def stage_inputs(workload: Workload) -> list[str]:
-    """The dtype of the numbers that each stage of the epilogue gets: float32, or that of 32-bit sums of whole numbers."""
+    """The dtype of the numbers that each stage of the epilogue gets: float32, or that of 32-bit sums of integers."""
     return [before.dtype if not dtype_of(before.dtype).is_float else "float32" for _, before, _ in _outputs(workload)]
 
 

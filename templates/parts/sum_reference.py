@@ -21,7 +21,7 @@ class SumReference(Reference):
 
     @abstractmethod
     def sums(self, workload: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
-        """`points` of a few indices (int64): float64, not yet as whole numbers. `scalars` holds all of them."""
+        """`points` of a few indices (int64): float64, not yet as integers. `scalars` holds all of them."""
 
     def points(
         self,

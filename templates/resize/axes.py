@@ -1,4 +1,4 @@
-"""Where a position of y lies in x, along one axis, as functions for kernels. All arithmetic is exact, in whole numbers."""
+"""Where a position of y lies in x, along one axis, as functions for kernels. All arithmetic is exact, in integers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def between(a: Any, b: Any, share: Any) -> Any:
 def _floor(line: Line, positions: int) -> Callable[[Any], Any]:
     """`floor(position)`: the floor of a line, int32, and what is left of the division.
 
-    `before` whole numbers are added first and subtracted afterwards, so that the division has no sign.
+    `before` integers are added first and subtracted afterwards, so that the division has no sign.
     """
     before = max(-(line.shift // line.divisor), 0)
     factor, shift, divisor = line.factor, line.shift + before * line.divisor, line.divisor

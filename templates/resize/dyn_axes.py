@@ -1,7 +1,7 @@
 """Where a position of y lies in x, for kernels that learn the sizes of both when they run: `axes` at run time.
 
-A thread computes the line of each axis once. Each position then takes one division. All arithmetic is exact, in whole
-numbers without a sign: a line gives one more than the pixel, because a pixel may be -1 before it is limited to the image.
+A thread computes the line of each axis once. Each position then takes one division. All arithmetic is exact, in
+integers without a sign: a line gives one more than the pixel, because a pixel may be -1 before it is limited to the image.
 """
 
 from __future__ import annotations

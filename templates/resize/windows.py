@@ -1,6 +1,6 @@
 """Linear interpolation of single elements (NCHW) that loads each pixel of x once for the pixels of a thread.
 
-If a tile of pixels of y is a whole number of pixels of x long, every tile needs the same window of a row of x, seen from
+If a tile of pixels of y is an integer of pixels of x long, every tile needs the same window of a row of x, seen from
 its own place. Which pixels of the window a pixel of y mixes, and their weights, are then constants of the code. Doubling a
 width, for example, takes 6 pixels of a row for 8 pixels of y, where one load for each use would be 16. Those that every
 tile has inside the image, at multiples of a vector, are loaded as vectors.

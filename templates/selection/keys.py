@@ -1,4 +1,4 @@
-"""Numbers of any format as whole numbers of the same order, from their bits, so that one kernel sorts them all."""
+"""Numbers of any format as integers of the same order, from their bits, so that one kernel sorts them all."""
 
 from __future__ import annotations
 

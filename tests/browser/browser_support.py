@@ -57,7 +57,7 @@ def running_chromium() -> Iterator[Any]:
 @dataclass
 class Watched:
     """A page, and what it did that it must not do: `problems` are messages in the console and errors of scripts, `requests`
-    the addresses that it asked for, `dialogs` the texts of alerts."""
+    the addresses that it asked for, `dialogs` the strings of alerts."""
 
     page: Any
     root: str

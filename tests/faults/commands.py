@@ -90,9 +90,9 @@ def check_message(text: str, names: tuple[str, ...], said: str, longest: int = M
 
 
 def check_text(text: str, said: str, longest: int) -> None:
-    """Raises Broken if a text is too long or has characters that a terminal obeys or that cannot be encoded."""
+    """Raises Broken if a string is too long or has characters that a terminal obeys or that cannot be encoded."""
     if len(text) > longest:
-        raise Broken(f"{said}: a text of {len(text):,} characters, {text[:200]!r} ...")
+        raise Broken(f"{said}: a string of {len(text):,} characters, {text[:200]!r} ...")
     for character in set(text) - {"\n", "\t"}:
         if unicodedata.category(character) in ("Cc", "Cs"):
             at = text.index(character)

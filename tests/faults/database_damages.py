@@ -1,7 +1,7 @@
 """Damages of SQLite databases: wrong contents in valid pages, wrong schemas, and wrong bytes.
 
 A database that a stranger made has any content that SQLite allows: columns without types, views in place of tables,
-triggers, texts that are not UTF-8. Most damages here know nothing of what a column means. Some exchange ids of workloads and
+triggers, strings that are not UTF-8. Most damages here know nothing of what a column means. Some swap ids of workloads and
 code, as one would do who wants to have foreign code run.
 """
 

@@ -1,7 +1,7 @@
 """Fuzzes conditions of T1 descriptions: an expression is computed as Python would, or refused, and never runs as code.
 
 Half of the expressions come from the grammar that is allowed, and are compared with Python's own arithmetic, row by row. The
-others have forbidden parts, or are texts that were mutated.
+others have forbidden parts, or are strings that were mutated.
 """
 
 from __future__ import annotations

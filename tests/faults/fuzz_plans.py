@@ -67,7 +67,7 @@ def _require(holds: bool, what: str) -> None:
 
 
 def _check_sound(plan: LaunchPlan) -> None:
-    """A plan by itself: whole numbers within the limits of CUDA and of 64-bit arithmetic."""
+    """A plan by itself: integers within the limits of CUDA and of 64-bit arithmetic."""
     _require(plan.kind in ("cuda", "cpu"), f"kind {plan.kind!r}")
     _require(len(plan.steps) > 0, "no steps")
     for name, size in (*plan.workspaces.items(), *plan.alignments.items()):

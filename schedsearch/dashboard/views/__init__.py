@@ -11,7 +11,7 @@ Every answer has one path. The server gives it under `/api/PATH`, a report holds
     replay              replay.ReplayView
 
 `values.to_json` gives the JSON. Units are in the names: `_ns`, `_s` (seconds; `_at_s` are seconds since 1970), `_bytes`,
-`_mhz`. Ratios and shares are plain numbers, where 0.5 is 50 %. Unknown is null. There is no NaN and no infinity. Texts are
+`_mhz`. Ratios and shares are plain numbers, where 0.5 is 50 %. Unknown is null. There is no NaN and no infinity. Strings are
 foreign: a page shows them as text.
 
 Keys consist of letters, digits, `.` and `-`. They stay the same while the server runs and between reports of the same files.

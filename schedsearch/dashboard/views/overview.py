@@ -20,7 +20,7 @@ class DatabaseRow:
         path: as given; `name` is its last part.
         problem: why nothing can be read from it now (missing, empty, newer, not a database); "" if it can be read. What
             was read before it went wrong is still shown.
-        notes: damage that was skipped, and other remarks; at most 20 texts.
+        notes: damage that was skipped, and other remarks; at most 20 strings.
     """
 
     key: str

@@ -10,7 +10,7 @@ from schedsearch.dashboard.views.overview import TaskRow
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """Records column by column. `task` is an index into `RecordsView.tasks`, `outcome` a name, `config` a text of
+    """Records column by column. `task` is an index into `RecordsView.tasks`, `outcome` a name, `config` a string of
     name=value, `message` its first 200 characters. The record's key is `database of its task + "." + id`."""
 
     id: list[int]

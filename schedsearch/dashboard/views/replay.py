@@ -37,7 +37,7 @@ class ReplayFile:
 
 @dataclass(frozen=True)
 class ReplayView:
-    """All replay files; `problems` are texts about files that could not be read."""
+    """All replay files; `problems` are strings about files that could not be read."""
 
     files: tuple[ReplayFile, ...]
     problems: tuple[str, ...]

@@ -238,7 +238,7 @@ class TaskView:
 
     Attributes:
         notes: what the reader must know: that the operator is not installed, that only a sample is shown, ...
-        sampled: `trials` leaves some out; `total` is their whole number. All other figures are of all trials.
+        sampled: `trials` leaves some out; `total` is their integer. All other figures are of all trials.
         agreement: Spearman's correlation pooled over the states of the models, of `agreement_trials`; None if unknown.
     """
 

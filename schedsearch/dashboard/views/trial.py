@@ -35,7 +35,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Fact:
-    """A name and a text to show in a table."""
+    """A name and a string to show in a table."""
 
     name: str
     value: str
@@ -51,7 +51,7 @@ class TrialView:
         occupancy: blocks per multiprocessor times threads per block over what the device allows, as registers and shared
             memory limit it. `blocks_per_sm` and `block_threads` belong to it. None if it is not known; then
             `occupancy_note` says why. Threads are those of the stored plan, or else of the installed template.
-        facts: toolchain, clocks, host, card, source, hashes, time stamps, as texts.
+        facts: toolchain, clocks, host, card, source, hashes, time stamps, as strings.
         plan: the launch plan as JSON if the code is stored, otherwise None.
         code: listings of stored code: "SASS" or "Assembly" -> text; empty without any. `code_note` says why there is none,
             or that it was cut.

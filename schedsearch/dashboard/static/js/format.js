@@ -57,7 +57,7 @@ function joinUnits([large, largeUnit], [small, smallUnit]) {
   return small ? `${large} ${largeUnit} ${small} ${smallUnit}` : `${large} ${largeUnit}`;
 }
 
-/** Whole numbers with groups: 12345 -> "12,345". */
+/** Integers with groups: 12345 -> "12,345". */
 export function formatCount(value) {
   return isNumber(value) ? Math.round(value).toLocaleString("en-US") : UNKNOWN;
 }
