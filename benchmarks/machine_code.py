@@ -99,7 +99,7 @@ def launches(source: KernelSource) -> str:
     """sha256 of how the steps are launched: parameters, grid, threads, shared bytes, workspaces, alignments."""
     names = [field.name for field in dataclasses.fields(KernelStep) if field.name not in ("function", "shaped_by")]
     steps = [[(name, getattr(step, name)) for name in names] for step in source.steps]
-    text = repr((source.arch, steps, dict(source.workspaces), dict(source.alignments)))
+    text = repr((source.arch, steps, dict(source.workspaces), sorted(source.alignments.items())))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
