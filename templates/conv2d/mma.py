@@ -31,7 +31,7 @@ from schedsearch.templates.conv2d.limits import size_problem
 from schedsearch.templates.conv2d.mma_kernel import SHAPED_BY, build_kernel
 from schedsearch.templates.conv2d.mma_sizes import Gemms, Plan, shared_bytes
 from schedsearch.templates.conv2d.mma_space import config_space
-from schedsearch.templates.conv2d.mma_store import Corrections
+from schedsearch.templates.conv2d.mma_store import ChannelCorrections
 from schedsearch.templates.conv2d.tiles import ceil_div, least_cost, tile_sizes
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -86,7 +86,7 @@ class Conv2dMma(Template):
         gemms = Gemms.of(workload)
         filled = (merged for merged, gemm in gemms.by_merged.items() if gemm.c >= gemm.mma.chunk and gemm.k >= 16)
         gemm = gemms.by_merged[next(filled, max(gemms.by_merged))]
-        chunk, unit, element_bytes = gemm.mma.chunk, gemm.mma.k, gemm.mma.element_bytes
+        chunk, unit, element_bytes = gemm.mma.chunk, gemm.mma.k, gemm.element_bytes
 
         sizes_m, sizes_n = (tile_sizes((16, 32, 64, 128), extent) for extent in (gemm.m, gemm.k))
         tiling = least_cost(
@@ -96,9 +96,9 @@ class Conv2dMma(Template):
         )
         bm, bn = tiling.bm, tiling.bn
         if gemm.piece_x < chunk or gemm.c % (4 * unit):
-            bk = unit if gemm.kk <= unit else 2 * unit
+            bk = unit if gemm.depth <= unit else 2 * unit
         else:
-            long = bm * bn <= 64 * 32 and gemm.kk >= 64 * unit
+            long = bm * bn <= 64 * 32 and gemm.depth >= 64 * unit
             bk = 8 * unit if long else 4 * unit if bm * bn < 128 * 128 else 2 * unit
         if gemm.piece_x == chunk:
             large = bm * bn >= 128 * 64 and gemm.mma.registers_per_word < 4
@@ -106,7 +106,7 @@ class Conv2dMma(Template):
         else:
             wm, wn = _warp_tile_of_small_copies(bm, bn, gemm.mma.registers_per_word)
         warps = (bm // wm) * (bn // wn)
-        steps = ceil_div(gemm.kk, bk)
+        steps = ceil_div(gemm.depth, bk)
         # More warps hide the latency of a small tile with a long reduction.
         slices = max(
             s for s in (1, 2, 4) if s == 1 or (bm * bn <= 64 * 64 and s * warps <= 8 and unit * s <= bk and steps >= 8)
@@ -144,7 +144,7 @@ def source_of(workload: Workload, plan: Plan, blocks_per_sm: int) -> KernelSourc
     further = (*(zero.params if zero else ()), *(windows.params if windows else ()))
     epilogue = Epilogue(workload, further)
     convolve = KernelStep(
-        build_kernel(workload, plan, epilogue, Corrections(epilogue, zero, windows)),
+        build_kernel(workload, plan, epilogue, ChannelCorrections(epilogue, zero, windows)),
         (Pointer("x"), Pointer(ROWS if gemm.repacked else "weight"), Pointer("y"), *epilogue.params),
         Grid(plan.tiling.tiles, blocks_per_sm),
         plan.threads,
@@ -155,7 +155,7 @@ def source_of(workload: Workload, plan: Plan, blocks_per_sm: int) -> KernelSourc
     alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}
     if gemm.vector > 1:
         alignments |= epilogue.alignments
-    alignments |= {"x": gemm.piece_x * gemm.mma.element_bytes, "y": gemm.vector * gemm.out_bytes}
+    alignments |= {"x": gemm.piece_x * gemm.element_bytes, "y": gemm.vector * gemm.out_bytes}
     steps: list[KernelStep] = []
     workspaces: dict[str, int] = {}
     if gemm.repacked:
@@ -165,7 +165,7 @@ def source_of(workload: Workload, plan: Plan, blocks_per_sm: int) -> KernelSourc
         workspaces[ROWS] = rows.nbytes
         alignments["weight"] = rows.alignment
     else:
-        alignments["weight"] = gemm.piece_w * gemm.mma.element_bytes
+        alignments["weight"] = gemm.piece_w * gemm.element_bytes
     if zero:
         steps.append(zero.step())
         workspaces |= zero.workspaces

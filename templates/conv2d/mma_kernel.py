@@ -17,8 +17,8 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.templates.conv2d.mma_sizes import Plan
-from schedsearch.templates.conv2d.mma_store import Corrections, output
-from schedsearch.templates.conv2d.tiles import ceil_div
+from schedsearch.templates.conv2d.mma_store import ChannelCorrections, output
+from schedsearch.templates.conv2d.ring import CHUNK_BYTES, OUTSIDE, filter_sets, swizzle
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
@@ -26,16 +26,15 @@ from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.workload import Workload
 
-OUTSIDE = -(2**30)  # a row coordinate that no tap can bring back into the image
 # Names that the kernel and its functions capture; see `KernelStep`.
 SHAPED_BY = frozenset({"accumulators", "rows_x"})
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
+def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
     """The kernel of one configuration. It takes (x, weight, y, *epilogue.params); addresses are u64."""
     index = i64 if plan.wide_counts else i32
     tiles, steps, stages, persistent = plan.tiling.tiles, plan.steps, plan.stages, plan.persistent
-    mma, accumulators, rows_x = plan.gemm.mma, plan.accumulators, ceil_div(plan.bm, plan.row_step)
+    mma, accumulators, rows_x = plan.gemm.mma, plan.accumulators, plan.rows_x
     warps, warps_n, wm, wn, slices = plan.warps, plan.warps_n, plan.wm, plan.wn, plan.slices
     row_bytes, stage_bytes, x_bytes = plan.row_bytes, plan.stage_bytes, plan.x_bytes
     staged_row_bytes, slice_bytes, chunks = plan.staged_row_bytes, plan.slice_bytes, plan.chunks
@@ -46,9 +45,10 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections
     place_in_x = load_order(workload, plan)
     load_x, load_w = pixel_loads(workload, plan), filter_loads(plan)
     commit, wait_stage, wait_all = ptx.cp_async_commit, ptx.cp_async_wait(stages - 2), ptx.cp_async_wait(0)
+    image_of = images(plan)
     flip, multiply = swizzle(chunks), mma.multiply(wm, wn, row_bytes)
     stage_tile = mma.stage(wm, wn, staged_row_bytes)
-    set_of, stop_of, store = filter_sets(plan), image_end(plan), output(workload, plan, epilogue, corrections)
+    set_of, stop_of, store = filter_sets(plan, _count(plan)), image_end(plan), output(workload, plan, epilogue, corrections)
     warm, bn, group_channels = warm_operands(workload, epilogue.params), plan.bn, plan.gemm.k
 
     def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
@@ -85,7 +85,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections
             m_first, group, k_first = place(tile)
             m_stop = stop_of(m_first)
             locate_pixels(x, m_first, m_stop, row_of_x, group, h0, w0, x_rows)
-            w_first, k_left = locate_filters(weight, row, set_of(m_first, group), k_first)
+            w_first, k_left = locate_filters(weight, row, set_of(image_of(m_first), group), k_first)
 
             # ---- load and multiply
             for i in range(accumulators):
@@ -165,17 +165,14 @@ def image_end(plan: Plan) -> Callable[[Any], Any]:
     return of_one_image if plan.bound else of_all_images
 
 
-def filter_sets(plan: Plan) -> Callable[[Any, Any], Any]:
-    """`set_of(m_first, group)`: the place of a group's filters among all filters, which may be those of several images."""
-    count, groups, out_pixels = _count(plan), plan.gemm.groups, plan.gemm.pixels
+def images(plan: Plan) -> Callable[[Any], Any]:
+    """`image_of(m_first)`: the image of the tile at `m_first`, if tiles are bound."""
+    count, out_pixels = _count(plan), plan.gemm.pixels
 
-    def of_group(m_first: Any, group: Any) -> Any:
-        return group
+    def image_of(m_first: Any) -> Any:
+        return count(m_first // out_pixels)
 
-    def of_image(m_first: Any, group: Any) -> Any:
-        return count(count(m_first // out_pixels) * groups + group)
-
-    return of_image if plan.own_weights else of_group
+    return image_of
 
 
 def _count(plan: Plan) -> Any:
@@ -183,19 +180,6 @@ def _count(plan: Plan) -> Any:
 
 
 # --- Load -------------------------------------------------------------------------------------------------------------
-def swizzle(chunks: int) -> Callable[[Any], Any]:
-    """`flip(row)`: the number of a chunk XOR `flip(row)` is its place in a shared row of `chunks` chunks.
-
-    Any 8 consecutive rows of one column of chunks then use all 32 banks.
-    """
-    band, patterns = max(8 // chunks, 1), min(chunks, 8)  # rows that share 128 bytes, and distinct patterns
-
-    def flip(row: Any) -> Any:
-        return row // band % patterns
-
-    return flip
-
-
 def load_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     """`place_in_x(thread)` returns the (row, column of chunks) of x that a thread loads first.
 
@@ -219,7 +203,7 @@ def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
 
     It writes for each of the thread's rows the coordinates of the first tap and that element's address.
     """
-    count, rows, row_step, element_bytes = _count(plan), _rows(plan.bm, plan), plan.row_step, plan.gemm.mma.element_bytes
+    count, rows, row_step, element_bytes = _count(plan), plan.rows_x, plan.row_step, plan.gemm.element_bytes
     out_w, out_pixels = CONV2D.output_hw(workload.params)[1], plan.gemm.pixels
     (stride_h, stride_w), (pad_top, pad_left) = workload.stride, workload.padding[:2]
     pixel_of, group_elements = _pixel(workload), _group_elements(workload, plan)
@@ -261,16 +245,11 @@ def _group_elements(workload: Workload, plan: Plan) -> int:
     return plan.gemm.c // channels.block * channels.outer
 
 
-def _rows(tile_rows: int, plan: Plan) -> int:
-    """The number of a tile's rows that one thread loads."""
-    return int(ceil_div(tile_rows, plan.row_step))
-
-
 def pixel_loads(workload: Workload, plan: Plan) -> Callable[..., None]:
     """`load(stage, step, row, column, h0, w0, x_rows)` loads the thread's chunks of x, and zeros outside of the image."""
-    rows, row_step, bm, bk, row_bytes = _rows(plan.bm, plan), plan.row_step, plan.bm, plan.bk, plan.row_bytes
-    piece, c_group, kk_total, flip = plan.gemm.piece_x, plan.gemm.c, plan.gemm.kk, swizzle(plan.chunks)
-    chunk, element_bytes = plan.gemm.mma.chunk, plan.gemm.mma.element_bytes
+    rows, row_step, bm, bk, row_bytes = plan.rows_x, plan.row_step, plan.bm, plan.bk, plan.row_bytes
+    piece, c_group, kk_total, flip = plan.gemm.piece_x, plan.gemm.c, plan.gemm.depth, swizzle(plan.chunks)
+    chunk, element_bytes = plan.gemm.mma.chunk, plan.gemm.element_bytes
     pieces, copy, ragged = chunk // piece, ptx.cp_async(piece * element_bytes), bm % row_step != 0
     h, w, kernel_w, padded = workload.h, workload.w, workload.s, any(workload.padding)
     pixel_of, channel_of = _pixel(workload), strides_of(workload, "x")["C"].offset()
@@ -291,7 +270,7 @@ def pixel_loads(workload: Workload, plan: Plan) -> Callable[..., None]:
                     inside = (u32(h0[i] + down) < u32(h)) & (kk < u32(kk_total))
                     if padded:
                         inside = inside & (u32(w0[i] + right) < u32(w))
-                    at = u32((column ^ flip(to_row)) * 16 + number * piece * element_bytes)
+                    at = u32((column ^ flip(to_row)) * CHUNK_BYTES + number * piece * element_bytes)
                     to = u32(stage + to_row * row_bytes) + at
                     copy(to, x_rows[i] + u64(offset * element_bytes), piece * element_bytes if inside else 0)
 
@@ -300,7 +279,7 @@ def pixel_loads(workload: Workload, plan: Plan) -> Callable[..., None]:
 
 def filters(plan: Plan) -> Callable[..., Any]:
     """`locate(weight, row, group, k_first)` returns the address of the thread's first filter and the channels left."""
-    k_total, filter_elements, element_bytes = plan.gemm.k, plan.gemm.row, plan.gemm.mma.element_bytes
+    k_total, filter_elements, element_bytes = plan.gemm.k, plan.gemm.row, plan.gemm.element_bytes
 
     def locate(weight: Any, row: Any, group: Any, k_first: Any) -> Any:
         first = weight + u64((i64(group) * k_total + k_first + row) * filter_elements * element_bytes)
@@ -311,9 +290,9 @@ def filters(plan: Plan) -> Callable[..., Any]:
 
 def filter_loads(plan: Plan) -> Callable[..., None]:
     """`load(stage, step, row, column, w_first, k_left)` loads the thread's chunks of the weights."""
-    rows, row_step, bn, bk, row_bytes = _rows(plan.bn, plan), plan.row_step, plan.bn, plan.bk, plan.row_bytes
+    rows, row_step, bn, bk, row_bytes = plan.rows_w, plan.row_step, plan.bn, plan.bk, plan.row_bytes
     piece, filter_elements, flip = plan.gemm.piece_w, plan.gemm.row, swizzle(plan.chunks)
-    chunk, element_bytes = plan.gemm.mma.chunk, plan.gemm.mma.element_bytes
+    chunk, element_bytes = plan.gemm.mma.chunk, plan.gemm.element_bytes
     pieces, copy, ragged, x_bytes = chunk // piece, ptx.cp_async(piece * element_bytes), bn % row_step != 0, plan.x_bytes
 
     def load(stage: Any, step: Any, row: Any, column: Any, w_first: Any, k_left: Any) -> None:
@@ -324,7 +303,7 @@ def filter_loads(plan: Plan) -> Callable[..., None]:
                 if not ragged or to_row < bn:
                     inside = (i32(to_row) < k_left) & (kk < u32(filter_elements))
                     offset = i64(i * row_step) * filter_elements + kk
-                    at = u32((column ^ flip(to_row)) * 16 + number * piece * element_bytes)
+                    at = u32((column ^ flip(to_row)) * CHUNK_BYTES + number * piece * element_bytes)
                     to = u32(stage + x_bytes + to_row * row_bytes) + at
                     copy(to, w_first + u64(offset * element_bytes), piece * element_bytes if inside else 0)
 

@@ -14,7 +14,7 @@ from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.templates.conv2d.placement import neighbours
-from schedsearch.templates.conv2d.tiles import Tiling, ceil_div
+from schedsearch.templates.conv2d.ring import RingGemm, RingPlan
 from schedsearch.templates.conv2d.weight_rows import WeightRows
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.mma import Mma
@@ -26,42 +26,27 @@ MERGED_BYTES, MERGED_OUTPUTS = 128, 128  # input channels in bytes, and output c
 WORD_BYTES = 4  # of the least asynchronous copy
 
 
-@dataclass(frozen=True)
-class Gemm:
-    """The implicit GEMM of one workload.
-
-    Neighbouring groups of channels may be merged: they share a GEMM, and the weights between different groups are zero.
+@dataclass(frozen=True, kw_only=True)
+class Gemm(RingGemm):
+    """As `RingGemm`. Neighbouring groups of channels may be merged: they share a GEMM, and the weights between different
+    groups are zero.
 
     Attributes:
         mma: the instruction.
-        groups: groups of channels after merging, each of them a GEMM.
         merged: groups of the workload in one GEMM.
-        n: images.
-        pixels: output pixels of an image.
-        k: output channels of a group.
-        c: input channels of a group.
-        kk: length of the reduction.
         row: elements from one row of weights to the next.
         repacked: whether weights are first copied to `WeightRows`. Otherwise the workload's own array is in the order of the
             reduction.
         piece_x, piece_w: elements that one load takes.
-        vector: channels of y that one store takes.
         out_bytes: bytes of an element of y.
     """
 
     mma: Mma
-    groups: int
     merged: int
-    n: int
-    pixels: int
-    k: int
-    c: int
-    kk: int
     row: int
     repacked: bool
     piece_x: int
     piece_w: int
-    vector: int
     out_bytes: int
 
     @classmethod
@@ -80,11 +65,12 @@ class Gemm:
             mma=mma,
             groups=groups,
             merged=merged,
-            n=w.n,
+            images=w.n,
             pixels=out_h * out_w,
             k=k,
             c=c,
-            kk=kk,
+            depth=kk,
+            element_bytes=mma.element_bytes,
             row=row,
             repacked=repacked,
             piece_x=_piece(strides_of(w, "x")["C"].run(c), chunk),
@@ -92,15 +78,6 @@ class Gemm:
             vector=next(size for size in _VECTORS[out_bytes] if run % size == 0),
             out_bytes=out_bytes,
         )
-
-    def tiling(self, bm: int, bn: int, *, bound: bool) -> Tiling:
-        """See `Tiling`."""
-        return Tiling(bm, bn, self.n, self.pixels, self.k, self.groups, bound)
-
-    @property
-    def m(self) -> int:
-        """Output pixels of all images."""
-        return self.n * self.pixels
 
 
 @dataclass(frozen=True)
@@ -162,34 +139,20 @@ def mma_of(workload: Workload) -> Mma:
     return Mma(w.dtype, w.weight_dtype, 3 if w.dtype == "float32" and w.precision == "fp32" else 1)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of one configuration.
+@dataclass(frozen=True, kw_only=True)
+class Plan(RingPlan[Gemm]):
+    """As `RingPlan`.
 
     Attributes:
-        gemm: the GEMM of the workload.
-        bm, bn, bk: output pixels and channels of a block's tile, depth of a step.
         wm, wn: output pixels and channels of a warp's tile.
         slices: warps that share a warp tile; each takes its part of every step.
-        stages: buffers of the pipeline.
-        panel: pixel tiles that are walked before the next channel tile.
         persistent: whether blocks loop over tiles; otherwise there is one block per tile.
-        bound: whether a tile has pixels of one image only.
-        own_weights: each image has weights of its own, one set after the other in memory; tiles are then bound.
     """
 
-    gemm: Gemm
-    bm: int
-    bn: int
-    bk: int
     wm: int
     wn: int
     slices: int
-    stages: int
-    panel: int
     persistent: bool
-    bound: bool
-    own_weights: bool = False
 
     @classmethod
     def of(cls, workload: Workload, config: Config) -> Plan:
@@ -212,15 +175,6 @@ class Plan:
         return 32 * self.warps * self.slices
 
     @property
-    def steps(self) -> int:
-        """Steps along the reduction."""
-        return int(ceil_div(self.gemm.kk, self.bk))
-
-    @property
-    def tiling(self) -> Tiling:
-        return self.gemm.tiling(self.bm, self.bn, bound=self.bound)
-
-    @property
     def wide_counts(self) -> bool:
         """Whether indices of pixels and tiles, up to one grid beyond the last, need 64 bits."""
         return max(self.gemm.m + self.bm, 2 * self.tiling.tiles) >= 2**31
@@ -229,29 +183,6 @@ class Plan:
     def accumulators(self) -> int:
         """Registers of sums per thread for its part of a warp's tile."""
         return self.wm * self.wn // 32
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of a row in shared memory."""
-        return self.bk // self.gemm.mma.chunk
-
-    @property
-    def row_step(self) -> int:
-        """Distance between the rows that one thread loads. Each thread loads one column of chunks."""
-        return self.threads // self.chunks
-
-    @property
-    def row_bytes(self) -> int:
-        return self.bk * self.gemm.mma.element_bytes
-
-    @property
-    def x_bytes(self) -> int:
-        """Bytes of x in a stage. The weights follow them."""
-        return self.bm * self.row_bytes
-
-    @property
-    def stage_bytes(self) -> int:
-        return (self.bm + self.bn) * self.row_bytes
 
     @property
     def staged_row_bytes(self) -> int:

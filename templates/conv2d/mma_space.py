@@ -42,7 +42,7 @@ def config_space(workload: Workload, target: Target) -> ConfigSpace:
         blocks_per_sm_knob((1, 2)),
     ]
     if gemms.takes_batch_knob:
-        knobs.append(batch_knob(gemms.single.n))
+        knobs.append(batch_knob(gemms.single.images))
     if len(gemms.by_merged) > 1:
         knobs.append(
             Knob("merged", tuple(gemms.by_merged), "neighbouring groups that share a GEMM, with zeros between them")
@@ -65,11 +65,11 @@ def _derived(gemms: Gemms, target: Target) -> dict[str, Callable[[Columns], Any]
         "rows_x": lambda k: ceil_div(k["bm"] * k["bk"] // mma.chunk, k["threads"]),
         "rows_w": lambda k: ceil_div(k["bn"] * k["bk"] // mma.chunk, k["threads"]),
         "registers": registers,
-        "tiles_m": lambda k: pixel_tiles(k, gemms.single.n, gemms.single.pixels),
+        "tiles_m": lambda k: pixel_tiles(k, gemms.single.images, gemms.single.pixels),
         "tiles_n": lambda k: ceil_div(gemms.column("k", k), k["bn"]) * gemms.column("groups", k),
         "tiles": lambda k: k["tiles_m"] * k["tiles_n"],
         "waves": lambda k: k["tiles"] / target.sms,
-        "steps": lambda k: ceil_div(gemms.column("kk", k), k["bk"]),
+        "steps": lambda k: ceil_div(gemms.column("depth", k), k["bk"]),
         "flops_per_byte": lambda k: k["bm"] * k["bn"] / (k["bm"] + k["bn"]),
     }
 
@@ -96,7 +96,7 @@ def _constraints(gemms: Gemms, target: Target) -> list[Constraint]:
         Constraint(
             "bn is less than twice the output channels of a group", lambda k: below_twice(k["bn"], 16, gemms.column("k", k))
         ),
-        Constraint("bk is less than twice the reduction", lambda k: below_twice(k["bk"], mma.k, gemms.column("kk", k))),
+        Constraint("bk is less than twice the reduction", lambda k: below_twice(k["bk"], mma.k, gemms.column("depth", k))),
         Constraint(
             f"with one block per tile: at most {MAX_GRID_X} tiles",
             lambda k: (k["blocks_per_sm"] > 0) | (k["tiles"] <= MAX_GRID_X),

@@ -24,7 +24,7 @@ from schedsearch.templates.parts.zero_points import SCALAR, TABLE, ZeroPoint
 from schedsearch.workload import Workload
 
 
-def output(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
+def output(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
     """`store(y, shared, thread, m_first, m_stop, group, k_first, k_left, operands)` writes the staged tile of y."""
     count = i64 if plan.wide_counts else u32
     bm, threads, vectors = plan.bm, plan.threads, plan.bn // plan.gemm.vector
@@ -97,10 +97,10 @@ def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
 
 # --- Neighbouring channels of a pixel ---------------------------------------------------------------------------------
 # Each function returns `finish(address, staged, k, offset, place, operands)`: from sums in shared memory to y in global
-# memory. `place` is what `Corrections.places` gives for the pixel.
+# memory. `place` is what `ChannelCorrections.places` gives for the pixel.
 
 
-def one_channel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
+def one_channel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
     slices, slice_bytes, single = plan.slices, plan.slice_bytes, epilogue.single
     sum_type, whole = plan.gemm.mma.accumulator_type, plan.gemm.mma.accumulator == "int32"
     load = ptx.load_shared_i32 if whole else ptx.load_shared_f32
@@ -128,7 +128,7 @@ def _writer(workload: Workload, plan: Plan) -> Callable[[Any, Any], None]:
     return lambda address, value: ptx.store_global_u8(address, pack_four(value, zero, zero, zero))
 
 
-def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
+def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
     """8 or 2 channels of 2 bytes, or 2 of 4 bytes."""
     slices, slice_bytes, pair, vector = plan.slices, plan.slice_bytes, epilogue.pair, plan.gemm.vector
     accumulator, sum_type, out_bytes = plan.gemm.mma.accumulator, plan.gemm.mma.accumulator_type, plan.gemm.out_bytes
@@ -167,7 +167,7 @@ def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corre
     return two_words if out_bytes == 4 else four_words if vector == 8 else one_word
 
 
-def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
+def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
     """Four channels of one byte. A warp then reads and writes neighbouring words, without bank conflicts."""
     slices, slice_bytes, pair = plan.slices, plan.slice_bytes, epilogue.pair
     load, pack = ptx.load_shared_i32x4, ptx.pack_bytes(workload.out_dtype)
@@ -188,7 +188,7 @@ def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: 
 
 
 @dataclass(frozen=True)
-class Corrections:
+class ChannelCorrections:
     """The correction of sums for zero points.
 
     Attributes:

@@ -17,8 +17,9 @@ from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.limits import LARGEST_SIZE, size_problem
+from schedsearch.templates.conv2d.ring import CHUNK_BYTES
 from schedsearch.templates.conv2d.simt_kernel import SHAPED_BY, build_kernel, build_sums
-from schedsearch.templates.conv2d.simt_sizes import CHUNK_BYTES, Gemm, Plan, shared_bytes
+from schedsearch.templates.conv2d.simt_sizes import Gemm, Plan, shared_bytes
 from schedsearch.templates.conv2d.simt_space import LEAST_ROWS, config_space
 from schedsearch.templates.conv2d.tiles import Tiling, ceil_div, least_cost, tile_sizes
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
@@ -72,8 +73,8 @@ class Conv2dSimt(Template):
         thread. Everything else follows from the tile.
         """
         gemm = Gemm.of(workload)
-        folded = gemm.pixels * gemm.images < LARGEST_SIZE
-        m = gemm.pixels * gemm.images if folded else gemm.pixels
+        folded = gemm.m < LARGEST_SIZE
+        m = gemm.m if folded else gemm.pixels
 
         def cost(tile: Tiling) -> float:
             tm, tn = _thread_tile(tile.bm, tile.bn)
@@ -88,7 +89,7 @@ class Conv2dSimt(Template):
         asynchronous = "async" in next(knob.values for knob in space.knobs if knob.name == "copy") and gemm.piece == CHUNK
         most = 48 << 10 if target.compute_capability < (7, 0) else target.shared_bytes_per_sm // 2 - 1024
         for bk in (16, 8, 4):  # the deepest step that fits
-            steps = ceil_div(gemm.words, bk)
+            steps = ceil_div(gemm.depth, bk)
             stages = (2, 3, 4) if asynchronous else (2,)
             fitting = [s for s in stages if s <= max(steps + 1, 2) and shared_bytes(bm, bn, bk, tm, s, gemm) <= most]
             config = Config(

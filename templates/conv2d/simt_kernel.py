@@ -16,6 +16,7 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.placement import shuffled_offset
+from schedsearch.templates.conv2d.ring import CHUNK_BYTES, filter_sets, swizzle
 from schedsearch.templates.conv2d.simt_loads import (
     MOST_HELD,
     MOST_ROWS,
@@ -26,10 +27,9 @@ from schedsearch.templates.conv2d.simt_loads import (
     pixel_of,
     pixels,
     place_of_load,
-    swizzle,
     waits,
 )
-from schedsearch.templates.conv2d.simt_sizes import CHUNK_BYTES, WARP_COLUMNS, WARP_ROWS, Gemm, Plan
+from schedsearch.templates.conv2d.simt_sizes import WARP_COLUMNS, WARP_ROWS, Gemm, Plan
 from schedsearch.templates.parts import ptx, simt
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
@@ -159,19 +159,6 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
         return image, m_first, group, u32((tile_n - group * group_tiles) * bn)
 
     return place
-
-
-def filter_sets(plan: Plan) -> Callable[[Any, Any], Any]:
-    """`set_of(image, group)`: the place of a group's filters among all filters, which may be those of several images."""
-    groups = plan.gemm.groups
-
-    def of_group(image: Any, group: Any) -> Any:
-        return group
-
-    def of_image(image: Any, group: Any) -> Any:
-        return u32(image * u32(groups) + group)
-
-    return of_image if plan.own_weights else of_group
 
 
 # --- Multiply ---------------------------------------------------------------------------------------------------------

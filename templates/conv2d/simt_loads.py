@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.conv2d.simt_sizes import CHUNK_BYTES, Gemm, Plan
+from schedsearch.templates.conv2d.ring import CHUNK_BYTES, OUTSIDE, swizzle
+from schedsearch.templates.conv2d.simt_sizes import Gemm, Plan
 from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.parts import ptx, simt
 from schedsearch.templates.parts.addressing import AxisStrides, strides_of
@@ -23,7 +24,6 @@ from schedsearch.workload import Workload
 # configurations share a run of Numba.
 MOST_ROWS = 16  # rows of x that a thread loads, and rows or columns that it multiplies
 MOST_HELD = 64  # words on their way through registers, of both operands together
-OUTSIDE = -(2**30)  # a row coordinate that no tap can bring back into the image
 
 
 def pixel_of(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
@@ -50,19 +50,6 @@ class Loads(NamedTuple):
 
     begin: Callable[..., None]
     finish: Callable[..., None]
-
-
-def swizzle(chunks: int) -> Callable[[Any], Any]:
-    """`flip(row)`: the number of a chunk XOR `flip(row)` is its place in a shared row of `chunks` chunks.
-
-    Any 8 consecutive rows of one column of chunks then use all 32 banks. Rows whose distance is a multiple of 8 agree.
-    """
-    band, patterns = max(8 // chunks, 1), min(chunks, 8)  # rows that share 128 bytes, and distinct patterns
-
-    def flip(row: Any) -> Any:
-        return u32(row // band % patterns)
-
-    return flip
 
 
 def place_of_load(plan: Plan, rows_first: bool) -> Callable[[Any], Any]:
@@ -174,20 +161,15 @@ def pixel_loads(workload: Workload, plan: Plan) -> Loads:
     """`begin(stage, step, row, column, h0, w0, x_rows, held, fill)` and `finish(stage, row, column, held)` for x."""
     gemm, size = plan.gemm, dtype_of(workload.dtype).nbytes
     rows, row_step, bm, bk, row_bytes, flip = (
-        plan.rows_x,
-        plan.row_step,
-        plan.bm,
-        plan.bk,
-        plan.row_bytes,
-        swizzle(plan.chunks),
-    )
-    words, ragged, h, w = gemm.words, plan.bm % plan.row_step != 0, workload.h, workload.w
+        plan.rows_x, plan.row_step, plan.bm, plan.bk, plan.row_bytes, swizzle(plan.chunks),
+    )  # fmt: skip
+    words, ragged, h, w = gemm.depth, plan.bm % plan.row_step != 0, workload.h, workload.w
     piece = max(gemm.piece, 1)
     pieces, piece_bytes = CHUNK // piece, piece * simt.WORD_BYTES
     tap, of_channel = taps(workload, plan), strides_of(workload, "x")["C"].offset()
     fetch, copy = word_loads(gemm.product, gemm.piece, strides_of(workload, "x")["C"], gemm.c), ptx.cp_async(piece_bytes)
     # Weights are zero beyond the last word, but sums of x must not count what fills the padding there.
-    ends = gemm.fills_padding and gemm.words % plan.bk != 0
+    ends = gemm.fills_padding and gemm.depth % plan.bk != 0
 
     def inside_x(h0: Any, w0: Any, down: Any, right: Any, kk: Any) -> Any:
         return (u32(h0 + down) < u32(h)) & (u32(w0 + right) < u32(w)) & (kk < u32(words))

@@ -11,46 +11,32 @@ from schedsearch.config import Config
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.placement import neighbours
-from schedsearch.templates.conv2d.tiles import Tiling, ceil_div
+from schedsearch.templates.conv2d.ring import CHUNK_BYTES, RingGemm, RingPlan
+from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES, Product
 from schedsearch.workload import Workload
 
 WARP_ROWS, WARP_COLUMNS = 4, 8  # the lanes of a warp; each thread multiplies rows and columns of its own
-CHUNK_BYTES = CHUNK * WORD_BYTES
 
 
-@dataclass(frozen=True)
-class Gemm:
-    """The implicit GEMM of one workload. A word is four int8 or uint8, neighbours in channels, or one float32.
+@dataclass(frozen=True, kw_only=True)
+class Gemm(RingGemm):
+    """As `RingGemm`. An element of the reduction is a word: four int8 or uint8, neighbours in channels, or one float32.
 
     Attributes:
         product: how two words multiply.
-        groups: groups of channels, each of them a GEMM.
-        images: images of the batch.
-        pixels: output pixels of an image.
-        k: output channels of a group.
-        c: input channels of a group.
         tap_words: words of one tap of the kernel: ceil(c / elements of a word).
-        words: length of the reduction, in words.
         piece: words of x that one load takes: 4, 2 or 1; 0 if single bytes make up a word.
         pixels_first: neighbouring threads load neighbouring pixels, not neighbouring channels.
-        vector: channels of y that one store takes: 4 or 1.
         pixels_first_out: neighbouring threads store neighbouring pixels.
         fills_padding: padding is not zero, because x has a zero point.
     """
 
     product: Product
-    groups: int
-    images: int
-    pixels: int
-    k: int
-    c: int
     tap_words: int
-    words: int
     piece: int
     pixels_first: bool
-    vector: int
     pixels_first_out: bool
     fills_padding: bool
 
@@ -64,14 +50,15 @@ class Gemm:
         tap_words = ceil_div(c, product.elements)
         run_out = neighbours(workload, k)
         return cls(
-            product,
-            workload.groups,
-            workload.n,
-            out_h * out_w,
-            k,
-            c,
-            tap_words,
-            words=workload.r * workload.s * tap_words,
+            product=product,
+            groups=workload.groups,
+            images=workload.n,
+            pixels=out_h * out_w,
+            k=k,
+            c=c,
+            tap_words=tap_words,
+            depth=workload.r * workload.s * tap_words,
+            element_bytes=WORD_BYTES,
             piece=next((words for words in (4, 2, 1) if run * size % (words * WORD_BYTES) == 0), 0),
             pixels_first=run * size <= CHUNK_BYTES,
             vector=4 if k % 4 == 0 and run_out % 4 == 0 else 1,
@@ -79,47 +66,30 @@ class Gemm:
             fills_padding="x" in workload.zero_points and any(workload.padding),
         )
 
-    def tiling(self, bm: int, bn: int, *, bound: bool) -> Tiling:
-        """See `Tiling`."""
-        return Tiling(bm, bn, self.images, self.pixels, self.k, self.groups, bound)
-
     @property
     def chunks(self) -> int:
         """Chunks of the reduction, and of each row of the weight."""
-        return int(ceil_div(self.words, CHUNK))
+        return int(ceil_div(self.depth, CHUNK))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of one configuration.
+@dataclass(frozen=True, kw_only=True)
+class Plan(RingPlan[Gemm]):
+    """As `RingPlan`.
 
     Attributes:
-        gemm: the GEMM of the workload.
-        bm, bn, bk: output pixels and channels of a block's tile, words of a step.
         tm, tn: output pixels and channels of a thread.
-        stages: buffers of the pipeline.
         asynchronous: chunks are copied by cp.async; otherwise they pass through registers.
-        bound: a tile has pixels of one image; otherwise the pixels of all images are one long axis.
-        panel: pixel tiles that are walked before the next channel tile.
-        own_weights: each image has weights of its own, one set after the other in memory; tiles are then bound.
     """
 
-    gemm: Gemm
-    bm: int
-    bn: int
-    bk: int
     tm: int
     tn: int
-    stages: int
     asynchronous: bool
-    bound: bool
-    panel: int
-    own_weights: bool = False
 
     @classmethod
     def of(cls, workload: Workload, config: Config) -> Plan:
         knobs = {name: config[name] for name in ("bm", "bn", "bk", "tm", "tn", "stages", "panel")}
-        return cls(Gemm.of(workload), asynchronous=config["copy"] == "async", bound=config["batch"] == "bound", **knobs)
+        gemm = Gemm.of(workload)
+        return cls(gemm=gemm, asynchronous=config["copy"] == "async", bound=config["batch"] == "bound", **knobs)
 
     @property
     def threads_m(self) -> int:
@@ -134,47 +104,6 @@ class Plan:
     @property
     def threads(self) -> int:
         return self.threads_m * self.threads_n
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of a row in shared memory."""
-        return self.bk // CHUNK
-
-    @property
-    def row_bytes(self) -> int:
-        return self.bk * WORD_BYTES
-
-    @property
-    def row_step(self) -> int:
-        """Distance between the rows that one thread loads. Each thread loads one column of chunks."""
-        return self.threads // self.chunks
-
-    @property
-    def rows_x(self) -> int:
-        """Rows of x that one thread loads."""
-        return int(ceil_div(self.bm, self.row_step))
-
-    @property
-    def rows_w(self) -> int:
-        return int(ceil_div(self.bn, self.row_step))
-
-    @property
-    def x_bytes(self) -> int:
-        """Bytes of x in a stage. The weights follow them."""
-        return self.bm * self.row_bytes
-
-    @property
-    def stage_bytes(self) -> int:
-        return (self.bm + self.bn) * self.row_bytes
-
-    @property
-    def steps(self) -> int:
-        """Steps along the reduction."""
-        return int(ceil_div(self.gemm.words, self.bk))
-
-    @property
-    def tiling(self) -> Tiling:
-        return self.gemm.tiling(self.bm, self.bn, bound=self.bound)
 
     @property
     def pixels(self) -> int:

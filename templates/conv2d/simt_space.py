@@ -73,7 +73,7 @@ def _derived(gemm: Gemm, target: Target) -> dict[str, Callable[[Columns], Any]]:
         "tiles_n": lambda k: ceil_div(gemm.k, k["bn"]) * gemm.groups,
         "tiles": lambda k: k["tiles_m"] * k["tiles_n"],
         "waves": lambda k: k["tiles"] / target.sms,
-        "steps": lambda k: ceil_div(gemm.words, k["bk"]),
+        "steps": lambda k: ceil_div(gemm.depth, k["bk"]),
         "products_per_word": lambda k: k["bm"] * k["bn"] / (k["bm"] + k["bn"]),
     }
 
@@ -83,7 +83,7 @@ def _constraints(gemm: Gemm, target: Target) -> list[Constraint]:
 
     def pixels(k: Columns) -> Any:
         """Pixels along the axis that tiles are cut from."""
-        return np.where(k["batch"] == "bound", gemm.pixels, gemm.pixels * gemm.images)
+        return np.where(k["batch"] == "bound", gemm.pixels, gemm.m)
 
     return [
         Constraint(
@@ -104,7 +104,7 @@ def _constraints(gemm: Gemm, target: Target) -> list[Constraint]:
         Constraint(
             "bn is less than twice the output channels of a group", lambda k: below_twice(k["bn"], WARP_COLUMNS, gemm.k)
         ),
-        Constraint("bk is less than twice the reduction", lambda k: below_twice(k["bk"], 4, gemm.words)),
+        Constraint("bk is less than twice the reduction", lambda k: below_twice(k["bk"], 4, gemm.depth)),
         Constraint("fewer than 2**30 tiles", lambda k: k["tiles"] < LARGEST_SIZE),
         Constraint("fewer than 2**30 pixels along the axis that tiles are cut from", lambda k: pixels(k) < LARGEST_SIZE),
         *schedule_rules(target),

@@ -55,7 +55,7 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
     stores_by_tma,
     useful_bks,
 )
-from schedsearch.templates.conv2d.wgmma_store import Corrections, add_up_of, finish_of
+from schedsearch.templates.conv2d.wgmma_store import FragmentCorrections, add_up_of, finish_of
 from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import cluster, hopper, pipeline, ptx, store, walk
 from schedsearch.templates.parts.casts import i32, u32
@@ -238,7 +238,7 @@ class Conv2dWgmma(Template):
 
         If the weight has a zero point, they add the step that reads x where it was, by `WindowSums.before`.
         """
-        merged, corrections, given = geometry.merged_groups(workload), Corrections.of_workload(workload), workload
+        merged, corrections, given = geometry.merged_groups(workload), FragmentCorrections.of_workload(workload), workload
         workload = _merged(workload)
         gemm = gemm or Im2col.of(workload)
         plan = evaluate(workload, target, config, gemm)
@@ -288,7 +288,7 @@ def _merged(workload: Workload) -> Workload:
 
 
 def build_kernel(
-    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: Corrections
+    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: FragmentCorrections
 ) -> Callable[..., None]:
     """The kernel function of one configuration."""
     wgmma, layout = Wgmma(workload.dtype, workload.weight_dtype), plan.shared

@@ -24,7 +24,7 @@ from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True)
-class Corrections:
+class FragmentCorrections:
     """The correction of sums for zero points.
 
     Attributes:
@@ -36,7 +36,7 @@ class Corrections:
     windows: WindowSums | None
 
     @classmethod
-    def of_workload(cls, workload: Workload) -> Corrections:
+    def of_workload(cls, workload: Workload) -> FragmentCorrections:
         """Those of a workload, whose groups are not merged yet."""
         return cls(ZeroPoint.of(workload), WindowSums.of(workload))
 
@@ -68,7 +68,7 @@ class Corrections:
 
 
 def finish_of(
-    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: Corrections
+    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: FragmentCorrections
 ) -> tuple[Callable[..., Any], int, Callable[..., None], Callable[..., None]]:
     """The functions of the end of a tile: (begin_store, words_ahead, load_ahead, finish).
 
