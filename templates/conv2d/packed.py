@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +30,15 @@ from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, Template
 from schedsearch.templates.conv2d.geometry import Blocks, Im2col
 from schedsearch.templates.conv2d.tiles import batch_knob
 from schedsearch.templates.conv2d.wgmma import GROUPS, Conv2dWgmma
 from schedsearch.templates.conv2d.wgmma_sizes import GROUP_ROWS, ROW_BYTES
-from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.layout_transform.repack import Repack
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES
-from schedsearch.templates.parts.subspaces import Choice, one_of
+from schedsearch.templates.parts.prepared import Prepared, over_prepared
+from schedsearch.templates.parts.subspaces import Choice, fixing, joined, one_of, prefixed
 from schedsearch.templates.parts.window_sums import WindowSums
 from schedsearch.workload import Workload
 
@@ -84,7 +84,7 @@ class Conv2dPacked(Template):
         x = Knob("x", xs, "channels of a block of packed x; the most are all of them, in NHWC")
         knobs = (x, dataclasses.replace(batch_knob(workload.n), values=batches))
         space = one_of(knobs, forms)
-        return _both(space, _Prefixed(packed.repacks["y"], _PREFIXES["y"])) if "y" in packed.repacks else space
+        return joined(space, _own_space(packed.repacks["y"], _PREFIXES["y"])) if "y" in packed.repacks else space
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """x in NHWC, conv2d_wgmma's default for that, and layout_transform_cuda's for the steps around it."""
@@ -105,25 +105,19 @@ class Conv2dPacked(Template):
         inner_names = _INNER.space(packed.workload, target, form.gemm).names
         inner_config = Config({name: config[name] for name in inner_names})
         inner = _INNER.without_window_sums(packed.workload, target, inner_config, form.gemm)
-        repacks = packed.around(form)
-        workspaces = {name: f"{name}_packed" for name in repacks}
         constant = {spec.name: spec.constant for spec in workload.signature}
         used = {param.buffer for step in inner.steps for param in step.params if isinstance(param, Pointer)}
-        before: list[KernelStep] = []
-        after: list[KernelStep] = []
-        sizes, alignments = dict(inner.workspaces), dict(inner.alignments)
-        for name, repack in repacks.items():
-            own = _own_config(repack, config, _PREFIXES.get(name))
+        prepared = []
+        for name, repack in packed.around(form).items():
+            own, to = _own_config(repack, config, _PREFIXES.get(name)), f"{name}_packed"
             x_alignment, y_alignment = repack.alignments(own)
             if name == "y":
-                after.append(repack.step(own, x=workspaces[name], y=name))
-                sizes[workspaces[name]], alignments[name] = repack.permutation.x_bytes, y_alignment
+                step, nbytes = repack.step(own, x=to, y=name), repack.permutation.x_bytes
+                prepared.append(Prepared(name, to, nbytes, step, y_alignment, is_output=True))
             elif name in ("x", "weight") or name in used:
-                before.append(repack.step(own, x=name, y=workspaces[name], constant=constant[name]))
-                sizes[workspaces[name]], alignments[name] = repack.permutation.y_bytes, x_alignment
-        convolve = [over_workspaces(step, workspaces) for step in inner.steps]
-        steps = (*before, *convolve, *after)
-        source = dataclasses.replace(inner, steps=steps, workspaces=sizes, alignments=alignments)
+                step, nbytes = repack.step(own, x=name, y=to, constant=constant[name]), repack.permutation.y_bytes
+                prepared.append(Prepared(name, to, nbytes, step, x_alignment))
+        source = over_prepared(inner, prepared)
         windows = WindowSums.of(workload)  # of x as it is given: channels that fill it up belong to no window
         return windows.before(source) if windows else source
 
@@ -200,7 +194,7 @@ class Packed:
         """conv2d_wgmma's space for this form, with the knobs of the step that packs x."""
         space = _INNER.space(self.workload, self.target, form.gemm)
         if repack := self._repack_of_x(form):
-            space = _both(space, _Prefixed(repack, _PREFIXES["x"]))
+            space = joined(space, _own_space(repack, _PREFIXES["x"]))
         if form.gemm.x.plain and form.batch == "bound":
             pixels = form.gemm.image_rows
             differs = Constraint("tiles that divide an image are folded, in NHWC", lambda q: pixels % q["bm"] != 0)
@@ -268,47 +262,7 @@ def _own_config(repack: Repack, config: Mapping[str, Any], prefix: str | None) -
     return Config({knob: config.get(prefix + knob, value) for knob, value in own.items()})
 
 
-class _Prefixed:
+def _own_space(repack: Repack, prefix: str) -> ConfigSpace:
     """The tuned part of a change of layout's space, whose names have a prefix. Other knobs have the default's values."""
-
-    def __init__(self, repack: Repack, prefix: str) -> None:
-        default, space = repack.default(), repack.space()
-        fixed = {name: value for name, value in default.items() if name not in _TUNED}
-
-        def within(columns: Mapping[str, Any]) -> Mapping[str, Any]:
-            return _Columns(columns, prefix, fixed)
-
-        self.knobs = [
-            Knob(prefix + knob.name, knob.values, f"{prefix.removesuffix('_')}ing: {knob.doc}")
-            for knob in space.knobs
-            if knob.name in _TUNED
-        ]
-        self.constraints = [
-            Constraint(f"{prefix.removesuffix('_')}ing: {rule.reason}", _of_columns(rule.predicate, within))
-            for rule in space.constraints
-        ]
-        self.derived = {prefix + name: _of_columns(function, within) for name, function in space.derived.items()}
-
-
-def _both(space: ConfigSpace, own: _Prefixed) -> ConfigSpace:
-    return ConfigSpace((*space.knobs, *own.knobs), (*space.constraints, *own.constraints), {**space.derived, **own.derived})
-
-
-def _of_columns(function: Any, within: Any) -> Any:
-    return lambda columns: function(within(columns))
-
-
-class _Columns(Mapping[str, Any]):
-    """Columns of a space without their prefix, and the values of fixed knobs."""
-
-    def __init__(self, columns: Mapping[str, Any], prefix: str, fixed: Mapping[str, Any]) -> None:
-        self._columns, self._prefix, self._fixed = columns, prefix, fixed
-
-    def __getitem__(self, name: str) -> Any:
-        return self._fixed[name] if name in self._fixed else self._columns[self._prefix + name]
-
-    def __iter__(self) -> Iterator[str]:
-        raise NotImplementedError("formulas of a space read columns by name")
-
-    def __len__(self) -> int:
-        raise NotImplementedError("formulas of a space read columns by name")
+    fixed = {name: value for name, value in repack.default().items() if name not in _TUNED}
+    return prefixed(fixing(repack.space(), fixed), prefix, f"{prefix.removesuffix('_')}ing")

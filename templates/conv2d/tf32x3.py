@@ -22,7 +22,6 @@ single precision accuracy from Tensor Cores while surpassing the FP32 theoretica
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -35,9 +34,9 @@ from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
-from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import ptx, tf32
 from schedsearch.templates.parts.casts import u32, u64
+from schedsearch.templates.parts.prepared import Prepared, over_prepared
 from schedsearch.workload import Workload
 
 PARTS = 3
@@ -46,7 +45,6 @@ CHUNK = 4  # channels that a thread splits, 16 bytes
 SPLIT_THREADS = 256
 
 _INNER = Conv2dWgmma()
-_WORKSPACES = {"x": "x_split", "weight": "weight_split"}
 _CHANNELS = {"x": "C", "weight": "I"}  # the axis that the parts are placed along
 _LOW_PART = {"x": 0, "weight": 1}  # the place of the fine part; the coarse part has the other two
 
@@ -87,25 +85,25 @@ class Conv2dTf32x3(Template):
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         inner = _INNER.kernel(split_workload(workload), target, config)
-        arguments = {spec.name: spec for spec in workload.signature[:2]}
-        splits = [
-            KernelStep(
-                build_split(spec.size, _run(spec, _CHANNELS[name]), _LOW_PART[name]),
-                (Pointer(name), Pointer(_WORKSPACES[name])),
-                Grid(math.ceil(spec.size / (CHUNK * SPLIT_THREADS))),
-                SPLIT_THREADS,
-                constant=name == "weight",
-            )
-            for name, spec in arguments.items()
-        ]
-        convolve = [over_workspaces(step, _WORKSPACES) for step in inner.steps]
-        workspaces = {_WORKSPACES[name]: PARTS * spec.nbytes for name, spec in arguments.items()}
-        return dataclasses.replace(inner, steps=(*splits, *convolve), workspaces={**inner.workspaces, **workspaces})
+        return over_prepared(inner, [_split(spec) for spec in workload.signature[:2]])
 
 
 def split_workload(workload: Workload) -> Workload:
     """The convolution of the parts: three times the channels, in TF32."""
     return workload.replace(c=PARTS * workload.c, precision="tf32")
+
+
+def _split(spec: ArgSpec) -> Prepared:
+    """The parts of x or of the weight."""
+    name, to = spec.name, f"{spec.name}_split"
+    step = KernelStep(
+        build_split(spec.size, _run(spec, _CHANNELS[name]), _LOW_PART[name]),
+        (Pointer(name), Pointer(to)),
+        Grid(math.ceil(spec.size / (CHUNK * SPLIT_THREADS))),
+        SPLIT_THREADS,
+        constant=name == "weight",
+    )
+    return Prepared(name, to, PARTS * spec.nbytes, step)
 
 
 def _run(spec: ArgSpec, axis: str) -> int:

@@ -35,11 +35,11 @@ from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
-from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.hopper import DTYPES
 from schedsearch.templates.parts.loads import load_four_bytes, load_halves, load_run, load_run_of_bytes
+from schedsearch.templates.parts.prepared import Prepared, over_prepared
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.templates.parts.window_sums import WindowSums
 from schedsearch.templates.parts.zero_points import SCALAR, ZeroPoint
@@ -53,7 +53,7 @@ UNFOLD_THREADS = (64, 128, 256)
 UNFOLD_CHUNKS = (1, 2, 4)
 
 _INNER = Conv2dWgmma()
-_WORKSPACES = {"x": "x_unfolded", "weight": "weight_unfolded"}
+_X, _WEIGHT = "x_unfolded", "weight_unfolded"
 
 
 class Conv2dUnfold(Template):
@@ -142,29 +142,22 @@ class Conv2dUnfold(Template):
         inner = _INNER.without_window_sums(unfolded.workload, target, inner_config)
         unfold = KernelStep(
             build_unfold(workload, threads, chunks),
-            (*(Pointer(name) for names in _WORKSPACES.items() for name in names), *_zero_point(workload)),
+            (*map(Pointer, ("x", _X, "weight", _WEIGHT)), *_zero_point(workload)),
             Grid(unfolded.blocks(threads * chunks)),
             threads,
             shaped_by=frozenset({"contiguous"}),
         )
         *before, convolve = inner.steps
-        convolve = over_workspaces(convolve, _WORKSPACES)
         loaded = unfolded.element_bytes * unfolded.piece
         aligned_weight = loaded
         if before:  # the table of a zero point; the weights are those of R x 1 taps over S * C channels
             zero = ZeroPoint.of(unfolded.workload.replace(c=workload.s * workload.c))
             assert zero is not None and len(before) == 1
             before, aligned_weight = [zero.step()], max(loaded, 4)
-        source = dataclasses.replace(
-            inner,
-            steps=(*before, unfold, convolve),
-            workspaces={
-                **inner.workspaces,
-                "x_unfolded": CHUNK_BYTES * unfolded.x_chunks,
-                "weight_unfolded": CHUNK_BYTES * unfolded.weight_chunks,
-            },
-            alignments={**inner.alignments, "x": loaded, "weight": aligned_weight},
-        )
+        x = Prepared("x", _X, CHUNK_BYTES * unfolded.x_chunks, unfold, loaded)
+        weight = Prepared("weight", _WEIGHT, CHUNK_BYTES * unfolded.weight_chunks, alignment=aligned_weight)
+        source = over_prepared(dataclasses.replace(inner, steps=(convolve,)), [x, weight])
+        source = dataclasses.replace(source, steps=(*before, *source.steps))
         windows = WindowSums.of(workload)  # of x as it is given
         return windows.before(source) if windows else source
 

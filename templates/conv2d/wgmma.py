@@ -56,7 +56,6 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
     useful_bks,
 )
 from schedsearch.templates.conv2d.wgmma_store import FragmentCorrections, add_up_of, finish_of
-from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import cluster, hopper, pipeline, ptx, store, walk
 from schedsearch.templates.parts.casts import i32, u32
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -66,6 +65,7 @@ from schedsearch.templates.parts.hopper import (
     SWIZZLE_ROWS,
     WARPGROUP,
 )
+from schedsearch.templates.parts.prepared import over_workspaces
 from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.templates.parts.stages import reads_bytes
 from schedsearch.templates.parts.warm import warm_operands

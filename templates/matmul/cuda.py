@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X
@@ -17,17 +16,17 @@ from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, Template
 from schedsearch.templates.conv2d import mma, simt
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.mma_sizes import Plan as MmaPlan
 from schedsearch.templates.conv2d.simt_sizes import Plan as SimtPlan
 from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
-from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.layout_transform.repack import Repack
 from schedsearch.templates.matmul.convolution import Convolution
 from schedsearch.templates.matmul.repeat import repeat_step
+from schedsearch.templates.parts.prepared import Prepared, over_prepared
 from schedsearch.workload import Workload
 
 LEAST_TILE = 16  # rows and columns
@@ -169,28 +168,20 @@ def transposed_problem(workload: Workload, target: Target) -> str | None:
 def after_repeating(product: Convolution, source: KernelSource) -> KernelSource:
     """The kernel of a matrix of x for each product, preceded by a step that copies the one that all products share."""
     step, alignment = repeat_step("x", X_ALL, product.x.nbytes // product.workload.n, product.workload.n)
-    steps = [over_workspaces(each, {"x": X_ALL}) for each in source.steps]
-    workspaces = {**source.workspaces, X_ALL: product.x.nbytes}
-    alignments = {**source.alignments, "x": alignment}
-    return dataclasses.replace(source, steps=(step, *steps), workspaces=workspaces, alignments=alignments)
+    return over_prepared(source, [Prepared("x", X_ALL, product.x.nbytes, step, alignment)])
 
 
 def after_transposing(workload: Workload, target: Target, source: KernelSource) -> KernelSource:
     """The kernel of `in_rows(workload)`, preceded by steps that transpose factors, as the kernel of the workload."""
-    steps: list[KernelStep] = []
-    alignments, workspaces = dict(source.alignments), dict(source.workspaces)
-    given: dict[str, Any] = {}
+    prepared = []
     for spec in transposed(workload):
         repack, to = _repack(spec, target), f"{spec.name}_{ROWS_OF[spec.name].lower()}"
         config = repack.default()
-        steps.append(repack.step(config, x=spec.name, y=to, constant=spec.constant))
-        given[spec.name], workspaces[to] = to, spec.nbytes
-        alignments[spec.name] = repack.alignments(config)[0]
+        step = repack.step(config, x=spec.name, y=to, constant=spec.constant)
+        prepared.append(Prepared(spec.name, to, spec.nbytes, step, repack.alignments(config)[0]))
     constant = "weight" in workload.constants
-    convolve = [
-        dataclasses.replace(over_workspaces(step, given), constant=step.constant and constant) for step in source.steps
-    ]
-    return dataclasses.replace(source, steps=(*steps, *convolve), workspaces=workspaces, alignments=alignments)
+    steps = tuple(dataclasses.replace(step, constant=step.constant and constant) for step in source.steps)
+    return over_prepared(dataclasses.replace(source, steps=steps), prepared)
 
 
 def _repack(spec: ArgSpec, target: Target) -> Repack:

@@ -8,6 +8,7 @@ A template that runs several others, one after the other, has the knobs of each.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,13 +62,40 @@ def side_by_side(spaces: Mapping[str, ConfigSpace]) -> ConfigSpace:
     Args:
         spaces: prefix -> space; no prefix is the beginning of another.
     """
-    knobs, constraints, derived = [], [], dict[str, Formula]()
-    for prefix, space in spaces.items():
-        knobs += [Knob(prefix + knob.name, knob.values, knob.doc) for knob in space.knobs]
-        for rule in space.constraints:
-            constraints.append(Constraint(f"{prefix.rstrip('_')}: {rule.reason}", _within(rule.predicate, prefix)))
-        derived |= {prefix + name: _within(formula, prefix) for name, formula in space.derived.items()}
-    return ConfigSpace(knobs, constraints, derived)
+    return joined(*(prefixed(space, prefix, prefix.rstrip("_")) for prefix, space in spaces.items()))
+
+
+def joined(*spaces: ConfigSpace) -> ConfigSpace:
+    """The knobs, rules and derived quantities of several spaces, whose names all differ."""
+    return ConfigSpace(
+        [knob for space in spaces for knob in space.knobs],
+        [rule for space in spaces for rule in space.constraints],
+        {name: formula for space in spaces for name, formula in space.derived.items()},
+    )
+
+
+def prefixed(space: ConfigSpace, prefix: str, label: str) -> ConfigSpace:
+    """The space with a prefix for all names, and a label before the texts."""
+    return ConfigSpace(
+        [Knob(prefix + knob.name, knob.values, f"{label}: {knob.doc}") for knob in space.knobs],
+        [Constraint(f"{label}: {rule.reason}", _within(rule.predicate, prefix)) for rule in space.constraints],
+        {prefix + name: _within(formula, prefix) for name, formula in space.derived.items()},
+    )
+
+
+def fixing(space: ConfigSpace, values: Mapping[str, Value]) -> ConfigSpace:
+    """The space without some knobs, which always have these values."""
+
+    fixed = dict(values)
+
+    def given(formula: Formula) -> Formula:
+        return lambda columns: formula(ChainMap(fixed, columns))  # type: ignore[arg-type]  # it only reads
+
+    return ConfigSpace(
+        [knob for knob in space.knobs if knob.name not in values],
+        [Constraint(rule.reason, given(rule.predicate)) for rule in space.constraints],
+        {name: given(formula) for name, formula in space.derived.items()},
+    )
 
 
 def own_values(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
