@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,6 +109,23 @@ def test_a_workload_that_it_cannot_compute_is_refused(change: dict[str, Any], wo
 
 def test_old_gpus_are_refused() -> None:
     assert "8.0 or later" in str(TEMPLATE.validate(LAYER, dataclasses.replace(A100, compute_capability=(7, 5))))
+
+
+def test_the_default_has_the_least_predicted_time() -> None:
+    """Of all legal configurations with 1 or 4 warps that fetch 4 rows ahead."""
+    for change in ({}, {"h": 720, "w": 1280}, {"n": 8, "h": 224, "w": 224, "c": 32, "k": 12}, {"h": 33, "w": 1000, "s": 5}):
+        workload = Workload.conv2d(**{**SHAPE, **change})
+        space = TEMPLATE.space(workload, H200)
+
+        def cycles(config: Mapping[str, Any], derived: Any = space.derived) -> float:
+            q = dict(config)
+            for name, formula in derived.items():
+                q[name] = formula(q)
+            return float(q["predicted_cycles"])
+
+        default = TEMPLATE.default(workload, H200, space)
+        legal = space.restrict({"warps": [1, 4], "prefetch": [4]})
+        assert cycles(default) == min(map(cycles, legal.configs(np.concatenate(list(legal.walk())))))
 
 
 @pytest.mark.gpu

@@ -31,6 +31,7 @@ from schedsearch.templates.conv2d.placement import shuffled_offset
 from schedsearch.templates.parts import row_mma
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
+from schedsearch.templates.parts.choosing import least_predicted
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.row_mma import ELEMENT_BYTES, MMA_CHANNELS, MMA_COLUMNS, MMA_PIXELS, RowTile
 from schedsearch.templates.parts.stages import epilogue_problem, moved_residual_problem
@@ -117,25 +118,10 @@ class Conv2dFewOutputs(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The tiles whose loads fill the device with the least rows read twice; as many warps as registers allow."""
-        q = space.values
-        best: tuple[float, Config] | None = None
-        for pixels in q["pixels"]:
-            for rows in q["rows"]:
-                for blocks in q["blocks_per_sm"]:
-                    for warps in (4, 1):
-                        config = Config(
-                            pixels=pixels, rows=rows, warps=warps, prefetch=min(4, int(rows) // 2), blocks_per_sm=blocks
-                        )
-                        if space.check(config):
-                            continue
-                        values: dict[str, Any] = dict(config)
-                        for name, formula in space.derived.items():
-                            values[name] = formula(values)
-                        cost = float(values["predicted_cycles"])
-                        if best is None or cost < best[0]:
-                            best = cost, config
-        assert best is not None, "the smallest configuration is always legal"
-        return best[1]
+        few = space.restrict({"warps": [1, 4], "prefetch": [4]})
+        return least_predicted(
+            few, lambda q: (q["predicted_cycles"], q["pixels"], q["rows"], q["blocks_per_sm"], -q["warps"])
+        )
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan, epilogue = Plan.of(workload, config), Epilogue(workload)

@@ -42,6 +42,7 @@ from schedsearch.templates.conv2d.halo_sizes import (
 )
 from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, ordered_filter_map, pixel_map, shuffled_map
 from schedsearch.templates.parts import hopper
+from schedsearch.templates.parts.choosing import least_predicted
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES
 from schedsearch.templates.parts.wgmma import Wgmma
@@ -164,7 +165,7 @@ class Conv2dHalo(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The configuration with the least predicted time; among equals, the fewest threads and the most patches."""
-        return hopper.least_predicted(space, lambda q: (q["threads"], -q["patches"], -q["weight_stages"]))
+        return least_predicted(space, lambda q: (q["threads"], -q["patches"], -q["weight_stages"]))
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan = evaluate(workload, target, config)

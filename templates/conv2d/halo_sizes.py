@@ -20,6 +20,7 @@ from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import channel_order
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import hopper
+from schedsearch.templates.parts.choosing import evaluated
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP
 from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
@@ -368,5 +369,5 @@ class Plan:
 
 def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> Plan:
     """The plan of one configuration."""
-    q = hopper.evaluated(derived_quantities(workload, target), config)
+    q = evaluated(derived_quantities(workload, target), config)
     return Plan(**q, shared=shared_layout(workload, q))

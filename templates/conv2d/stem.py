@@ -50,6 +50,7 @@ from schedsearch.templates.conv2d.stem_sizes import (
 from schedsearch.templates.conv2d.stem_store import channel_of_column, end_of_tile
 from schedsearch.templates.parts import hopper, pipeline, ptx, walk
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
+from schedsearch.templates.parts.choosing import least_predicted
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, WARPGROUP
 from schedsearch.templates.parts.loads import load_run, load_run_of_bytes
@@ -153,7 +154,7 @@ class Conv2dStem(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The configuration with the least predicted time; among equals, the most patches, then the fewest threads."""
-        return hopper.least_predicted(
+        return least_predicted(
             space,
             lambda q: (-q["patches"], q["threads"] * q["blocks_per_sm"], q["blocks_per_sm"], -q["register_steps"]),
         )

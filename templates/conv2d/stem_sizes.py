@@ -17,6 +17,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.parts import hopper
+from schedsearch.templates.parts.choosing import evaluated
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, WARPGROUP
 from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
@@ -257,5 +258,5 @@ class Plan:
 
 def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> Plan:
     """The plan of one configuration."""
-    q = hopper.evaluated(derived_quantities(workload, target), config)
+    q = evaluated(derived_quantities(workload, target), config)
     return Plan(**q, shared=shared_layout(workload, q))

@@ -58,6 +58,7 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
 from schedsearch.templates.conv2d.wgmma_store import FragmentCorrections, add_up_of, finish_of
 from schedsearch.templates.parts import cluster, hopper, pipeline, ptx, store, walk
 from schedsearch.templates.parts.casts import i32, u32
+from schedsearch.templates.parts.choosing import least_predicted
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import (
     ALIGNMENT_BYTES,
@@ -221,7 +222,7 @@ class Conv2dWgmma(Template):
             short = of_8_bits & (q["block_steps"] <= SHORT_STEPS)
             return q["cluster"], np.where(short, np.abs(q["stages"] - SHORT_RING), -q["stages"]), q["threads"], -q["group_m"]
 
-        return hopper.least_predicted(space.restrict(few), ties)
+        return least_predicted(space.restrict(few), ties)
 
     def kernel(self, workload: Workload, target: Target, config: Config, gemm: Im2col | None = None) -> KernelSource:
         """The kernel; x and y lie in memory as `gemm` says, or else as the workload's layout says.

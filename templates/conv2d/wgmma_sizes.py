@@ -14,6 +14,7 @@ from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts import hopper
+from schedsearch.templates.parts.choosing import evaluated
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.machine import Im2colFit, machine
 from schedsearch.templates.parts.shared import SharedLayout
@@ -271,7 +272,7 @@ class Plan:
 def evaluate(workload: Workload, target: Target, config: Mapping[str, Any], gemm: Im2col | None = None) -> Plan:
     """The plan of one configuration."""
     gemm = gemm or Im2col.of(workload)
-    q = hopper.evaluated(derived_quantities(workload, target, gemm), config)
+    q = evaluated(derived_quantities(workload, target, gemm), config)
     return Plan(
         **q,
         own_octets=int(octets_per_block(workload, q)),

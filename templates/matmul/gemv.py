@@ -27,8 +27,9 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.matmul.convolution import Convolution
 from schedsearch.templates.matmul.cuda import after_transposing, in_rows, transposed_problem
-from schedsearch.templates.parts import hopper, simt
+from schedsearch.templates.parts import simt
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
+from schedsearch.templates.parts.choosing import least_predicted
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.row_products import CHUNK_BYTES, LANES, RowProducts
 from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem
@@ -99,7 +100,7 @@ class MatmulGemv(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The configuration with the least predicted time; of equals, that with the fewest warps that share columns."""
-        return hopper.least_predicted(space, lambda q: (q["parts"], abs(q["threads"] - 128), q["unroll"]))
+        return least_predicted(space, lambda q: (q["parts"], abs(q["threads"] - 128), q["unroll"]))
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """A warp for each column, one chunk at a time."""

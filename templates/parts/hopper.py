@@ -1,4 +1,4 @@
-"""Shared by the wgmma kernels: the sizes of a Hopper multiprocessor, rules about them, and the choice of a default.
+"""Shared by the wgmma kernels: the sizes of a Hopper multiprocessor, and rules about them.
 
 Quantities have the same names in all kernels: `threads` of a block, `shared_bytes` of a block, `blocks_per_sm`, `registers`
 (the most of a thread), `predicted_cycles`.
@@ -8,13 +8,11 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"; CUDA progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from schedsearch.config import Config
-from schedsearch.space import Columns, ConfigSpace, Constraint
+from schedsearch.space import Columns, Constraint
 from schedsearch.target import Target
 from schedsearch.templates.parts.machine import machine
 
@@ -67,21 +65,3 @@ def matrix_descriptor(row_bytes: int) -> int:
     (unused) leading distance at bit 16. The caller adds the address in units of 16 bytes, at bit 0.
     """
     return ({128: 1, 64: 2, 32: 3}[row_bytes] << 62) | ((SWIZZLE_ROWS * row_bytes // 16) << 32) | (1 << 16)
-
-
-def least_predicted(space: ConfigSpace, ties: Callable[[Columns], Sequence[Any]]) -> Config:
-    """The configuration with the least `predicted_cycles`; among equals, with the least `ties`, the most important first."""
-    rows = np.concatenate(list(space.walk()))
-    q: dict[str, Any] = {knob.name: np.array(knob.values)[rows[:, i]] for i, knob in enumerate(space.knobs)}
-    for name, formula in space.derived.items():
-        q[name] = formula(q)
-    order = np.lexsort((*reversed(ties(q)), np.round(q["predicted_cycles"])))
-    return space.config(rows[order[0]])
-
-
-def evaluated(formulas: Mapping[str, Callable[[Columns], Any]], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The knobs of one configuration with its derived quantities, as ints."""
-    values = dict(config)
-    for name, formula in formulas.items():
-        values[name] = int(formula(values))
-    return values
