@@ -6,38 +6,27 @@ from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid
-from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.arrange.cuda import OPS
 from schedsearch.templates.arrange.kernels import arranging, elements_of, parameters
+from schedsearch.templates.parts.cpu_threads import SharedByThreads
 from schedsearch.workload import Workload
 
-_LEAST = 4096  # elements that are worth a thread
 
-
-class ArrangeCpu(Template):
+class ArrangeCpu(SharedByThreads):
     """Threads have an equal share each of the elements of y in use."""
 
     name = "arrange_cpu"
     version = 1
     op = "arange"
-    kind = "cpu"
 
     @property
     def ops(self) -> tuple[str, ...]:
         return OPS
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        return None
-
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
-        return ConfigSpace((Knob("threads", threads, "threads that share the elements"),))
-
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        wanted = max(1, elements_of(workload) // _LEAST)
-        return Config(threads=max(n for n in space.values["threads"] if n == 1 or n <= wanted))
+    def items(self, workload: Workload) -> int:
+        return elements_of(workload)
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         threads = config["threads"]

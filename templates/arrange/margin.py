@@ -23,13 +23,13 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.own_kernel.copies import copy_on_cpu, copy_on_gpu
 from schedsearch.templates.parts.casts import i64, u32, u64
+from schedsearch.templates.parts.cpu_threads import SharedByThreads
 from schedsearch.templates.parts.whole_reference import WholeReference
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _THREADS = (128, 256, 512)
 _COPY_THREADS = 256
-_LEAST = 4096  # elements that are worth a thread of a CPU
 _Fill = Callable[[Any, Any, Any, Any], None]
 
 
@@ -69,24 +69,15 @@ class FillMarginCuda(Template):
         return KernelSource("cuda", "native", steps)
 
 
-class FillMarginCpu(Template):
+class FillMarginCpu(SharedByThreads):
     """Threads share the elements of the slabs."""
 
     name = "fill_margin_cpu"
     version = 1
     op = "fill_margin"
-    kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        return None
-
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
-        return ConfigSpace((Knob("threads", threads, "threads that share the elements"),))
-
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        wanted = max(1, _slabs(workload) // _LEAST)
-        return Config(threads=max(n for n in space.values["threads"] if n == 1 or n <= wanted))
+    def items(self, workload: Workload) -> int:
+        return _slabs(workload)
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         fill, threads, count = filling(workload), config["threads"], _slabs(workload)

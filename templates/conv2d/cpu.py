@@ -13,31 +13,16 @@ SC18). A depthwise convolution keeps `block` channels in a vector and multiplies
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops import Layout
-from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.space import ConfigSpace, Constraint
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.cpu_kernels import Plan, Shape, convolve_kernel, pack_weight_kernel, pack_x_kernel
-from schedsearch.templates.conv2d.cpu_tiles import (
-    OC_VECTORS,
-    OH_TILES,
-    OW_TILES,
-    UNROLLS,
-    blocks,
-    cheapest_tile,
-    lanes_of,
-    plain_tile,
-    thread_counts,
-    up_to,
-    useful_share,
-    vector_registers,
-)
+from schedsearch.templates.conv2d.cpu_tiles import cheapest_tile, lanes_of, plain_tile, tile_space, useful_share
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.templates.parts.stages import epilogue_problem, moved_residual_problem
 from schedsearch.workload import Workload
@@ -62,59 +47,23 @@ class Conv2dCpu(Template):
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
-        registers = vector_registers(target)
-        lanes = lanes_of(target)
         x_layouts = ("packed", "direct") if shape.fits_unpadded else ("packed",)
-
-        def vectors(k: Any) -> Any:  # machine registers per vector of `block` lanes
-            return np.maximum(k["block"] // lanes, 1)
-
-        return ConfigSpace(
-            [
-                Knob("block", blocks(shape), "x of NCHW[x]c: channels per packed block and lanes of a vector"),
-                Knob("ow_tile", up_to(OW_TILES, shape.ow), "output pixels along the width in the register tile"),
-                Knob("oc_vectors", OC_VECTORS, "vectors of output channels in the register tile"),
-                Knob("unroll", (1,) if shape.depthwise else UNROLLS, "input channels per step of the innermost loop"),
-                Knob("oh_tile", up_to(OH_TILES, shape.oh), "output rows per work item"),
-                Knob("x_layout", x_layouts, "packed: copy x to NCHW[x]c with its padding; direct: read x in place"),
-                Knob("order", ("channels", "rows"), "whether neighbouring work items differ in output channels or in rows"),
-                Knob("threads", thread_counts(target.sms), "threads that share the work items of every step"),
-            ],
-            [
-                Constraint(
-                    f"accumulators, weights and one operand fit in {registers} vector registers",
-                    lambda k: k["accumulators"] + k["oc_vectors"] * vectors(k) + 1 <= registers,
+        rules = (
+            Constraint(
+                f"unroll <= the channel block, min(block, {shape.reduced})",
+                lambda k: k["unroll"] <= np.minimum(k["block"], shape.reduced),
+            ),
+            Constraint(
+                "a depthwise tile reads x directly only in NHWC and without a tail",
+                lambda k: (
+                    (k["x_layout"] == "packed")
+                    | (not shape.depthwise)
+                    | ((shape.outputs % (k["oc_vectors"] * k["block"]) == 0) & (workload.layout == "NHWC"))
                 ),
-                Constraint(
-                    f"padding of the {shape.outputs} output channels is less than a whole vector",
-                    lambda k: (k["oc_vectors"] - 1) * k["block"] < shape.outputs,
-                ),
-                Constraint(
-                    f"unroll <= the channel block, min(block, {shape.reduced})",
-                    lambda k: k["unroll"] <= np.minimum(k["block"], shape.reduced),
-                ),
-                Constraint(
-                    "a depthwise tile reads x directly only in NHWC and without a tail",
-                    lambda k: (
-                        (k["x_layout"] == "packed")
-                        | (not shape.depthwise)
-                        | ((shape.outputs % (k["oc_vectors"] * k["block"]) == 0) & (workload.layout == "NHWC"))
-                    ),
-                ),
-            ],
-            {
-                "accumulators": lambda k: k["ow_tile"] * k["oc_vectors"] * vectors(k),
-                "work_items": lambda k: (
-                    shape.n
-                    * shape.groups
-                    * -(-shape.oh // k["oh_tile"])
-                    * -(-shape.outputs // (k["oc_vectors"] * k["block"]))
-                ),
-                "items_per_thread": lambda k: k["work_items"] / k["threads"],
-                "weight_tile_bytes": lambda k: 4 * shape.reduced * shape.r * shape.s * k["oc_vectors"] * k["block"],
-                "useful_share": lambda k: useful_share(shape, k["ow_tile"], k["oc_vectors"] * k["block"]),
-            },
+            ),
         )
+        lanes_doc = "x of NCHW[x]c: channels per packed block and lanes of a vector"
+        return tile_space(target, shape, x_layouts, lanes_doc, "input channels per step of the innermost loop", 4, rules)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The tile with the fewest modelled cycles per useful multiply-add. Everything else follows from it.

@@ -10,8 +10,6 @@ zero points enter.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from schedsearch.config import Config
@@ -29,20 +27,7 @@ from schedsearch.templates.conv2d.cpu_int8_kernels import (
     pack_x_kernel,
 )
 from schedsearch.templates.conv2d.cpu_kernels import Shape
-from schedsearch.templates.conv2d.cpu_tiles import (
-    OC_VECTORS,
-    OH_TILES,
-    OW_TILES,
-    UNROLLS,
-    blocks,
-    cheapest_tile,
-    lanes_of,
-    plain_tile,
-    thread_counts,
-    up_to,
-    useful_share,
-    vector_registers,
-)
+from schedsearch.templates.conv2d.cpu_tiles import cheapest_tile, lanes_of, plain_tile, tile_space, up_to, useful_share
 from schedsearch.templates.parts.addressing import channel_runs
 from schedsearch.templates.parts.cpu_epilogue import OPERAND_DTYPES, CpuEpilogue
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
@@ -69,63 +54,29 @@ class Conv2dCpuInt8(Template):
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
-        registers, lanes, sums = vector_registers(target), lanes_of(target), int(needs_x_sums(workload))
         x_layouts = ("packed", "direct") if _fits_in_place(workload, shape) else ("packed",)
-
-        def vectors(k: Any) -> Any:  # machine registers per vector of `block` lanes
-            return np.maximum(k["block"] // lanes, 1)
-
-        return ConfigSpace(
-            [
-                Knob("block", blocks(shape), "output channels, and 32-bit lanes, of a vector"),
-                Knob("x_block", _x_blocks(shape), "x of NCHW[x]c: channels per packed block of x"),
-                Knob("ow_tile", up_to(OW_TILES, shape.ow), "output pixels along the width in the register tile"),
-                Knob("oc_vectors", OC_VECTORS, "vectors of output channels in the register tile"),
-                Knob("unroll", (1,) if shape.depthwise else UNROLLS, "steps of four channels in the innermost loop"),
-                Knob("oh_tile", up_to(OH_TILES, shape.oh), "output rows per work item"),
-                Knob("x_layout", x_layouts, "packed: copy x to NCHW[x]c with its padding; direct: read x in place"),
-                Knob("order", ("channels", "rows"), "whether neighbouring work items differ in output channels or in rows"),
-                Knob("threads", thread_counts(target.sms), "threads that share the work items of every step"),
-            ],
-            [
-                Constraint(
-                    f"accumulators, weights and one operand fit in {registers} vector registers",
-                    lambda k: k["accumulators"] + (k["oc_vectors"] + sums) * vectors(k) + 1 <= registers,
+        rules = (
+            Constraint(
+                "unroll <= the steps of a channel block, x_block / 4",
+                lambda k: k["unroll"] * _QUAD <= np.maximum(k["x_block"], _QUAD),
+            ),
+            Constraint(
+                "x that is read in place has one x_block, the largest",
+                lambda k: (k["x_layout"] == "packed") | (k["x_block"] == _x_blocks(shape)[-1]),
+            ),
+            Constraint(
+                "a depthwise tile reads x directly only without a tail",
+                lambda k: (
+                    (k["x_layout"] == "packed")
+                    | (not shape.depthwise)
+                    | (shape.outputs % (k["oc_vectors"] * k["block"]) == 0)
                 ),
-                Constraint(
-                    f"padding of the {shape.outputs} output channels is less than a whole vector",
-                    lambda k: (k["oc_vectors"] - 1) * k["block"] < shape.outputs,
-                ),
-                Constraint(
-                    "unroll <= the steps of a channel block, x_block / 4",
-                    lambda k: k["unroll"] * _QUAD <= np.maximum(k["x_block"], _QUAD),
-                ),
-                Constraint(
-                    "x that is read in place has one x_block, the largest",
-                    lambda k: (k["x_layout"] == "packed") | (k["x_block"] == _x_blocks(shape)[-1]),
-                ),
-                Constraint(
-                    "a depthwise tile reads x directly only without a tail",
-                    lambda k: (
-                        (k["x_layout"] == "packed")
-                        | (not shape.depthwise)
-                        | (shape.outputs % (k["oc_vectors"] * k["block"]) == 0)
-                    ),
-                ),
-            ],
-            {
-                "accumulators": lambda k: k["ow_tile"] * (k["oc_vectors"] + sums) * vectors(k),
-                "work_items": lambda k: (
-                    shape.n
-                    * shape.groups
-                    * -(-shape.oh // k["oh_tile"])
-                    * -(-shape.outputs // (k["oc_vectors"] * k["block"]))
-                ),
-                "items_per_thread": lambda k: k["work_items"] / k["threads"],
-                "weight_tile_bytes": lambda k: shape.reduced * shape.r * shape.s * k["oc_vectors"] * k["block"],
-                "useful_share": lambda k: useful_share(shape, k["ow_tile"], k["oc_vectors"] * k["block"]),
-            },
+            ),
         )
+        x_block = Knob("x_block", _x_blocks(shape), "x of NCHW[x]c: channels per packed block of x")
+        docs = "output channels, and 32-bit lanes, of a vector", "steps of four channels in the innermost loop"
+        sums = int(needs_x_sums(workload))
+        return tile_space(target, shape, x_layouts, *docs, 1, rules, further=(x_block,), sums=sums)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The tile with the fewest modelled cycles per useful multiply-add. Everything else follows from it.

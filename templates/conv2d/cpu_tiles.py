@@ -1,4 +1,4 @@
-"""What the CPU templates of conv2d share: values of knobs, facts about register tiles, and the choice of a default tile."""
+"""What the CPU templates of conv2d share: the space of a register tile, and the choice of a default tile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from schedsearch.config import Config
-from schedsearch.space import ConfigSpace
+from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.cpu_kernels import Shape
 
@@ -48,6 +48,69 @@ def useful_share(shape: Shape, ow_tile: Any, channels: Any) -> Any:
     """Share of the multiply-adds that is not wasted on overlapping pixels or padded channels."""
     pixels = shape.ow / (np.ceil(shape.ow / ow_tile) * ow_tile)
     return pixels * shape.outputs / (np.ceil(shape.outputs / channels) * channels)
+
+
+def tile_space(
+    target: Target,
+    shape: Shape,
+    x_layouts: tuple[str, ...],
+    lanes_doc: str,
+    step_doc: str,
+    weight_bytes: int,
+    rules: Sequence[Constraint],
+    *,
+    further: Sequence[Knob] = (),
+    sums: int = 0,
+) -> ConfigSpace:
+    """The space of a register tile of `ow_tile` pixels x `oc_vectors` vectors of `block` output channels.
+
+    Args:
+        x_layouts: "packed", and "direct" if x may be read in place.
+        lanes_doc, step_doc: of the knobs `block` and `unroll`.
+        weight_bytes: of an element of packed weights.
+        rules: the template's own.
+        further: knobs of its own.
+        sums: vectors of one more column of the tile.
+    """
+    registers, lanes = vector_registers(target), lanes_of(target)
+
+    def vectors(k: Any) -> Any:  # machine registers per vector of `block` lanes
+        return np.maximum(k["block"] // lanes, 1)
+
+    def channels(k: Any) -> Any:  # of a tile
+        return k["oc_vectors"] * k["block"]
+
+    return ConfigSpace(
+        [
+            Knob("block", blocks(shape), lanes_doc),
+            *further,
+            Knob("ow_tile", up_to(OW_TILES, shape.ow), "output pixels along the width in the register tile"),
+            Knob("oc_vectors", OC_VECTORS, "vectors of output channels in the register tile"),
+            Knob("unroll", (1,) if shape.depthwise else UNROLLS, step_doc),
+            Knob("oh_tile", up_to(OH_TILES, shape.oh), "output rows per work item"),
+            Knob("x_layout", x_layouts, "packed: copy x to NCHW[x]c with its padding; direct: read x in place"),
+            Knob("order", ("channels", "rows"), "whether neighbouring work items differ in output channels or in rows"),
+            Knob("threads", thread_counts(target.sms), "threads that share the work items of every step"),
+        ],
+        [
+            Constraint(
+                f"accumulators, weights and one operand fit in {registers} vector registers",
+                lambda k: k["accumulators"] + (k["oc_vectors"] + sums) * vectors(k) + 1 <= registers,
+            ),
+            Constraint(
+                f"padding of the {shape.outputs} output channels is less than a whole vector",
+                lambda k: (k["oc_vectors"] - 1) * k["block"] < shape.outputs,
+            ),
+            *rules,
+        ],
+        {
+            "accumulators": lambda k: k["ow_tile"] * (k["oc_vectors"] + sums) * vectors(k),
+            "work_items": lambda k: shape.n * shape.groups * -(-shape.oh // k["oh_tile"]) * -(-shape.outputs // channels(k)),
+            "items_per_thread": lambda k: k["work_items"] / k["threads"],
+            "weight_tile_bytes": lambda k: weight_bytes * shape.reduced * shape.r * shape.s * channels(k),
+            "useful_share": lambda k: useful_share(shape, k["ow_tile"], channels(k)),
+        },
+    )
 
 
 def cheapest_tile(

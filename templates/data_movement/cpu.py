@@ -14,6 +14,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.data_movement.cpu_kernels import Part, Style, Tiling, move_kernel, parts_of
+from schedsearch.templates.parts.cpu_threads import threads_knob
 from schedsearch.workload import Workload
 
 TILES = (4, 8, 16, 32, 64, 128, 256, 1024)
@@ -48,7 +49,6 @@ class DataMovementCpu(Template):
         columns = max((part.x_run.extent for part in crossing), default=1)
         rows = max((part.y_run.extent for part in crossing), default=1)
         block_bytes = max((part.element_bytes for part in crossing if part.crosses), default=_VECTOR_BYTES)
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
         knobs = (
             Knob("tile_x", _up_to(TILES, columns), "elements of a tile along x's innermost axis, where runs cross"),
             Knob("tile_y", _up_to(TILES, rows), "elements of a tile along y's innermost axis, where runs cross"),
@@ -64,7 +64,7 @@ class DataMovementCpu(Template):
                 ("default", "streaming") if any(part.copies for part in parts) else ("default",),
                 "streaming: copied runs go past the caches",
             ),
-            Knob("threads", threads, "threads that share the items"),
+            threads_knob(target, "items"),
         )
         return ConfigSpace(knobs)
 

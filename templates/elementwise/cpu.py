@@ -18,6 +18,7 @@ from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
 from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.cpu_threads import threads_knob
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.workload import Workload
 
@@ -38,12 +39,11 @@ class ElementwiseCpu(Template):
         return None if items <= _MAX_ITEMS else f"y has {items} parts; allowed: less than 2**31"
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
         pieces = tuple(n for n in _PIECES if _items(workload, n) <= _MAX_ITEMS)
         return ConfigSpace(
             (
                 Knob("piece", pieces, "elements of a work item, at most"),
-                Knob("threads", threads, "threads that share the work items"),
+                threads_knob(target),
             )
         )
 

@@ -16,6 +16,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.indexing.cuda import WRONG, arrays_of, map_of
 from schedsearch.templates.indexing.places import counter, extents_writer, finder, noter
 from schedsearch.templates.parts.casts import i64
+from schedsearch.templates.parts.cpu_threads import SharedByThreads, threads_knob
 from schedsearch.workload import Workload
 
 _ROWS = (1, 16, 256)
@@ -35,7 +36,7 @@ class GatherCpu(Template):
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         rows = map_of(workload).rows
-        knobs = Knob("rows", tuple(n for n in _ROWS if n == 1 or n <= rows), "rows of a work item"), _threads(target)
+        knobs = Knob("rows", tuple(n for n in _ROWS if n == 1 or n <= rows), "rows of a work item"), threads_knob(target)
         return ConfigSpace(knobs)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
@@ -52,24 +53,17 @@ class GatherCpu(Template):
         return KernelSource("cpu", "native", (step,))
 
 
-class ScatterCpu(Template):
+class ScatterCpu(SharedByThreads):
     """A work item has some columns of all rows, so that rows of one target come one after the other."""
 
     name = "scatter_cpu"
     version = 3
     op = "scatter"
-    kind = "cpu"
+    shared = "columns"
+    least = _LEAST_COLUMNS
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        return None
-
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        return ConfigSpace((_threads(target),))
-
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """As many threads as have a share of a row."""
-        wanted = max(1, map_of(workload).run // _LEAST_COLUMNS)
-        return Config(threads=max(n for n in space.values["threads"] if n == 1 or n <= wanted))
+    def items(self, workload: Workload) -> int:
+        return map_of(workload).run
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         m, arrays, threads = map_of(workload), arrays_of(workload), config["threads"]
@@ -171,8 +165,3 @@ def _bits(array: NumbaArray) -> NumbaArray:
     """The same elements as integers: Numba on a CPU has no float16."""
     word = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}[dtype_of(array.dtype).nbytes]
     return NumbaArray(array.buffer, word, array.shape, array.strides_bytes)
-
-
-def _threads(target: Target) -> Knob:
-    threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
-    return Knob("threads", threads, "threads that share the work items")

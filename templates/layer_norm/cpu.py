@@ -16,6 +16,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.cpu_threads import threads_knob
 from schedsearch.workload import Workload
 
 _SUMS = (4, 8, 16, 32)
@@ -35,11 +36,10 @@ class LayerNormCpu(Template):
         return None if rows <= _MAX_ITEMS else f"x has {rows} rows; allowed: less than 2**31"
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
         return ConfigSpace(
             (
                 Knob("sums", _SUMS, "partial sums of a row, which the processor adds side by side"),
-                Knob("threads", threads, "threads that share the rows"),
+                threads_knob(target, "rows"),
             )
         )
 

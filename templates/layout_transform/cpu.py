@@ -17,6 +17,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.layout_transform.permutation import Permutation
 from schedsearch.templates.layout_transform.places import placer, tile_count
 from schedsearch.templates.parts.casts import u8, u16, u32, u64
+from schedsearch.templates.parts.cpu_threads import threads_knob
 from schedsearch.workload import Workload
 
 _TILES = (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
@@ -42,14 +43,13 @@ class LayoutTransformCpu(Template):
         p = _permutation(workload)
         columns = _up_to(p.x_column.extent, p)
         rows = _up_to(p.y_run.extent, p)
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
         return ConfigSpace(
             (
                 Knob("tile_x", columns, "elements of a tile along x's innermost axis"),
                 Knob("tile_y", rows, "elements of a tile along y's innermost axis"),
                 Knob("inner", ("x", "y"), "whether the innermost loop reads or writes neighbours"),
                 Knob("along", ("x", "y"), "neighbouring tiles follow one another along this array's runs"),
-                Knob("threads", threads, "threads that share the tiles"),
+                threads_knob(target, "tiles"),
             )
         )
 

@@ -16,6 +16,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.cpu_threads import threads_knob
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.pool2d.windows import Axis
 from schedsearch.workload import Workload
@@ -43,11 +44,10 @@ class Pool2dCpu(Template):
         columns = Axis.of(workload, 1).outputs
         blocks = _up_to(_CHANNELS, channels)
         widths = tuple(n for n in _up_to(_COLUMNS, columns) if n * blocks[-1] <= _MOST_NUMBERS or n == 1)
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
         knobs = (
             Knob("channels", blocks, "channels of a work item"),
             Knob("columns", widths, "pixels of a row of y of a work item"),
-            Knob("threads", threads, "threads that share the work items"),
+            threads_knob(target),
         )
         return ConfigSpace(knobs)
 

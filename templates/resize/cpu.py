@@ -14,6 +14,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.cpu_threads import threads_knob
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.resize.axes import nearest_pixel, pixels_around
 from schedsearch.workload import Workload
@@ -34,11 +35,10 @@ class ResizeCpu(Template):
         return None if planes * rows <= _MAX_ITEMS else f"y has {planes * rows} rows; allowed: less than 2**31"
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
         return ConfigSpace(
             (
                 Knob("rows", (1, 4, 16), "rows of y of a work item"),
-                Knob("threads", threads, "threads that share the work items"),
+                threads_knob(target),
             )
         )
 

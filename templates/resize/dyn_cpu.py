@@ -9,36 +9,26 @@ from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.launch import Grid
 from schedsearch.ops.resize import positions
-from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.cpu_threads import SharedByThreads
 from schedsearch.templates.resize.cpu import between
 from schedsearch.templates.resize.dyn_axes import images_in_use, line_of_run, parameters, pixel_of_run, pixels_of_run
 from schedsearch.workload import Workload
 
-_LEAST = 4096  # elements that are worth a thread
 
-
-class DynResizeCpu(Template):
+class DynResizeCpu(SharedByThreads):
     """Threads have an equal share each of the rows of y in use."""
 
     name = "dyn_resize_cpu"
     version = 1
     op = "dyn_resize"
-    kind = "cpu"
+    shared = "rows"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        return None
-
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
-        return ConfigSpace((Knob("threads", threads, "threads that share the rows"),))
-
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        wanted = max(1, workload.outputs[0].size // _LEAST)
-        return Config(threads=max(n for n in space.values["threads"] if n == 1 or n <= wanted))
+    def items(self, workload: Workload) -> int:
+        return workload.outputs[0].size
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         threads = config["threads"]

@@ -14,6 +14,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import i64
+from schedsearch.templates.parts.cpu_threads import threads_knob
 from schedsearch.templates.selection.keys import index_of, is_nonzero, key_of, pair, words_of
 from schedsearch.templates.selection.topk_cuda import arrays_of
 from schedsearch.templates.selection.topk_kernels import extents_writer, used_lengths
@@ -168,8 +169,3 @@ def _place_kernel(p: Workload, part: int) -> Callable[..., None]:
                     to += 1
 
     return places
-
-
-def threads_knob(target: Target) -> Knob:
-    threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
-    return Knob("threads", threads, "threads that share the work items")

@@ -16,6 +16,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.cpu_threads import threads_knob
 from schedsearch.workload import Workload
 
 _ROWS = (1, 4, 16, 64, 256)
@@ -36,13 +37,12 @@ class SoftmaxCpu(Template):
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         _, _, inner = along(workload.params)
-        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
         longest = next((n for n in _ROWS if n >= inner), _ROWS[-1])
         rows = tuple(n for n in _ROWS if n <= longest and _items(workload, n) <= _MAX_ITEMS) or (longest,)
         return ConfigSpace(
             (
                 Knob("rows", rows, "neighbouring rows of a work item, side by side in memory"),
-                Knob("threads", threads, "threads that share the work items"),
+                threads_knob(target),
             )
         )
 

@@ -1,0 +1,40 @@
+"""The knob `threads` of CPU templates, and a base for those that have no other."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from schedsearch.config import Config
+from schedsearch.space import ConfigSpace, Knob
+from schedsearch.target import Target
+from schedsearch.template import Template
+from schedsearch.workload import Workload
+
+
+def threads_knob(target: Target, shared: str = "work items") -> Knob:
+    """One thread, half of the cores, all of them; up to 8 cores every number."""
+    threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
+    return Knob("threads", threads, f"threads that share the {shared}")
+
+
+class SharedByThreads(Template):
+    """A base of CPU templates whose only knob is `threads`. The default gives each of them `least` items or more."""
+
+    kind = "cpu"
+    least: ClassVar[int] = 4096
+    shared: ClassVar[str] = "elements"
+
+    @abstractmethod
+    def items(self, workload: Workload) -> int:
+        """How many items the threads share."""
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        return ConfigSpace((threads_knob(target, self.shared),))
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        wanted = max(1, self.items(workload) // self.least)
+        return Config(threads=max(n for n in space.values["threads"] if n == 1 or n <= wanted))
