@@ -156,9 +156,31 @@ def test_a_graph_with_computed_sizes_is_compared_in_both_ways(tmp_path: Path, sp
         assert "checked: its results were compared" in net.explain()
     out.unlink()
     spoiled(relu_for_tanh)
-    with pytest.raises(WrongNetworkError, match=r"run exact at n = 1 computes something else"):
+    with pytest.raises(WrongNetworkError, match=r"run exact at n = 1 computes something else.*'squash\.out', of node"):
         schedsearch.build_dynamic(path, {"n": (1, 3)}, **options)
     assert not out.exists()
+
+
+@pytest.mark.long
+def test_a_graph_with_computed_sizes_shows_what_the_models_values_are(tmp_path: Path) -> None:
+    """Also those of which the array has another order of axes, or the memory of its bound, in both ways to run."""
+    from onnx.reference import ReferenceEvaluator
+
+    from schedsearch.network_check.subjects import ComputedSizes
+
+    path = chain("n", 2, 6, 6).save(tmp_path)
+    model = onnx.load(path)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ("conv.out", "squash.out"))
+    x = np.random.default_rng(3).standard_normal((2, 2, 6, 6), np.float32)
+    _, *right = ReferenceEvaluator(model).run(None, {"x": x})
+    with schedsearch.build_dynamic(path, {"n": (1, 3)}, way="exact", target="cpu", db=tmp_path / "none.db") as net:
+        for way in ("exact", "bounded"):
+            subject = ComputedSizes(net, {"n": 2}, way)
+            shown = subject.values({"x": x}, [name for name in ("conv.out", "squash.out") if name in subject.sizes])
+            assert shown, "the graph shows none of its values"
+            for name, array in shown.items():
+                np.testing.assert_allclose(array, right[("conv.out", "squash.out").index(name)], rtol=1e-4, atol=1e-5)
+                assert array.size == subject.sizes[name]
 
 
 def test_a_model_that_no_evaluator_runs_is_refused_unless_it_need_not_be_checked(

@@ -67,6 +67,7 @@ def run(
     from schedsearch.executable.compare import layer_errors
     from schedsearch.executable.explain import check_text
     from schedsearch.executable.file import load
+    from schedsearch.executable.noted import index_limits
     from schedsearch.executable.sized import SizedNet
 
     with load(executable, target=selector) as loaded:
@@ -80,7 +81,7 @@ def run(
             net = dynamic.at_size(net, sizes, files)
         elif sizes:
             raise UsageError(f"--size is for executables of build --dynamic; {executable} takes inputs of fixed sizes")
-        inputs = read_inputs(net.inputs, files, _index_limits(net))
+        inputs = read_inputs(net.inputs, files, index_limits(net.program))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # arrays of files are in the host's memory
             found = net(**inputs)
@@ -147,20 +148,6 @@ def _say_errors(errors: Sequence[LayerError]) -> None:
         )
     elif whole:
         render.say(f"integers: {render.counted(len(whole), 'value')}, equal in every bit")
-
-
-def _index_limits(net: Net) -> dict[str, int]:
-    """Input that a call reads as indices -> what they must be less than."""
-    from schedsearch.workload import Workload
-
-    found: dict[str, int] = {}
-    for call in net.program.calls:
-        for spec in Workload.from_json(call.workload).signature if call.foreign is None else ():
-            place = net.program.arrays[call.buffers[spec.name]].place
-            if spec.below is not None and place.space == "input":
-                name = net.inputs[place.number].name
-                found[name] = min(spec.below, found.get(name, spec.below))
-    return found
 
 
 def read_inputs(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from schedsearch.device import BoundKernel
 from schedsearch.dynamic.program import Call, Program, Segment
@@ -144,6 +146,11 @@ class BoundNet:
             extents = self._net.words_at(words) if words is not None else tuple(result.array.shape)
             found.append(result.array[tuple(map(slice, extents))])
         return tuple(found)
+
+    def trace(self, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
+        """What values inside held in the last run; see `DynamicNet.trace`."""
+        self._net.device.synchronize()
+        return {name: self._run.numbers(name) for name in names}
 
     def close(self) -> None:
         if self._graph is not None:

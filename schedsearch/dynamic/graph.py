@@ -14,7 +14,7 @@ from schedsearch.dynamic.dims import Dim, Meeting, Unknown, followed, same_dims,
 from schedsearch.dynamic.follow import Along, Margin, margin
 from schedsearch.dynamic.numbers import MOST
 from schedsearch.dynamic.numbers import function as rule_of
-from schedsearch.dynamic.program import Call, Formula, Numbers, Program, Segment, Size, Value, axes_of_view
+from schedsearch.dynamic.program import Call, Formula, Numbers, Program, Segment, Shown, Size, Value, axes_of_view
 from schedsearch.dynamic.segments import Planner
 from schedsearch.errors import UsageError
 from schedsearch.ops.declared_shapes import is_extents
@@ -77,6 +77,7 @@ class DynamicGraph:
         self._constants: dict[str, np.ndarray[Any, Any]] = {}
         self._elements: dict[str, tuple[Dim, ...]] = {}  # of numbers and short constants
         self._margins: dict[str, dict[tuple[str, Margin, bool], str]] = {}  # memory -> what it has been filled with
+        self.shows: dict[str, Shown] = {}  # value of the model that the graph was made from -> where its numbers are
         self.recipe: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._inside = False
 

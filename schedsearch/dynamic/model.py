@@ -17,6 +17,7 @@ import numpy as np
 from schedsearch.dynamic import nodes
 from schedsearch.dynamic.dims import Unknown
 from schedsearch.dynamic.graph import DynamicGraph, Size
+from schedsearch.dynamic.program import Shown
 from schedsearch.dynamic.rows import READ as OF_ROWS
 from schedsearch.dynamic.rows import Rows
 from schedsearch.dynamic.rowwise import computes_its_size, unknown_axes
@@ -201,6 +202,7 @@ class _Reader:
         self.names[value] = name
         bound = self.graph.bound(name)
         scalar = value.shape is not None and not len(value.shape) and bound.shape == (1,)
+        self.graph.shows[str(value.name)] = Shown(name, tuple(range(0 if scalar else len(bound.shape))))
         value.shape = ir.Shape(() if scalar else bound.shape)
         if dtype_of(value) != bound.dtype:
             value.dtype = ir.DataType.from_numpy(np.dtype(bound.dtype))

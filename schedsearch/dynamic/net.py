@@ -8,7 +8,7 @@ from the device's memory, and the whole run is a chain of launches, on a GPU one
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -102,12 +102,24 @@ class DynamicNet:
             IndexRangeError: an index of a gather or scatter is out of range. On a GPU a run sees this when it waits for
                 sizes; otherwise `check` does.
         """
-        if self._exact is None:
-            self._exact = ExactRuns(self)
-        run = self._exact.run(given, stream)
+        run = self._exact_run(given, stream)
         found = [run.sliced(name) for name in self.program.outputs]
         run.release()
         return found[0] if len(found) == 1 else tuple(found)
+
+    def _exact_run(self, given: tuple[Any, ...], stream: Any) -> Run:
+        if self._exact is None:
+            self._exact = ExactRuns(self)
+        return self._exact.run(given, stream)
+
+    def trace(self, names: Iterable[str], *given: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Runs exactly, and returns what values inside hold, whose extents must follow from those of the inputs: NumPy
+        arrays that hold their numbers exactly. Raises as a call does."""
+        run = self._exact_run(given, None)
+        self.device.synchronize()
+        found = {name: run.numbers(name) for name in names}
+        run.release()
+        return found
 
     def bind(self, *given: Any, overlapped: bool = False) -> BoundNet:
         """Prepares bounded runs on these arrays: on a GPU it captures one graph.

@@ -94,6 +94,19 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """Where the numbers of a model's value are.
+
+    Attributes:
+        name: of the graph's value.
+        order: for each axis of the model's value the axis of the array.
+    """
+
+    name: str
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Call:
     """A workload on values: argument -> value, output -> value.
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from schedsearch.device.index_notes import IndexNotes
 from schedsearch.dynamic.given import Make, maker
 from schedsearch.dynamic.pool import Pool
@@ -15,6 +17,8 @@ from schedsearch.errors import ArgumentError
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.data_movement import AXES
 from schedsearch.ops.dependence import EXTENTS, STRIDE, SizeError
+from schedsearch.ops.dtypes import decode
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import row_strides
 from schedsearch.runtime import arrays
 from schedsearch.runtime.streams import raw_stream
@@ -198,6 +202,16 @@ class Run:
         array = self._made[name]
         extents = self.extents.get(self.net.owners[name], self.shapes[name])
         return array if extents == self.shapes[name] else array[tuple(map(slice, extents))]
+
+    def numbers(self, name: str) -> np.ndarray[Any, Any]:
+        """What an array holds, when the run is over: of a value whose extents follow from those of the inputs."""
+        value = self.net.program.values[name]
+        shape = self.shapes[name]
+        raw = np.empty(value.bytes_of(shape), np.uint8)
+        if raw.size:
+            self.net.device.copy_out(raw.data, self.places[name])
+        held = decode(raw.view(dtype_of(value.dtype).storage).reshape(shape), value.dtype)
+        return held[tuple(map(slice, self.extents.get(name, value.shape)))]
 
     def result(self, name: str, block: Any) -> Result:
         """An output of a bounded run; its extents are a view of the block of sizes."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from schedsearch.dynamic.dims import Unknown
 from schedsearch.dynamic.graph import DynamicGraph
+from schedsearch.dynamic.program import Shown
 from schedsearch.executable.references import packed
 from schedsearch.executable.schedule import Held, Schedule, schedule
 from schedsearch.network.facts import constant_of, name_of
@@ -149,6 +150,11 @@ class _Calls:
             name = self._unused(call.name)
             self.graph.call(workload, *arguments, name=name, scalars=call.scalars, source=f"node {call.name}")
             self.made |= {number: f"{name}.{output}" for output, number in call.outputs.items()}
+            for number in call.outputs.values():
+                held = self.found.arrays[number]
+                if sorted(held.layout) == sorted(held.axes):
+                    order = tuple(held.layout.index(axis) for axis in held.axes)
+                    self.graph.shows.setdefault(held.name, Shown(self.made[number], order))
         copied = {copy: source for source, copy in self.found.copies}
         results = []
         for name, number in zip(self.network.outputs, self.found.outputs):

@@ -77,12 +77,12 @@ def _evaluated(
     path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], names: list[str]
 ) -> Mapping[str, np.ndarray[Any, Any]]:
     """The values of a model by name, as far as it has them."""
-    import numpy as np
-
     from schedsearch.network.model import needed, read_proto
 
     needed()
     import onnx
+
+    from schedsearch.network_check.evaluators import NotEvaluableError, OnnxReference, evaluators
 
     model, _ = read_proto(path)
     onnx.load_external_data_for_model(model, str(path.resolve().parent))
@@ -96,23 +96,15 @@ def _evaluated(
         if len(given) != len(extents) or any(extent not in (0, n) for extent, n in zip(extents, given)):
             raise UsageError(f"{each.name} is {list(given)} in the network and {extents} in {path}; give its own model")
     feeds = {name: array.astype(onnx.helper.tensor_dtype_to_np_dtype(taken[name])) for name, array in inputs.items()}
-    try:
-        import onnxruntime
-    except ImportError:
-        from onnx.reference import ReferenceEvaluator
-
-        try:
-            with np.errstate(all="ignore"):  # infinities are results like others
-                results: Mapping[str, np.ndarray[Any, Any]] = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
-        except Exception as error:  # its errors have no common base; it lacks some versions of operators
-            raise UsageError(f"onnx's evaluator cannot compute {path}: {error}; install onnxruntime") from error
-        return results
     made = {name for node in model.graph.node for name in node.output}
-    outputs = {each.name for each in model.graph.output}
     asked = [name for name in names if name in made]
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in outputs)
+    if not asked:
+        return {}
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked)
+    evaluator = evaluators()[0]
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        return dict(zip(asked, session.run(asked, feeds)))
-    except Exception as error:  # its errors have no common base but this
-        raise UsageError(f"ONNX Runtime cannot compute {path}: {error}") from error
+        return dict(zip(asked, evaluator.open(model).run(feeds)))
+    except NotEvaluableError as error:
+        remedy = "; install onnxruntime" if isinstance(evaluator, OnnxReference) else ""
+        raise UsageError(f"{evaluator.name} cannot compute {path}: {error}{remedy}") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from schedsearch.device.index_notes import IndexNotes, notes_indices
 
 if TYPE_CHECKING:
+    from schedsearch.executable.program import Program
     from schedsearch.executable.run import Weights
 
 
@@ -27,3 +28,17 @@ def index_notes(weights: Weights) -> IndexNotes[int]:
     return IndexNotes(
         weights.device, [number for number, call in enumerate(program.calls) if call.artifact in noting], describe
     )
+
+
+def index_limits(program: Program) -> dict[str, int]:
+    """Input that a call reads as indices -> what they must be less than."""
+    from schedsearch.workload import Workload
+
+    found: dict[str, int] = {}
+    for call in program.calls:
+        for spec in Workload.from_json(call.workload).signature if call.foreign is None else ():
+            place = program.arrays[call.buffers[spec.name]].place
+            if spec.below is not None and place.space == "input":
+                name = program.arrays[program.inputs[place.number]].name
+                found[name] = min(spec.below, found.get(name, spec.below))
+    return found

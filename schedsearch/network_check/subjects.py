@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from schedsearch.executable.noted import index_limits
 from schedsearch.network_check.draws import Wanted, plain, stored
 from schedsearch.network_check.rule import Difference
-from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from schedsearch.dynamic.executable import DynamicExecutable
+    from schedsearch.dynamic.program import Value
     from schedsearch.executable.net import Net
 
 NO_CHECK = "--no-check (in Python check=False)"
@@ -66,7 +68,7 @@ class BuiltNet:
         made = [arrays[call.buffers[name]] for call in net.steps if not call.is_conversion for name in call.outputs]
         self.sizes: Mapping[str, int] = {each.name: int(np.prod(each.shape, dtype=np.int64)) for each in made}
         self._dtypes = {each.name: each.dtype for each in made} | {each.name: each.dtype for each in net.outputs}
-        below = _index_limits(net)
+        below = index_limits(net.program)
         self.inputs = [
             Wanted(port.name, _in_order(port.shape, port.layout, port.axes), port.dtype, below.get(port.name))
             for port in net.inputs
@@ -100,18 +102,6 @@ def _in_order(shape: tuple[int, ...], layout: str, axes: str) -> tuple[int, ...]
     return tuple(shape[layout.index(axis)] for axis in axes)
 
 
-def _index_limits(net: Net) -> dict[str, int]:
-    """Input that a call reads as indices -> what they must be less than."""
-    found: dict[str, int] = {}
-    for call in net.program.calls:
-        for spec in Workload.from_json(call.workload).signature if call.foreign is None else ():
-            place = net.program.arrays[call.buffers[spec.name]].place
-            if spec.below is not None and place.space == "input":
-                name = net.inputs[place.number].name
-                found[name] = min(spec.below, found.get(name, spec.below))
-    return found
-
-
 class ComputedSizes:
     """A graph whose sizes are computed, at sizes that the caller chose.
 
@@ -123,7 +113,12 @@ class ComputedSizes:
         self._net, self._way = net, way
         at = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         self.what = f"the graph, run {way}{at and f' at {at}'}"
-        self.sizes: Mapping[str, int] = {}
+        self._shown = {
+            name: each for name, each in net.parts.graph.shows.items() if _is_visible(net.program.values.get(each.name))
+        }
+        self.sizes: Mapping[str, int] = {
+            name: math.prod(_extents(net.program.values[each.name], sizes)) for name, each in self._shown.items()
+        }
         self.inputs = [
             Wanted(port.name, tuple(n if isinstance(n, int) else sizes[n.name] for n in port.shape), port.dtype)
             for port in net.inputs
@@ -141,10 +136,14 @@ class ComputedSizes:
         return [each for number, each in enumerate(ends) if each not in ends[:number]]
 
     def dtype(self, value: str) -> str:
-        return next((port.dtype for port in self._net.outputs if port.name == value), "float32")
+        inside = {name: self._net.program.values[each.name].dtype for name, each in self._shown.items()}
+        return (inside | {port.name: port.dtype for port in self._net.outputs}).get(value, "float32")
+
+    def _given(self, inputs: Mapping[str, Array]) -> list[Any]:
+        return [self._on_device(stored(inputs[port.name], port.dtype)) for port in self._net.inputs]
 
     def outputs(self, inputs: Mapping[str, Array]) -> list[Array]:
-        given = [self._on_device(stored(inputs[port.name], port.dtype)) for port in self._net.inputs]
+        given = self._given(inputs)
         if self._way == "exact":
             found = self._net.net(*given)
             several = found if isinstance(found, tuple) else (found,)
@@ -160,7 +159,18 @@ class ComputedSizes:
             bound.close()
 
     def values(self, inputs: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
-        return {}
+        shown = {name: self._shown[name] for name in names}
+        given, inside = self._given(inputs), [each.name for each in shown.values()]
+        if self._way == "exact":
+            held = self._net.net.trace(inside, *given)
+        else:
+            bound = self._net.bind(*given)
+            try:
+                bound.step()
+                held = bound.trace(inside)
+            finally:
+                bound.close()
+        return {name: held[each.name].transpose(each.order) for name, each in shown.items()}
 
     def complaint(self, value: str, apart: Difference, source: str) -> str:
         return wrong(self.what, value, apart, source)
@@ -180,3 +190,14 @@ def _used(array: Array, extents: Any) -> Array:
 
 def _on_host(array: Any) -> Any:
     return array.cpu().numpy() if hasattr(array, "cpu") else array
+
+
+def _is_visible(value: Value | None) -> bool:
+    """Whether it has memory of its own, and extents that follow from those of the inputs."""
+    if value is None or value.view_of or value.numbers:
+        return False
+    return value.known is not None or value.words is None
+
+
+def _extents(value: Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(each if isinstance(each, int) else each.at(sizes) for each in value.known or value.shape)
