@@ -6,51 +6,18 @@ with a damaged one is skipped and logged.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from schedsearch.measurement import Outcome
 from schedsearch.records import damage, schema
-from schedsearch.records.damage import DamagedRow, DamageLog
+from schedsearch.records.damage import DamageLog
 from schedsearch.records.database import Database
+from schedsearch.records.fields import RECORD
 
-_OUTCOMES = frozenset(map(str, Outcome))
-_TEXTS = ("workload_id", "target_key", "template", "config", "mode", "message", "clocks", "run", "source")
-_WHOLE = ("template_version", "registers", "shared_bytes", "local_bytes", "spill_bytes", "code_bytes", "batch")
 _CHUNK = 5000
-
-
-def _outcome(column: str, value: Any) -> str:
-    if isinstance(value, str) and value in _OUTCOMES:
-        return value
-    raise DamagedRow(f"outcome is {ascii(value)[:60]}; it must be one of {', '.join(sorted(_OUTCOMES))}")
-
-
-def _or_none(check: Callable[..., Any]) -> Callable[[str, Any], Any]:
-    return lambda column, value: None if value is None else check(column, value)
-
-
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(_TEXTS, damage.text),
-    **dict.fromkeys(_WHOLE, damage.whole),
-    "id": functools.partial(damage.whole, low=-(2**63)),
-    "outcome": _outcome,
-    "time_ns": _or_none(functools.partial(damage.number, above=0.0)),
-    "times_ns": damage.optional_text,
-    "build_s": functools.partial(damage.number, low=0.0),
-    "run_s": functools.partial(damage.number, low=0.0),
-    "prediction": _or_none(damage.number),
-    "model": _or_none(damage.whole),
-    "started_at": damage.stamp,
-    "finished_at": damage.stamp,
-    "final_race": damage.flag,
-    "max_error": lambda column, value: value if value is None or value == math.inf else damage.number(column, value),
-}
 
 
 def read_columns(
@@ -71,12 +38,9 @@ def read_columns(
         task: only records of this (workload id, target key, mode).
 
     Raises:
-        KeyError: a column is not one that can be read here.
+        KeyError: there is no such column.
     """
-    checks = [(name, _CHECKS[name]) for name in names]
-
-    def checked(row: Any) -> tuple[Any, ...]:
-        return tuple([check(name, value) for (name, check), value in zip(checks, row)])
+    checked = _checker(names)
 
     record = schema.record.c
     query = sa.select(*(record[name] for name in names)).order_by(record.id).limit(_CHUNK)
@@ -134,16 +98,16 @@ def list_records(
         )
     key = record[sort]
     order = (key.is_(None), key.desc() if descending else key, record.id)
-    checks = [(name, _CHECKS[name]) for name in LISTED]
     with database.read() as connection:
         total = connection.execute(sa.select(sa.func.count()).select_from(schema.record).where(*conditions)).scalar_one()
         query = sa.select(*(record[name] for name in LISTED)).where(*conditions).order_by(*order).limit(limit)
         fetched = connection.execute(query).all()
+    return total, list(damage.sound(log, database.path, "record", fetched, _checker(LISTED), lambda row: row[0]))
 
-    def checked(row: Any) -> tuple[Any, ...]:
-        return tuple([check(name, value) for (name, check), value in zip(checks, row)])
 
-    return total, list(damage.sound(log, database.path, "record", fetched, checked, lambda row: row[0]))
+def _checker(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    checks = [(name, RECORD[name].check) for name in names]
+    return lambda row: tuple([check(name, value) for (name, check), value in zip(checks, row)])
 
 
 def read_stamp(database: Database) -> tuple[Any, ...]:

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 from schedsearch.errors import DatabaseError, DatabaseLockedError, SchemaVersionError
 from schedsearch.records import damage
+from schedsearch.records.fields import SCHEMA_VERSION
 
-SCHEMA_VERSION = 5  # the newest version that this code knows; `schema.MIGRATIONS` leads to it
 BUSY_TIMEOUT_S = 30.0
 MAX_VALUE_BYTES = 256 << 20  # of one text or blob; SQLite refuses to read a longer one
 MIN_SQLITE = (3, 37, 0)  # STRICT tables

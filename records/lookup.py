@@ -9,17 +9,17 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from schedsearch.errors import DatabaseError
 from schedsearch.records import damage, dbfile, trust
+from schedsearch.records.fields import ARTIFACT, BEST, RECORD, WORKLOAD, Field
 
 T = TypeVar("T")
 
-_SIGNED_SINCE = 4  # the schema version that added signatures of bests and records
 _BUSY_TIMEOUT_S = 5.0  # readers wait only while a file is created, recovered or rebuilt
 
 
@@ -93,20 +93,10 @@ _IMPORTED = """SELECT r.id, r.template, r.template_version, r.config, r.source, 
     GROUP BY r.template, r.template_version, r.config ORDER BY min(r.time_ns), r.id LIMIT ?4"""
 
 
-# What the queries use; a test compares it with the schema.
+# What a file of any version has.
 _TABLES = {
-    "workload": ("id", "op", "json"),
-    "best": (
-        "workload_id", "target_key", "mode", "record_id", "template", "template_version", "config", "time_ns", "verified",
-        "artifact_sha256",
-    ),
-    "artifact": ("sha256", "arch", "plan", "signature", "code"),
-}  # fmt: skip
-_STORE_TABLES = {
-    "record": (
-        "id", "workload_id", "target_key", "template", "template_version", "config", "mode", "outcome", "time_ns", "source",
-    )
-}  # fmt: skip
+    each.name: [field.name for field in each.fields if field.since == 1] for each in (WORKLOAD, ARTIFACT, BEST, RECORD)
+}
 
 
 class Lookup:
@@ -132,7 +122,7 @@ class Lookup:
         self._connection = dbfile.connect(self.path, readonly=True, busy_timeout_s=_BUSY_TIMEOUT_S)
         try:
             self._meta = self._read_meta()
-            self._signed = int(self._meta["schema_version"]) >= _SIGNED_SINCE
+            self._signed = int(self._meta["schema_version"]) >= BEST["signature"].since
         except BaseException:
             self.close()
             raise
@@ -142,7 +132,7 @@ class Lookup:
             raise dbfile.foreign(self.path)
         self._run(lambda connection: dbfile.check_tables(connection, self.path, {"meta": ("key", "value")}))
         meta = dbfile.read_meta(self.path, self._all("SELECT key, value FROM meta"), ("uuid", "kind", "signature"))
-        tables = _TABLES | (_STORE_TABLES if meta["kind"] == "store" else {})
+        tables = {name: columns for name, columns in _TABLES.items() if name != "record" or meta["kind"] == "store"}
         self._run(lambda connection: dbfile.check_tables(connection, self.path, tables))
         return meta
 
@@ -258,43 +248,39 @@ class Lookup:
             raise damage.DamageError(damage.damage(self.path, table, name, error)) from error
 
 
+_KERNEL = BEST.select(("template", "template_version", "config"))
+_OF_ROW = [
+    *BEST.select(("workload_id", "target_key", "mode", "record_id")), *_KERNEL, *BEST.select(("time_ns", "verified")),
+    *(field.optional() for field in ARTIFACT.select(("sha256", "plan", "arch"))), BEST["signature"],
+]  # fmt: skip
+_OF_NEIGHBOUR = [WORKLOAD["json"], BEST["target_key"], *_KERNEL, BEST["time_ns"]]
+_OF_IMPORTED = [BEST["record_id"], *_KERNEL, RECORD["source"], BEST["time_ns"]]
+
+
+def _check(fields: Iterable[Field], row: Iterable[Any]) -> None:
+    """Raises DamagedRow if a column is damaged."""
+    for field, value in zip(fields, row):
+        field.read(field.name, value)
+
+
 def _row(row: tuple[Any, ...]) -> LookupRow:
+    _check(_OF_ROW, row)
     found = LookupRow._make(row)
-    damage.text("workload_id", found.workload_id)
-    damage.text("mode", found.mode)
-    damage.whole("record_id", found.record_id, 1)
-    _check_kernel(found)
-    for name in ("artifact_sha256", "plan_json", "arch"):
-        damage.optional_text(name, getattr(found, name))
-    damage.text("signature", found.signature)
-    return found._replace(verified=damage.flag("verified", found.verified))
+    return found._replace(verified=bool(found.verified))
 
 
 def _neighbour(row: tuple[Any, ...]) -> NeighbourRow:
     *values, workload_id = row
+    _check(_OF_NEIGHBOUR, values)
     found = NeighbourRow._make(values)
-    damage.mapping("json of the workload", found.workload_json)
     if hashlib.sha256(found.workload_json.encode()).hexdigest() != workload_id:
         raise damage.DamagedRow("json does not match its id, which is its sha256", "workload", str(workload_id))
-    damage.text("target_key", found.target_key)
-    _check_kernel(found)
     return found
 
 
 def _imported(row: tuple[Any, ...]) -> ImportedRow:
-    found = ImportedRow._make(row)
-    damage.whole("id", found.record_id, 1)
-    damage.text("source", found.source)
-    _check_kernel(found)
-    return found
-
-
-def _check_kernel(row: LookupRow | NeighbourRow | ImportedRow) -> None:
-    """Raises DamagedRow if a column that all kinds of rows have is damaged."""
-    damage.text("template", row.template)
-    damage.whole("template_version", row.template_version)
-    damage.config_values("config", row.config_json)
-    damage.number("time_ns", row.time_ns, above=0.0)
+    _check(_OF_IMPORTED, row)
+    return ImportedRow._make(row)
 
 
 def _task(row: tuple[Any, ...]) -> str:

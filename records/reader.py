@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,10 +15,10 @@ from schedsearch.config import Config
 from schedsearch.errors import PlanError, WorkloadError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
-from schedsearch.measurement import Anchor, Measurement, Outcome, Resources
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import damage, rows, size_tables, trust
 from schedsearch.records.damage import DamagedRow, DamageError, DamageLog
+from schedsearch.records.fields import ARTIFACT, BEST, PROFILE, RECORD, RUN
 from schedsearch.records.rows import Best, RecordRow
 from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.size_table import SizeTable
@@ -28,7 +27,13 @@ from schedsearch.workload import Workload
 
 T = TypeVar("T")
 
-_OUTCOMES = {str(outcome): outcome for outcome in Outcome}
+_READ = [
+    (field.name, field.read) for field in RECORD.fields if field.name not in ("workload_id", "toolchain_id")
+]  # `Reader` reads these two with the tables that they name
+_OF_BEST = (
+    ("verified", "verified"), ("artifact_sha256", "best_sha256"), ("promoted_at", "promoted_at"),
+    ("signature", "best_signature"),
+)  # fmt: skip
 
 
 class Reader:
@@ -42,7 +47,6 @@ class Reader:
 
     def __init__(self, path: Path, log: DamageLog, *, thorough: bool = False) -> None:
         self.path, self.log, self._thorough = path, log, thorough
-        self._configs: dict[str, Config] = {}
         self._toolchains: dict[str, tuple[str, dict[str, str]]] = {}
         self._workloads: dict[str, tuple[str, str]] = {}
         self._copied: set[int] = set()
@@ -97,16 +101,20 @@ class Reader:
 
     def evidence(self, fetched: Iterable[Any]) -> Iterator[tuple[Config, float | None]]:
         """Rows of `queries.evidence`."""
-        return self._sound("record", fetched, self._evidence, lambda row: row.id)
+        config, time_ns = RECORD["config"].read, RECORD["time_ns"].read
+
+        def read(row: Any) -> tuple[Config, float | None]:
+            return config("config", row.config), time_ns("time_ns", row.time_ns)
+
+        return self._sound("record", fetched, read, lambda row: row.id)
 
     def artifacts(self, fetched: Iterable[Any]) -> Iterator[Any]:
         """The rows of `queries.artifacts` that are sound, and whose code and plan match their digest, as they are."""
 
         def checked(row: Any) -> Any:
             self.stored_artifact(row)
-            for column in ("kind", "arch", "machine", "signature"):
-                damage.text(column, getattr(row, column))
-            damage.stamp("created_at", row.created_at)
+            for field in ARTIFACT.fields:
+                field.read(field.name, getattr(row, field.name))
             return row
 
         return self._sound("artifact", fetched, checked, lambda row: row.sha256)
@@ -127,36 +135,18 @@ class Reader:
     def record(self, row: Any) -> RecordRow:
         """A row of `queries.records`. Raises `DamagedRow` or another of `damage.UNREADABLE`."""
         op, workload_json = self._workload(row)
-        measurement = _measurement(row)
-        code, anchor_ns = damage.optional_text("anchor_code", row.anchor_code), row.anchor_ns
-        if (code is None) != (anchor_ns is None):
-            raise DamagedRow("anchor_code and anchor_ns must both have a value or both be NULL")
-        prediction, model = row.prediction, row.model
+        values = {name: read(name, getattr(row, name)) for name, read in _READ}
+        if values["time_ns"] != (statistics.median(values["times_ns"]) if values["times_ns"] else None):
+            raise DamagedRow("time_ns is not the median of times_ns")
         found = RecordRow(
-            id=damage.whole("id", row.id, -(2**63)),
+            id=values["id"],
             op=op,
             workload_id=row.workload_id,
             workload_json=workload_json,
             best=bool(row.best),
-            target=damage.text("target_key", row.target_key),
-            template=damage.text("template", row.template),
-            template_version=damage.whole("template_version", row.template_version),
-            config=self._config(row.config),
-            measurement=measurement,
             toolchain=self._toolchain(row),
-            run=damage.text("run", row.run),
-            batch=damage.whole("batch", row.batch),
-            prediction=None if prediction is None else damage.number("prediction", prediction),
-            started_at=damage.stamp("started_at", row.started_at),
-            finished_at=damage.stamp("finished_at", row.finished_at),
-            artifact=damage.optional_text("artifact_sha256", row.artifact_sha256),
-            source=damage.text("source", row.source),
-            final_race=damage.flag("final_race", row.final_race),
-            model=None if model is None else damage.whole("model", model),
-            anchor=None if code is None else Anchor(code, damage.number("anchor_ns", anchor_ns, above=0.0)),
+            **rows.attempt(values),
         )
-        damage.text("content_id", row.content_id)
-        damage.text("signature", row.signature)
         if self._thorough and (problem := rows.problem_of_ids(row._mapping)):
             raise DamagedRow(f"it is not the record that was stored: {problem}")
         return found
@@ -175,10 +165,7 @@ class Reader:
             raise DamagedRow(f"{differing[0]} is not that of record {found.id}, which it names")
         return Best(
             found,
-            damage.flag("verified", row.verified),
-            damage.optional_text("artifact_sha256", row.best_sha256),
-            damage.stamp("promoted_at", row.promoted_at),
-            damage.text("signature", row.best_signature),
+            *(BEST[name].read(name, getattr(row, column)) for name, column in _OF_BEST),
             row.content_id,
         )
 
@@ -215,16 +202,6 @@ class Reader:
             found = self._toolchains[toolchain_id] = row.toolchain_json, versions
         return found[1]
 
-    def _config(self, value: Any) -> Config:
-        found = self._configs.get(value) if isinstance(value, str) else None
-        if found is None:
-            found = self._configs[value] = Config(damage.config_values("config", value))
-        return found
-
-    def _evidence(self, row: Any) -> tuple[Config, float | None]:
-        time_ns = row.time_ns
-        return self._config(row.config), None if time_ns is None else damage.number("time_ns", time_ns, above=0.0)
-
     def stored_artifact(self, row: Any) -> Artifact:
         """A row of `queries.artifacts`; the digest is compared before the plan is parsed. Raises `DamagedRow`, PlanError."""
         sha256, plan = damage.text("sha256", row.sha256), damage.text("plan", row.plan)
@@ -242,44 +219,6 @@ class Reader:
         self, table: str, fetched: Iterable[Any], read: Callable[[Any], T], name: Callable[[Any], object]
     ) -> Iterator[T]:
         return damage.sound(self.log, self.path, table, fetched, read, name)
-
-
-def _measurement(row: Any) -> Measurement:
-    outcome = _OUTCOMES.get(row.outcome) if isinstance(row.outcome, str) else None
-    if outcome is None:
-        raise DamagedRow(f"outcome is {ascii(row.outcome)[:60]}; it must be one of {', '.join(_OUTCOMES)}")
-    times_ns: tuple[float, ...] = ()
-    if row.times_ns is not None:
-        times = damage.parsed("times_ns", row.times_ns)
-        if not isinstance(times, list) or not times:
-            raise DamagedRow("times_ns is not a list of times")
-        times_ns = tuple([damage.number("a time of times_ns", time_ns, above=0.0) for time_ns in times])
-    if (outcome is Outcome.OK) != bool(times_ns):
-        raise DamagedRow(f"outcome is {outcome} with {len(times_ns)} times; only ok has times, and at least one")
-    if row.time_ns != (statistics.median(times_ns) if times_ns else None):
-        raise DamagedRow("time_ns is not the median of times_ns")
-    error = row.max_error
-    if error is not None and error != math.inf:
-        damage.number("max_error", error)
-    return Measurement(
-        outcome=outcome,
-        mode=damage.text("mode", row.mode),
-        times_ns=times_ns,
-        resources=Resources(
-            damage.whole("registers", row.registers),
-            damage.whole("shared_bytes", row.shared_bytes),
-            damage.whole("local_bytes", row.local_bytes),
-            damage.whole("spill_bytes", row.spill_bytes),
-            damage.whole("code_bytes", row.code_bytes),
-        ),
-        max_error=error,
-        message=damage.text("message", row.message),
-        build_s=damage.number("build_s", row.build_s, 0.0),
-        run_s=damage.number("run_s", row.run_s, 0.0),
-        clocks=damage.mapping("clocks", row.clocks),
-        host=damage.text("host", row.host),
-        device_uuid=damage.text("device_uuid", row.device_uuid),
-    )
 
 
 def _checked_workload(workload_id: str, op: Any, workload_json: Any) -> tuple[str, str]:
@@ -300,15 +239,8 @@ def _check_id(named: str, content: str) -> None:
 
 
 def _run(row: Any) -> dict[str, Any]:
-    summary, finished_at = row.summary, row.finished_at
-    return {
-        "id": damage.text("id", row.id),
-        "machine": damage.text("machine", row.machine),
-        "started_at": damage.stamp("started_at", row.started_at),
-        "finished_at": None if finished_at is None else damage.stamp("finished_at", finished_at),
-        "info": damage.mapping("info", row.info),
-        "summary": None if summary is None else damage.mapping("summary", summary),
-    } | ({"records": row.records} if "records" in row._fields else {})
+    values = {field.name: field.read(field.name, getattr(row, field.name)) for field in RUN.fields}
+    return values | ({"records": row.records} if "records" in row._fields else {})
 
 
 def _profile(row: Any) -> tuple[str, Profile]:
@@ -317,7 +249,7 @@ def _profile(row: Any) -> tuple[str, Profile]:
         raise DamagedRow(f"belongs to record {row.record_id!r}, which does not exist")
     if (found.subject, found.taken_at) != (row.subject, row.taken_at):
         raise DamagedRow("subject and taken_at are not those of the json")
-    damage.stamp("taken_at", found.taken_at)
+    PROFILE["taken_at"].read("taken_at", found.taken_at)
     return damage.text("content_id", row.content_id), found
 
 

@@ -1,31 +1,28 @@
 """Converts `Record` to table rows and to and from JSON objects; the identity of a record; a record as stored.
 
-`reader` reads rows.
-
-Exchange files use the JSON objects. They are valid JSON: a float that is not finite is written as the text "inf".
+What each column holds is declared in `fields`; `reader` reads rows. Exchange files use the JSON objects. They are valid
+JSON: a float that is not finite is written as the text "inf".
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from schedsearch.config import Config
 from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.measurement import Anchor, Attempt, Measurement, Record
+from schedsearch.measurement import Anchor, Attempt, Measurement, Record, Resources
 from schedsearch.records import trust
-from schedsearch.records.damage import LATEST_S
+from schedsearch.records.damage import DamagedRow
+from schedsearch.records.fields import RECORD, Field
 from schedsearch.workload import Workload
 
-_INFINITY = "inf"
-# Fields added by schema 3, with their defaults. A field at its default is left out of a record's identity.
-_LATER: dict[str, Any] = {"model": None, "anchor": None, "host": "", "device_uuid": ""}
-_RESOURCES = ("registers", "shared_bytes", "local_bytes", "spill_bytes", "code_bytes")
+_CONTENT = [(each, each.path.split(".")) for each in RECORD.fields if each.path]
+_IN_JSON = [(each, path) for each, path in _CONTENT if not each.derived]
+_NOT_IN_IDENTITY = ("artifact", "source")
 
 
 def to_row(record: Record) -> dict[str, Any]:
@@ -40,84 +37,36 @@ def to_row(record: Record) -> dict[str, Any]:
 
 
 def _values(record: Attempt, workload_id: str, workload_json: str) -> dict[str, Any]:
-    measurement = record.measurement
-    resources = measurement.resources
-    error = measurement.max_error
     toolchain_json = canonical_json(dict(record.toolchain))
-    times_ns = [_finite("times_ns", time_ns) for time_ns in measurement.times_ns]
     return {
         "workload_id": workload_id,
         "workload_json": workload_json,
-        "target_key": record.target,
-        "template": record.template,
-        "template_version": _whole("template_version", record.template_version),
-        "config": record.config.json,
-        "mode": measurement.mode,
         "toolchain_id": sha256_hex(toolchain_json),
         "toolchain_json": toolchain_json,
-        "outcome": str(measurement.outcome),
-        "time_ns": measurement.time_ns,
-        "times_ns": canonical_json(times_ns) if times_ns else None,
-        "registers": _whole("registers", resources.registers),
-        "shared_bytes": _whole("shared_bytes", resources.shared_bytes),
-        "local_bytes": _whole("local_bytes", resources.local_bytes),
-        "spill_bytes": _whole("spill_bytes", resources.spill_bytes),
-        "code_bytes": _whole("code_bytes", resources.code_bytes),
-        # SQL has no NaN. An output with NaN gets an infinite error.
-        "max_error": None if error is None else float(error) + 0.0 if math.isfinite(error) else math.inf,
-        "message": measurement.message,
-        "build_s": _finite("build_s", measurement.build_s, 0.0),
-        "run_s": _finite("run_s", measurement.run_s, 0.0),
-        "clocks": canonical_json(dict(measurement.clocks)),
-        "run": record.run,
-        "batch": _whole("batch", record.batch),
-        "prediction": None if record.prediction is None else _finite("prediction", record.prediction),
-        "started_at": _finite("started_at", record.started_at, 0.0, LATEST_S),
-        "finished_at": _finite("finished_at", record.finished_at, 0.0, LATEST_S),
-        "final_race": int(record.final_race),
-        "artifact_sha256": record.artifact,
-        "source": record.source,
-        "model": None if record.model is None else _whole("model", record.model),
-        "anchor_code": record.anchor.code if record.anchor else None,
-        "anchor_ns": _finite("anchor_ns", record.anchor.time_ns) if record.anchor else None,
-        "host": measurement.host,
-        "device_uuid": measurement.device_uuid,
+        **{field.name: field.accept(_at(record, path))[0] for field, path in _CONTENT},
     }
+
+
+def _at(record: Any, path: list[str]) -> Any:
+    for name in path:
+        record = None if record is None else getattr(record, name)
+    return record
 
 
 def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON object of a row with the keys of `to_row`. It does not need the operator."""
-    return {
-        "workload": json.loads(row["workload_json"]),
-        "target": row["target_key"],
-        "template": row["template"],
-        "template_version": row["template_version"],
-        "config": json.loads(row["config"]),
-        "measurement": {
-            "outcome": row["outcome"],
-            "mode": row["mode"],
-            "times_ns": json.loads(row["times_ns"]) if row["times_ns"] else [],
-            "resources": {name: row[name] for name in _RESOURCES},
-            "max_error": _INFINITY if row["max_error"] == math.inf else row["max_error"],
-            "message": row["message"],
-            "build_s": row["build_s"],
-            "run_s": row["run_s"],
-            "clocks": json.loads(row["clocks"]),
-            "host": row["host"],
-            "device_uuid": row["device_uuid"],
-        },
-        "toolchain": json.loads(row["toolchain_json"]),
-        "run": row["run"],
-        "batch": row["batch"],
-        "prediction": row["prediction"],
-        "started_at": row["started_at"],
-        "finished_at": row["finished_at"],
-        "final_race": bool(row["final_race"]),
-        "artifact": row["artifact_sha256"],
-        "source": row["source"],
-        "model": row["model"],
-        "anchor": None if row["anchor_code"] is None else {"code": row["anchor_code"], "time_ns": row["anchor_ns"]},
-    }
+    found = _json(row, _IN_JSON)
+    return found if row["anchor_code"] is not None else {**found, "anchor": None}
+
+
+def _json(row: Mapping[str, Any], content: list[tuple[Field, list[str]]]) -> dict[str, Any]:
+    found = {"workload": json.loads(row["workload_json"]), "toolchain": json.loads(row["toolchain_json"])}
+    for field, path in content:
+        part = found
+        for name in path[:-1]:
+            part = part.setdefault(name, {})
+        part[path[-1]] = field.show(row[field.name])
+    return found
 
 
 def content_id(row: Mapping[str, Any]) -> str:
@@ -126,12 +75,60 @@ def content_id(row: Mapping[str, Any]) -> str:
 
     A field that was added to Record or Measurement later is left out while it has its default, so ids do not change.
     """
-    content = to_json(row)
-    del content["artifact"], content["source"]
-    for part in (content, content["measurement"]):
-        for name in [name for name, default in _LATER.items() if name in part and part[name] == default]:
-            del part[name]
-    return sha256_hex(canonical_json(content))
+    content = [
+        (field, path)
+        for field, path in _IN_JSON
+        if path[0] not in _NOT_IN_IDENTITY and not (field.since > 1 and row[field.name] == field.default)
+    ]
+    return sha256_hex(canonical_json(_json(row, content)))
+
+
+def from_json(data: Mapping[str, Any]) -> Record:
+    """The record of an object made by `to_json`. Fields that later versions added may be missing.
+
+    Raises:
+        WorkloadError: the workload is invalid.
+        KeyError, TypeError, ValueError, OverflowError: a field is missing or has the wrong type.
+    """
+    return Record(
+        workload=Workload.from_json(canonical_json(data["workload"])),
+        toolchain={str(name): str(value) for name, value in data["toolchain"].items()},
+        **attempt({field.name: field.accept(_given(data, field, path))[1] for field, path in _IN_JSON}),
+    )
+
+
+def _given(data: Any, field: Field, path: list[str]) -> Any:
+    for name in path:
+        if field.since > 1 and (data is None or name not in data):
+            return field.default
+        data = data[name]
+    return data
+
+
+def attempt(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an `Attempt` but for its toolchain, from the values of the columns as `Field.read` gives them.
+
+    Raises:
+        ValueError: the values do not fit together.
+    """
+    code, anchor_ns = values["anchor_code"], values["anchor_ns"]
+    if (code is None) != (anchor_ns is None):
+        raise DamagedRow("anchor_code and anchor_ns must both have a value or both be NULL")
+    measured = {name: values[column] for name, column in _MEASURED}
+    resources = Resources(**{name: values[name] for name in _RESOURCES})
+    return {
+        "measurement": Measurement(**measured, resources=resources),
+        "anchor": None if code is None else Anchor(code, anchor_ns),
+        **{name: values[column] for name, column in _CIRCUMSTANCES},
+    }
+
+
+def _names(*folders: str) -> list[tuple[str, str]]:
+    return [(path[-1], field.name) for field, path in _IN_JSON if tuple(path[:-1]) == folders]
+
+
+_CIRCUMSTANCES, _MEASURED = _names(), _names("measurement")
+_RESOURCES = [column for _, column in _names("measurement", "resources")]
 
 
 def sign_record(content_id: str, artifact_sha256: str | None) -> str:
@@ -159,50 +156,6 @@ def problem_of_ids(row: Mapping[str, Any]) -> str:
         if row[name] != wanted:
             return f"its {name} is {str(row[name])[:12]}, that of its content is {wanted[:12]}"
     return ""
-
-
-def from_json(data: Mapping[str, Any]) -> Record:
-    """The record of an object made by `to_json`. Fields that later versions added may be missing.
-
-    Raises:
-        WorkloadError: the workload is invalid.
-        KeyError, TypeError, ValueError, OverflowError: a field is missing or has the wrong type.
-    """
-    measured = {"host": "", "device_uuid": "", **data["measurement"]}
-    error = measured["max_error"]
-    measured["max_error"] = None if error is None else float(error)
-    for name, kind in (
-        ("mode", str), ("message", str), ("times_ns", list), ("clocks", dict), ("resources", dict), ("host", str),
-        ("device_uuid", str),
-    ):  # fmt: skip
-        if not isinstance(measured[name], kind):
-            raise TypeError(f"{name} is {measured[name]!r}; it must be a {kind.__name__}")
-    measured["times_ns"] = [float(time_ns) for time_ns in measured["times_ns"]]
-    if wrong := [time_ns for time_ns in measured["times_ns"] if not time_ns > 0]:
-        raise ValueError(f"times_ns of a record must be positive, got {wrong[0]!r}")
-    config = data["config"]
-    if not isinstance(config, dict) or not all(isinstance(value, int | str | bool) for value in config.values()):
-        raise TypeError(f"config must map knobs to integers, strings or true/false, got {config!r}")
-    anchor = data.get("anchor")
-    return Record(
-        workload=Workload.from_json(canonical_json(data["workload"])),
-        target=str(data["target"]),
-        template=str(data["template"]),
-        template_version=int(data["template_version"]),
-        config=Config(config),
-        measurement=Measurement.from_json(canonical_json(measured)),
-        toolchain={str(name): str(value) for name, value in data["toolchain"].items()},
-        run=str(data["run"]),
-        batch=int(data["batch"]),
-        prediction=None if data["prediction"] is None else float(data["prediction"]),
-        started_at=float(data["started_at"]),
-        finished_at=float(data["finished_at"]),
-        artifact=None if data["artifact"] is None else str(data["artifact"]),
-        source=str(data["source"]),
-        final_race=bool(data["final_race"]),
-        model=None if data.get("model") is None else int(data["model"]),
-        anchor=None if anchor is None else Anchor(str(anchor["code"]), float(anchor["time_ns"])),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,20 +260,3 @@ class Best:
 @functools.lru_cache(maxsize=4096)  # the same few workloads recur in every listing
 def _workload(text: str) -> Workload:
     return Workload.from_json(text)
-
-
-def _whole(name: str, value: int) -> int:
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} of a record must fit into 64 bits, got {value!r}")
-    if value < 0:
-        raise ValueError(f"{name} of a record must not be negative, got {value!r}")
-    return int(value)
-
-
-def _finite(name: str, value: float, low: float = -math.inf, high: float = math.inf) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} of a record must be finite, got {value!r}")
-    if not low <= number <= high:
-        raise ValueError(f"{name} of a record must be from {low:g} to {high:g}, got {value!r}")
-    return number + 0.0  # SQLite keeps no negative zero

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from schedsearch.errors import DatabaseError, UntrustedDatabaseError
 from schedsearch.records import damage, dbfile, trust
 from schedsearch.records.damage import DamageError, DamageLog
+from schedsearch.records.fields import SIZE_TABLE
 
-_SINCE = 5  # the schema version that added the table
-COLUMNS = ("family", "target_key", "mode", "low", "high", "label", "size_table", "signature", "made_at", "code")
+COLUMNS = SIZE_TABLE.names
 _QUERY = f"SELECT {', '.join(COLUMNS)} FROM size_table"
 _COVERING = f"{_QUERY} WHERE family = ? AND target_key = ? AND mode = ? AND low <= ? AND high >= ? ORDER BY high - low, low"
 
@@ -89,12 +89,8 @@ def all_rows(path: Path, log: DamageLog) -> list[SizeTableRow]:
 
 def read(row: Sequence[Any]) -> SizeTableRow:
     """A row with `COLUMNS`. Raises DamagedRow if a column is not what it must be."""
-    found = SizeTableRow._make(row)
-    for name in ("family", "target_key", "mode", "label", "size_table", "signature"):
-        damage.text(name, getattr(found, name))
-    damage.whole("high", found.high, damage.whole("low", found.low, 1) + 1)
-    damage.stamp("made_at", found.made_at)
-    damage.blob("code", found.code)
+    found = SizeTableRow(*(field.read(field.name, value) for field, value in zip(SIZE_TABLE.fields, row, strict=True)))
+    damage.whole("high", found.high, found.low + 1)
     return found
 
 
@@ -107,7 +103,7 @@ def _rows(path: Path, query: str, values: tuple[object, ...], log: DamageLog) ->
     connection = dbfile.connect(path, readonly=True, busy_timeout_s=dbfile.BUSY_TIMEOUT_S)
     try:
         version = connection.execute("SELECT value FROM main.meta WHERE key = 'schema_version'").fetchone()
-        if version is None or int(version[0]) < _SINCE:
+        if version is None or int(version[0]) < SIZE_TABLE.since:
             return []
         return list(damage.sound(log, path, "size_table", connection.execute(query, values), read, name_of))
     except (*dbfile.ERRORS, ValueError) as error:

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.pool import QueuePool
 
 from schedsearch.errors import DatabaseError
-from schedsearch.records import dbfile, schema, trust
+from schedsearch.records import dbfile, fields, schema, trust
 
 DIALECT = "sqlite"
 
@@ -228,14 +228,14 @@ class SqliteDatabase:
         self._engine.dispose()
 
 
-_TABLES = {table.name: [column.name for column in table.columns] for table in schema.metadata.sorted_tables}
+_TABLES = {table.name: table.names for table in fields.TABLES}
 _TRIGGERS = {text for step in schema.MIGRATIONS[DIALECT] for text in step if text.startswith("CREATE TRIGGER ")}
 
 
 def _refuse_strange_triggers(connection: sa.Connection, path: Path) -> None:
     """Raises DatabaseError if the file has a trigger that schedsearch did not put there: it would run when we write."""
     for name, text in connection.exec_driver_sql("SELECT name, sql FROM main.sqlite_schema WHERE type = 'trigger'"):
-        if text not in _TRIGGERS:
+        if " ".join(text.split()) not in _TRIGGERS:
             raise DatabaseError(
                 f"{path} has a trigger {ascii(name)[:60]} that schedsearch did not make, so nothing is written to it; "
                 "read its records into a new database: schedsearch records merge"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import math
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -144,18 +143,6 @@ class Measurement:
 
     def to_json(self) -> str:
         return canonical_json(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Measurement:
-        data = json.loads(text)
-        return cls(
-            **{
-                **data,
-                "outcome": Outcome(data["outcome"]),
-                "times_ns": tuple(data["times_ns"]),
-                "resources": Resources(**data["resources"]),
-            }
-        )
 
 
 @dataclass(frozen=True)

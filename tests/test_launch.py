@@ -121,7 +121,6 @@ def test_a_grid_covers_the_work_within_the_limits(work_items: int, per_sm: int, 
 def test_only_ok_measurements_have_times() -> None:
     ok = Measurement(Outcome.OK, times_ns=(10.0, 30.0, 20.0, 20.0), resources=Resources(registers=40), max_error=0.5)
     assert (ok.time_ns, ok.ok) == (20.0, True)
-    assert Measurement.from_json(ok.to_json()) == ok
     failed = Measurement(Outcome.WRONG_ANSWER, message="3 elements differ")
     assert (failed.time_ns, failed.outcome.is_verified, failed.outcome.is_trial) == (None, True, True)
     assert not Outcome.REJECTED.is_trial and not Outcome.RUN_TIMEOUT.is_verified

@@ -61,6 +61,18 @@ def test_migrations_build_the_tables_that_queries_are_written_against(tmp_path: 
             assert described(tables[name]) == described(table), name
 
 
+def test_migrations_make_exactly_what_the_newest_version_was_released_with(tmp_path: Path) -> None:
+    """The statements derive from the table of fields: whoever changes a released field or trigger sees it here."""
+
+    def statements(path: Path) -> dict[str, str]:
+        with sqlite3.connect(path) as database:
+            found = database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
+        return {name: re.sub(r"\s+", " ", text).replace("( ", "(").replace(" )", ")") for name, text in found}
+
+    Store.open(tmp_path / "records.db").close()
+    assert statements(tmp_path / "records.db") == statements(restored(RELEASED[-1], tmp_path / "released.db"))
+
+
 def test_every_table_is_strict(tmp_path: Path) -> None:
     with Store.open(tmp_path / "records.db") as store, sqlite3.connect(store.path) as other:
         tables = [

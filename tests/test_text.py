@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -52,7 +53,7 @@ def test_the_texts_of_a_measurement_are_storable() -> None:
     assert len(measurement.message) <= MESSAGE_CHARACTERS and measurement.message.startswith(r"\udc80yyy")
     assert (measurement.host, measurement.device_uuid) == (r"h\udcff", r"\x00")
     assert measurement.clocks == {r"sm\x00": 1, "throttle": r"\udc80"}, "NaN has no JSON form"
-    assert Measurement.from_json(measurement.to_json()) == measurement
+    json.dumps(json.loads(measurement.to_json()), allow_nan=False)
 
 
 @pytest.mark.parametrize(("name", "value"), [("a\udc80", 1), ("a", "\udc80"), ("a", "b\0")])

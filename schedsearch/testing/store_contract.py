@@ -120,7 +120,7 @@ class StoreContract(ABC):
         assert store.row(store.append(wrong)).measurement.max_error == math.inf
 
     def test_a_time_that_is_not_finite_is_a_bug_of_the_caller(self, store: Store) -> None:
-        with pytest.raises(ValueError, match=r"times_ns of a record must be finite, got inf"):
+        with pytest.raises(ValueError, match=r"time_ns of a record is inf; it must be a finite number above 0"):
             store.append(record(measurement=Measurement(Outcome.OK, times_ns=(math.inf,))))
 
     def test_the_same_record_twice_is_one_and_a_repetition_is_two(self, store: Store) -> None:
