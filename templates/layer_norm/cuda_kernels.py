@@ -13,9 +13,9 @@ from schedsearch.ops.layer_norm import rows_of
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.groups import over_group
+from schedsearch.templates.parts.rows import MOST_HELD
 from schedsearch.workload import Workload
 
-MOST_HELD = 32  # numbers of a row that a thread keeps in registers
 SLOTS = 2  # of shared memory: one for the sums, one for the squares
 
 
