@@ -8,7 +8,8 @@ Source: PTX ISA, "Data Movement: ld.global.nc", "Data Conversion: cvt", "Floatin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from schedsearch.backend.ops import device_op
@@ -155,20 +156,58 @@ def _filters(text: Text, patch: Patch, steps: tuple[int, int, int]) -> dict[int,
 def _correlate_rows(
     text: Text, patch: Patch, base: str, weights: dict[int, list[str]], guard: Callable[[int, int], str], tested: bool
 ) -> None:
-    rows = Rows(text, patch, base, tested)
-    for row, meetings in patch.row_meetings.items():
-        values = rows.take(row)
-        for target_row, tap_row in meetings:
-            for column, across in patch.column_meetings.items():
-                for target_column, tap_column in across:
-                    first = (target_row * patch.tile_w + target_column) * patch.vector
-                    taps, only = weights[tap_row * patch.tap_w + tap_column], guard(tap_row, tap_column)
-                    for i in range(patch.vector):
-                        text.add(f"{only}fma.rn.f32 $sums[{first + i}], {values[column][i]}, {taps[i]}, $sums[{first + i}];")
+    for values, (target_row, target_column), tap in Rows(text, patch, base, tested).products():
+        first = (target_row * patch.tile_w + target_column) * patch.vector
+        taps, only = weights[tap[0] * patch.tap_w + tap[1]], guard(*tap)
+        for i in range(patch.vector):
+            text.add(f"{only}fma.rn.f32 $sums[{first + i}], {values[i]}, {taps[i]}, $sums[{first + i}];")
 
 
-class Rows:
+Row = Iterable[tuple[Piece, list[str]]]  # its accesses, and the registers that they load
+Place = tuple[int, int]  # row and column
+
+
+class RowsAhead(ABC):
     """The rows of sources that a patch needs: loaded a few ahead, then widened.
+
+    Args:
+        ahead: rows whose loads come before the products of a row; 0: each access is widened before the next.
+        zero: operand with the zero point of the sources.
+    """
+
+    def __init__(self, text: Text, patch: Patch, ahead: int, zero: str = "") -> None:
+        self.text, self.patch, self._ahead, self._zero = text, patch, ahead, zero
+        self._waiting = list(patch.row_meetings)
+        self._loaded: dict[int, Row] = {}
+
+    @abstractmethod
+    def load(self, row: int) -> Row:
+        """Adds the loads of a row, one after the other."""
+
+    def take(self, row: int) -> dict[int, list[str]]:
+        """column -> float32 registers of its channels, in one row; rows are taken in order."""
+        while self._waiting and (row not in self._loaded or len(self._loaded) <= self._ahead):
+            ahead = self._waiting.pop(0)
+            self._loaded[ahead] = list(self.load(ahead)) if self._ahead else self.load(ahead)
+        patch, found = self.patch, dict[int, list[str]]()
+        for piece, registers in self._loaded.pop(row):
+            values = self.text.widen(registers, patch.dtype, patch.vector * piece.length, self._zero)
+            for i in range(piece.length):
+                found.setdefault(piece.first + i, values[i * patch.vector : (i + 1) * patch.vector])
+        return found
+
+    def products(self) -> Iterator[tuple[list[str], Place, Place]]:
+        """(registers of a source, target, tap) of each product, row by row, after the loads and numbers of the row."""
+        for row, meetings in self.patch.row_meetings.items():
+            values = self.take(row)
+            for target_row, tap_row in meetings:
+                for column, across in self.patch.column_meetings.items():
+                    for target_column, tap_column in across:
+                        yield values[column], (target_row, target_column), (tap_row, tap_column)
+
+
+class Rows(RowsAhead):
+    """Rows in global memory.
 
     Args:
         base: register with the address of the source at (row, column).
@@ -176,9 +215,8 @@ class Rows:
     """
 
     def __init__(self, text: Text, patch: Patch, base: str, tested: bool) -> None:
-        self._text, self._patch, self._base, self._tested = text, patch, base, tested
-        self._waiting = list(patch.row_meetings)
-        self._loaded: dict[int, list[tuple[Piece, list[str]]]] = {}
+        super().__init__(text, patch, ROWS_AHEAD, _source_zero(patch)[0])
+        self._base, self._tested = base, tested
         wanted = patch.column_meetings
         if patch.channels_last:
             self._pieces: Sequence[Piece] = [Piece(column, 1) for column in wanted]
@@ -200,33 +238,19 @@ class Rows:
                 self._columns[test] = text.one("b32")
                 text.add(f"add.s32 {self._columns[test]}, $column, {piece.first};")
 
-    def take(self, row: int) -> dict[int, list[str]]:
-        """column -> float32 registers of its channels, in one row; rows are taken in order."""
-        while self._waiting and (row not in self._loaded or len(self._loaded) <= ROWS_AHEAD):
-            self._load(self._waiting.pop(0))
-        patch, found = self._patch, dict[int, list[str]]()
-        for piece, registers in self._loaded.pop(row):
-            count = patch.vector * piece.length
-            values = self._text.widen(registers, patch.dtype, count, _source_zero(patch)[0])
-            for i in range(piece.length):
-                found.setdefault(piece.first + i, values[i * patch.vector : (i + 1) * patch.vector])
-        return found
-
-    def _load(self, row: int) -> None:
-        text, patch = self._text, self._patch
+    def load(self, row: int) -> Row:
+        text, patch = self.text, self.patch
         row_inside = ""
         if self._tested and self._row_tests[row]:
             row_inside = inside_of(text, "$row", row, patch.rows.sources)
         insides: dict[tuple[int, int] | None, str] = {None: row_inside}
-        loads = []
         for test, piece in zip(self._piece_tests, self._pieces):
             if self._tested and test not in insides:
                 insides[test] = inside_of(text, self._columns[test], 0, patch.columns.sources, row_inside)
             inside = insides[test] if self._tested else ""
             offset = (row * patch.source[0] + piece.first * patch.source[1]) * patch.nbytes
-            at, count, zero = f"{self._base}+{offset}", patch.vector * piece.length, _source_zero(patch)[0]
-            loads.append((piece, text.load(at, patch.dtype, count, inside, zero_point=zero)))
-        self._loaded[row] = loads
+            at, count = f"{self._base}+{offset}", patch.vector * piece.length
+            yield piece, text.load(at, patch.dtype, count, inside, zero_point=self._zero)
 
 
 # ---- dw
@@ -252,19 +276,14 @@ def add_products(patch: Patch) -> Callable[..., None]:
             inside = target_inside(text, "$target_column", piece.first, patch.columns, patch.tile_w, row_inside)
             offset = (row * patch.target[0] + piece.first * patch.target[1]) * patch.nbytes
             loaded.append((row, piece, text.load(f"{to}+{offset}", patch.dtype, patch.vector * piece.length, inside)))
-    rows = Rows(text, patch, base, tested=True)
-    for row, meetings in patch.row_meetings.items():
-        values = rows.take(row)
+    for values, target, (tap_row, tap_column) in Rows(text, patch, base, tested=True).products():
         for target_row, piece, registers in loaded if not factors else ():
             found = text.widen(registers, patch.dtype, patch.vector * piece.length)
             for i in range(piece.length):
                 factors[target_row, piece.first + i] = found[i * patch.vector : (i + 1) * patch.vector]
-        for target_row, tap_row in meetings:
-            for column, across in patch.column_meetings.items():
-                for target_column, tap_column in across:
-                    first, only = (tap_row * patch.tap_w + tap_column) * patch.vector, guard(target_row, target_column)
-                    for i, factor in enumerate(factors[target_row, target_column]):
-                        text.add(f"{only}fma.rn.f32 $sums[{first + i}], {values[column][i]}, {factor}, $sums[{first + i}];")
+        first, only = (tap_row * patch.tap_w + tap_column) * patch.vector, guard(*target)
+        for i, factor in enumerate(factors[target]):
+            text.add(f"{only}fma.rn.f32 $sums[{first + i}], {values[i]}, {factor}, $sums[{first + i}];")
     return device_op(
         "add_products", text.block(), inout={"sums": ("f32", patch.tap_h * patch.tap_w * patch.vector)},
         ins={"source": "u64", "target": "u64", **dict.fromkeys(("row", "column", "target_row", "target_column"), "i32")},

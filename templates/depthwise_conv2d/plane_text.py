@@ -14,7 +14,7 @@ from functools import cached_property
 
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.depthwise_conv2d.patch_text import ROWS_AHEAD, inside_of
+from schedsearch.templates.depthwise_conv2d.patch_text import ROWS_AHEAD, Row, RowsAhead, inside_of
 from schedsearch.templates.depthwise_conv2d.patches import Patch, Piece, pieces
 from schedsearch.templates.depthwise_conv2d.ptx_text import Text
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -82,6 +82,21 @@ def load_filter(strip: Strip, steps: tuple[int, int]) -> Callable[..., None]:
     )
 
 
+class StripRows(RowsAhead):
+    """The rows of a plane in shared memory; `base` is a register with the address of the strip's first one."""
+
+    def __init__(self, text: Text, strip: Strip, base: str, ahead: int) -> None:
+        super().__init__(text, strip.patch, ahead)
+        self._strip, self._base = strip, base
+
+    def load(self, row: int) -> Row:
+        text, patch = self.text, self.patch
+        inside = "" if self._strip.alone else inside_of(text, "$row", row, patch.rows.sources)
+        for piece in self._strip.source_pieces:
+            at = f"{self._base}+{(row * patch.columns.sources + piece.first) * patch.nbytes}"
+            yield piece, text.load(at, patch.dtype, piece.length, inside, space="shared")
+
+
 def correlate_strip(strip: Strip) -> Callable[..., None]:
     """sums += sources * weights: (sums[tile_h * width], weights[taps], source, row).
 
@@ -92,30 +107,9 @@ def correlate_strip(strip: Strip) -> Callable[..., None]:
     base = text.one("b32")
     row_bytes = patch.columns.sources * patch.nbytes
     text.add(f"mad.lo.s32 {base}, $row, {row_bytes}, $source;")
-    waiting, loaded = list(strip.rows), dict[int, list[tuple[Piece, list[str]]]]()
-    for row, meetings in strip.rows.items():
-        while waiting and (row not in loaded or len(loaded) <= ROWS_AHEAD):
-            ahead = waiting.pop(0)
-            inside = "" if strip.alone else inside_of(text, "$row", ahead, patch.rows.sources)
-            loaded[ahead] = [
-                (
-                    piece,
-                    text.load(
-                        f"{base}+{ahead * row_bytes + piece.first * patch.nbytes}",
-                        patch.dtype, piece.length, inside, space="shared",
-                    ),
-                )
-                for piece in strip.source_pieces
-            ]  # fmt: skip
-        values = {}
-        for piece, registers in loaded.pop(row):
-            for i, value in enumerate(text.widen(registers, patch.dtype, piece.length)):
-                values[piece.first + i] = value
-        for target_row, tap_row in meetings:
-            for column, across in strip.columns.items():
-                for target_column, tap_column in across:
-                    to, tap = target_row * strip.width + target_column, tap_row * patch.tap_w + tap_column
-                    text.add(f"fma.rn.f32 $sums[{to}], {values[column]}, $weights[{tap}], $sums[{to}];")
+    for (value,), (target_row, target_column), (tap_row, tap_column) in StripRows(text, strip, base, ROWS_AHEAD).products():
+        to, tap = target_row * strip.width + target_column, tap_row * patch.tap_w + tap_column
+        text.add(f"fma.rn.f32 $sums[{to}], {value}, $weights[{tap}], $sums[{to}];")
     taps = patch.tap_h * patch.tap_w
     return device_op(
         "correlate_strip", text.block(),
@@ -216,20 +210,9 @@ def add_products_strip(strip: Strip) -> Callable[..., None]:
             loaded = text.load(at, patch.dtype, piece.length, exists[row], space="shared")
             for i, value in enumerate(text.widen(loaded, patch.dtype, piece.length)):
                 factors[row, piece.first + i] = value
-    for row, meetings in strip.rows.items():
-        inside = "" if strip.alone else inside_of(text, "$row", row, patch.rows.sources)
-        values = {}
-        for piece in strip.source_pieces:
-            at = f"{of_source}+{row * source_bytes + piece.first * patch.nbytes}"
-            loaded = text.load(at, patch.dtype, piece.length, inside, space="shared")
-            for i, value in enumerate(text.widen(loaded, patch.dtype, piece.length)):
-                values[piece.first + i] = value
-        for target_row, tap_row in meetings:
-            guard = f"@{exists[target_row]} " if exists[target_row] else ""
-            for column, across in strip.columns.items():
-                for target_column, tap_column in across:
-                    to, factor = tap_row * patch.tap_w + tap_column, factors[target_row, target_column]
-                    text.add(f"{guard}fma.rn.f32 $sums[{to}], {values[column]}, {factor}, $sums[{to}];")
+    for (value,), target, (tap_row, tap_column) in StripRows(text, strip, of_source, ahead=0).products():
+        to, guard = tap_row * patch.tap_w + tap_column, f"@{exists[target[0]]} " if exists[target[0]] else ""
+        text.add(f"{guard}fma.rn.f32 $sums[{to}], {value}, {factors[target]}, $sums[{to}];")
     return device_op(
         "add_products_strip", text.block(), inout={"sums": ("f32", patch.tap_h * patch.tap_w)},
         ins={"source": "u32", "target": "u32", "row": "i32", "target_row": "i32"},
