@@ -484,6 +484,36 @@ def test_flags_and_unknown_shapes_run_as_the_reference_says(runtime: Any, tmp_pa
         np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
 
 
+def looped() -> Any:
+    """conv; two rounds of x = x + x in a Loop, which hides the shape; and a Transpose and a view by a shape behind it."""
+    info = helper.make_tensor_value_info
+    ports = [info("turn", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("v", TensorProto.FLOAT, None)]
+    nodes = [helper.make_node("Add", ["v", "v"], ["w"]), helper.make_node("Identity", ["go"], ["on"])]
+    body = helper.make_graph(nodes, "body", ports, [info("on", TensorProto.BOOL, []), info("w", TensorProto.FLOAT, None)])
+    net = Model(1, 8, 6, 6)
+    net.weights.append(onnx.numpy_helper.from_array(np.array(2), "rounds"))
+    value = net.node("Loop", "rounds", "", net.conv("x", 8, 8, name="conv"), name="loop", body=body)
+    turned = net.node("Transpose", value, perm=[0, 1, 3, 2], name="turned")
+    net.node("Reshape", net.node("Relu", turned, name="relu"), net.node("Shape", value, name="shape"), name="view")
+    return net.model()
+
+
+@pytest.mark.integrations
+def test_shapes_that_a_node_hides_are_observed(runtime: Any, read: Any) -> None:
+    network = check(looped(), {"x": image(1, 8, 6, 6)}, read=read)
+    (part,) = parts_of(network)
+    assert part.sources == ("loop",) and {"conv", "turned"} <= {node.name for node in network.nodes}
+
+
+@pytest.mark.integrations
+def test_shapes_that_follow_from_numbers_are_not_observed(runtime: Any, read: Any) -> None:
+    """Both runs of the observation have no zeros, and NonZero 64 places; a later run may have others."""
+    net = Model(8, 8)
+    net.node("Relu", net.node("NonZero", "x", name="places"))
+    with pytest.raises(ModelError, match=r"the shape of 'relu1.out' at node"):
+        lower_with_parts(read(net.model()), anything)
+
+
 @pytest.mark.integrations
 def test_what_onnx_runtime_cannot_run_is_named(runtime: Any, tmp_path: Path) -> None:
     model = Model(1, 8, 6, 6)

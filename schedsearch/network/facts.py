@@ -23,6 +23,11 @@ def is_onnx(node: ir.Node) -> bool:
     return node.domain in ("", "ai.onnx")
 
 
+def has_bodies(node: ir.Node) -> bool:
+    """Whether a node has graphs inside of it, such as the branches of an If."""
+    return any(each.type.name in ("GRAPH", "GRAPHS") for each in node.attributes.values())
+
+
 def name_of(node: ir.Node) -> str:
     """The name of a node; of a node without one, its operator and its first result."""
     return node.name or f"{node.op_type} -> {node.outputs[0].name}"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from schedsearch.network.graph import Network, Node
 from schedsearch.network.lower import LAYOUTS, SLICES, lowering
+from schedsearch.network.model import fold
+from schedsearch.network.observed_shapes import observe_shapes
 from schedsearch.network.parts import cuts, without_shape
 from schedsearch.network.ways import NoWayError
 from schedsearch.workload import Workload
@@ -27,15 +29,18 @@ def lower_with_parts(
     """As `lower`; nodes that no kernel computes are in parts, as few as possible.
 
     Besides nodes without an operator these are nodes with values whose shapes are not known before they run, and nodes whose
-    workloads no template takes.
+    workloads no template takes. Shapes that no inference finds are observed in ONNX Runtime, if it is installed.
 
     Args:
+        model: from `read_model`; it may be changed.
         problem: why no kernel computes a workload on the device; "" if one does.
 
     Raises:
         ModelError: a node is against the rules of its operator, the shape or the format of an output or of a value on the
             border of a part is impossible, or a part is too large.
     """
+    if observe_shapes(model):
+        model = fold(model, "the model")  # what is computed from shapes is known now
     reasons = without_shape(model)
     while True:
         try:

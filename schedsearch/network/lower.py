@@ -23,6 +23,7 @@ from schedsearch.network.facts import (
     constant_of,
     dtype_of,
     extents_of,
+    has_bodies,
     inputs_of,
     is_given,
     is_onnx,
@@ -267,7 +268,7 @@ class _Graph:
         return Lowering(network, listed, reasons, why, self.members)
 
     def _reason(self, node: ir.Node) -> str:
-        if any(each.type.name in ("GRAPH", "GRAPHS") for each in node.attributes.values()):
+        if has_bodies(node):
             return "nodes inside of it are not read"
         return self.reasons.get(node, "")
 

@@ -172,7 +172,7 @@ def simplified(
     rewrite_contributed(model)
     with simplifying(name):
         correct_shapes(model)
-    model = _folded(model, name)
+    model = fold(model, name)
     _check_ports(model, name)
     return model
 
@@ -257,7 +257,8 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
         )
 
 
-def _folded(model: ir.Model, name: str) -> ir.Model:
+def fold(model: ir.Model, name: str) -> ir.Model:
+    """The graph without what can be computed from its constants and shapes, as `simplified`; the model is changed."""
     from schedsearch.network.rewrites import rewrite_nodes
     from schedsearch.network.simplify import simplify
 

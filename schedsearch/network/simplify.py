@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.network.facts import INTEGERS, Array, dtype_of, folded, is_onnx, name_of
+from schedsearch.network.facts import INTEGERS, Array, dtype_of, folded, has_bodies, is_onnx, name_of
 from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.node_rules import check_nodes
@@ -154,7 +154,7 @@ def is_foldable(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     Raises:
         ConstantIndexError: as `simplify`.
     """
-    if not is_onnx(node) or node.op_type in (*_RANDOM, "Constant") or _has_bodies(node):
+    if not is_onnx(node) or node.op_type in (*_RANDOM, "Constant") or has_bodies(node):
         return False
     given = [value for value in node.inputs if value is not None]
     if any(value.const_value is None or value.is_graph_input() for value in given):

@@ -1,0 +1,96 @@
+"""Shapes that no inference finds, from two runs of a model in ONNX Runtime.
+
+Nodes of other domains, loops, branches and sequences hide the shapes behind them, though all inputs have fixed shapes. Two
+runs on different numbers show them. If they differ in a later run after all, the part of the network that makes them fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedsearch.network.facts import Array, has_bodies, is_onnx
+from schedsearch.network.parts import inputs_of_all
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_ERRORS_ONLY = 4  # level of ONNX Runtime's messages on stderr
+
+
+def observe_shapes(model: ir.Model) -> bool:
+    """Gives values of unknown shape the one that they have in two runs, and says whether there were any.
+
+    Args:
+        model: a simplified graph whose inputs have their shapes. If ONNX Runtime is missing or cannot run it, or a value has
+            another shape in the second run, it stays unknown; so do values behind nodes whose shapes follow from numbers,
+            such as NonZero.
+    """
+    import onnx_ir as ir
+
+    unknown = _hidden(model)
+    first, second = (_run(model, unknown, turn) for turn in (0, 1)) if unknown else ([], [])
+    changed = False
+    for value, one, other in zip(unknown, first, second):
+        if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.shape == other.shape:
+            value.shape, value.dtype = ir.Shape(one.shape), value.dtype or ir.DataType.from_numpy(one.dtype)
+            changed = True
+    return changed
+
+
+def _hidden(model: ir.Model) -> list[ir.Value]:
+    """The values of unknown shape that depend on no number, as far as their nodes tell."""
+    by_numbers: set[ir.Value] = set()
+    found = []
+    for node in model.graph:
+        unknown = [value for value in node.outputs if value.name and not _is_known(value)]
+        given = [value for value in inputs_of_all(node) if value.const_value is None]
+        is_plain = is_onnx(node) and "Sequence" not in node.op_type and not has_bodies(node)
+        if by_numbers.intersection(given) or (is_plain and all(map(_is_known, given))):
+            by_numbers.update(unknown)
+        else:
+            found += unknown
+    return found
+
+
+def _is_known(value: ir.Value) -> bool:
+    return value.shape is not None and value.shape.is_static()
+
+
+def _run(model: ir.Model, wanted: list[ir.Value], turn: int) -> list[Any]:
+    """What the values are in a run; none if it fails."""
+    import onnx_ir as ir
+
+    try:
+        import onnxruntime
+
+        proto = ir.to_proto(model)
+        del proto.graph.output[:]
+        proto.graph.output.extend(_port(value) for value in wanted)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        feeds = {value.name: _numbers(value, turn) for value in model.graph.inputs if value.const_value is None}
+        return list(session.run([value.name for value in wanted], feeds))
+    except Exception:  # it is missing, lacks an operator or a format, or an input has no such numbers
+        return []
+
+
+def _port(value: ir.Value) -> Any:
+    import onnx
+
+    if value.dtype is None:
+        return onnx.helper.make_empty_tensor_value_info(value.name)
+    return onnx.helper.make_tensor_value_info(value.name, int(value.dtype), None)
+
+
+def _numbers(value: ir.Value, turn: int) -> Array:
+    """An input of the first or second run: other signs, other whole numbers and truths. No 0, by which a node may divide."""
+    assert value.shape is not None and value.dtype is not None
+    shape, dtype = value.shape.numpy(), value.dtype.numpy()
+    if dtype.kind != "f":
+        return np.full(shape, 1 + turn if dtype.kind in "iu" else not turn).astype(dtype)
+    numbers = np.random.default_rng(turn).standard_normal(shape)
+    return np.asarray(-np.abs(numbers) if turn else numbers).astype(dtype)
