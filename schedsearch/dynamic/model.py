@@ -7,7 +7,6 @@ whose results have sizes that only the device knows, become calls (`schedsearch.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,15 +26,15 @@ from schedsearch.network.facts import constant_of, dtype_of, folded, is_onnx, na
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
-from schedsearch.network.model import check_shapes, graph_of, listed, load, names_of_inputs, needed, simplifying
-from schedsearch.network.simplify import computed, is_foldable, simplify
-from schedsearch.network.valid import check
+from schedsearch.network.model import listed, load, needed, prepared
+from schedsearch.network.simplify import computed, is_foldable
+from schedsearch.network.views import VIEWS
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-TAKEN = tuple(sorted({*nodes.READERS, *nodes.VIEWS, *OF_ROWS, *OF_NETWORKS}))
+TAKEN = tuple(sorted({*nodes.READERS, *VIEWS, *OF_ROWS, *OF_NETWORKS}))
 _SHAPED_BY = {"Slice": (1, 2, 3, 4), "Expand": (1,), "Reshape": (1,)}  # inputs whose values a result's extents depend on
 
 
@@ -58,54 +57,12 @@ def read_graph(
     """
     needed()
     what = str(model) if isinstance(model, str | Path) else "the model"
-    read = _prepared(_loaded(model, what), what)
+    found = load(Path(model) if isinstance(model, str) else model)
+    read = prepared(found.model, what, found.outline)
     missing = [node for node in read.graph if not is_onnx(node) or node.op_type not in (*TAKEN, "Constant")]
     if missing:
         raise ModelError(f"{_without_operator(what, dict.fromkeys(missing, ''))}; allowed: {', '.join(TAKEN)}")
     return _Reader(read, what, sizes or {}, planner or Planner()).read()
-
-
-def _loaded(model: str | Path | onnx.ModelProto, what: str) -> ir.Model:
-    if isinstance(model, str | Path):
-        loaded = load(Path(model))
-        read, outline = loaded.model, loaded.outline
-    else:
-        proto = copy.deepcopy(model)  # the check changes what is written in several ways
-        outline = check(proto, what)
-        read = graph_of(proto, what)
-    check_shapes(read, outline)
-    return read
-
-
-def _prepared(model: ir.Model, what: str) -> ir.Model:
-    """Without what can be computed beforehand, with a name for every node."""
-    with simplifying(what), names_of_inputs(model):
-        simplify(model, what)
-    model.graph.sort()
-    used: set[str] = set()
-    for node in model.graph:
-        _pad_for_ceil_mode(node)
-        name = node.name or f"{node.op_type} {node.outputs[0].name}"
-        node.name = next(each for each in (name, *(f"{name}.{n}" for n in range(2, len(used) + 3))) if each not in used)
-        used.add(node.name)
-    return model
-
-
-def _pad_for_ceil_mode(node: ir.Node) -> None:
-    """Writes ceil_mode of a maximum as padding, which does not depend on the image, if no window can begin behind it."""
-    import onnx_ir as ir
-
-    read = node.attributes
-    if node.op_type != "MaxPool" or not read.get_int("ceil_mode", 0) or read.get_string("auto_pad", "NOTSET") != "NOTSET":
-        return
-    kernel = read.get_ints("kernel_shape", ())
-    rank = len(kernel)
-    strides, dilations = (read.get_ints(name, (1,) * rank) for name in ("strides", "dilations"))
-    before, after = (read.get_ints("pads", (0,) * 2 * rank)[half : half + rank] for half in (0, rank))
-    reaches = [(taps - 1) * dilation + 1 for taps, dilation in zip(kernel, dilations)]
-    if all(pad + stride <= reach for pad, stride, reach in zip(after, strides, reaches)):
-        after = [pad + stride - 1 for pad, stride in zip(after, strides)]
-        read["pads"], read["ceil_mode"] = ir.AttrInt64s("pads", [*before, *after]), ir.AttrInt64("ceil_mode", 0)
 
 
 def _without_operator(what: str, reasons: Mapping[ir.Node, str]) -> str:
@@ -313,7 +270,7 @@ class _Reader:
         if self.rows.read(node):
             self._shape_of_row(node.outputs[0])
             return True
-        if node.op_type not in nodes.READERS and node.op_type not in nodes.VIEWS:
+        if node.op_type not in nodes.READERS and node.op_type not in VIEWS:
             return False
         try:
             made = self.nodes.read(node)

@@ -19,6 +19,7 @@ from schedsearch.network.facts import constant_input, constant_of, inputs_of, is
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.model import ModelError
 from schedsearch.network.others import RESIZES
+from schedsearch.network.views import VIEWS, random_problem, viewed
 from schedsearch.ops.declared_shapes import is_extents
 from schedsearch.ops.dyn_concat import MOST_PARTS
 from schedsearch.ops.nms import LOWEST
@@ -147,27 +148,14 @@ class Nodes:
         """The same elements in another shape, if they are in the same places."""
         (x,) = inputs_of(node, 1)
         name = self.operand(x)
-        shape = list(self.shape(name)) if x.shape is None or len(x.shape) else []
-        to: Sequence[int] | None = shape
-        if node.op_type == "Squeeze":
-            axes = self.axes(node, 1, len(shape)) or [n for n, extent in enumerate(shape) if extent == 1]
-            if wrong := [axis for axis in axes if shape[axis] != 1]:
-                raise ModelError(f"{name_of(node)} drops dimension {wrong[0]} of {shape}; allowed: of extent 1")
-            to = [extent for axis, extent in enumerate(shape) if axis not in axes]
-        elif node.op_type == "Unsqueeze":
-            count = len(constant_input(node, 1) if is_given(node, 1) else node.attributes.get_ints("axes", ()))  # type: ignore[arg-type]
-            to = list(shape)
-            for axis in sorted(self.axes(node, 1, len(shape) + count) or ()):
-                to.insert(axis, 1)
-        elif node.op_type == "Flatten":
-            axis = node.attributes.get_int("axis", 1)
-            axis += len(shape) if axis < 0 else 0
-            to = [math.prod(shape[:axis]), math.prod(shape[axis:])]
-        elif node.op_type == "Reshape":
-            to = self._reshaped(node, name, shape)
-        if to is None:
+        shape = self.shape(name) if x.shape is None or len(x.shape) else ()
+        target = self._target(node, name, shape) if node.op_type == "Reshape" else None
+        if random_problem(node) or (node.op_type == "Reshape" and target is None):
             return None
-        to = tuple(to) or (1,)
+        found = viewed(node, shape, target)
+        if found is None:
+            return None
+        to = tuple(found) or (1,)
         if to == self.shape(name):
             return name
         unknown = [isinstance(dim, Unknown) for dim in self.graph.dims(name)]
@@ -175,30 +163,17 @@ class Nodes:
             return None
         return self.graph.view(name, to)
 
-    def _reshaped(self, node: ir.Node, name: str, shape: Sequence[int]) -> list[int] | None:
-        """The bound after a Reshape, if all that is unknown is a first extent that stays."""
-        (target,) = inputs_of(node, 2)[1:]
+    def _target(self, node: ir.Node, name: str, shape: Sequence[int]) -> list[int] | None:
+        """The shape that a Reshape asks for, if all that is unknown of it is a first extent that stays."""
+        target = inputs_of(node, 2)[1]
         row, constant = self.rows.of.get(target), constant_of(target)
-        wanted: Sequence[Any]
-        if constant is not None:
-            wanted = [int(n) for n in constant]
-        elif row is not None:
-            wanted = self.graph.elements(row.value) or ()
-        else:
-            return None
-        dims, found = self.graph.dims(name), []
-        for axis, extent in enumerate(wanted):
-            if isinstance(extent, Unknown):
-                if axis or not len(dims) or extent is not dims[0]:
-                    return None
-                extent = shape[0]
-            elif extent == 0 and not node.attributes.get_int("allowzero", 0):
-                extent = shape[axis]
-            found.append(extent)
-        rest = math.prod(extent for extent in found if extent != -1)
-        if -1 in found and rest:
-            found[found.index(-1)] = math.prod(shape) // rest
-        return found if math.prod(found) == math.prod(shape) else None
+        if row is None:
+            return None if constant is None else [int(n) for n in constant]
+        wanted = list(self.graph.elements(row.value) or ())
+        first = self.graph.dims(name)[:1]
+        if wanted and isinstance(wanted[0], Unknown) and first and wanted[0] is first[0]:
+            wanted[0] = shape[0]
+        return None if any(isinstance(extent, Unknown) for extent in wanted) else [int(extent) for extent in wanted]
 
 
 # ---- calls
@@ -369,4 +344,3 @@ READERS: Mapping[str, Callable[[Nodes, Any], _Arguments | list[str] | None]] = {
     **dict.fromkeys(INDEXED, _indexed),
     **dict.fromkeys(RESIZES, resize),
 }
-VIEWS = ("Identity", "Squeeze", "Unsqueeze", "Flatten", "Reshape")

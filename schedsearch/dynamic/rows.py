@@ -14,6 +14,7 @@ from schedsearch.dynamic.graph import DynamicGraph
 from schedsearch.dynamic.numbers import Computed, Range, Row
 from schedsearch.network.facts import constant_input, constant_of, dtype_of, is_given, name_of
 from schedsearch.network.model import ModelError
+from schedsearch.network.views import viewed
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -243,21 +244,10 @@ class Rows:
 
     def _same(self, node: ir.Node, a: Row) -> Row | None:
         """The same numbers in another shape."""
-        shape: list[int] = list(a.shape)
-        given = constant_input(node, 1) if is_given(node, 1) else node.attributes.get_ints("axes", ())
-        if given is None:
+        if node.op_type == "Flatten":
             return None
-        if node.op_type == "Unsqueeze":
-            for axis in sorted(int(n) % (len(shape) + len(given)) for n in given):
-                shape.insert(axis, 1)
-        elif node.op_type == "Squeeze":
-            axes = {int(n) % len(shape) for n in given} or {axis for axis, n in enumerate(shape) if n == 1}
-            shape = [n for axis, n in enumerate(shape) if axis not in axes]
-        elif node.op_type == "Reshape":
-            shape = list(np.empty(a.shape, np.int8).reshape([int(n) or a.shape[i] for i, n in enumerate(given)]).shape)
-        elif node.op_type == "Flatten":
-            return None
-        return Row(a.value, tuple(shape), a.ranges, a.dtype) if math.prod(shape) == a.count else None
+        shape = viewed(node, a.shape)
+        return None if shape is None else Row(a.value, tuple(shape), a.ranges, a.dtype)
 
     def _put(self, node: ir.Node, computed: Computed, given: Sequence[str]) -> None:
         (result,) = node.outputs

@@ -19,16 +19,13 @@ from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import (
     FLOATS,
     INTEGERS,
-    constant_input,
     constant_of,
     dtype_of,
     extents_of,
     has_bodies,
     inputs_of,
-    is_given,
     is_onnx,
     name_of,
-    number_of,
 )
 from schedsearch.network.graph import Constant, Network, Node, Part, Value, View, axes_of
 from schedsearch.network.indexing import INDEXED
@@ -36,10 +33,11 @@ from schedsearch.network.layouts import same_bytes
 from schedsearch.network.model import NoOperatorError
 from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
-from schedsearch.network.parts import VIEWS, Cut, nodes_inside, part
+from schedsearch.network.parts import Cut, nodes_inside, part
 from schedsearch.network.products import PRODUCTS
 from schedsearch.network.reductions import REDUCTIONS
 from schedsearch.network.slices import without_concatenations, without_slices
+from schedsearch.network.views import VIEWS, random_problem
 from schedsearch.network.ways import IMAGE, ways_of
 from schedsearch.network.windows import POOLS
 from schedsearch.ops import Layout
@@ -212,7 +210,9 @@ class _Graph:
         for node, place in places.items():
             if node.op_type not in VIEWS or not is_onnx(node) or node in self.taken:
                 continue
-            if self._is_known(node) and not self._is_random(node):
+            if problem := random_problem(node):
+                self.reasons[node] = problem
+            elif self._is_known(node):
                 self.taken.add(node)
                 self.calls.append((place, self._view(node)))
         if self.parts:
@@ -338,16 +338,6 @@ class _Graph:
         return (
             value is not None and value.const_value is None and all(each is not None and each.is_static() for each in shapes)
         )
-
-    def _is_random(self, node: ir.Node) -> bool:
-        """Whether a Dropout is in training mode, or something reads its mask."""
-        if node.op_type != "Dropout":
-            return False
-        trains = is_given(node, 2) and number_of(constant_input(node, 2)) != 0.0
-        masks = any(list(mask.uses()) or mask.is_graph_output() for mask in node.outputs[1:])
-        if trains or masks:
-            self.reasons[node] = f"{name_of(node)} is in training mode or gives its mask; export the model for inference"
-        return trains or masks
 
     def _view(self, node: ir.Node, pair: tuple[str, str] | None = None) -> View:
         """The view of a node: of these layouts, or of all in which x and y have the same bytes."""

@@ -6,6 +6,7 @@ belong to, and chains of relu and clip are one of them, by onnxscript's optimise
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,14 +83,21 @@ class Loaded:
     outline: Outline
 
 
-def load(path: Path) -> Loaded:
-    """The graph of an ONNX file as it is.
+def load(model: Path | onnx.ModelProto) -> Loaded:
+    """The graph of an ONNX file, or of a model in memory, as it is.
 
     Raises:
         ModelError: the file is missing, truncated or not a valid ONNX model.
     """
-    proto, outline = read_proto(path)
-    return Loaded(graph_of(proto, str(path), path.resolve().parent), outline)
+    if isinstance(model, Path):
+        proto, outline = read_proto(model)
+        return Loaded(graph_of(proto, str(model), model.resolve().parent), outline)
+    needed()
+    from schedsearch.network.valid import check
+
+    proto = copy.deepcopy(model)  # the check changes what is written in several ways
+    outline = check(proto, "the model")
+    return Loaded(graph_of(proto, "the model"), outline)
 
 
 def read_proto(path: Path) -> tuple[onnx.ModelProto, Outline]:
@@ -162,18 +170,47 @@ def simplified(
     Raises:
         ModelError: as `read_model`.
     """
-    model.graph.sort()
     _fix_shapes(model, shapes or {}, name)
+    return _for_kernels(prepared(model, name, outline))
+
+
+def prepared(model: ir.Model, name: str, outline: Outline | None = None) -> ir.Model:
+    """A valid graph in order, without what can be computed or written in a simpler way, whatever extents are open; the model
+    is changed. All operators are ONNX's own where they can be, and every node has a name of its own.
+
+    Args:
+        name, outline: as of `simplified`.
+
+    Raises:
+        ModelError: as `read_model`.
+    """
+    from schedsearch.network.contributed import rewrite_contributed
+    from schedsearch.network.shapes import correct_shapes, pad_open_pools
+    from schedsearch.network.simplify import simplify
+
+    model.graph.sort()
     if outline is not None:
         check_shapes(model, outline)
-    from schedsearch.network.contributed import rewrite_contributed
-    from schedsearch.network.shapes import correct_shapes
-
     rewrite_contributed(model)
-    with simplifying(name):
+    with simplifying(name), names_of_inputs(model):
         correct_shapes(model)
-    model = fold(model, name)
+        simplify(model, name)
+    pad_open_pools(model)
     _check_ports(model, name)
+    return model
+
+
+def simplified_again(model: ir.Model, name: str) -> ir.Model:
+    """A simplified graph after more shapes became known; the model is changed."""
+    return _for_kernels(prepared(model, name))
+
+
+def _for_kernels(model: ir.Model) -> ir.Model:
+    """Replaces nodes by those for which there are kernels."""
+    from schedsearch.network.rewrites import rewrite_nodes
+
+    _without_splits(model)
+    rewrite_nodes(model)
     return model
 
 
@@ -255,18 +292,6 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
             f"e.g. --shape {example.name}={','.join(map(str, extents))}, or build for a range of sizes: "
             "--dynamic NAME=LEAST..MOST"
         )
-
-
-def fold(model: ir.Model, name: str) -> ir.Model:
-    """The graph without what can be computed from its constants and shapes, as `simplified`; the model is changed."""
-    from schedsearch.network.rewrites import rewrite_nodes
-    from schedsearch.network.simplify import simplify
-
-    with simplifying(name), names_of_inputs(model):
-        simplify(model, name)
-    _without_splits(model)
-    rewrite_nodes(model)
-    return model
 
 
 def _without_splits(model: ir.Model) -> None:

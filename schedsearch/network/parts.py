@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from schedsearch.network.facts import FLOATS, dtype_of, extents_of, is_onnx, name_of
 from schedsearch.network.graph import Part
 from schedsearch.network.model import ModelError
+from schedsearch.network.views import VIEWS
 from schedsearch.ops.dtypes import DTYPES
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-VIEWS = ("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
 _LARGEST_BYTES = (1 << 31) - 1  # of an ONNX model: protobuf's limit
 
 

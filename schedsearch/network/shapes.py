@@ -46,6 +46,37 @@ def correct_shapes(model: ir.Model) -> None:
         _forget_shapes_behind(wrong)
 
 
+def pad_open_pools(model: ir.Model) -> None:
+    """Writes `ceil_mode` of maxima over images of open extents as padding, which does not depend on these, if no window can
+    begin behind an image.
+
+    Args:
+        model: a graph whose shapes were inferred. It is changed.
+    """
+    for node in model.graph:
+        x = node.inputs[0] if node.inputs else None
+        is_open = x is not None and (x.shape is None or not x.shape.is_static())
+        if is_open and node.op_type == "MaxPool" and is_onnx(node) and _is_ceil(node):
+            _pad_open_pool(node)
+
+
+def _pad_open_pool(node: ir.Node) -> None:
+    import onnx_ir as ir
+
+    read = node.attributes
+    if read.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return
+    kernel = read.get_ints("kernel_shape", ())
+    rank = len(kernel)
+    strides, dilations = (read.get_ints(name, (1,) * rank) for name in ("strides", "dilations"))
+    before, after = (read.get_ints("pads", (0,) * 2 * rank)[half : half + rank] for half in (0, rank))
+    reaches = [(taps - 1) * dilation + 1 for taps, dilation in zip(kernel, dilations)]
+    if all(pad + stride <= reach for pad, stride, reach in zip(after, strides, reaches)):
+        after = [pad + stride - 1 for pad, stride in zip(after, strides)]
+        read["pads"] = ir.AttrInt64s("pads", [*before, *after])
+        read.pop("ceil_mode")
+
+
 class _Axis(NamedTuple):
     """What a pool does along one axis. A window that begins behind the image does not count."""
 
