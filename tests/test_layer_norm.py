@@ -17,6 +17,7 @@ from schedsearch.ops.layer_norm import LAYER_NORM
 from schedsearch.template import load_reference, load_template
 from schedsearch.templates.layer_norm import cuda_kernels
 from schedsearch.templates.parts import groups
+from schedsearch.templates.parts import rows
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
@@ -85,9 +86,7 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, sh
 
 def test_a_long_row_is_read_again_for_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel for long rows, on a short one."""
-    from schedsearch.templates.layer_norm import cuda
-
-    monkeypatch.setattr(cuda, "_LONGEST_KEPT", 16)
+    monkeypatch.setattr(rows, "LONGEST_HELD", 16)
     monkeypatch.setattr(cuda_kernels, "MOST_HELD", 4)
     workload = layer_norm(x=(3, 50), dtype="float32")
     arrays, expected = example(workload)

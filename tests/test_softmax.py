@@ -17,6 +17,7 @@ from schedsearch.ops.softmax import SOFTMAX
 from schedsearch.template import load_reference, load_template
 from schedsearch.templates.parts import groups
 from schedsearch.templates.softmax import cuda_kernels
+from schedsearch.templates.parts import rows
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
@@ -81,9 +82,7 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, sh
 
 def test_a_long_row_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel for long rows, on a short one: it scales its sums when it meets a larger number."""
-    from schedsearch.templates.softmax import cuda
-
-    monkeypatch.setattr(cuda, "_LONGEST_ROW", 16)
+    monkeypatch.setattr(rows, "LONGEST_HELD", 16)
     workload = softmax(x=(3, 50), dtype="float32")
     arrays, expected = example(workload)
     config = Config(vector=1, lanes=8, threads=64)
