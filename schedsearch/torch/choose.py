@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, first_line
+from schedsearch.torch.accuracy import LAYER, Errors, errors_of
 from schedsearch.torch.calls import Call, Kernels, call_of
 from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.patterns import Layer, value_of
@@ -22,10 +23,6 @@ from schedsearch.torch.tuning import missing, reason_without_kernel, tune_missin
 from schedsearch.workload import Workload
 
 KERNEL = "kernel"  # its name in a race
-# Of one layer; contest.py has those of whole networks, in which errors of many layers add up.
-_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-5}
-_TF32_TOLERANCE = 2e-3
-_WORSE = 4.0  # times PyTorch's own error that a kernel may have, above the tolerance
 _Operands = Mapping[str, torch.Tensor]
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -108,9 +105,9 @@ class Chooser:
             found = Choice(None, record_id=origin.record_id, rung=origin.rung)
             try:
                 bench = _Bench(layer, call, self.kernels)
-                own_error, torch_error = bench.errors()
-                found = replace(found, error=own_error, torch_error=torch_error)
-                if reason := bench.wrong(found.error, found.torch_error):
+                errors = bench.errors()
+                found = replace(found, error=errors.ours, torch_error=errors.torch)
+                if reason := bench.wrong(errors):
                     return replace(found, reason=reason)
                 if not timed:
                     return replace(found, call=call)
@@ -154,29 +151,21 @@ class _Bench:
     def _ours(self, operands: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self.call([operands[spec.name] for spec in self.workload.signature])
 
-    def errors(self) -> tuple[float, float]:
-        """Largest differences from PyTorch in float32, over its largest magnitude."""
-        truth = self._exact()
-        most = float(truth.abs().max()) or 1.0
-        seen = self._ours(self.operands)
-        if seen.shape != truth.shape:
-            raise UnsupportedError(f"the kernel returns {tuple(seen.shape)}, PyTorch {tuple(truth.shape)}")
-        theirs = by_torch(self.workload, self.operands, self.scalars)
-        return float((seen.float() - truth).abs().max()) / most, float((theirs.float() - truth).abs().max()) / most
+    def errors(self) -> Errors:
+        """Raises UnsupportedError if the kernel's result has another shape than PyTorch's."""
+        truth, ours = self._exact(), self._ours(self.operands)
+        if ours.shape != truth.shape:
+            raise UnsupportedError(f"the kernel returns {tuple(ours.shape)}, PyTorch {tuple(truth.shape)}")
+        return errors_of(truth, ours, by_torch(self.workload, self.operands, self.scalars))
 
     def _exact(self) -> torch.Tensor:
         operands = {name: each.float() for name, each in self.operands.items()}
-        with without_tf32(), _cudnn_searches(False):  # a search for each shape in float32 would be for this call alone
+        with without_tf32(), cudnn_searches(False):  # a search for each shape in float32 would be for this call alone
             return by_torch(self.workload, operands, self.scalars)
 
-    def wrong(self, ours: float | None, theirs: float | None) -> str:
+    def wrong(self, errors: Errors) -> str:
         """Why the kernel's result is not accepted; empty if it is."""
-        dtype = self.operands["x"].dtype
-        tf32 = self.workload.params.get("precision") == "tf32"
-        allowed = max(_TF32_TOLERANCE if tf32 else _TOLERANCE[dtype], _WORSE * (theirs or 0.0))
-        if ours is not None and ours <= allowed:  # false for NaN
-            return ""
-        return f"its error against float32 is {ours:.1e}; allowed: {allowed:.1e} (PyTorch's own: {theirs:.1e})"
+        return LAYER.excess(errors, self.operands["x"].dtype, tf32=self.workload.params.get("precision") == "tf32")
 
     def result(self, timer: Timer, deadline: Deadline) -> Result:
         """A race of the kernel and PyTorch's best.
@@ -258,12 +247,12 @@ def _core(workload: Workload, operands: Mapping[str, torch.Tensor], bias: torch.
 @contextlib.contextmanager
 def inference(device: torch.device) -> Iterator[None]:
     """Without autograd and autocast, and with cuDNN's fastest algorithms."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False), _cudnn_searches(True):
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), cudnn_searches(True):
         yield
 
 
 @contextlib.contextmanager
-def _cudnn_searches(whether: bool) -> Iterator[None]:
+def cudnn_searches(whether: bool) -> Iterator[None]:
     """Whether cuDNN measures its algorithms for each new shape."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, whether
     try:

@@ -16,6 +16,8 @@ from torch import fx
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import SchedsearchError, first_line
 from schedsearch.network.model import NoOperatorError
+from schedsearch.torch import accuracy
+from schedsearch.torch.accuracy import Errors, errors_of
 from schedsearch.torch.calls import Kernels
 from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.held import HeldNetwork, Refusal, form_of
@@ -27,9 +29,6 @@ from schedsearch.torch.timing import Candidate, Run, Timer, timers_of_graphs
 _log = logging.getLogger("schedsearch.torch")
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 NETWORK = "network"  # its name in a race
-# Of whole networks, in which errors of many layers add up; choose.py has those of one layer.
-_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-3}
-_WORSE = 2.0  # times the compiled graph's own error that a network may have, above the tolerance
 TRACED_S = 0.015  # for each node of a graph: what it takes to export it and to read it again, before anything is compiled
 _BUILDING = 0.9  # of the time that is left: for building a network; the rest is for the race
 
@@ -70,8 +69,8 @@ class Contest:
             with torch.no_grad():
                 expected = list(theirs())
                 net = HeldNetwork(module, given, expected, self.kernels, self.tunes, deadline.share(_BUILDING))
-                own_error, torch_error = _errors(net, module, given, expected)
-            report = NetworkReport(False, error=own_error, torch_error=torch_error)
+                errors = _errors(net, module, given, expected)
+            report = NetworkReport(False, error=errors.ours, torch_error=errors.torch)
         except Exception as error:  # torch's exporters raise errors of many kinds
             ours = isinstance(error, SchedsearchError | Refusal)
             reason = first_line(error) if ours else f"{type(error).__name__}: {error}"[:300]
@@ -253,8 +252,8 @@ class _Values(fx.Interpreter):
 
 def _errors(
     net: HeldNetwork, module: fx.GraphModule, given: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
-) -> tuple[float, float]:
-    """The largest errors of the network and of the compiled graph against float32, over the largest magnitude.
+) -> Errors:
+    """The errors of the network and of the compiled graph, the largest of all outputs.
 
     Raises:
         Refusal: the network's is too large, or an output has another shape.
@@ -264,11 +263,10 @@ def _errors(
         raise Refusal("its outputs have another form than PyTorch's")
     with without_tf32():
         exact = copy.deepcopy(module).float()(*(each.float() if each.is_floating_point() else each for each in given))
-    worst = [0.0, 0.0]
+    worst = Errors(0.0, 0.0)
     for truth, ours, theirs in zip(exact, found, expected):
-        most = float(truth.abs().max()) or 1.0
-        errors = [float((each.float() - truth.float()).abs().max()) / most for each in (ours, theirs)]
-        if not errors[0] <= max(_TOLERANCE.get(ours.dtype, 0.0), _WORSE * errors[1]):
-            raise Refusal(f"its error against float32 is {errors[0]:.1e}, PyTorch's {errors[1]:.1e}")
-        worst = [max(pair) for pair in zip(worst, errors)]
-    return worst[0], worst[1]
+        errors = errors_of(truth, ours, theirs)
+        if reason := accuracy.NETWORK.excess(errors, ours.dtype):
+            raise Refusal(reason)
+        worst = Errors(*(max(pair) for pair in zip(worst, errors)))
+    return worst

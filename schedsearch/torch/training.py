@@ -16,7 +16,7 @@ from torch.nn import functional
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.ops.depthwise_conv2d import depthwise_conv2d as depthwise_conv2d_workload
 from schedsearch.torch import patterns
-from schedsearch.torch.choose import KERNEL
+from schedsearch.torch.choose import KERNEL, cudnn_searches
 from schedsearch.torch.functional import depthwise_conv2d
 from schedsearch.torch.race import NO_TIME, PYTORCH, SLOWER, Result, race
 from schedsearch.torch.report import LayerReport, us
@@ -122,15 +122,12 @@ class _Description:
         weight = torch.randn(self.weight, dtype=self.dtype, device=self.device).contiguous(memory_format=memory)
         sets = sets_needed(3 * x.nbytes, cache_bytes)
         operands = [(x.clone().requires_grad_(self.needs_dx), weight.clone().requires_grad_()) for _ in range(sets)]
-        benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
-        try:
+        with cudnn_searches(True):
             ours, theirs = (
                 Candidate(name, *(_step(each, *pair) for pair in operands))
                 for name, each in zip((KERNEL, PYTORCH), convolve)
             )
             return race([timer], theirs, [ours], deadline)
-        finally:
-            torch.backends.cudnn.benchmark = benchmark
 
 
 def _step(convolve: _Convolve, x: torch.Tensor, weight: torch.Tensor) -> Callable[[], Any]:
