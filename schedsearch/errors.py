@@ -11,7 +11,7 @@
     │   │   └── IndexRangeError          2   an index that was computed or given at run time is out of range
     │   ├── PlanError                    2   a launch plan breaks a rule, or does not fit its workload
     │   └── UnsupportedError             2   no template can run the workload on this target
-    ├── OperatorError                    2   an operator of another package, or its reference, breaks its contract
+    ├── OperatorError                    2   an operator or its reference breaks its contract, or cannot judge a workload
     ├── NoValidConfigError               1   every configuration that was tried failed
     ├── DeviceError                      3   no usable device, driver or toolkit
     │   └── DeviceBusyError              3   another run holds the device

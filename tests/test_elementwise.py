@@ -15,7 +15,8 @@ from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.measure.inputs import draw
+from schedsearch.errors import OperatorError
+from schedsearch.measure.inputs import check_domains, draw
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.elementwise import ELEMENTWISE, Read
 from schedsearch.ops.expressions import FUNCTIONS, ExpressionError, parse_expression
@@ -201,6 +202,30 @@ def test_the_bound_holds_for_float32_and_is_not_wide(changes: dict[str, Any]) ->
 def test_verification_accepts_cpu_kernels(device: CpuDevice) -> None:
     for changes in (EVERY[3], EVERY[8], EVERY[9]):
         assert verdict(device, CPU, every(changes)) is None
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "sqrt(a - b * b + 1e-05)",
+        "log(a - b)",
+        "log(1 - exp(a))",
+        "sqrt(a * a - 4 * b * c)",
+        "sqrt(a - b) / (c - d)",
+        "log(a / b - c)",
+    ],
+)
+def test_numbers_for_verification_are_ones_for_which_the_expression_is_defined(device: CpuDevice, expression: str) -> None:
+    """The variance of a normalisation is a difference that is never negative; verification must draw such numbers."""
+    workload = elementwise(y=(40, 50), expression=expression, dtype="float32")
+    drawn = {name: draw(domain, 20_000, np.random.default_rng(7)) for name, domain in check_domains(workload).items()}
+    assert np.isfinite(parse_expression(expression).evaluate(drawn)).all()
+    assert verdict(device, CPU, workload) is None
+
+
+def test_an_expression_that_is_defined_nowhere_is_refused(device: CpuDevice) -> None:
+    with pytest.raises(OperatorError, match="cannot be verified: y is NaN"):
+        verdict(device, CPU, elementwise(y=(40,), expression="sqrt(-abs(a) - 1)", dtype="float32"))
 
 
 def test_sums_of_dequantised_numbers_are_quantised_as_if_each_product_were_rounded(device: CpuDevice) -> None:

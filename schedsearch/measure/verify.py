@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel
+from schedsearch.errors import OperatorError
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import Comparer, Difference, is_undefined, open_comparer
 from schedsearch.measure.inputs import Array, Pattern, check_domains, check_pattern, check_scalars, second_domains
@@ -121,7 +122,8 @@ class Verification:
 
     Raises:
         DeviceError: there is not enough memory.
-        OperatorError: the reference of another package's operator fails or contradicts itself.
+        OperatorError: the reference of another package's operator fails or contradicts itself, or the outputs are undefined
+            for all numbers that were tried.
         RuntimeError: schedsearch's own reference does, or the comparison misses an error: a bug of schedsearch.
     """
 
@@ -284,8 +286,13 @@ class Verification:
             else:
                 magnitude = self._elements(truth.magnitude, indices, "float64")
                 wrong = ~((np.abs(kernel - numpy) <= _SPOT_ERROR * np.maximum(magnitude, np.abs(numpy))) | (kernel == numpy))
-            if truth.partial:
-                wrong &= ~(is_undefined(kernel) & is_undefined(numpy))
+            undefined = is_undefined(kernel) & is_undefined(numpy)
+            if undefined.any() and not truth.partial:
+                raise OperatorError(
+                    f"{self._workload} cannot be verified: {output} is NaN at {int(undefined.sum())} of {indices.size} "
+                    "points, for every choice of numbers that was tried; write it so that it is defined more often"
+                )
+            wrong &= ~undefined
             if wrong.any():
                 raise self._reference.contradiction(output, indices, kernel, numpy, wrong)
 

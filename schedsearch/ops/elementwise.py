@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
 MAX_INPUTS = 16
-_SAMPLES = 512  # for which the numbers for verification must give finite results
+_SAMPLES = 4096  # for which the numbers for verification must give finite results
+_MIXTURES = 400  # choices of numbers for verification that are tried if none of one kind for all inputs will do
 _ROUNDINGS = 1  # of a number before it becomes an integer; the reference's magnitude has them all
 
 _PARAMETERS = {
@@ -245,30 +246,45 @@ def _names_problems(expression: Expression, names: Sequence[str]) -> list[Proble
 
 @functools.lru_cache(maxsize=256)
 def _domains(text: str, inputs: tuple[Read, ...], out_dtype: str) -> Mapping[str, Domain]:
+    """Numbers for which the expression is finite: all inputs of one kind if that does, otherwise each of its own.
+
+    `sqrt(a - b * b)`, for example, is undefined for most numbers unless `a` is drawn from larger ones than `b`.
+    """
     import numpy as np
 
     expression, largest = parse_expression(text), dtype_of(out_dtype).largest / 2
-    chosen: dict[str, Domain] = {}
-    for whole, sign in itertools.product((127, 15, 3), (-1, 0, 1)):
-        chosen = {}
-        for number, (name, dtype, *_) in enumerate(inputs):
-            row = dtype_of(dtype)
-            if row.is_float and name in expression.zero_points:  # every 8-bit format has these
-                chosen[name] = Domain(range(16))
-            elif row.is_float:  # 16 k + 8 + number sixty-fourths have at most 8 bits
-                parts = range(-16 if sign < 0 else 0, 16)
-                offset = 1.0 if sign > 0 else 0.0
-                chosen[name] = Domain(tuple((16 * k + 8 + number % 8) / 64 + offset * (k >= 0) for k in parts))
-            else:
-                chosen[name] = Domain(
-                    range(max(int(row.lowest), -whole if sign < 0 else 1), min(whole, int(row.largest)) + 1)
-                )
-        rng = np.random.default_rng(0)
-        drawn = {name: rng.choice(np.asarray(domain.values, float), _SAMPLES) for name, domain in chosen.items()}
+    rng = np.random.default_rng(0)
+    alike = ([kind] * len(inputs) for kind in itertools.product((127, 15, 3), (-1, 0, 1), (1.0,)))
+    kinds = list(itertools.product((15, 3), (-1, 0, 1), (1.0, 0.25, 0.0625, -0.25)))
+    mixed = ([kinds[at] for at in rng.integers(0, len(kinds), len(inputs))] for _ in range(_MIXTURES))
+    best: tuple[int, Mapping[str, Domain]] = (-1, {})
+    for chosen in itertools.chain(alike, mixed):
+        domains = {
+            name: _domain(number, dtype, name in expression.zero_points, *kind)
+            for number, ((name, dtype, *_), kind) in enumerate(zip(inputs, chosen))
+        }
+        draws = np.random.default_rng(0)
+        drawn = {name: draws.choice(np.asarray(domain.values, float), _SAMPLES) for name, domain in domains.items()}
         values = np.abs(expression.evaluate(drawn))
-        if np.isfinite(values).all() and (not dtype_of(out_dtype).is_float or values.max() <= largest):
+        good = np.isfinite(values) & (not dtype_of(out_dtype).is_float or values <= largest)
+        count = int(np.count_nonzero(np.broadcast_to(good, _SAMPLES)))
+        if count > best[0]:
+            best = count, domains
+        if count == _SAMPLES:
             break
-    return chosen
+    return best[1]
+
+
+def _domain(number: int, dtype: str, is_zero_point: bool, whole: int, sign: int, scale: float) -> Domain:
+    """Numbers of an input: of both signs (`sign` -1), positive (0) or at least 1 (1), times `scale`; integers up to `whole`."""
+    row = dtype_of(dtype)
+    if row.is_float and is_zero_point:  # every 8-bit format has these
+        return Domain(range(16))
+    if row.is_float:  # 16 k + 8 + number sixty-fourths have at most 8 bits
+        parts = range(-16 if sign < 0 else 0, 16)
+        offset = 1.0 if sign > 0 else 0.0
+        return Domain(tuple(scale * ((16 * k + 8 + number % 8) / 64 + offset * (k >= 0)) for k in parts))
+    return Domain(range(max(int(row.lowest), -whole if sign < 0 else 1), min(whole, int(row.largest)) + 1))
 
 
 def elementwise(
