@@ -276,7 +276,7 @@ def _domains(text: str, inputs: tuple[Read, ...], out_dtype: str) -> Mapping[str
 
 
 def _domain(number: int, dtype: str, is_zero_point: bool, whole: int, sign: int, scale: float) -> Domain:
-    """Numbers of an input: of both signs (`sign` -1), positive (0) or at least 1 (1), times `scale`; integers up to `whole`."""
+    """Numbers of an input: of both signs (`sign` -1), positive (0) or at least 1 (1), by `scale`; integers up to `whole`."""
     row = dtype_of(dtype)
     if row.is_float and is_zero_point:  # every 8-bit format has these
         return Domain(range(16))
