@@ -15,30 +15,17 @@ from types import ModuleType
 import pytest
 
 import schedsearch
-from schedsearch import (
-    dense,
-    depthwise_conv2d,
-    dyn_strided_slice,
-    elementwise,
-    layer_norm,
-    layout_transform,
-    pool2d,
-    resize,
-    softmax,
-    transpose,
-)
 from schedsearch.errors import SchedsearchError
 from schedsearch.ops import STAGES
-from schedsearch.space import ConfigSpace
-from schedsearch.target import PRESETS, Target
-from schedsearch.template import load_template
+from schedsearch.target import Target
 from schedsearch.template.registry import BUILT_IN, ENTRY_POINT_GROUP
 from schedsearch.tuner import TUNERS
-from schedsearch.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+sys.path.insert(0, str(ROOT / "scripts"))
+knob_tables = importlib.import_module("knob_tables")
 CPU = Target("cpu", "a CPU", sms=4, simd_bits=256, l2_bytes=32 << 20)
 
 
@@ -148,87 +135,17 @@ def section(page: str, heading: str) -> str:
     return found[1] if found else ""
 
 
-_INTEGERS = (
-    dict(groups=32, dtype="int8", weight_dtype="int8", out_dtype="int32"),
-    dict(c=24, k=24, dtype="int8", weight_dtype="int8", out_dtype="int32", layout="NCHW24c", weight_layout="OIHW24o24i"),
-)
-
-
-INDEXED = {
-    "gather": [schedsearch.gather(x=(1000, 64), indices=(32,))],
-    "nms": [schedsearch.nms(n=1, classes=3, boxes=100, max_output=10)],
-    "roi_align": [schedsearch.roi_align(n=1, c=64, h=32, w=32, rois=10, oh=7, ow=7)],
-    "unique": [schedsearch.unique(x=(1000,))],
-    "topk": [schedsearch.topk(x=(1, 100_000), k=100)],
-    "arange": [schedsearch.arange(bound=100_000)],
-    "nonzero": [schedsearch.nonzero(x=(1000, 64))],
-    "scatter": [schedsearch.scatter(x=(1000, 64), indices=(32, 1), by="tuples")],
-    "dyn_resize": [schedsearch.dyn_resize(n=8, c=64, h=32, w=32, oh=64, ow=64)],
-    "fill_margin": [schedsearch.fill_margin(x=(8, 32, 32, 64), margin=(0, 1, 1, 0))],
-}
-
-
-def spaces_of(template_name: str) -> list[ConfigSpace]:
-    """The knobs for some workloads that the template supports: convolutions with many channels, small groups, or few
-    channels; changes of layout that transpose, and that copy."""
-    template = load_template(template_name)
-    target = CPU if template.kind == "cpu" else PRESETS["h200"]
-    if template.op == "layout_transform":
-        images = layout_transform(n=8, c=64, h=32, w=32, layout="NHWC", to="NCHW")
-        return [template.space(workload, target) for workload in (images, images.replace(to="NCHW32c"))]
-    if "transpose" in template.ops:
-        crossing = transpose(x=(8, 64, 64), permutation=(0, 2, 1))
-        return [template.space(workload, target) for workload in (crossing, crossing.replace(permutation=(1, 0, 2)))]
-    dtype = "float32" if template.kind == "cpu" else "float16"
-    if "dense" in template.ops:
-        products = [dense(m=m, n=128, k=128, dtype=each) for m in (2, 64) for each in (dtype, "float32", "int8")]
-        return [template.space(workload, target) for workload in products if template.validate(workload, target) is None]
-    if template.op == "depthwise_conv2d":
-        depthwise = depthwise_conv2d(n=8, h=32, w=32, c=64, r=3, s=3, padding=1, dtype=dtype)
-        directions = [depthwise.replace(direction=each) for each in ("forward", "grad_input", "grad_weight", "grad_both")]
-        directions += [depthwise.replace(layout="NCHW", direction=each) for each in ("forward", "grad_weight", "grad_both")]
-        directions.append(depthwise.replace(dtype="int8", weight_dtype="int8"))
-        return [template.space(workload, target) for workload in directions if template.validate(workload, target) is None]
-    if template.op == "pool2d":
-        pools = pool2d(n=8, h=32, w=32, c=64, r=3, s=3, padding=1), pool2d(n=8, h=7, w=7, c=64, r=7, s=7, mode="average")
-        return [template.space(workload, target) for workload in pools]
-    if template.op == "elementwise":
-        return [template.space(elementwise(y=(8, 32, 32, 64), expression="relu(a + b)"), target)]
-    if template.op == "softmax":
-        rows = softmax(x=(64, 1000), dtype=dtype), softmax(x=(8, 80, 64), axis=1, dtype=dtype)
-        return [template.space(workload, target) for workload in rows]
-    if template.op == "layer_norm":
-        return [template.space(layer_norm(x=(64, 1000), dtype=dtype), target)]
-    if template.op == "resize":
-        return [template.space(resize(n=1, c=64, h=32, w=32, oh=64, ow=64), target)]
-    if template.op == "dyn_strided_slice":
-        return [template.space(dyn_strided_slice(x=(64, 1024)), target)]
-    if template.op in INDEXED:
-        return [template.space(workload, target) for workload in INDEXED[template.op]]
-    many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
-    others = [many.replace(groups=32), many.replace(c=3), many.replace(c=16, k=16)]
-    others += [many.replace(dtype="float32")]
-    others += [many.replace(layout="NCHW", weight_layout="OIHW")]
-    others += [many.replace(**change) for change in _INTEGERS]
-    taken = [w for w in (many, *others) if template.validate(w, target) is None]
-    assert taken
-    return [template.space(workload, target) for workload in taken]
-
-
 def knobs_of(template_name: str) -> set[str]:
-    return {name for space in spaces_of(template_name) for name in space.names}
+    return {name for space in knob_tables.spaces_of(template_name) for name in space.names}
 
 
 @pytest.mark.parametrize("template_name", BUILT_IN)
 def test_every_knob_is_explained(template_name: str) -> None:
-    assert all(knob.doc for space in spaces_of(template_name) for knob in space.knobs)
+    assert all(knob.doc for space in knob_tables.spaces_of(template_name) for knob in space.knobs)
 
 
-@pytest.mark.parametrize("template_name", BUILT_IN)
-def test_the_knobs_on_the_page_are_those_of_the_template(template_name: str) -> None:
-    """The table of the template's section has exactly its knobs."""
-    rows = re.findall(r"^\| (`.+?) \|", section(text(DOCS / "templates.md"), template_name), re.MULTILINE)
-    assert sorted(knob for row in rows for knob in re.findall(r"`(\w+)`", row)) == sorted(knobs_of(template_name))
+def test_the_tables_of_knobs_are_those_that_the_script_writes() -> None:
+    assert text(knob_tables.PAGE) == knob_tables.page(text(knob_tables.PAGE)), "run scripts/knob_tables.py"
 
 
 @pytest.mark.parametrize("template_name", BUILT_IN)

@@ -16,8 +16,7 @@ from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.layer_norm import LAYER_NORM
 from schedsearch.template import load_reference, load_template
 from schedsearch.templates.layer_norm import cuda_kernels
-from schedsearch.templates.parts import groups
-from schedsearch.templates.parts import rows
+from schedsearch.templates.parts import groups, rows
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 

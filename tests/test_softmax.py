@@ -15,9 +15,8 @@ from schedsearch.device.detect import detect
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.softmax import SOFTMAX
 from schedsearch.template import load_reference, load_template
-from schedsearch.templates.parts import groups
+from schedsearch.templates.parts import groups, rows
 from schedsearch.templates.softmax import cuda_kernels
-from schedsearch.templates.parts import rows
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 

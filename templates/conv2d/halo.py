@@ -115,7 +115,8 @@ class Conv2dHalo(Template):
                  "warpgroups side by side, each 64 output channels of the same pixels"),
             Knob("row_groups", tuple(range(1, MAX_GROUPS + 1)), "warpgroups one below the other, or taking turns"),
             Knob("schedule", ("together", "in_turn"),
-                 "row groups share a tile and its patch, or each takes the next tile: one stores while another multiplies"),
+                 "together: row groups share a tile and its patch; in_turn: each takes the block's next tile, so that one "
+                 "stores while another multiplies"),
             Knob("patches", PATCHES, "patches of x (tile and halo, 128 bytes of a pixel), loaded ahead or being multiplied"),
             Knob("weight_stages", WEIGHT_STAGES if 1 in merges else WEIGHT_STAGES[:1],
                  "taps of weights that are loaded ahead or being multiplied; 0: all weights stay in shared memory"),

@@ -142,17 +142,34 @@ class Conv2dWgmma(Template):
             Knob(
                 "schedule",
                 ("together", "in_turn"),
-                "groups share a tile, or each half takes the block's next tile: one half stores while the other multiplies",
+                "together: groups share a tile; in_turn: each half takes the block's next tile, so that one half stores while "
+                "the other multiplies",
             ),
             Knob("bn", tuple(bn for bn in BNS if bn <= widest), "columns (output channels) of a tile"),
             Knob("bk", bks, "input channels of a k step; more is faster, less wastes less of the last step"),
             Knob("stages", STAGES, "k steps that are loaded ahead or being multiplied"),
-            Knob("split_k", tuple(split_ks), "blocks of a cluster that share a tile's k steps"),
-            Knob("cluster_m", tuple(cluster_ms), "row tiles of a cluster; blocks with the same columns share weights"),
+            Knob(
+                "split_k",
+                tuple(split_ks),
+                "blocks of a cluster that share a tile's k steps and add up their sums; helps if there are few tiles",
+            ),
+            Knob(
+                "cluster_m",
+                tuple(cluster_ms),
+                "row tiles of a cluster; blocks with the same columns share weights; helps if L2 is the bound",
+            ),
             Knob("cluster_n", tuple(cluster_ns), "column tiles of a cluster; blocks with the same rows share pixels"),
-            Knob("grid", ("persistent", "split"), "blocks that loop over tiles, or split_k blocks per tile"),
+            Knob(
+                "grid",
+                ("persistent", "split"),
+                "persistent: blocks loop over tiles; split: split_k blocks, or a cluster, for each tile",
+            ),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
-            Knob("group_m", tuple(group_ms), "row tiles (of clusters) walked before the next column tile; for reuse in L2"),
+            Knob(
+                "group_m",
+                tuple(group_ms),
+                "raster order: row tiles (of clusters) walked before the next column tile; for reuse in L2",
+            ),
             Knob("l2_promotion", (128, 256), "bytes that L2 fetches from memory when a load misses"),
         )
         constraints = (
