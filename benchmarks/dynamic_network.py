@@ -33,7 +33,7 @@ import torch
 import torch_common
 
 import schedsearch
-from schedsearch.executable.net import Net
+from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.sized import SizedNet, StoredParts
 from schedsearch.workload_range import between
 
@@ -88,7 +88,8 @@ class Case:
         given = {**self.given, "out": self.file}
         with schedsearch.build_dynamic(self.model, {"n": (1, self.most)}, tune_s=tune_s or None, **given) as net:
             assert isinstance(net, SizedNet)
-            parts, (untuned, calls) = net.parts, net.untuned
+            parts, calls = net.parts, len(net.kernels)
+            untuned = sum(kernel.rung != "exact" for kernel in net.kernels)
             codes = {call.artifact for n in net.sizes for call in parts.table.at(n).calls}
             programs = len(parts.table.json)
             found = {"build_s": time.perf_counter() - started, "tune_s": tune_s, "calls": calls, "untuned": untuned}
@@ -131,7 +132,7 @@ class Case:
         x = torch.randn((n, 3, side, side), generator=torch.Generator().manual_seed(n))
         return x.to(self.options.device, torch.float16 if self.options.device == "cuda" else torch.float32)
 
-    def _time(self, net: Net, x: torch.Tensor) -> float:
+    def _time(self, net: FixedNet, x: torch.Tensor) -> float:
         launch: Callable[[], Any] = net.bind(x)
         runs = {"groups": 3, "calls": 2} if self.options.smoke else {}
         return torch_common.hot_us(launch, self.options.device, **runs)

@@ -47,8 +47,8 @@ from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import NoValidConfigError, PreparationError, WrongResultError
 from schedsearch.executable.assemble import assemble
+from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.kernels import find_kernels
-from schedsearch.executable.net import Net
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.network.costs import RecordCosts
 from schedsearch.network.explain import explain
@@ -100,7 +100,7 @@ def host_us(call: Callable[[], Any], count: int = 1) -> float:
     return statistics.median(times_ns[len(times_ns) // 10 :]) / 1e3
 
 
-def load_ms(net: Net, x: torch.Tensor) -> float:
+def load_ms(net: FixedNet, x: torch.Tensor) -> float:
     """The least time from the file of a network to its first result."""
     times = []
     with tempfile.TemporaryDirectory() as folder:
@@ -265,7 +265,7 @@ class Ours:
         started = time.perf_counter()
         kernels = find_kernels(workloads(plan), self.options.db, self.target, mode=self.options.mode)
         executable = assemble(self.network, plan, kernels.__getitem__, target=self.target.key)
-        with Net(executable, open_device(self.target)) as net:
+        with FixedNet(executable, open_device(self.target)) as net:
             build_s = time.perf_counter() - started
             x = self.x.to(getattr(torch, net.inputs[0].dtype))  # strides stay
             launch = net.bind(x)

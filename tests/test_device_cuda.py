@@ -17,7 +17,7 @@ from schedsearch.device import cuda_driver, open_device
 from schedsearch.device.cuda import CudaDevice
 from schedsearch.device.cuda_graph import KernelGraph
 from schedsearch.errors import ArgumentError, DeviceError
-from schedsearch.executable.net import Net
+from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.noted import index_notes
 from schedsearch.executable.program import Array, Call, Origin, Place, Program, Space
 from schedsearch.executable.run import Calls, Weights
@@ -426,12 +426,12 @@ def test_a_network_without_memory_for_its_values_gives_everything_back(driver: F
     parts = pair_of_calls()
     parts.program = dataclasses.replace(parts.program, arena_bytes=1 << 40)
     with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
-        Net(parts, open_device(PRESETS["h200"]))
+        FixedNet(parts, open_device(PRESETS["h200"]))
     assert not driver.memory and not driver.modules and not driver.retained
 
 
 def test_a_network_that_is_closed_waits_for_its_calls(driver: FakeDriver) -> None:
-    net = Net(pair_of_calls(), open_device(PRESETS["h200"]))
+    net = FixedNet(pair_of_calls(), open_device(PRESETS["h200"]))
     net._moved([64], [96]).launch(5)
     assert driver.running and driver.modules
     net.close()

@@ -196,7 +196,7 @@ def test_mistakes_of_calls(net: DynamicExecutable) -> None:
         (["--size", "m=3"], "no size 'm'; allowed: n"),
         (["--size", "n=7"], f"'7' is not possible; allowed: n=1..{ROWS}"),
         (["--size", "n"], "'' is not possible"),
-        (["--compare", "onnx"], "--compare is for networks of fixed sizes"),
+        (["--compare", "onnx"], "a network whose sizes are computed in the run cannot be traced"),
         (["--input", "z=x.npy"], "the network has no input 'z'"),
     ],
 )

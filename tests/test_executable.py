@@ -26,7 +26,7 @@ from schedsearch.errors import (
 )
 from schedsearch.executable.assemble import Chosen, Executable, assemble
 from schedsearch.executable.file import load, save
-from schedsearch.executable.net import Net
+from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.program import Origin, Program
 from schedsearch.executable.schedule import schedule
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
@@ -44,8 +44,8 @@ def executable() -> Executable:
 
 
 @pytest.fixture(scope="module")
-def net(executable: Executable) -> Iterator[Net]:
-    with Net(executable, open_device(schedsearch.detect("cpu"))) as net:
+def net(executable: Executable) -> Iterator[FixedNet]:
+    with FixedNet(executable, open_device(schedsearch.detect("cpu"))) as net:
         yield net
 
 
@@ -66,20 +66,20 @@ def expected(x: np.ndarray[Any, Any]) -> dict[str, Any]:
 # ---- running
 
 
-def test_a_network_computes_what_its_nodes_compute(net: Net) -> None:
+def test_a_network_computes_what_its_nodes_compute(net: FixedNet) -> None:
     for seed in range(3):  # outputs are new arrays, at other addresses
         x = image(seed)
         np.testing.assert_array_equal(net(x), expected(x)["y"])
     np.testing.assert_array_equal(net(x=image()), expected(image())["y"])
 
 
-def test_outputs_go_where_the_caller_wants_them(net: Net) -> None:
+def test_outputs_go_where_the_caller_wants_them(net: FixedNet) -> None:
     x, out = image(), np.empty((1, 8, 6, 6), np.float32)
     assert net(x, out=out) is out
     np.testing.assert_array_equal(out, expected(x)["y"])
 
 
-def test_a_bound_network_reads_and_writes_the_same_arrays_in_every_run(net: Net) -> None:
+def test_a_bound_network_reads_and_writes_the_same_arrays_in_every_run(net: FixedNet) -> None:
     x = image()
     step = net.bind(x)
     y = step()
@@ -89,7 +89,7 @@ def test_a_bound_network_reads_and_writes_the_same_arrays_in_every_run(net: Net)
 
 
 @pytest.mark.integrations
-def test_tensors_of_torch_take_a_short_path_at_any_address(net: Net) -> None:
+def test_tensors_of_torch_take_a_short_path_at_any_address(net: FixedNet) -> None:
     torch = pytest.importorskip("torch")
     kept = [(seed, net(torch.from_numpy(image(seed)))) for seed in range(3)]
     net(image(5))  # other arrays in between
@@ -98,7 +98,7 @@ def test_tensors_of_torch_take_a_short_path_at_any_address(net: Net) -> None:
         np.testing.assert_array_equal(y.numpy(), expected(image(seed))["y"])
 
 
-def test_a_trace_has_the_value_of_every_call_in_the_models_order_of_axes(net: Net) -> None:
+def test_a_trace_has_the_value_of_every_call_in_the_models_order_of_axes(net: FixedNet) -> None:
     x = image()
     found, wanted = net.trace(x), expected(x)
     assert set(found) == {"t", "y"}
@@ -106,14 +106,14 @@ def test_a_trace_has_the_value_of_every_call_in_the_models_order_of_axes(net: Ne
         np.testing.assert_array_equal(array, wanted[name])
 
 
-def test_times_are_measured_of_the_whole_and_of_each_call(net: Net) -> None:
+def test_times_are_measured_of_the_whole_and_of_each_call(net: FixedNet) -> None:
     times = net.measure(repeat=3)
     assert len(times.calls_ns) == len(net.steps) == 4
     assert min(times.total_ns, *times.calls_ns) > 0
 
 
 def test_instances_share_weights_and_outlive_one_another(executable: Executable) -> None:
-    first = Net(executable, open_device(schedsearch.detect("cpu")))
+    first = FixedNet(executable, open_device(schedsearch.detect("cpu")))
     second = first.instance()
     first.close()
     first.close()
@@ -134,12 +134,12 @@ def test_instances_share_weights_and_outlive_one_another(executable: Executable)
         (("x",), "x is a str; allowed: a torch, CuPy or NumPy array"),
     ],
 )
-def test_wrong_inputs_are_refused(net: Net, arguments: tuple[Any, ...], message: str) -> None:
+def test_wrong_inputs_are_refused(net: FixedNet, arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         net(*arguments)
 
 
-def test_unknown_names_and_wrong_outputs_are_refused(net: Net) -> None:
+def test_unknown_names_and_wrong_outputs_are_refused(net: FixedNet) -> None:
     with pytest.raises(ArgumentError, match=r"unknown input 'X' \(did you mean 'x'\?\)"):
         net(X=image())
     x = image()
@@ -149,7 +149,7 @@ def test_unknown_names_and_wrong_outputs_are_refused(net: Net) -> None:
         net(x, out=(x, x))
 
 
-def test_explain_names_every_call_its_kernel_and_its_layouts(net: Net) -> None:
+def test_explain_names_every_call_its_kernel_and_its_layouts(net: FixedNet) -> None:
     text = net.explain()
     assert "4 kernel calls, 2 of them convert layouts" in text
     assert "x: NCHW to NHWC: layout_transform" in text
@@ -193,7 +193,7 @@ def test_a_view_and_an_output_that_is_an_input_cost_no_kernel() -> None:
     network = Network(("x",), ("flat", "x"), values, {}, (View("reshape", ("reshape",), "x", "flat", (("NCHW", "AB"),)),))
     made = assemble(network, first_plan(network), lambda workload: pytest.fail("needs no kernel"), target="cpu:none")
     assert not made.program.calls
-    with Net(made, open_device(schedsearch.detect("cpu"))) as net:
+    with FixedNet(made, open_device(schedsearch.detect("cpu"))) as net:
         x = np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
         flat, same = net(x)
         assert flat.tolist() == [list(range(8))]
@@ -244,7 +244,7 @@ def test_the_same_network_gives_the_same_program(executable: Executable) -> None
 # ---- files
 
 
-def test_a_loaded_network_computes_the_same(path: Path, net: Net) -> None:
+def test_a_loaded_network_computes_the_same(path: Path, net: FixedNet) -> None:
     with load(path) as loaded:
         np.testing.assert_array_equal(loaded(image()), net(image()))
         assert loaded.inputs == net.inputs and str(loaded.outputs[0]) == "y float32 [1, 8, 6, 6]"

@@ -150,7 +150,7 @@ from schedsearch.device import open_device
 from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.executable.check import check, readable
 from schedsearch.executable.file import Stored
-from schedsearch.executable.net import Net
+from schedsearch.executable.fixed import FixedNet
 x, y = np.ones((1, 8, 6, 6), np.float32), np.load(sys.argv[2])
 for line in sys.stdin:
     number, text = line.split(" ", 1)
@@ -159,7 +159,7 @@ for line in sys.stdin:
         with readable("f"):
             stored = Stored(sys.argv[1], text)
             check(stored.program, {sha256: each.plan for sha256, each in stored.artifacts.items()})
-        with Net(stored, open_device(schedsearch.detect("cpu"))) as net:
+        with FixedNet(stored, open_device(schedsearch.detect("cpu"))) as net:
             found = net(x)
         same = found.shape == y.shape and found.dtype == y.dtype and np.array_equal(found, y)
         print("right" if same else "wrong", flush=True)

@@ -11,7 +11,7 @@ import pytest
 
 import schedsearch
 from schedsearch.errors import ArgumentError
-from schedsearch.executable.net import Net
+from schedsearch.executable.fixed import FixedNet
 from schedsearch.network.graph import Network
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ NETWORK = support.two_convolutions("float16", channels=16)
 
 
 @pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FixedNet]:
     """Built, saved and loaded again."""
     path = tmp_path_factory.mktemp("net") / "model.ssx"
     schedsearch.build(NETWORK, db="none.db", target="cuda", out=path).close()
@@ -49,7 +49,7 @@ def expected(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return halves["y"]
 
 
-def test_a_call_computes_and_its_outputs_are_new_arrays(net: Net, torch: Any) -> None:
+def test_a_call_computes_and_its_outputs_are_new_arrays(net: FixedNet, torch: Any) -> None:
     kept = []
     for seed in range(3):
         x = torch.from_numpy(image(seed)).cuda()
@@ -58,7 +58,7 @@ def test_a_call_computes_and_its_outputs_are_new_arrays(net: Net, torch: Any) ->
         np.testing.assert_array_equal(y.cpu().numpy(), expected(image(seed)))
 
 
-def test_calls_that_are_under_way_keep_the_arrays_that_they_were_given(net: Net, torch: Any) -> None:
+def test_calls_that_are_under_way_keep_the_arrays_that_they_were_given(net: FixedNet, torch: Any) -> None:
     images = [torch.from_numpy(image(seed)).cuda() for seed in range(4)]
     net(images[0])
     torch.cuda._sleep(20_000_000)  # all calls are enqueued before the first one runs
@@ -67,7 +67,7 @@ def test_calls_that_are_under_way_keep_the_arrays_that_they_were_given(net: Net,
         np.testing.assert_array_equal(y.cpu().numpy(), expected(image(seed)))
 
 
-def test_an_input_may_have_any_address(net: Net, torch: Any) -> None:
+def test_an_input_may_have_any_address(net: FixedNet, torch: Any) -> None:
     for seed in range(2):
         x = torch.from_numpy(image(seed)).cuda()
         odd = torch.empty(x.numel() + 1, device="cuda", dtype=x.dtype)[1:].view(x.shape)  # not a multiple of 16 bytes
@@ -75,7 +75,7 @@ def test_an_input_may_have_any_address(net: Net, torch: Any) -> None:
         np.testing.assert_array_equal(net(odd).cpu().numpy(), expected(image(seed)))
 
 
-def test_calls_follow_the_callers_stream(net: Net, torch: Any) -> None:
+def test_calls_follow_the_callers_stream(net: FixedNet, torch: Any) -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         x = torch.zeros((1, 16, 6, 6), device="cuda", dtype=torch.float16)
@@ -86,7 +86,7 @@ def test_calls_follow_the_callers_stream(net: Net, torch: Any) -> None:
     np.testing.assert_array_equal(y.cpu().numpy(), expected(image()))
 
 
-def test_a_bound_network_reads_and_writes_the_callers_memory(net: Net, torch: Any) -> None:
+def test_a_bound_network_reads_and_writes_the_callers_memory(net: FixedNet, torch: Any) -> None:
     x = torch.from_numpy(image()).cuda()
     out = torch.empty_like(x)
     step = net.bind(x, out=out)
@@ -98,7 +98,7 @@ def test_a_bound_network_reads_and_writes_the_callers_memory(net: Net, torch: An
     step.close()
 
 
-def test_host_arrays_are_copied_and_the_net_says_so(net: Net) -> None:
+def test_host_arrays_are_copied_and_the_net_says_so(net: FixedNet) -> None:
     with pytest.warns(UserWarning, match="x: in the host's memory"):
         y = net(image())
     np.testing.assert_array_equal(y, expected(image()))
@@ -106,7 +106,7 @@ def test_host_arrays_are_copied_and_the_net_says_so(net: Net) -> None:
         net.bind(image())
 
 
-def test_instances_run_at_the_same_time_on_streams_of_their_own(net: Net, torch: Any) -> None:
+def test_instances_run_at_the_same_time_on_streams_of_their_own(net: FixedNet, torch: Any) -> None:
     other = net.instance()
     xs = [torch.from_numpy(image(seed)).cuda() for seed in range(2)]
     torch.cuda.synchronize()
@@ -121,7 +121,7 @@ def test_instances_run_at_the_same_time_on_streams_of_their_own(net: Net, torch:
     other.close()
 
 
-def test_the_trace_and_the_times_have_every_call(net: Net) -> None:
+def test_the_trace_and_the_times_have_every_call(net: FixedNet) -> None:
     np.testing.assert_array_equal(net.trace(image())["y"], expected(image()))
     times = net.measure(20)
     assert len(times.calls_ns) == 4 and min(times.total_ns, *times.calls_ns) > 0

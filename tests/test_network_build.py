@@ -18,7 +18,7 @@ from schedsearch.cli.run import read_inputs
 from schedsearch.deadline import Deadline
 from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UsageError
 from schedsearch.executable.compare import layer_errors
-from schedsearch.executable.net import Port
+from schedsearch.executable.ports import Port
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = command("build", model, "--target", "cpu", "-o", folder / "net.ssx", "--db", folder / "none.db", "--explain")
     assert done.exit_code == 0, done.stderr
     assert "4 kernel calls, 2 of them convert layouts" in done.stdout
-    assert "4 of 4 kernel calls have no record and use default configurations" in done.stderr
+    assert "4 of 4 kernels have no record and use default configurations" in done.stderr
     assert "takes x float32 [1, 8, 6, 6]" in done.stdout
     return folder
 

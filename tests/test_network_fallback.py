@@ -456,7 +456,7 @@ def test_the_command_builds_runs_and_compares(runtime: Any, tmp_path: Path) -> N
     assert done.exit_code == 0, done.stderr
     assert "ONNX Runtime computes 3 nodes as one: one: Hardmax: schedsearch lacks this operator; view:" in done.stderr
     assert "3 kernel calls and 2 parts in ONNX Runtime" in done.stdout
-    assert "3 of 3 kernel calls have no record" in done.stderr
+    assert "3 of 3 kernels have no record" in done.stderr
     done = command("run", tmp_path / "net.ssx", "--compare", "onnx", "--repeat", "2", "--json")
     found = json.loads(done.stdout)
     errors = {each["value"]: each["relative"] for each in found["errors"]}

@@ -19,7 +19,7 @@ from test_torch_optimize import Clock, close, image, prepared  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
-from schedsearch.executable.net import Net  # noqa: E402
+from schedsearch.executable.fixed import FixedNet  # noqa: E402
 from schedsearch.torch import functional_graph, inductor, network_op, parts  # noqa: E402
 from schedsearch.torch import held as held_networks  # noqa: E402
 from schedsearch.torch.held import Copied, Refusal  # noqa: E402
@@ -332,9 +332,9 @@ def test_new_weights_cannot_lie_where_the_copied_ones_lay(with_pytorchs_own: boo
 
 def test_networks_of_a_model_that_is_reverted_are_freed(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[Any] = []
-    close_net = Net.close
+    close_net = FixedNet.close
     gc.collect()
-    monkeypatch.setattr(Net, "close", lambda self: (freed.append(self), close_net(self)))
+    monkeypatch.setattr(FixedNet, "close", lambda self: (freed.append(self), close_net(self)))
     model, x = prepared(Between()), image()
     optimize(model, x)
     twin = copy.deepcopy(model)

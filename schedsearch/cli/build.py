@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from schedsearch.cli import dynamic, render
-from schedsearch.cli.dynamic import Sizes
+from schedsearch.cli import render
 from schedsearch.cli.extract import SHAPE_OPTION
+from schedsearch.cli.options import Sizes
 from schedsearch.cli.tune import Duration
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
+
+if TYPE_CHECKING:
+    from schedsearch.executable.net import Net
 
 
 @click.command()
@@ -111,10 +114,14 @@ def build(
     With --dynamic n=1..64 callers choose the size of the dimension n of the model's inputs. Give --way for models that
     compute sizes from values.
     """
-    from schedsearch.executable.build import build as build_
-
     path = Path(output or f"{Path(model).stem}.ssx")
+    options: dict[str, Any] = {
+        "dtype": dtype, "layout": layout, "io_layout": io_layout, "weights": weights, "db": db, "out": path,
+        "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode, "check": check, "say": render.note,
+    }  # fmt: skip
     if dynamic_sizes is not None or way is not None:
+        from schedsearch.dynamic.build import build_dynamic
+
         remedies = {
             "--shape": (shapes, "--dynamic gives the open dimensions; leave out --shape"),
             "--fallback": (
@@ -125,26 +132,19 @@ def build(
         for name, (value, remedy) in remedies.items():
             if value:
                 raise click.UsageError(f"{name} does not go with --dynamic and --way: {remedy}")
-        options: dict[str, Any] = {"dtype": dtype, "layout": layout, "io_layout": io_layout, "weights": weights}
-        options |= {"db": db, "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode, "check": check}
-        dynamic.build(model, path, dynamic_sizes or {}, way, explained, options)
-        return
-    net = build_(
-        model, db=db, out=path, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, fallback=fallback,
-        target=selector, shapes=shapes, tune_s=tune_s, strict=strict, mode=mode, check=check, say=render.note,
-    )  # fmt: skip
-    with net:
+        built: Net = build_dynamic(model, dynamic_sizes or {}, way=way, **options)
+    else:
+        from schedsearch.executable.build import build as build_
+
+        built = build_(model, fallback=fallback, shapes=shapes, **options)
+    with built as net:
         if explained:
             render.say(net.explain())
-        kernels = [call for call in net.steps if call.foreign is None]
-        untuned = sum(call.origin.rung != "exact" for call in kernels)
+        untuned = sum(kernel.rung != "exact" for kernel in net.kernels)
         if untuned:
             render.note(
-                f"{untuned} of {render.counted(len(kernels), 'kernel call')} have no record and use default "
-                "configurations; measure them: --tune 10m"
+                f"{untuned} of {render.counted(len(net.kernels), 'kernel')} have no record and use default configurations; "
+                "measure them: --tune 10m"
             )
-        inputs = ", ".join(map(str, net.inputs))
         size = render.size_bytes(path.stat().st_size)
-        parts = len(net.steps) - len(kernels)
-        others = f" and {render.counted(parts, 'part')} in ONNX Runtime" if parts else ""
-        render.say(f"{path}: {render.counted(len(kernels), 'kernel call')}{others}, {size}, takes {inputs}")
+        render.say(f"{path}: {net.summary}, {size}, takes {', '.join(map(str, net.inputs))}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
 
 from schedsearch.measurement import MODES
+
+_BOUNDS = re.compile(r"\s*([^=,]+?)\s*=\s*(-?\d{1,20})\s*\.\.\s*(-?\d{1,20})\s*")
 
 mode_option = click.option("--mode", type=click.Choice(MODES), help="How times are taken. Default: the workload file's.")
 """The option of commands that measure, or that read records of one mode."""
@@ -36,3 +39,33 @@ class AtLeast(click.ParamType["int"]):
         if number < self.least:
             self.fail(f"{number} is too small; allowed: {self.least} or more", param, ctx)
         return number
+
+
+class Sizes(click.ParamType["dict[str, tuple[int, int]]"]):
+    """Names of dimensions with their bounds: n=1..64,h=480..800."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, tuple[int, int]]:
+        from schedsearch.ops.base import MAX_INT
+
+        found: dict[str, tuple[int, int]] = {}
+        for text in str(value).split(","):
+            match = _BOUNDS.fullmatch(text)
+            if match is None:
+                self.fail(
+                    f"{text!r} is not a dimension with bounds; write NAME=LEAST..MOST, e.g. n=1..64,h=480..800", param, ctx
+                )
+            name, least, most = match[1], int(match[2]), int(match[3])
+            if least > most:
+                self.fail(
+                    f"{name}={least}..{most} is reversed; write the smaller bound first: {name}={most}..{least}", param, ctx
+                )
+            if least < 0 or most > MAX_INT:
+                self.fail(f"{name}={least}..{most} is not possible; allowed: sizes from 0 to {MAX_INT}", param, ctx)
+            if most == 0:
+                self.fail(f"{name}={least}..{most} has no size but 0; allowed: a largest size of 1 or more", param, ctx)
+            if name in found:
+                self.fail(f"{name} is given twice; give each dimension once", param, ctx)
+            found[name] = (least, most)
+        return found

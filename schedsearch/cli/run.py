@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,14 @@ import click
 
 from schedsearch.cli import render
 from schedsearch.cli.options import AtLeast
-from schedsearch.errors import UsageError
+from schedsearch.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from schedsearch.cli.dynamic import Drawn
     from schedsearch.executable.compare import LayerError
-    from schedsearch.executable.net import Net, Port, Times
+    from schedsearch.executable.net import Net, Times
+    from schedsearch.executable.ports import Port
 
     Array = np.ndarray[Any, Any]
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     "sizes",
     metavar="NAME=N",
     multiple=True,
-    help="A size of random inputs of a dynamic network; default: the largest.",
+    help="A size that callers choose; default: that of the inputs given, otherwise the largest.",
 )
 @click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -59,47 +58,36 @@ def run(
     there. For integers it also says how many are equal, and by how many steps the others differ at most. ONNX Runtime
     computes the model if it is installed, otherwise ONNX's reference evaluator.
 
-    Of a dynamic network it prints what each call needs from whom, the shapes of the outputs, and the times of an exact and
+    Of a network whose sizes are computed in the run it prints what each call needs from whom, and the times of an exact and
     of a bounded run.
     """
-    from schedsearch.cli import dynamic
-    from schedsearch.dynamic.executable import DynamicExecutable
     from schedsearch.executable.compare import layer_errors
     from schedsearch.executable.explain import check_text
     from schedsearch.executable.file import load
-    from schedsearch.executable.noted import index_limits
-    from schedsearch.executable.sized import SizedNet
 
     with load(executable, target=selector) as loaded:
-        net = loaded
-        if isinstance(net, DynamicExecutable):
-            if compare:
-                raise UsageError("--compare is for networks of fixed sizes; compare the outputs of --output yourself")
-            dynamic.run(net, files, sizes, output, repeat, as_json)
-            return
-        if isinstance(net, SizedNet):
-            net = dynamic.at_size(net, sizes, files)
-        elif sizes:
-            raise UsageError(f"--size is for executables of build --dynamic; {executable} takes inputs of fixed sizes")
-        inputs = read_inputs(net.inputs, files, index_limits(net.program))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # arrays of files are in the host's memory
-            found = net(**inputs)
-        outputs = dict(zip((port.name for port in net.outputs), found if isinstance(found, tuple) else (found,)))
+        at = _sizes(loaded, sizes, files)
+        net = loaded.at(at)
+        inputs = read_inputs([port.at(at) for port in net.inputs], files, net.index_limits(at))
+        outputs = net.evaluate(inputs)
         if output is not None:
             write_outputs(Path(output), outputs)
         errors = layer_errors(net, _original(net, Path(executable), compare), inputs) if compare else []
-        times = net.measure(repeat) if repeat else None
+        times = net.measure(repeat, inputs) if repeat else None
         if as_json:
+            calls_ns = (times.calls_ns if times else ()) or [None] * len(net.steps)
             render.echo_json(
                 {
-                    "model": net.program.model,
-                    "target": net.program.target,
-                    "checked": net.program.checked,
+                    "model": net.model,
+                    "target": net.target,
+                    "checked": net.checked,
+                    "inputs": {name: list(array.shape) for name, array in inputs.items()},
+                    "outputs": {name: list(array.shape) for name, array in outputs.items()},
                     "total_ns": times.total_ns if times else None,
+                    **{f"{way}_ns": time_ns for way, time_ns in (times.ways_ns if times else {}).items()},
                     "calls": [
                         {"name": call.name, "kernel": call.label, "template": call.origin.template, "time_ns": time_ns}
-                        for call, time_ns in zip(net.steps, times.calls_ns if times else [None] * len(net.steps))
+                        for call, time_ns in zip(net.steps, calls_ns)
                     ],
                     "errors": [asdict(each) for each in errors],
                 }
@@ -107,13 +95,41 @@ def run(
             return
         if times:
             _say_times(net, times)
-        if not net.program.checked:
+        for name, array in outputs.items():
+            render.say(f"{name}: {list(array.shape)}")
+        if not net.checked:
             render.note(check_text(""))
         if errors:
             _say_errors(errors)
 
 
+def _sizes(net: Net, texts: tuple[str, ...], files: tuple[str, ...]) -> dict[str, int]:
+    """The sizes that the user chose with --size NAME=N, or else those of arrays in files."""
+    import numpy as np
+
+    limits, found = net.dimensions, dict[str, int]()
+    for _, path, port in _named(net.inputs, files):
+        try:
+            found |= port.sizes_of(np.load(path, mmap_mode="r").shape)
+        except (OSError, ValueError, AttributeError):
+            continue  # reading the file again says what is wrong
+    for text in texts:
+        name, _, number = text.partition("=")
+        if name not in limits:
+            raise UsageError(
+                f"--size {text}: no size {name!r}{did_you_mean(name, limits)}; allowed: {', '.join(limits) or 'none'}"
+            )
+        if not number.isdecimal() or not limits[name].least <= int(number) <= limits[name].most:
+            raise UsageError(f"--size {text}: {number!r} is not possible; allowed: {limits[name]}")
+        found[name] = int(number)
+    return found
+
+
 def _say_times(net: Net, times: Times) -> None:
+    if times.ways_ns:
+        ways = ", ".join(f"{way} {render.duration(time_ns)}" for way, time_ns in times.ways_ns.items())
+        render.say(f"{net.explain()}\n{ways}, each with its wait")
+        return
     together = sum(times.calls_ns)
     rows = [
         (call.name, call.label, call.origin.template, render.duration(time_ns), f"{100 * time_ns / together:.1f} %")
@@ -150,34 +166,40 @@ def _say_errors(errors: Sequence[LayerError]) -> None:
         render.say(f"integers: {render.counted(len(whole), 'value')}, equal in every bit")
 
 
-def read_inputs(
-    wanted: Sequence[Port | Drawn], files: tuple[str, ...], below: Mapping[str, int] | None = None
-) -> dict[str, Array]:
+def read_inputs(wanted: Sequence[Port], files: tuple[str, ...], below: Mapping[str, int] | None = None) -> dict[str, Array]:
     """The inputs by name, in the order wanted, from files or drawn.
 
     Args:
+        wanted: ports of known shapes.
         below: input -> what drawn integers are less than; default: 100.
     """
     import numpy as np
 
     ports = {port.name: port for port in wanted}
     found: dict[str, Array] = {}
-    for number, text in enumerate(files):
-        name, mark, path = text.partition("=")
-        if not mark or name not in ports:
-            if mark and not Path(text).exists():
-                raise UsageError(f"the network has no input {name!r}; it takes {', '.join(map(str, wanted))}")
-            if number >= len(ports):
-                raise UsageError(f"{len(files)} inputs given; the network takes {', '.join(map(str, wanted))}")
-            name, path = wanted[number].name, text
-        found[name] = _in_format(_fitting(_read(Path(path)), ports[name], path), ports[name])
+    for name, path, port in _named(wanted, files):
+        found[name] = _in_format(_fitting(_read(Path(path)), port, path), port)
     rng = np.random.default_rng(0)
     for name, port in ports.items():
         if name not in found:
             whole = "int" in port.dtype
-            numbers = rng.integers(0, (below or {}).get(name, 100), port.shape) if whole else rng.standard_normal(port.shape)
+            numbers = rng.integers(0, (below or {}).get(name, 100), port.bound) if whole else rng.standard_normal(port.bound)
             found[name] = _in_format(np.asarray(numbers, np.int32 if whole else np.float32), port)
     return {name: found[name] for name in ports}
+
+
+def _named(ports: Sequence[Port], files: tuple[str, ...]) -> Iterator[tuple[str, str, Port]]:
+    """Name, file and port of each `[NAME=]FILE`."""
+    by_name = {port.name: port for port in ports}
+    for number, text in enumerate(files):
+        name, mark, path = text.partition("=")
+        if not mark or name not in by_name:
+            if mark and not Path(text).exists():
+                raise UsageError(f"the network has no input {name!r}; it takes {', '.join(map(str, ports))}")
+            if number >= len(ports):
+                raise UsageError(f"{len(files)} inputs given; the network takes {', '.join(map(str, ports))}")
+            name, path = ports[number].name, text
+        yield name, path, by_name[name]
 
 
 def _read(path: Path) -> Array:
@@ -196,7 +218,7 @@ def _read(path: Path) -> Array:
     return array
 
 
-def _fitting(array: Array, port: Port | Drawn, path: str) -> Array:
+def _fitting(array: Array, port: Port, path: str) -> Array:
     """The array, unless its numbers are not those of the input's kind. Widths may differ: NumPy lacks some formats."""
     import numpy as np
 
@@ -218,7 +240,7 @@ def _fitting(array: Array, port: Port | Drawn, path: str) -> Array:
     return array
 
 
-def _in_format(array: Array, port: Port | Drawn) -> Array:
+def _in_format(array: Array, port: Port) -> Array:
     """An array in the format of an input; its shape is checked by the call."""
     import numpy as np
 
@@ -252,11 +274,11 @@ def _original(net: Net, executable: Path, compare: str) -> Path:
     """The model to compare with."""
     if compare != "onnx":
         return Path(compare)
-    places = [executable.parent / net.program.model, Path(net.program.model)]
+    places = [executable.parent / net.model, Path(net.model)]
     for path in places:
-        if net.program.model and path.is_file():
+        if net.model and path.is_file():
             return path
     raise UsageError(
-        f"the model file {net.program.model or '(unknown)'} is neither beside {executable} nor here; give its path: "
+        f"the model file {net.model or '(unknown)'} is neither beside {executable} nor here; give its path: "
         "--compare MODEL.onnx"
     )

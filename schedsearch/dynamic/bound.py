@@ -73,6 +73,8 @@ class BoundNet:
             beside = [net.bind_call(call, run, self._unread_extents(call)) for call in segment.calls[:free]]
             self._stages.append((sizes, beside, [net.bind_call(call, run) for call in segment.calls[free:]]))
         self.results = tuple(run.result(name, block) for name in program.outputs)
+        pairs = tuple((each.array, each.extents) for each in self.results)
+        self._returned = pairs[0] if len(pairs) == 1 else pairs
         self._written = tracked({name: result.array for name, result in zip(program.outputs, self.results)}, ())
         net.device.synchronize()
         self._graph: Any = None
@@ -110,6 +112,11 @@ class BoundNet:
         else:
             self.enqueue(handle)
         return self.results
+
+    def __call__(self, stream: Any = None) -> Any:
+        """As `step`. Returns a pair (array, extents), or a tuple of several."""
+        self.step(stream)
+        return self._returned
 
     def check(self) -> None:
         """Waits for the last run.

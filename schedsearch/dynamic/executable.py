@@ -8,14 +8,14 @@ compute the sizes on the device come from the file, like all others: loading com
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,20 +23,24 @@ from schedsearch.device import Device
 from schedsearch.dynamic.bound import BoundNet
 from schedsearch.dynamic.code import SizeCode, size_artifact
 from schedsearch.dynamic.explain import explain
-from schedsearch.dynamic.graph import RECIPE, DynamicGraph, Program, Size
+from schedsearch.dynamic.graph import RECIPE, Call, DynamicGraph, Program, Size, Value
 from schedsearch.dynamic.net import DynamicNet
-from schedsearch.errors import DatabaseError, SchedsearchError, UnknownOperatorError
+from schedsearch.errors import DatabaseError, SchedsearchError, UnknownOperatorError, UsageError
 from schedsearch.executable.check import ProgramError, readable, require
 from schedsearch.executable.explain import check_text
 from schedsearch.executable.fields import FieldError, check_object, read
-from schedsearch.executable.ports import in_order
+from schedsearch.executable.net import Net, Times, check_repeat
+from schedsearch.executable.ports import Port, in_order
 from schedsearch.executable.program import DYNAMIC, Origin, seal
+from schedsearch.executable.times import time_on_cpu_ns
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.ops.data_movement import AXES
 from schedsearch.ops.dtypes import DTYPES
+from schedsearch.ops.index_map import index_map
 from schedsearch.records import executables
 from schedsearch.target import Target
-from schedsearch.text import quoted
+from schedsearch.text import counted, quoted
 from schedsearch.workload import Workload
 
 Way = Literal["exact", "bounded"]
@@ -182,32 +186,21 @@ def _following(what: str) -> Iterator[None]:
         raise ProgramError(f"{what} cannot be made again: {type(error).__name__}: {error}") from error
 
 
-@dataclass(frozen=True)
-class DynamicPort:
-    """An input or output: a contiguous array.
-
-    Attributes:
-        shape: an extent is an integer, or for an input a `Size` that the caller chooses. Those of an output are bounds.
-        exact: whether an output always has its whole shape.
-    """
+class CallStep(NamedTuple):
+    """A call of a graph, as `executable.net.Step`."""
 
     name: str
-    shape: tuple[int | Size, ...]
-    dtype: str
-    exact: bool = True
-
-    def __str__(self) -> str:
-        extents = (f"{each.name}={each.least}..{each.most}" if isinstance(each, Size) else str(each) for each in self.shape)
-        return f"{self.name} {self.dtype} {'' if self.exact else 'up to '}[{', '.join(extents)}]"
+    label: str
+    origin: Origin
 
 
-class DynamicExecutable:
-    """A dynamic graph that is ready to run on one device. It takes the device over: `close` closes it.
+class DynamicExecutable(Net):
+    """A `Net` whose sizes are computed in the run. It takes the device over: `close` closes it.
 
-    Call it with the inputs, by position or name: contiguous arrays of the device. An exact call returns arrays of the shapes
-    that the inputs lead to. A bounded one returns pairs (array, extents); it binds the first arrays that it gets, so that
-    later calls with the same arrays copy nothing to the host, wait for nothing and allocate nothing. `bind` does the same
-    and returns the run. Arrays in the host's memory are only for CPUs.
+    Inputs are contiguous arrays of the device; arrays in the host's memory are only for CPUs. An exact call returns arrays
+    of the shapes that the inputs lead to. A bounded one returns pairs (array, extents); it binds the first arrays that it
+    gets, so that later calls with the same arrays copy nothing to the host, wait for nothing and allocate nothing. `bind`
+    does the same, whichever way the graph was built for.
 
     Attributes:
         net: the graph on the device, for either way to run.
@@ -216,6 +209,7 @@ class DynamicExecutable:
     def __init__(self, parts: DynamicParts, device: Device) -> None:
         """Raises DeviceError if the device refuses the code, or has too little memory; the device is closed then."""
         self.parts, self._device = parts, device
+        self.device = (device.target.kind, device.target.ordinal if device.target.kind == "cuda" else 0)
         try:
             kernels = {workload: each.artifact for workload, each in parts.kernels.items()}
             self.net = DynamicNet(
@@ -224,27 +218,49 @@ class DynamicExecutable:
         except BaseException:
             device.close()
             raise
+        values, program = self.program.values, self.program
+        self._inputs = tuple(_port(name, values[name]) for name in program.inputs)
+        self._outputs = tuple(_port(called, values[name]) for called, name in zip(program.called, program.outputs))
         self._bound: BoundNet | None = None
         self._arrays: tuple[Any, ...] = ()
+        self._closed = False
 
     @property
     def program(self) -> Program:
         return self.net.program
 
     @property
-    def inputs(self) -> tuple[DynamicPort, ...]:
-        values = [self.program.values[name] for name in self.program.inputs]
-        return tuple(
-            DynamicPort(each.name, tuple(each.sizes.get(axis, n) for axis, n in enumerate(each.shape)), each.dtype)
-            for each in values
-        )
+    def model(self) -> str:
+        return self.parts.model
 
     @property
-    def outputs(self) -> tuple[DynamicPort, ...]:
-        values = [self.program.values[name] for name in self.program.outputs]
-        return tuple(
-            DynamicPort(name, each.shape, each.dtype, each.words is None) for name, each in zip(self.program.called, values)
-        )
+    def target(self) -> str:
+        return self.parts.target
+
+    @property
+    def checked(self) -> str:
+        return self.parts.checked
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return self._outputs
+
+    @property
+    def steps(self) -> tuple[CallStep, ...]:
+        calls = (call for segment in self.program.segments for call in segment.calls)
+        return tuple(CallStep(each.name, each.workload.label, self.parts.kernels[each.workload].origin) for each in calls)
+
+    @property
+    def kernels(self) -> tuple[Origin, ...]:
+        return tuple(each.origin for each in self.parts.kernels.values())
+
+    @property
+    def summary(self) -> str:
+        return f"{counted(len(self.steps), 'call')}, runs {self.parts.way}"
 
     def explain(self) -> str:
         """What each call needs from whom, bytes to the host, waits and allocations; and the kernel of each workload."""
@@ -261,62 +277,116 @@ class DynamicExecutable:
         return "\n".join(lines)
 
     def __call__(self, *args: Any, stream: Any = None, **named: Any) -> Any:
-        """Runs the graph in the way that it was built for.
-
-        Args:
-            args, named: the inputs in order, or by name.
-            stream: as of `schedsearch.Kernel`.
+        """Runs the graph in the way that it was built for; as `Net.__call__`.
 
         Raises:
-            ArgumentError: an input is missing or unknown, or has a wrong shape, dtype or device.
-            SizeError: inputs are impossible, or sizes exceed their bounds.
-            IndexRangeError: an index of a gather or scatter is out of range. A bounded call raises neither of them, and an
-                exact one on a GPU may not see a wrong index; ask `check()`.
+            IndexRangeError: an index of a gather or scatter is out of range. A bounded call raises neither this nor
+                SizeError, and an exact one on a GPU may not see a wrong index; ask `check()`.
         """
-        given = in_order(self.program.inputs, self.inputs, args, named)
+        given = in_order(self.program.inputs, self._inputs, args, named)
         if self.parts.way == "exact":
             return self.net(*given, stream=stream)
         if self._bound is None or any(one is not other for one, other in zip(given, self._arrays)):
             self._unbind()
             self._bound, self._arrays = self.net.bind(*given), tuple(given)
-        found = tuple((each.array, each.extents) for each in self._bound.step(stream))
-        return found[0] if len(found) == 1 else found
+        return self._bound(stream)
 
     def bind(self, *args: Any, **named: Any) -> BoundNet:
-        """A bounded run on fixed arrays, whichever way the graph was built for. Raises ArgumentError as a call does."""
-        return self.net.bind(*in_order(self.program.inputs, self.inputs, args, named))
+        """A bounded run on fixed arrays, whichever way the graph was built for; as `Net.bind`."""
+        return self.net.bind(*in_order(self.program.inputs, self._inputs, args, named))
 
     def check(self) -> None:
-        """Waits for the calls. Raises SizeError for the last bounded one, as `BoundNet.check`, and IndexRangeError for those
-        since the last check, as `DynamicNet.check`."""
+        """As `BoundNet.check` for the last bounded call, and as `DynamicNet.check` for those since the last check."""
         self.net.check()
         if self._bound is not None:
             self._bound.check()
 
+    def evaluate(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        found = self.net(*self._on_device(inputs))
+        self.net.check()
+        several = found if isinstance(found, tuple) else (found,)
+        return {port.name: _on_host(array) for port, array in zip(self.outputs, several)}
+
+    def _on_device(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
+        """Arrays of the device in the order of the inputs. Raises UsageError if that needs PyTorch, which is missing."""
+        given = in_order(self.program.inputs, self._inputs, (), inputs)
+        if self.device[0] == "cpu":
+            return given
+        try:
+            import torch
+        except ImportError as error:
+            raise UsageError(
+                "running on a GPU needs arrays of a library there; install PyTorch: pip install torch"
+            ) from error
+        return [torch.from_numpy(array).cuda(self.device[1]) for array in given]
+
+    def index_limits(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+        chosen = self._chosen(sizes or {})
+        found: dict[str, int] = {}
+        for call in (call for segment in self.program.segments for call in segment.calls):
+            for spec in call.workload.signature:
+                value = self.program.values.get(call.inputs.get(spec.name, ""))
+                if spec.below is None or value is None or (name := value.view_of or value.name) not in self.program.inputs:
+                    continue
+                found[name] = min(spec.below, *self._extents_in_use(call, chosen), found.get(name, spec.below))
+        return found
+
+    def _extents_in_use(self, call: Call, sizes: Mapping[str, int]) -> list[int]:
+        """The extents that indices count along, if the call reads them and they follow from the sizes of inputs; at least
+        1 each."""
+        if not call.workload.params.get("dynamic_x") or (known := self.program.values[call.inputs["x"]].known) is None:
+            return []
+        extents = [known[axis] for axis in index_map(call.workload.params).axes]
+        return [max(1, n if isinstance(n, int) else n.at(sizes)) for n in extents]
+
+    def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:
+        raise UsageError("a network whose sizes are computed in the run cannot be traced; compare its outputs yourself")
+
+    def measure(self, repeat: int = 100, inputs: Mapping[str, np.ndarray[Any, Any]] | None = None) -> Times:
+        check_repeat(repeat)
+        if inputs is None:
+            raise UsageError("times depend on the inputs, by which sizes are computed; give them: measure(repeat, inputs)")
+        arrays = self._on_device(inputs)
+        bound = self.net.bind(*arrays)
+        runs: dict[str, Callable[[], object]] = {"exact": lambda: self.net(*arrays), "bounded": bound.step}
+
+        def complete(run: Callable[[], object]) -> None:
+            run()
+            self._device.synchronize()
+
+        try:
+            for run in runs.values():
+                complete(run)  # prepares what later runs use again
+            bound.check()
+            found = {way: time_on_cpu_ns(functools.partial(complete, run), repeat) for way, run in runs.items()}
+        finally:
+            bound.close()
+        return Times(found[self.parts.way], ways_ns=found)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the executable to a file; see `DynamicParts.save`."""
         self.parts.save(path)
 
     def close(self) -> None:
-        """Frees memory and code, and closes the device. Do not use the executable afterwards."""
-        self._unbind()
-        self.net.close()
-        self._device.close()
+        if not self._closed:
+            self._closed = True
+            self._unbind()
+            self.net.close()
+            self._device.close()
 
     def _unbind(self) -> None:
         if self._bound is not None:
             self._bound.close()
             self._bound, self._arrays = None, ()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+def _port(name: str, value: Value) -> Port:
+    """A value as callers see it."""
+    shape, axes = tuple(value.sizes.get(axis, n) for axis, n in enumerate(value.shape)), AXES[: len(value.shape)]
+    return Port(name, shape, value.dtype, axes, axes, bool(value.sizes) or value.words is None)
 
-    def __repr__(self) -> str:
-        ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
-        return f"<DynamicExecutable {self.parts.model or 'without a file'}: {ports[0]} -> {ports[1]}>"
+
+def _on_host(array: Any) -> Any:
+    return array.cpu().numpy() if hasattr(array, "cpu") else array
 
 
 def _artifact(file: executables.ExecutableFile, sha256: str) -> Artifact:

@@ -24,6 +24,7 @@ from schedsearch.dynamic.noted import index_notes
 from schedsearch.dynamic.pool import Pool
 from schedsearch.dynamic.program import Call, Program, Segment, Value
 from schedsearch.dynamic.run import WORD, Extents, Run
+from schedsearch.errors import UsageError
 from schedsearch.launch import Artifact
 from schedsearch.ops.dependence import SizeError, check_bound, evaluate
 from schedsearch.ops.size_steps import SIZES, Values, Words
@@ -102,20 +103,20 @@ class DynamicNet:
             IndexRangeError: an index of a gather or scatter is out of range. On a GPU a run sees this when it waits for
                 sizes; otherwise `check` does.
         """
-        run = self._exact_run(given, stream)
+        run = (self._exact or self._exact_runs()).run(given, stream)
         found = [run.sliced(name) for name in self.program.outputs]
         run.release()
         return found[0] if len(found) == 1 else tuple(found)
 
-    def _exact_run(self, given: tuple[Any, ...], stream: Any) -> Run:
-        if self._exact is None:
-            self._exact = ExactRuns(self)
-        return self._exact.run(given, stream)
+    def _exact_runs(self) -> ExactRuns:
+        self._check_open()
+        self._exact = ExactRuns(self)
+        return self._exact
 
     def trace(self, names: Iterable[str], *given: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Runs exactly, and returns what values inside hold, whose extents must follow from those of the inputs: NumPy
         arrays that hold their numbers exactly. Raises as a call does."""
-        run = self._exact_run(given, None)
+        run = (self._exact or self._exact_runs()).run(given, None)
         self.device.synchronize()
         found = {name: run.numbers(name) for name in names}
         run.release()
@@ -132,9 +133,14 @@ class DynamicNet:
         Raises:
             ArgumentError: an input has a wrong shape, dtype or device.
         """
+        self._check_open()
         self.device.synchronize()  # what is done here does not wait for the caller's streams
         notes = index_notes(self.program, self.device, self.kernels)
         return BoundNet(self, Run(self, given, 0, Pool(self.device), notes), overlapped)
+
+    def _check_open(self) -> None:
+        if not self.sizes:
+            raise UsageError("the net was closed; load it again")
 
     def check(self) -> None:
         """Waits for the exact runs.

@@ -12,28 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.errors import UsageError
+from schedsearch.executable.ports import Size
 from schedsearch.ops.dependence import ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.size_steps import SizeStep, Words
 from schedsearch.workload import Workload
 
-
-@dataclass(frozen=True)
-class Size:
-    """An extent that a caller chooses, from `least` to `most`.
-
-    Raises:
-        UsageError: the limits are reversed or negative.
-    """
-
-    name: str
-    least: int
-    most: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.least <= self.most:
-            raise UsageError(f"{self.name}={self.least}..{self.most}; allowed: LEAST..MOST with 0 <= LEAST <= MOST")
+__all__ = ["Call", "Formula", "Numbers", "Program", "Segment", "Size", "Value", "axes_of_view"]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from schedsearch.errors import OutOfTimeError, UsageError
 from schedsearch.executable.assemble import assemble
 from schedsearch.executable.build_options import check_choice, check_tune_s
 from schedsearch.executable.file import save
+from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.kernels import find_kernels
-from schedsearch.executable.net import Net
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME, require
 from schedsearch.executable.program import Reference
 from schedsearch.executable.references import find as find_references
@@ -69,7 +69,7 @@ def build(
     mode: str = COLD_GRAPH,
     check: bool = True,
     say: Callable[[str], None] = lambda text: None,
-) -> Net:
+) -> FixedNet:
     """Turns a model into a network that runs on this machine's device, with the best recorded kernels.
 
     Args:
@@ -139,7 +139,7 @@ def build_within(
     check: bool = True,
     patient: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> Net:
+) -> FixedNet:
     """As `build`, as a part of something that has a deadline.
 
     Args:
@@ -186,7 +186,7 @@ def build_within(
         f"{counted(len(workloads), 'different kernel')}"
     )
     executable = assemble(network, plan, lambda workload: kernels[workload], target=target.key, model=name, reasons=reasons)
-    net = Net(executable, open_device(target))
+    net = FixedNet(executable, open_device(target))
     try:
         if source is None:
             say(unchecked(isinstance(model, Network)))

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
@@ -16,6 +16,7 @@ from schedsearch.errors import DatabaseError, DeviceError, PlanError, UsageError
 from schedsearch.executable import references
 from schedsearch.executable.check import artifacts, check, readable
 from schedsearch.executable.fields import FieldError
+from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.net import Net
 from schedsearch.executable.program import DYNAMIC, SIZED, Program, Reference, seal, unseal
 from schedsearch.executable.run import Parts
@@ -24,10 +25,6 @@ from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records import executables
 from schedsearch.target import Target
 from schedsearch.text import quoted
-
-if TYPE_CHECKING:
-    from schedsearch.dynamic.executable import DynamicExecutable
-    from schedsearch.executable.sized import SizedNet
 
 
 def save(parts: Parts, path: str | os.PathLike[str], outside: Mapping[str, Reference] | None = None) -> None:
@@ -49,8 +46,8 @@ def save(parts: Parts, path: str | os.PathLike[str], outside: Mapping[str, Refer
     executables.write(Path(path), program.target, seal(program.json), code, itertools.chain(held, models))
 
 
-def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net | DynamicExecutable | SizedNet:
-    """Loads a network that `schedsearch.build` or `build_dynamic` made. It needs none of Numba, ONNX and torch.
+def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
+    """Loads a network that `schedsearch.build` made. It needs none of Numba, ONNX and torch.
 
     Args:
         path: a model.ssx.
@@ -93,7 +90,7 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net 
             return SizedNet(StoredParts(path, text), open_device(target))
         stored = Stored(path, text)
         check(stored.program, {sha256: each.plan for sha256, each in stored.artifacts.items()})
-    return Net(stored, open_device(target))
+    return FixedNet(stored, open_device(target))
 
 
 def _program(path: Path) -> dict[str, Any]:

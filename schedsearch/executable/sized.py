@@ -14,16 +14,17 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from schedsearch.device import Device
-from schedsearch.errors import ArgumentError, DatabaseError, PlanError
+from schedsearch.errors import ArgumentError, DatabaseError, PlanError, UsageError
 from schedsearch.executable import references
 from schedsearch.executable.check import LARGEST_BYTES, check, readable, require
 from schedsearch.executable.fields import check_object
-from schedsearch.executable.net import Net
-from schedsearch.executable.program import SIZED, Program, Reference, seal
+from schedsearch.executable.fixed import Bound, FixedNet
+from schedsearch.executable.net import Net, Times
+from schedsearch.executable.ports import Port, Size
+from schedsearch.executable.program import SIZED, Call, Origin, Program, Reference, seal
 from schedsearch.executable.run import Shared
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
@@ -32,6 +33,9 @@ from schedsearch.ops import ArgSpec
 from schedsearch.records import executables
 from schedsearch.runtime import arrays
 from schedsearch.text import counted, quoted
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,10 @@ class SizedParts(Protocol):
 
     def weight(self, program: Program, number: int) -> memoryview:
         """The bytes of a program's weight of this number. Raises DatabaseError if they are missing or damaged."""
+        ...
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a file, signed by this machine; as `Net.save`."""
         ...
 
 
@@ -160,12 +168,6 @@ class MadeParts:
         return self.weights[program.weights[number]]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a file, signed by this machine.
-
-        Raises:
-            UsageError: there is a file that is not an executable; it stays.
-            DatabaseError: it cannot be written.
-        """
         code = [(sha256, each.plan.to_json(), each.code) for sha256, each in self.made.items()]
         held = ((sha256, data) for sha256, data in self.weights.items() if sha256 not in self.references)
         executables.write(Path(path), self.table.target, seal(self.table.json), code, held)
@@ -203,6 +205,21 @@ class StoredParts:
             return memoryview(references.read(reference, array, sha256, self.path))
         with executables.ExecutableFile(self.path) as file:
             return memoryview(file.weight(sha256, array.nbytes))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """As `Net.save`. Weights that lie in the model's file stay there. Raises UsageError if it is in another folder."""
+        numbers: dict[str, tuple[Program, int]] = {}  # digest of a weight -> a program that has it, and where
+        codes: dict[str, None] = {}
+        for size in self.table.sizes:
+            program = self.table.at(size)
+            if program.references and Path(path).absolute().parent != self.path.absolute().parent:
+                raise UsageError(f"weights of {self.path} lie in a model's file beside it; save into the same folder")
+            codes |= dict.fromkeys(call.artifact for call in program.calls)
+            kept = ((sha256, number) for number, sha256 in enumerate(program.weights) if sha256 not in program.references)
+            numbers |= {sha256: (program, number) for sha256, number in kept if sha256 not in numbers}
+        code = [(sha256, each.plan.to_json(), each.code) for sha256, each in self.codes(codes).items()]
+        weights = ((sha256, self.weight(*place)) for sha256, place in numbers.items())
+        executables.write(Path(path), self.table.target, seal(self.table.json), code, weights)
 
 
 class _AtSize:
@@ -248,28 +265,12 @@ class _WeightsOf(Sequence[memoryview]):
         return self._parts.weight(self._program, range(len(self))[number])
 
 
-@dataclass(frozen=True)
-class SizedPort:
-    """An input or output. In `shape`, an extent that is the chosen size is its name with the bounds, e.g. n=1..64."""
+class SizedNet(Net):
+    """A `Net` for each size of one dimension. It takes the device over: `close` closes it.
 
-    name: str
-    shape: tuple[int | str, ...]
-    dtype: str
-
-    @property
-    def extents(self) -> str:
-        return f"[{', '.join(map(str, self.shape))}]"
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.dtype} {self.extents}"
-
-
-class SizedNet:
-    """A network on one device that takes arrays of any of its sizes. It takes the device over: `close` closes it.
-
-    Calls, arguments, outputs and errors are those of `Net`. The first call of a size loads its kernels; later ones find them
-    by the shape of an input. All sizes share the weights, and the memory in which they compute: do not run it on two streams
-    at once. Calls may come from any thread; a lock serialises them.
+    Calls, arguments, outputs and errors are those of `FixedNet`. The first call of a size loads its kernels; later ones find
+    them by the shape of an input. All sizes share the weights, and the memory in which they compute: do not run it on two
+    streams at once. Calls may come from any thread; a lock serialises them.
 
     Attributes:
         name: of the dimension that callers choose.
@@ -284,9 +285,11 @@ class SizedNet:
         """Raises DeviceError if the device has too little memory; the device is closed then."""
         self.parts, self._device = parts, device
         self.name, self.sizes = parts.table.name, parts.table.sizes
+        self.device = (device.target.kind, device.target.ordinal if device.target.kind == "cuda" else 0)
         self._lock = threading.Lock()
-        self._nets: dict[int, Net] = {}
-        self._by_shape: dict[tuple[int, ...], Net] = {}
+        self._closed = False
+        self._nets: dict[int, FixedNet] = {}
+        self._by_shape: dict[tuple[int, ...], FixedNet] = {}
         try:
             ends = [_AtSize(parts, size).program for size in (self.sizes[0], self.sizes[-1])]
             with readable(parts.place):
@@ -295,13 +298,45 @@ class SizedNet:
         except BaseException:
             device.close()
             raise
-        self.inputs = self._ports(ends, [program.inputs for program in ends])
-        self.outputs = self._ports(ends, [program.outputs for program in ends])
-        self._position = next(n for n, port in enumerate(self.inputs) if any(isinstance(each, str) for each in port.shape))
-        self._sizes_of = self._shapes(ends[-1])
+        self._inputs = self._ports(ends, [program.inputs for program in ends])
+        self._outputs = self._ports(ends, [program.outputs for program in ends])
+        self._position = next(number for number, port in enumerate(self._inputs) if port.sizes)
+        self._sizes_of = self._shapes()
+
+    @property
+    def model(self) -> str:
+        return self.parts.table.model
+
+    @property
+    def target(self) -> str:
+        return self.parts.table.target
+
+    @property
+    def checked(self) -> str:
+        return self.parts.table.checked
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return self._outputs
+
+    @property
+    def steps(self) -> tuple[Call, ...]:
+        raise UsageError(f"the calls depend on {self.name}; those of one size are net.at({self.name}).steps")
+
+    @property
+    def kernels(self) -> tuple[Origin, ...]:
+        return tuple(call.origin for call in self.parts.table.at(self.sizes[-1]).calls)
+
+    @property
+    def summary(self) -> str:
+        return "a table of kernels"
 
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
-        """Computes the outputs; as `Net.__call__`.
+        """Computes the outputs; as `FixedNet.__call__`.
 
         Raises:
             ArgumentError: as there, or the size is outside of the range.
@@ -314,20 +349,38 @@ class SizedNet:
         with self._lock:
             return net(*args, out=out, stream=stream, **named)
 
-    def at(self, size: int) -> Net:
-        """The network of one size, for `bind`, `trace` and `measure`; loads it the first time. It is closed with this one.
+    def at(self, size: int | Mapping[str, int]) -> FixedNet:
+        """The network of one size; loads it the first time. It is closed with this one.
 
         Raises:
             ArgumentError: the size is outside of the range.
             DatabaseError: the file is damaged.
             DeviceError: the device refuses the code, or has too little memory.
         """
-        if size not in self.sizes:
-            raise ArgumentError(f"{self.name} is {size}; the network was built for {self._limits}")
+        size = self._chosen(size)[self.name]
         with self._lock:
+            if self._closed:
+                raise UsageError("the net was closed; load it again")
             if size not in self._nets:
-                self._nets[size] = Net(_AtSize(self.parts, size), self._device, self._shared)
+                self._nets[size] = FixedNet(_AtSize(self.parts, size), self._device, self._shared)
             return self._nets[size]
+
+    def bind(self, *args: Any, **named: Any) -> Bound:
+        return self._net_for(args, named).bind(*args, **named)
+
+    def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:
+        return self._net_for(args, named).trace(*args, **named)
+
+    def evaluate(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        return self._net_for((), inputs).evaluate(inputs)
+
+    def measure(self, repeat: int = 100, inputs: Mapping[str, np.ndarray[Any, Any]] | None = None) -> Times:
+        """As `Net.measure`, at the size of the inputs, by default the largest."""
+        net = self.at({}) if inputs is None else self._net_for((), inputs)
+        return net.measure(repeat, inputs)
+
+    def index_limits(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+        return self.at(sizes or {}).index_limits()
 
     def check(self) -> None:
         """As `Net.check`, for the calls of all sizes."""
@@ -354,27 +407,20 @@ class SizedNet:
             for size, net in self._nets.items():
                 net.take(_AtSize(parts, size))
 
-    @property
-    def untuned(self) -> tuple[int, int]:
-        """How many calls have no tuned kernel at the largest size, and how many there are."""
-        calls = self.parts.table.at(self.sizes[-1]).calls
-        return sum(call.origin.rung != "exact" for call in calls), len(calls)
+    def save(self, path: Any) -> None:
+        self.parts.save(path)
 
     def close(self) -> None:
-        """Frees memory and code, and closes the device. Do not use the network afterwards."""
         with self._lock:
+            if self._closed:
+                return
+            self._closed = True
             self._by_shape = {}
             for net in self._nets.values():
                 net.close()
             self._nets = {}
             self._shared.close()
             self._device.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     @property
     def _limits(self) -> str:
@@ -399,27 +445,25 @@ class SizedNet:
         differ = any(one.stored != other.stored for one, other in zip(first[0], last[0]))
         require(differ, f"no input depends on {quoted(self.name)}")
 
-    def _ports(self, ends: Sequence[Program], indices: Sequence[Sequence[int]]) -> tuple[SizedPort, ...]:
+    def _ports(self, ends: Sequence[Program], indices: Sequence[Sequence[int]]) -> tuple[Port, ...]:
         """Inputs or outputs, by the programs of the smallest and of the largest size."""
-        found = []
+        found, size = [], Size(self.name, self.sizes[0], self.sizes[-1])
         for one, other in zip(*indices):
             first, last = ends[0].arrays[one], ends[1].arrays[other]
-            bounds = f"{self.name}={self.sizes[0]}..{self.sizes[-1]}"
-            shape = tuple(n if m == n else bounds for m, n in zip(first.stored, last.stored))
-            found.append(SizedPort(last.name, shape, last.dtype))
+            shape = tuple(n if m == n else size for m, n in zip(first.stored, last.stored))
+            found.append(Port(last.name, shape, last.dtype, last.layout, last.axes))
         return tuple(found)
 
-    def _shapes(self, program: Program) -> dict[tuple[int, ...], int]:
+    def _shapes(self) -> dict[tuple[int, ...], int]:
         """Shape of the input that shows the size -> size."""
-        array, port = program.arrays[program.inputs[self._position]], self.inputs[self._position]
-        found = {}
+        port, found = self.inputs[self._position], {}
         for size in reversed(self.sizes):
-            shape = tuple(size if isinstance(each, str) else each for each in port.shape)
-            for form in arrays.forms(ArgSpec(array.name, array.layout, shape, array.dtype)):
+            shape = port.at({self.name: size}).bound
+            for form in arrays.forms(ArgSpec(port.name, port.layout, shape, port.dtype)):
                 found[tuple(form.shape)] = size
         return found
 
-    def _net_for(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Net:
+    def _net_for(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> FixedNet:
         port = self.inputs[self._position]
         if len(args) > self._position:
             array = args[self._position]

@@ -34,7 +34,7 @@ from schedsearch.network_check.subjects import NO_CHECK, Subject
 
 if TYPE_CHECKING:
     from schedsearch.dynamic.executable import DynamicExecutable
-    from schedsearch.executable.net import Net
+    from schedsearch.executable.fixed import FixedNet
     from schedsearch.executable.sized import SizedNet
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,7 +45,7 @@ SHARE = 0.2
 """Of the time of a build, that more than one comparison may take."""
 
 
-def check_net(net: Net, source: Source, started: float, say: Callable[[str], None]) -> str:
+def check_net(net: FixedNet, source: Source, started: float, say: Callable[[str], None]) -> str:
     """Compares a network of fixed sizes; see `Checker.check`. Returns what computed the model; "" if nothing did."""
     from schedsearch.network_check.subjects import BuiltNet
 

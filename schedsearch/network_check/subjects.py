@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from schedsearch.executable.noted import index_limits
 from schedsearch.network_check.draws import Wanted, plain, stored
 from schedsearch.network_check.rule import Difference
 
 if TYPE_CHECKING:
     from schedsearch.dynamic.executable import DynamicExecutable
     from schedsearch.dynamic.program import Value
-    from schedsearch.executable.net import Net
+    from schedsearch.executable.fixed import FixedNet
 
 NO_CHECK = "--no-check (in Python check=False)"
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -62,15 +61,15 @@ def wrong(what: str, value: str, apart: Difference, source: str) -> str:
 class BuiltNet:
     """A network of fixed sizes."""
 
-    def __init__(self, net: Net, at: str = "") -> None:
+    def __init__(self, net: FixedNet, at: str = "") -> None:
         self._net, self.what = net, f"the network{at}"
         arrays = net.program.arrays
         made = [arrays[call.buffers[name]] for call in net.steps if not call.is_conversion for name in call.outputs]
         self.sizes: Mapping[str, int] = {each.name: int(np.prod(each.shape, dtype=np.int64)) for each in made}
         self._dtypes = {each.name: each.dtype for each in made} | {each.name: each.dtype for each in net.outputs}
-        below = index_limits(net.program)
+        below = net.index_limits()
         self.inputs = [
-            Wanted(port.name, _in_order(port.shape, port.layout, port.axes), port.dtype, below.get(port.name))
+            Wanted(port.name, _in_order(port.bound, port.layout, port.axes), port.dtype, below.get(port.name))
             for port in net.inputs
         ]
 
@@ -119,15 +118,12 @@ class ComputedSizes:
         self.sizes: Mapping[str, int] = {
             name: math.prod(_extents(net.program.values[each.name], sizes)) for name, each in self._shown.items()
         }
-        self.inputs = [
-            Wanted(port.name, tuple(n if isinstance(n, int) else sizes[n.name] for n in port.shape), port.dtype)
-            for port in net.inputs
-        ]
+        self.inputs = [Wanted(port.name, port.at(sizes).bound, port.dtype) for port in net.inputs]
 
     @classmethod
     def sizes_of(cls, net: DynamicExecutable) -> list[dict[str, int]]:
         """The smallest, the largest, and one between of every size."""
-        open_ones = {each.name: each for port in net.inputs for each in port.shape if not isinstance(each, int)}
+        open_ones = net.dimensions
         ends = [
             {name: each.least for name, each in open_ones.items()},
             {name: each.most for name, each in open_ones.items()},
