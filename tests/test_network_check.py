@@ -247,6 +247,40 @@ def test_a_wrong_rewrite_of_a_torch_module_is_found(torch: Any, spoiled: Callabl
         schedsearch.build(module, x, target="cpu", db="none.db")
 
 
+@pytest.mark.parametrize("opset", [9, 13])
+def test_a_batch_norm_that_onnxs_evaluator_takes_for_one_in_training_is_right(
+    tmp_path: Path, opset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ONNX's definition y = s (x - m) / sqrt(v + epsilon) + b, whatever the mean of x is."""
+    from onnx.reference import ReferenceEvaluator
+
+    from schedsearch.network_check import check, evaluators
+
+    monkeypatch.setattr(check, "evaluators", lambda: [evaluators.OnnxReference()])
+    model, path = Model(1, 4, 5, 5), tmp_path / "net.onnx"
+    weights = [model.weight(name, 4, value=value) for name, value in (("s", 2.0), ("b", 1.0), ("m", 3.0), ("v", 4.0))]
+    model.node("BatchNormalization", "x", *weights, name="norm")
+    proto = model.model(opset=opset)
+    onnx.save(proto, path)
+    x = np.random.default_rng(1).standard_normal((1, 4, 5, 5)).astype(np.float32)
+    right = (x.astype(np.float64) - 3) / np.sqrt(4 + 1e-5) * 2 + 1
+    assert abs(ReferenceEvaluator(proto).run(None, {"x": x})[0] - right).max() > 0.1, "onnx was mended: remove the row"
+    with build(path) as net:
+        assert net.program.checked.startswith("onnx")
+        np.testing.assert_allclose(net(x), right, rtol=1e-5, atol=1e-5)
+    right_rules = simplify.fuse
+
+    def with_another_mean(model: Any) -> bool:
+        import onnx_ir as ir
+
+        model.graph.initializers["m"].const_value = ir.tensor(np.full(4, 2.9, np.float32))
+        return right_rules(model)
+
+    monkeypatch.setattr(simplify, "fuse", with_another_mean)
+    with pytest.raises(WrongNetworkError):
+        build(path)
+
+
 def test_numbers_that_onnx_runtime_computes_wrong_are_no_differences(tmp_path: Path) -> None:
     """ONNX Runtime 1.32's Sigmoid is 0 at -20, where 2e-9 is right."""
     model = Model(1, 4, 2, 2)

@@ -76,11 +76,11 @@ class OnnxReference:
     def open(self, model: ModelProto) -> Opened:
         from onnx.reference import ReferenceEvaluator
 
-        from schedsearch.network_check.own_operators import RandomUniformLike, old_dequantize
+        from schedsearch.network_check.own_operators import of_opset
 
         version = next((each.version for each in model.opset_import if each.domain == ""), 1)
         try:
-            return _Reference(ReferenceEvaluator(model, new_ops=[RandomUniformLike, *old_dequantize(version)]))
+            return _Reference(ReferenceEvaluator(model, new_ops=of_opset(version)))
         except Exception as error:  # of many kinds
             raise NotEvaluableError(f"{self.name}: {error}") from error
 

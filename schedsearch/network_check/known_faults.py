@@ -8,6 +8,7 @@ what is wrong there is left out of the comparison.
 | ONNX Runtime | 1.31, 1.32 | Sigmoid is 2e-4 off at -10, half of the right value at -16 and 0 from -18 (seen on x86-64, in MLAS); Swish as well | 1 / (1 + exp(-x)) |
 | ONNX Runtime | 1.31, 1.32 | with optimisation, a MatMul of a weight after DequantizeLinear of opset 21 is half a percent off | optimisation is off |
 | ONNX Runtime | 1.31, 1.32 | a NaN in a window of MaxPool survives only as its last element | NaN is not compared after MaxPool |
+| onnx | 1.23 | BatchNormalization of opsets 7 to 13 mixes the input's own mean and variance into those that are given (`BatchNormalization_6` and `_9` of onnx.reference take it for one in training) | `own_operators` has one after ONNX's definition |
 | onnx | 1.23 | a NaN in a window of MaxPool survives only as its first element | NaN is not compared after MaxPool |
 """  # noqa: E501  (a table)
 

@@ -1,4 +1,5 @@
-"""Operators that onnx's reference evaluator (1.23) lacks or cannot run on every shape, after ONNX's definitions."""
+"""Operators that onnx's reference evaluator (1.23) lacks, cannot run on every shape or computes wrong, after ONNX's
+definitions."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfAr
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FIRST_KNOWN = 19  # the opset from which onnx's evaluator has DequantizeLinear
+_BATCH_NORM_MISREAD = range(7, 14)  # opsets of a BatchNormalization that onnx's evaluator takes for one in training
 
 
 class RandomUniformLike(_OfArrays):  # type: ignore[misc]
@@ -37,6 +39,32 @@ class DequantizeLinear(OpRun):  # type: ignore[misc]
         return ((shifted * scale.astype(np.float64).reshape(shape)).astype(scale.dtype),)
 
 
-def old_dequantize(version: int) -> list[type[OpRun]]:
-    """What a model of this opset needs in the place of onnx's DequantizeLinear."""
-    return [DequantizeLinear] if version < _FIRST_KNOWN else []
+class BatchNormalization(OpRun):  # type: ignore[misc]
+    """With the mean and the variance that are given, as opsets 7 to 13 define it where there is one result."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array,
+        mean: Array,
+        var: Array,
+        epsilon: float = 1e-5,
+        **others: Any,
+    ) -> tuple[Array]:
+        shape = (-1, *[1] * (x.ndim - 2))
+        wide = [each.astype(np.float64).reshape(shape) for each in (scale, bias, mean, var)]
+        y = wide[0] * (x.astype(np.float64) - wide[2]) / np.sqrt(wide[3] + epsilon) + wide[1]
+        return (y.astype(x.dtype),)
+
+
+def of_opset(version: int) -> list[type[OpRun]]:
+    """What a model of this opset needs in the place of onnx's operators."""
+    found: list[type[OpRun]] = [RandomUniformLike]
+    if version < _FIRST_KNOWN:
+        found.append(DequantizeLinear)
+    if version in _BATCH_NORM_MISREAD:
+        found.append(BatchNormalization)
+    return found
