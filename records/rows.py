@@ -15,6 +15,7 @@ from typing import Any
 from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.measurement import Anchor, Attempt, Measurement, Record, Resources
+from schedsearch.ops.own_kernel import without_reference
 from schedsearch.records import trust
 from schedsearch.records.damage import DamagedRow
 from schedsearch.records.fields import RECORD, Field
@@ -200,6 +201,12 @@ class RecordRow(Attempt):
         except WorkloadError as error:
             return str(error)
         return ""
+
+    @property
+    def unreferenced(self) -> str:
+        """As `schedsearch.ops.own_kernel.without_reference`."""
+        params = json.loads(self.workload_json).get("params")
+        return without_reference(params if isinstance(params, dict) else {})
 
     def record(self) -> Record:
         """Raises WorkloadError as `workload` does."""

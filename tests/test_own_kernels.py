@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_support import schedsearch as command
 from numba import cuda
 from own_kernels_examples import NAMES, example
 
@@ -15,6 +17,7 @@ import schedsearch
 from schedsearch.backend import compile_source
 from schedsearch.backend.base import CompileError
 from schedsearch.backend.code_identity import code_digest
+from schedsearch.dashboard.answers import Answers
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError, OperatorError, PlanError, UsageError, WorkloadError
@@ -454,6 +457,26 @@ def test_knobs_are_constants_of_the_code() -> None:
 
 
 # ---- verified
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"), [("given", False), (None, True)], ids=["with a reference", "without a reference"]
+)
+def test_what_shows_records_says_that_a_kernel_was_compared_with_itself(
+    tmp_path: Path, reference: str | None, said: bool
+) -> None:
+    db, x = tmp_path / "own.db", np.ones(64, np.float32)
+    changes: dict[str, Any] = {} if reference else {"reference": None}
+    kernel = declared(db=db, **changes)
+    summary = kernel.tune(x, np.zeros_like(x), trials=1, workers=1)
+    words = "compared with its own first run, no reference was given"
+    shown = [command("records", *arguments, "--db", db).stdout for arguments in (("list",), ("show", "1"))]
+    shown.append(summary._repr_html_())
+    with contextlib.closing(Answers([str(db)])) as answers:
+        answers.refresh()
+        (task,) = answers.get("overview")["tasks"]
+        shown += [json.dumps(answers.get(path)) for path in (f"task/{task['key']}", f"trial/{task['database']}.1")]
+    assert [words in text for text in shown] == [said] * len(shown)
 
 
 def test_without_a_reference_the_default_configuration_is_the_truth() -> None:

@@ -86,6 +86,8 @@ def list_(
         render.table(("id", "workload", "template", "time", "", "configuration", "message"), cells, right=("id", "time"))
     )
     _note_problems(rows)
+    for note in dict.fromkeys(f"note: {row.label}: {row.unreferenced}" for row in rows if row.unreferenced):
+        render.say(printable(note))
 
 
 @records.command()
@@ -111,6 +113,7 @@ def show(record_id: int, db: str, as_json: bool) -> None:
         "template": f"{record.template} version {record.template_version}",
         "configuration": render.config_text(record.config),
         "outcome": str(measurement.outcome),
+        "verified": record.unreferenced or "compared with a reference" if measurement.ok else "-",
         "time": render.duration(measurement.time_ns) + spread,
         "mode": measurement.mode + (", final race" if record.final_race else ""),
         "largest error": "-" if measurement.max_error is None else f"{measurement.max_error:g}",

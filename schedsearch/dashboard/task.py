@@ -17,6 +17,7 @@ from schedsearch.dashboard.trials import OUTCOMES, Trials
 from schedsearch.dashboard.views.overview import TaskRow
 from schedsearch.dashboard.views.task import ModelState, Noise, RaceEntry, Repeated, TaskRun, TaskView, TrialColumns
 from schedsearch.measurement import Outcome
+from schedsearch.ops.own_kernel import without_reference
 
 _MESSAGE_CHARACTERS = 400
 _MESSAGES = 2000
@@ -67,6 +68,8 @@ def task_view(source: Source, task: TaskId, row: TaskRow, now_s: float, keep: se
 
 def _notes(row: TaskRow, trials: Trials, shown: int) -> tuple[str, ...]:
     notes = [row.problem] if row.problem else []
+    if unreferenced := without_reference(row.workload.get("params", {})):
+        notes.append(unreferenced)
     if not trials.id:
         notes.append("no record of this task can be read")
     elif all(time_ns is None for time_ns in trials.time_ns):

@@ -201,6 +201,7 @@ def _facts(record: RecordRow) -> list[Fact]:
 
     facts = [
         Fact("workload", f"{record.label} ({record.workload_id})"),
+        Fact("verified", record.unreferenced),
         Fact("device", record.target),
         Fact("mode", record.measurement.mode),
         Fact("run", record.run),

@@ -241,6 +241,12 @@ class OwnKernel(Op):
 OWN_KERNEL = OwnKernel()
 
 
+def without_reference(params: Mapping[str, Any]) -> str:
+    """What a kernel of a workload with these parameters was compared with, in words, if its author gave no reference; ""
+    if there was one, and for other operators, which all have one. The parameters may come from any database."""
+    return "compared with its own first run, no reference was given" if params.get("verified_by") == "default" else ""
+
+
 def _argument_problem(text: str) -> Problem | None:
     name, *rest = text.split(":")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,200}", name) or len(rest) != 2 or rest[1] not in _ROLES:

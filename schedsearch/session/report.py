@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
+from schedsearch.ops.own_kernel import without_reference
 from schedsearch.session.summary import RunSummary, TaskSummary
 from schedsearch.text import counts, duration, html_table, rate_text
 
@@ -29,6 +30,7 @@ class ResultRow:
         rate: 1e9 operations, or bytes, per second of the best; see `ResultTable.rate_unit`.
         trials: number of trials, including those of earlier runs.
         failures: outcome -> count, for outcomes other than ok.
+        unreferenced: what kernels were compared with if there was no reference; see `own_kernel.without_reference`.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ResultRow:
     rate: float | None
     trials: int
     failures: Mapping[str, int]
+    unreferenced: str = ""
 
     @property
     def raced(self) -> bool:
@@ -123,6 +126,7 @@ def result_cells(result: ResultTable) -> Cells:
         notes.append(
             f"times vary by more than {BUSY:.0%}: the machine is busy, and ratios say little; run again on a quiet one"
         )
+    notes += dict.fromkeys(f"{row.name}: {row.unreferenced}" for row in rows if row.unreferenced)
     right = tuple(name for name in columns if name not in ("task", "template", "failures"))
     return Cells(tuple(columns), tuple(zip(*columns.values())), right, tuple(notes))
 
@@ -167,6 +171,7 @@ def _result_row(task: TaskSummary, names: Mapping[str, str], computes: bool) -> 
         rate=task.gflops if computes else task.gbytes_per_s,
         trials=task.trials,
         failures=task.failures,
+        unreferenced=without_reference(task.workload.params),
     )
 
 
