@@ -19,6 +19,7 @@
     ├── WrongResultError                 1   a kernel was built for deployment and computes wrong values on this device
     ├── WrongNetworkError                1   a network was built that computes something else than its model
     ├── NoRecordError                    4   deployment found no record and was not allowed to go on
+    │   └── UnusableRecordError          1   there is a record, but neither it nor another way gives a kernel here
     ├── RegressionError                  5   a record no longer reaches its time
     ├── DatabaseError                    6   the record store cannot be used
     │   ├── DatabaseLockedError          6
@@ -177,6 +178,13 @@ class WrongNetworkError(SchedsearchError):
 
 class NoRecordError(SchedsearchError):
     exit_code = 4
+
+
+class UnusableRecordError(NoRecordError):
+    """There is a record of the workload, but its kernel cannot run here, and no other way is left. Whoever goes on without
+    a kernel if there is no record does so here, too."""
+
+    exit_code = 1
 
 
 class RegressionError(SchedsearchError):

@@ -53,6 +53,7 @@ PUBLIC = [
     "UnknownOperatorError",
     "UnsupportedError",
     "UntrustedDatabaseError",
+    "UnusableRecordError",
     "UsageError",
     "Workload",
     "WorkloadError",

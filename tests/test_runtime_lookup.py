@@ -17,7 +17,8 @@ import pytest
 from runtime_support import CPU_WORKLOAD, expected, operands, tuned_database
 
 import schedsearch
-from schedsearch.errors import DatabaseError, NoRecordError, UsageError, WrongResultError
+from schedsearch.errors import DatabaseError, NoRecordError, UnusableRecordError, UsageError, WrongResultError
+from schedsearch.executable.kernels import find_kernels
 from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
 from schedsearch.records.deployment import export_deploy
 from schedsearch.records.store import Store
@@ -116,6 +117,26 @@ def test_kernels_that_compute_wrong_values_do_not_count_as_a_missing_record(
     with pytest.raises(WrongResultError, match="default: the kernel computes wrong values here: 3 of 9") as caught:
         schedsearch.compile(CPU_WORKLOAD, tmp_path / "none.db", target="cpu")
     assert caught.value.exit_code == 1
+
+
+def test_a_record_whose_kernel_cannot_run_here_is_not_a_missing_record(
+    cpu_db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path))  # another machine, which trusts no stored code
+    monkeypatch.setattr("schedsearch.runtime.ladder._COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
+    with pytest.raises(UnusableRecordError, match=r"did not sign the machine code.*building needs a compiler") as caught:
+        schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu")
+    assert caught.value.exit_code == 1
+    with pytest.raises(UnusableRecordError, match="cannot be used"):
+        find_kernels([CPU_WORKLOAD], cpu_db, schedsearch.detect("cpu"), strict=True)
+    other = CPU_WORKLOAD.replace(n=1)
+    for missing in ([other], [CPU_WORKLOAD, other]):
+        with pytest.raises(NoRecordError, match="no record on") as none:
+            find_kernels(missing, cpu_db, schedsearch.detect("cpu"), strict=True)
+        assert none.value.exit_code == 4
+    with pytest.raises(NoRecordError) as without:
+        schedsearch.compile(other, cpu_db, target="cpu")
+    assert without.value.exit_code == 4
 
 
 # --- KernelCache ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ The clocks here are made up, so that the same layers are swapped on every machin
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -542,3 +543,21 @@ def test_a_model_that_is_as_fast_without_kernels_remains_as_it_was(optimize: Any
     model = small()
     report = optimize(model, image(), timer=Times(1, 3, 5, 5))  # the layer by a kernel and PyTorch, then the model
     assert "forward" not in vars(model) and not report.swapped
+
+
+def test_layers_are_not_tuned_while_another_run_holds_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    import schedsearch
+    from schedsearch.deadline import Deadline
+    from schedsearch.errors import DeviceBusyError
+    from schedsearch.torch.tuning import tune_missing
+
+    def busy(*given: Any, **options: Any) -> None:
+        raise DeviceBusyError("cpu is in use by process 7, and there is no time left to wait")
+
+    monkeypatch.setattr(importlib.import_module("schedsearch.session.tune"), "tune_until", busy)
+    kernels: Any = SimpleNamespace(db=tmp_path / "none.db", target=schedsearch.detect("cpu"), device=torch.device("cpu"))
+    workload = schedsearch.Workload.conv2d(n=1, h=8, w=8, c=4, k=4, r=3, s=3, padding=1, dtype="float32")
+    said = tune_missing([("first", workload)], kernels, 4, Deadline.within(30))
+    assert said == "1 layer without a record: not tuned, cpu is in use by process 7, and there is no time left to wait"

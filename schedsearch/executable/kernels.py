@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.errors import NoRecordError, OutOfTimeError, SchedsearchError, UnsupportedError
+from schedsearch.errors import NoRecordError, OutOfTimeError, SchedsearchError, UnsupportedError, UnusableRecordError
 from schedsearch.executable.assemble import Chosen
 from schedsearch.executable.program import Origin
 from schedsearch.launch import Artifact
@@ -107,6 +107,8 @@ def _chosen(kernel: Kernel) -> Chosen:
 
 def _no_kernels(missing: list[tuple[Workload, NoRecordError]], target: Target, strict: bool) -> SchedsearchError:
     labels = "; ".join(workload.label for workload, _ in missing)
+    if strict and all(isinstance(error, UnusableRecordError) for _, error in missing):
+        return UnusableRecordError(f"the records on {target.name} for {labels} cannot be used. The first: {missing[0][1]}")
     if strict:
         return NoRecordError(
             f"no record on {target.name} for {len(missing)} kernels: {labels}. Tune them (build --tune 10m), or build "

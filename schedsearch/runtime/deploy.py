@@ -68,7 +68,8 @@ def compile(
         device.
 
     Raises:
-        NoRecordError: no allowed rung has a kernel; the message has the reason for each.
+        NoRecordError: there is no record, and no allowed rung has a kernel; the message has the reason for each.
+        UnusableRecordError: the same, although there is a record of this workload for this kind of device.
         WrongResultError: kernels were built, but computed wrong values, and no other rung was left.
         UsageError: a rung is unknown, or `workload` is not a Workload.
         DatabaseError, DeviceError: the database or the device cannot be used.

@@ -22,6 +22,7 @@ from schedsearch.errors import (
     PlanError,
     SchedsearchError,
     UnsupportedError,
+    UnusableRecordError,
     UsageError,
     WrongResultError,
     did_you_mean,
@@ -78,13 +79,23 @@ class Way:
     verifies: bool = False
     recipe: Callable[[], Recipe[BuildResult]] | None = None
 
+    @property
+    def recorded(self) -> bool:
+        """Whether it comes from a record."""
+        return self.record_id is not None
+
 
 @dataclass(frozen=True)
 class Miss:
-    """A rung without any way."""
+    """A rung without any way.
+
+    Attributes:
+        recorded: whether the database has a record for it, though not one that can be read.
+    """
 
     rung: str
     reason: str
+    recorded: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,12 +138,15 @@ class Ladder:
 
         Raises:
             WrongResultError: kernels were built, but computed wrong values, and no other way was left.
-            NoRecordError: no way can be taken; the message has the reason for each.
+            UnusableRecordError: there is a record of this workload on this kind of device, but no way can be taken; the
+                message has the reason for each.
+            NoRecordError: the same without such a record.
             DeviceError: the device cannot be opened.
         """
         why: list[str] = []
-        wrong = False
+        wrong = recorded = False
         for way in self.ways():
+            recorded = recorded or (way.rung == "exact" and way.recorded)
             obstacle = self.obstacle(way)
             if obstacle is None:
                 assert isinstance(way, Way)
@@ -150,6 +164,8 @@ class Ladder:
         text = f"no kernel for {self.workload.label} on {self.target.name}: {'; '.join(why)}. "
         if wrong:
             raise WrongResultError(f"{text}Tune it here (`schedsearch tune`), and report the template that is wrong")
+        if recorded:
+            raise UnusableRecordError(f"{text}Tune it here (`schedsearch tune`), or allow more rungs")
         raise NoRecordError(f"{text}Tune it (`schedsearch tune`), or allow more rungs")
 
     def obstacle(self, way: Way | Miss) -> str | None:
@@ -187,7 +203,7 @@ class Ladder:
         try:
             row = lookup.exact(self.workload.id, self.target.key, self.mode)
         except DamageError as error:
-            yield Miss("exact", str(error))
+            yield Miss("exact", str(error), recorded=True)
             return
         if row is None:
             yield from self._imported(lookup)

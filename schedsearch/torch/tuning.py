@@ -10,6 +10,7 @@ import torch
 
 from schedsearch.deadline import Deadline
 from schedsearch.errors import (
+    DeviceBusyError,
     NoRecordError,
     NoValidConfigError,
     PreparationError,
@@ -79,6 +80,8 @@ def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trial
     told = Told(lambda text: _log.info("%s", text), len(tasks))
     try:
         summary = tune_until(deadline, tasks, kernels.db, target=kernels.target, trials=trials, observers=[told])
+    except DeviceBusyError as error:  # another run held it until the deadline
+        return f"{counted(len(tasks), 'layer')} without a record: not tuned, {error}"
     except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
         return f"tuned {told.count} of {counted(len(tasks), 'layer')}; {error}"
     late = [each.name for each, found in zip(tasks, summary.tasks) if found.best_ns is None and found.problem]
