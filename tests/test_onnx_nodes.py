@@ -126,3 +126,24 @@ def agreeing(every: Sequence[Any]) -> Iterator[str]:
 def test_the_cases_of_onnx_agree_or_are_refused_with_a_reason(op: str) -> None:
     every = cases(op)
     assert bool(list(agreeing(every))) == (op not in NEVER_TAKEN), f"all {len(every)} cases are refused"
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "operands", "result"),
+    [
+        ("Reshape", [2, 3, 4], [[2]], [6, 4]),
+        ("Squeeze", [2, 1, 4], [[1]], [2, 4]),
+        ("Unsqueeze", [2, 4], [[1]], [2, 1, 4]),
+        ("Resize", [1, 2, 4, 4], [None, None, [4]], [1, 2, 8, 8]),
+    ],
+)
+def test_a_shape_that_an_input_gives_is_refused_though_the_model_declares_it(
+    op: str, shape: list[int], operands: list[list[int] | None], result: list[int]
+) -> None:
+    """The declared shape holds for one value of that input; any other would get wrong numbers."""
+    info, names = onnx.helper.make_tensor_value_info, ["" if each is None else "sizes" for each in operands]
+    inputs = [info("x", 1, shape), *(info("sizes", 7, each) for each in operands if each is not None)]
+    graph = onnx.helper.make_graph([onnx.helper.make_node(op, ["x", *names], ["y"])], op, inputs, [info("y", 1, result)])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    with pytest.raises(ModelError, match="gets its shape from the input 'sizes'; make that an initializer"):
+        lower(simplified(onnx_ir.from_proto(model), "sized.onnx"))

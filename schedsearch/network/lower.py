@@ -37,7 +37,7 @@ from schedsearch.network.parts import Cut, nodes_inside, part
 from schedsearch.network.products import PRODUCTS
 from schedsearch.network.reductions import REDUCTIONS
 from schedsearch.network.slices import without_concatenations, without_slices
-from schedsearch.network.views import VIEWS, random_problem
+from schedsearch.network.views import VIEWS, random_problem, size_problem
 from schedsearch.network.ways import IMAGE, ways_of
 from schedsearch.network.windows import POOLS
 from schedsearch.ops import Layout
@@ -191,7 +191,7 @@ class _Graph:
             for node in sorted(places, key=places.__getitem__, reverse=family in _LAST_FIRST):
                 if node in self.taken or node.op_type not in family or not is_onnx(node) or self._is_unread(node):
                     continue
-                chain = family[node.op_type](node, self.taken | apart if apart else self.taken)
+                chain = size_problem(node) or family[node.op_type](node, self.taken | apart if apart else self.taken)
                 if isinstance(chain, str) or chain.op not in BUILT_IN:
                     self.reasons[node] = chain if isinstance(chain, str) else ""
                     continue
@@ -210,7 +210,7 @@ class _Graph:
         for node, place in places.items():
             if node.op_type not in VIEWS or not is_onnx(node) or node in self.taken:
                 continue
-            if problem := random_problem(node):
+            if problem := random_problem(node) or size_problem(node):
                 self.reasons[node] = problem
             elif self._is_known(node):
                 self.taken.add(node)
