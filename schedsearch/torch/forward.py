@@ -1,4 +1,7 @@
-"""What an optimized module calls in place of its own `forward`: a plan for calls like the example, else what was there."""
+"""What an optimized module calls in place of its own `forward`: a plan for calls like the example, else what was there.
+
+See docs/decisions/137 for why modules stay, and 178 for why the checks are our own.
+"""
 
 from __future__ import annotations
 
