@@ -84,12 +84,13 @@ class Explanation:
         return self.text()
 
 
-def explain(network: Network, plan: Plan, costs: Costs) -> Explanation:
+def explain(network: Network, plan: Plan, costs: Costs, choices: Choices | None = None) -> Explanation:
     """Why a plan is as it is.
 
     Args:
         plan: from `best_plan`, or any other plan of the network.
         costs: those that the plan was made with.
+        choices: as of `best_plan`.
 
     Raises:
         UnsupportedError: the network has no plan.
@@ -100,7 +101,7 @@ def explain(network: Network, plan: Plan, costs: Costs) -> Explanation:
         All times were measured.
         ...
     """
-    choices = Choices(network, costs)
+    choices = choices or Choices(network, costs)
     return Explanation(
         _summary(plan, costs),
         Table("Plans", ("plan", "us", "conversions"), tuple(_plans(network, plan, costs))),

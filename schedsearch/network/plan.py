@@ -23,11 +23,13 @@ from schedsearch.workload import Workload
 AUTO = "auto"
 
 
-def best_plan(network: Network, costs: Costs, layout: str = AUTO) -> Plan:
+def best_plan(network: Network, costs: Costs, layout: str = AUTO, choices: Choices | None = None) -> Plan:
     """The plan of the least time.
 
     Args:
         layout: auto, or a layout such as NHWC that all images are to have; see `uniform_plan`.
+        choices: `Choices(network, costs)`, if the caller has them: to make them takes seconds in networks with many
+            concatenations.
 
     Raises:
         UnsupportedError: a node has no way that a kernel can run, or no kernel does a conversion that is needed.
@@ -39,7 +41,7 @@ def best_plan(network: Network, costs: Costs, layout: str = AUTO) -> Plan:
     """
     if layout != AUTO:
         return uniform_plan(network, costs, layout)
-    return priced(complete(network, Choices(network, costs).best()), costs)
+    return priced(complete(network, (choices or Choices(network, costs)).best()), costs)
 
 
 def first_plan(network: Network) -> Plan:
@@ -97,14 +99,17 @@ def baselines(network: Network, costs: Costs) -> dict[str, Plan]:
     return found
 
 
-def missing(network: Network, costs: Costs) -> list[Task]:
+def missing(network: Network, costs: Costs, choices: Choices | None = None) -> list[Task]:
     """What is worth measuring: workloads with an estimated cost that are in the best plan, or would be if they were as fast
     as the device allows. The first could change the plan's time most, where each launch is judged by itself.
+
+    Args:
+        choices: as of `best_plan`.
 
     Returns:
         Tasks whose `weight` is the number of times that the network launches the workload.
     """
-    choices = Choices(network, costs)
+    choices = choices or Choices(network, costs)
     found: list[tuple[float, Task]] = []
     for workload, places in choices.occurrences.items():
         cost = costs(workload)
