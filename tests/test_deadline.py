@@ -8,22 +8,28 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import network_support
+import onnx
 import pytest
 from session_support import OTHER, WORKLOAD, FakeBuilder, World, square_ns
 
 import schedsearch
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceBusyError, OutOfTimeError
-from schedsearch.executable import timely
+from schedsearch.executable import planned, timely
 from schedsearch.executable.kernels import find_kernels
+from schedsearch.executable.timely import TUNED
 from schedsearch.measure.ahead import compile_ahead
 from schedsearch.measure.builder import Builder
 from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.lock import DeviceLock
-from schedsearch.measurement import Outcome
+from schedsearch.measurement import COLD_GRAPH, Outcome
+from schedsearch.network_check.source import Source
+from schedsearch.runtime.cache import KernelCache
 from schedsearch.session import journal
 from schedsearch.session.task_state import LATE
 
@@ -79,28 +85,136 @@ def test_kernels_that_cannot_be_built_in_time_are_counted(tmp_path: Path) -> Non
 
 
 # --- Building ---------------------------------------------------------------------------------------------------------
-def test_defaults_are_compiled_before_anything_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, said = Clock(), list[str]()
+class FakeBuild:
+    """Costs that are made up: what is done moves the clock on.
 
-    class Cache:
-        def __init__(self, *args: Any, **named: Any) -> None: ...
-        def __enter__(self) -> Cache:
-            return self
+    Attributes:
+        kernel_s: of compiling and verifying one kernel.
+        records: workloads that tuning gave a record.
+        found: for each call that looked for kernels: how many were compiled and verified, and how many come from records.
+        tuned_s: how long each run of tuning had.
+        tasks: what it tuned.
+    """
 
-        def __exit__(self, *error: object) -> None: ...
-        def build_ahead(self, workloads: list[Any], *, deadline: Deadline) -> int:
-            clock.now_s += 40.0
-            return 1
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kernel_s: float) -> None:
+        self.clock, self.kernel_s = Clock(), kernel_s
+        self.records: set[Any] = set()
+        self.found: list[tuple[int, int]] = []
+        self.tuned_s: list[float] = []
+        self.tasks: list[Any] = []
+        self.said: list[str] = []
+        monkeypatch.setattr(planned, "find_kernels", self._find)
+        monkeypatch.setattr(planned, "tuned", self._tune)
 
-    monkeypatch.setattr(timely, "KernelCache", Cache)
-    target = schedsearch.detect("cpu")
-    deadline = Deadline.within(30.0, clock)
-    timely.compile_defaults([CONVOLUTION, WORKLOAD, CONVOLUTION], tmp_path / "none.db", target, "", deadline, said.append)
-    assert len(said) == 1 and said[0].startswith("the time is too short to compile a default for every kernel")
-    assert "it took 40 s to compile 1 of 2 kernels" in said[0]
-    assert timely.time_to_tune(deadline, 2, said.append) is None
-    assert said[1] == "not tuned, for want of time: 2 kernels without a record, which run in default configurations"
-    assert timely.time_to_tune(Deadline.within(100.0, clock), 2, said.append) == Deadline(120.0, clock)
+    def _find(self, workloads: list[Any], *, known: Any = None, deadline: Deadline = NEVER, **options: Any) -> Any:
+        made = [each for each in workloads if each not in self.records and each not in (known or {})]
+        for _ in made:
+            if deadline.passed:
+                raise OutOfTimeError("there was no time left")
+            self.clock.now_s += self.kernel_s
+        self.found.append((len(made), len(self.records & set(workloads))))
+        return {each: "tuned" if each in self.records else "default" for each in workloads}
+
+    def _tune(self, tasks: list[Any], db: Path, target: Any, mode: str, until: Deadline, say: Any) -> Any:
+        self.tuned_s.append(until.left_s)
+        self.tasks += tasks
+        self.clock.now_s = until.ends_s
+        self.records |= {task.workload for task in tasks}
+        return "done"
+
+    def build(self, seconds: float, follows_s: float, patient: bool = True) -> dict[Any, str]:
+        """Kernels of a network of two convolutions, within so many seconds of which the last are for what follows."""
+        network, target = network_support.two_convolutions(), schedsearch.detect("cpu")
+        _, kernels = planned.with_kernels(
+            network, Path("none.db"), target, mode=COLD_GRAPH, layout="auto", strict=False, tunes=True,
+            deadline=Deadline.within(seconds, self.clock).before(follows_s), patient=patient, say=self.said.append,
+        )  # fmt: skip
+        return dict(kernels)
+
+
+def test_slow_kernels_leave_no_time_to_tune(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need as long as there is, up to what must follow."""
+    build = FakeBuild(monkeypatch, kernel_s=10.0)
+    kernels = build.build(seconds=30.0, follows_s=10.0)
+    assert len(kernels) > 1 and set(kernels.values()) == {"default"} and build.tuned_s == []
+    assert build.found == [(len(kernels), 0)], "each is compiled and verified once"
+    assert build.said[0] == f"{len(kernels)} kernels without tuning, compiled and verified in {10 * len(kernels)}.0 s"
+    assert build.said[1].startswith("not tuned, for want of time: ")
+
+
+def test_tuning_gets_what_fast_kernels_and_what_must_follow_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = FakeBuild(monkeypatch, kernel_s=0.5)
+    kernels = build.build(seconds=30.0, follows_s=10.0)
+    assert build.tuned_s == [pytest.approx(TUNED * (30.0 - 10.0 - 0.5 * len(kernels)))]
+    assert set(kernels.values()) == {"tuned"}, "the time is enough for all"
+    assert build.found == [(len(kernels), 0), (0, len(kernels))], "what was tuned is only loaded"
+    assert build.clock.now_s < 20.0
+
+
+def test_tuning_takes_the_most_telling_kernels_and_as_many_as_the_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = FakeBuild(monkeypatch, kernel_s=0.0)
+    network, target = network_support.two_convolutions(), schedsearch.detect("cpu")
+    every = list(planned.Planned.of(network, Path("none.db"), target, COLD_GRAPH, "auto").missing)
+    build.build(seconds=2.0 / TUNED + 0.1, follows_s=0.0)
+    assert build.tasks == every[:2] and len(every) > 2
+    assert f"tuning 2 of {len(every)} kernels without a record for 2 s" in build.said
+
+
+def test_a_plan_that_has_no_time_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After tuning another plan is best, but its kernels would have to be compiled."""
+    build = FakeBuild(monkeypatch, kernel_s=0.5)
+    of = planned.Planned.of
+
+    def others(*args: Any) -> Any:
+        found = of(*args)
+        if not build.tuned_s:
+            return found
+        build.clock.now_s += 10.0
+        return replace(found, plan=replace(found.plan, ways=dict.fromkeys(found.plan.ways, OTHER)))
+
+    monkeypatch.setattr(planned.Planned, "of", staticmethod(others))
+    kernels = build.build(seconds=30.0, follows_s=10.0)
+    assert OTHER not in kernels and set(kernels.values()) == {"tuned"}
+    assert build.said[-1].startswith("the best plan by the new records needs kernels that there was no time to compile")
+
+
+def test_who_cannot_wait_is_told_before_what_must_follow_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = FakeBuild(monkeypatch, kernel_s=10.0)
+    with pytest.raises(OutOfTimeError):
+        build.build(seconds=15.0, follows_s=10.0, patient=False)
+    assert build.clock.now_s == 10.0
+
+
+def test_the_comparison_is_taken_to_need_what_the_one_before_took() -> None:
+    source = Source("model", onnx.ModelProto(), {}, {}, {})
+    assert timely.check_s(None, 10.0) == 0.0 and timely.check_s(source, 10.0) == 2.0
+    source.compared_s = 3.0
+    assert timely.check_s(source, 10.0) == 3.0
+
+
+def test_a_plan_its_reasons_and_what_lacks_records_take_one_elimination(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("schedsearch.network.choices")
+    made, elimination = list[Any](), module.Elimination
+    monkeypatch.setattr(module, "Elimination", lambda *args: made.append(elimination(*args)) or made[-1])
+    network = network_support.two_convolutions()
+    found = planned.Planned.of(network, Path("none.db"), schedsearch.detect("cpu"), COLD_GRAPH, "auto")
+    assert found.missing and found.reasons and len(made) == 1
+
+
+def test_kernels_that_are_known_are_neither_compiled_nor_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, never = schedsearch.detect("cpu"), Deadline(0.0, Clock())
+    found = find_kernels([CONVOLUTION], tmp_path / "none.db", target)
+    monkeypatch.setattr(KernelCache, "kernel", None)
+    again = find_kernels([CONVOLUTION], tmp_path / "none.db", target, known=found, deadline=never)
+    assert again[CONVOLUTION] is found[CONVOLUTION]
+
+
+def test_machine_code_in_the_database_takes_the_place_of_a_known_kernel_at_any_time(tmp_path: Path) -> None:
+    target, db = schedsearch.detect("cpu"), tmp_path / "records.db"
+    known = find_kernels([CONVOLUTION], db, target)
+    schedsearch.tune([CONVOLUTION], db, target=target, trials=2, workers=1)
+    found = find_kernels([CONVOLUTION], db, target, known=known, deadline=Deadline(0.0, Clock()))
+    assert known[CONVOLUTION].origin.rung == "default" and found[CONVOLUTION].origin.rung == "exact"
 
 
 def test_a_device_that_another_run_holds_until_the_deadline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from cli_support import schedsearch as command
 
 import schedsearch
 from schedsearch.cli.run import read_inputs
-from schedsearch.deadline import Deadline
 from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UsageError
 from schedsearch.executable.compare import layer_errors
 from schedsearch.executable.ports import Port
@@ -281,23 +279,3 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes\.txt exists and is not an executable"):
         schedsearch.build("net.onnx", out=tmp_path / "notes.txt", target="cpu")
-
-
-def test_tuning_takes_the_most_telling_kernels_and_as_many_as_the_time_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = import_module("schedsearch.executable.build")
-    given: list[Any] = []
-    monkeypatch.setattr(module, "compile_defaults", lambda *args: given.append("defaults"))
-    monkeypatch.setattr(module, "tuned", lambda tasks, db, target, mode, until, say: given.append((tasks, until.left_s)))
-    said: list[str] = []
-    network, target = support.two_convolutions(), schedsearch.detect("cpu")
-    with module.costs_of(network, tmp_path / "none.db", target, "cold-graph-v1") as costs:
-        every = module.missing(network, costs)
-    for seconds in (2.0, 60.0, 0.5):
-        deadline = Deadline.within(seconds, lambda: 0.0)
-        module._tune(network, tmp_path / "none.db", target, "auto", deadline, False, "cold-graph-v1", said.append)
-    # A fifth of the time is for loading, verifying and writing.
-    assert given == ["defaults", (every[:1], 1.6), "defaults", (every, 48.0), "defaults"] and len(every) > 1
-    assert said[0] == f"tuning 1 of {len(every)} kernels without a record for 2 s"
-    assert said[2].startswith(f"not tuned, for want of time: {len(every)} kernels without a record")

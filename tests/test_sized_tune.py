@@ -105,7 +105,7 @@ def test_all_layers_are_tuned_at_the_largest_size_before_any_is_at_others(
     for start, layers in (("tuned at the largest size only, for want of time: ", largest_only),
                           ("not tuned, for want of time: ", left)):  # fmt: skip
         lines = [line for line in said if line.startswith(start)]
-        assert len(lines) == bool(layers) and all("--tune 28s tries all" in line for line in lines)
+        assert len(lines) == bool(layers) and all("--tune 25s tries all" in line for line in lines)
         assert all(layer.label in lines[0] for layer in layers)
 
 

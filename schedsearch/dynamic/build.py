@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from schedsearch.deadline import Deadline
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import WAYS, DynamicExecutable, DynamicParts, Kernel, Way
 from schedsearch.dynamic.graph import DynamicGraph, Program, Size
 from schedsearch.errors import UnsupportedError, UsageError
-from schedsearch.executable.build import WEIGHTS, build_sized, costs_of, unchecked
+from schedsearch.executable.assemble import Chosen
+from schedsearch.executable.build import WEIGHTS, build_sized, unchecked
 from schedsearch.executable.build_options import check_choice, check_tune_s
+from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.sized import SizedNet
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
-from schedsearch.executable.timely import compile_defaults
+from schedsearch.executable.timely import check_s, found_before
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
-from schedsearch.network.costs import RecordCosts
+from schedsearch.network.costs import RecordCosts, costs_of
 from schedsearch.network.graph import Network, Plan
 from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.model import ModelError
@@ -33,6 +37,9 @@ from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
 from schedsearch.text import counted
 from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.network_check.source import Source
 
 
 def build_dynamic(
@@ -127,32 +134,40 @@ def build_dynamic(
 
     others: list[Workload] = []
     graph = read(others)
+    source = _source(path) if check else None
+    known = None
     if tune_s is not None:
-        _tune(graph, others, Path(db), target, deadline, strict, mode, say)
+        until = deadline.before(check_s(source, time.monotonic() - started))
+        known = _tune(graph, others, Path(db), target, until, strict, mode, say)
         graph = read([])
     program = graph.program()
     _check_memory(program, target)
     calls = [call for segment in program.segments for call in segment.calls]
-    found, (of_sizes,) = machine_code([program], db, target, mode=mode, strict=strict)
+    found, (of_sizes,) = machine_code([program], db, target, mode=mode, strict=strict, known=known)
     segments, kinds = counted(len(program.segments), "segment"), counted(len(found), "different kernel")
     say(f"{counted(len(calls), 'call')} in {segments}, {kinds}")
     kernels = {workload: Kernel(each.artifact, each.origin) for workload, each in found.items()}
     parts = DynamicParts.of(graph, target, kernels.__getitem__, sizes=of_sizes, way=way or "exact", model=path.name)
     net = DynamicExecutable(parts, open_device(target))
     try:
-        if not check:
+        if source is None:
             say(unchecked(False))
         else:
             from schedsearch.network_check.check import check_dynamic
-            from schedsearch.network_check.source import Source
 
-            net.parts = replace(parts, checked=check_dynamic(net, Source.of_file(path), started, say))
+            net.parts = replace(parts, checked=check_dynamic(net, source, started, say))
         if out is not None:
             net.parts.save(out)
     except BaseException:
         net.close()
         raise
     return net
+
+
+def _source(path: Path) -> Source:
+    from schedsearch.network_check.source import Source
+
+    return Source.of_file(path)
 
 
 def _read(
@@ -187,15 +202,19 @@ def _tune(
     strict: bool,
     mode: str,
     say: Callable[[str], None],
-) -> None:
-    """Measures kernels of the graph, and of what its static parts could be made of, that have no record yet."""
+) -> Mapping[Workload, Chosen] | None:
+    """Measures kernels of the graph, and of what its static parts could be made of, that have no record yet. Returns the
+    kernels of the graph without that, which were found first."""
     workloads = [call.workload for segment in graph.program().segments for call in segment.calls]
     with contextlib.ExitStack() as stack:
         lookup = stack.enter_context(Lookup(db)) if db.exists() else None
         groups = missing_calls(workloads, others, RecordCosts(lookup, target, mode))
+    known = None
     if groups and not strict:
-        compile_defaults(workloads, db, target, mode, deadline, say)
+        find = functools.partial(find_kernels, db=db, target=target, mode=mode)
+        known = found_before(find, workloads, deadline, NEVER, say)
     tune_groups(groups, db, target, deadline, mode, say)
+    return known
 
 
 def _check_memory(program: Program, target: Target) -> None:

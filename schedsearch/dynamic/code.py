@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.dynamic.program import Program
+from schedsearch.executable.assemble import Chosen
 from schedsearch.executable.kernels import Kernels, find_kernels
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.ops.size_steps import SizeStep
 from schedsearch.runtime.ladder import RUNGS
 from schedsearch.target import Target
+from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from schedsearch.backend import BuildResult
@@ -31,6 +33,7 @@ def machine_code(
     mode: str = COLD_GRAPH,
     strict: bool = False,
     allow: Iterable[str] = RUNGS,
+    known: Mapping[Workload, Chosen] | None = None,
 ) -> tuple[Kernels, list[SizeCode]]:
     """All kernels of some programs, compiled at once; see `find_kernels`, which has the arguments and the errors.
 
@@ -43,7 +46,7 @@ def machine_code(
     sizes = [_recipes(each) for each in programs]
     workloads = [call.workload for each in programs for segment in each.segments for call in segment.calls]
     recipes = [recipe for each in sizes for recipe in each.values()]
-    found = find_kernels(workloads, db, target, mode=mode, strict=strict, allow=allow, also=recipes)
+    found = find_kernels(workloads, db, target, mode=mode, strict=strict, allow=allow, also=recipes, known=known)
     return found, [{place: found.others[recipe] for place, recipe in each.items()} for each in sizes]
 
 

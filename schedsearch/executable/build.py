@@ -6,12 +6,12 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.deadline import NEVER, Deadline
+from schedsearch.deadline import Deadline
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import OutOfTimeError, UsageError
@@ -19,20 +19,17 @@ from schedsearch.executable.assemble import assemble
 from schedsearch.executable.build_options import check_choice, check_tune_s
 from schedsearch.executable.file import save
 from schedsearch.executable.fixed import FixedNet
-from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME, require
+from schedsearch.executable.planned import with_kernels
 from schedsearch.executable.program import Reference
 from schedsearch.executable.references import find as find_references
 from schedsearch.executable.sized import SizedNet
-from schedsearch.executable.timely import TASKS_A_SECOND, compile_defaults, time_to_tune, tuned
+from schedsearch.executable.timely import check_s
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
-from schedsearch.network.costs import RecordCosts, no_template
-from schedsearch.network.explain import explain
+from schedsearch.network.costs import costs_of, no_template
 from schedsearch.network.facts import FLOATS
 from schedsearch.network.graph import Network, Part
-from schedsearch.network.plan import best_plan, missing
 from schedsearch.records.executables import check_writable
-from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
 from schedsearch.text import counted, type_text
 
@@ -89,9 +86,10 @@ def build(
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
         tune_s: seconds to measure kernels of the plan that have no record yet, at most one kernel for each second; None:
-            none. It is the time of the whole call: reading the model, compiling defaults, tuning and writing. Defaults are
-            compiled first; if that takes longer, nothing is tuned, and the call takes as long as it needs. `say` is told
-            what had no time. The records go to `db`.
+            none. It is the time of the whole call: reading the model, finding kernels, tuning, comparing and writing. All
+            kernels that need no tuning are compiled and verified first; tuning gets the time that is then left, less what
+            must follow. If nothing is left, nothing is tuned, and the call takes as long as it needs. `say` is told what
+            had no time. The records go to `db`.
         strict: refuse kernels that were not measured for exactly their workload on this kind of device.
         mode: how the records were timed; new ones are timed in the same way.
         check: compare the network once with the model, on inputs drawn from a seed; `Net.program.checked` says what
@@ -173,19 +171,18 @@ def build_within(
         network = network.with_io_layout(io_layout)
     elif io_layout != "NCHW":
         raise UsageError("a Network has its own layouts of inputs and outputs; use network.with_io_layout(...)")
-    if tunes:
-        _tune(network, Path(db), target, layout, deadline, strict, mode, say)
-    with costs_of(network, db, target, mode) as costs:
-        plan = best_plan(network, costs, layout)
-        reasons = explain(network, plan, costs).text().splitlines()
-    workloads = dict.fromkeys([*plan.ways.values(), *(step.workload for step in plan.conversions)])
-    needed_by = NEVER if patient else deadline
-    kernels = find_kernels(workloads, db, target, mode=mode, strict=strict, deadline=needed_by)
+    planned, kernels = with_kernels(
+        network, Path(db), target, mode=mode, layout=layout, strict=strict, tunes=tunes, patient=patient, say=say,
+        deadline=deadline.before(check_s(source, time.monotonic() - started)),
+    )  # fmt: skip
+    plan = planned.plan
     say(
         f"{counted(len(network.nodes), 'node')}, {counted(len(plan.conversions), 'conversion')} of layouts, "
-        f"{counted(len(workloads), 'different kernel')}"
+        f"{counted(len(kernels), 'different kernel')}"
     )
-    executable = assemble(network, plan, lambda workload: kernels[workload], target=target.key, model=name, reasons=reasons)
+    executable = assemble(
+        network, plan, kernels.__getitem__, target=target.key, model=name, reasons=planned.reasons
+    )  # fmt: skip
     net = FixedNet(executable, open_device(target))
     try:
         if source is None:
@@ -238,6 +235,7 @@ def build_sized(
     check_choice("io_layout", io_layout, IO_LAYOUTS)
     check_choice("dtype", dtype, FLOATS, optional=True)
     started = time.monotonic()
+    source = _source_of_file(model, dtype) if check else None
     shapes, graph_of = open_shapes(model, name), reader(model)
 
     def network_of(size: int) -> Network:
@@ -247,8 +245,10 @@ def build_sized(
         network_of, name, low, high, target=target, db=db, mode=mode, strict=strict, model=model.name, say=say
     )  # fmt: skip
     if tunes:
+        build.networks()
+        until = deadline.before(check_s(source, time.monotonic() - started))
         with contextlib.ExitStack() as stack:
-            build.tune(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout, deadline)
+            build.tune(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout, until)
     device = open_device(target)
     try:
         with contextlib.ExitStack() as stack:
@@ -265,12 +265,12 @@ def build_sized(
         raise
     net = SizedNet(parts, device)
     try:
-        if not check:
+        if source is None:
             say(unchecked(False))
         else:
             from schedsearch.network_check.check import check_sized
 
-            checked = check_sized(net, _source_of_file(model, dtype), started, say)
+            checked = check_sized(net, source, started, say)
             parts = replace(parts, table=replace(parts.table, checked=checked))
             net.take(parts)
         if out is not None:
@@ -361,40 +361,3 @@ def _say_weights(
 ) -> None:
     kept = sum(each for sha256, each in nbytes.items() if sha256 in outside)
     say(f"{len(outside)} of {counted(len(nbytes), 'weight')} ({kept:,} of {sum(nbytes.values()):,} bytes) stay in {model}")
-
-
-@contextlib.contextmanager
-def costs_of(network: Network, db: str | os.PathLike[str], target: Target, mode: str) -> Iterator[RecordCosts]:
-    """What the workloads of a network cost by the records that there are; the database may be missing."""
-    with contextlib.ExitStack() as stack:
-        lookup = stack.enter_context(Lookup(Path(db))) if Path(db).exists() else None
-        yield RecordCosts(lookup, target, mode, network)
-
-
-def _tune(
-    network: Network,
-    db: Path,
-    target: Target,
-    layout: str,
-    deadline: Deadline,
-    strict: bool,
-    mode: str,
-    say: Callable[[str], None],
-) -> None:
-    """Measures workloads that could change the plan and have no record, each weighted by how often it runs. What the network
-    runs in without that is compiled first."""
-    with costs_of(network, db, target, mode) as costs:
-        tasks = missing(network, costs)
-        plan = best_plan(network, costs, layout)
-    if not tasks:
-        say("every kernel of the plan has a record; nothing to tune")
-        return
-    if not strict:
-        workloads = [*plan.ways.values(), *(step.workload for step in plan.conversions)]
-        compile_defaults(workloads, db, target, mode, deadline, say)
-    until = time_to_tune(deadline, len(tasks), say)
-    if until is None:
-        return
-    chosen = tasks[: max(1, int(until.left_s * TASKS_A_SECOND))]
-    say(f"tuning {len(chosen)} of {counted(len(tasks), 'kernel')} without a record for {until.left_s:.0f} s")
-    tuned(chosen, db, target, mode, until, say)

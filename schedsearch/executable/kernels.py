@@ -35,6 +35,7 @@ def find_kernels(
     strict: bool = False,
     allow: Iterable[str] = RUNGS,
     also: Iterable[Recipe[BuildResult]] = (),
+    known: Mapping[Workload, Chosen] | None = None,
     deadline: Deadline = NEVER,
 ) -> Kernels:
     """The kernel for each workload, as `schedsearch.compile` finds it. All that must be compiled is compiled at once, in a
@@ -45,7 +46,9 @@ def find_kernels(
         strict: only records of exactly this workload on this kind of device may serve.
         allow: unless `strict`: how kernels may be found.
         also: what the caller compiles besides.
-        deadline: of all kernels.
+        known: kernels that were found before. They serve unless the database has machine code for exactly their workload
+            now, so that nothing is compiled or verified twice.
+        deadline: of all kernels that must be compiled or verified; machine code in the database is loaded after it, too.
 
     Returns:
         A mapping from workload to kernel, with the code of `also`.
@@ -53,20 +56,23 @@ def find_kernels(
     Raises:
         NoRecordError: `strict`, and some workloads have no record; the message names them.
         UnsupportedError: some workloads have no kernel, not even a default one; the message names them.
-        OutOfTimeError: the deadline passed first.
+        OutOfTimeError: the deadline passed first; `known` kernels and those of records never cause it.
         DatabaseError, DeviceError: the database or the device cannot be used.
     """
     with KernelCache(db, target, allow=("exact",) if strict else allow, mode=mode) as cache:
-        found: dict[Workload, Chosen] = {}
         missing = []
         distinct, others = list(dict.fromkeys(workloads)), list(also)
-        if len(distinct) + len(others) > FEW:
-            cache.build_ahead(distinct, others, deadline)
-        for place, workload in enumerate(distinct):
-            if deadline.passed:
+        stored = {each for each in distinct if cache.has_stored(each)}
+        found = {each: chosen for each, chosen in (known or {}).items() if each in distinct and each not in stored}
+        wanted = sorted((each for each in distinct if each not in found), key=stored.__contains__)
+        if len(wanted) + len(others) > FEW:
+            cache.build_ahead(wanted, others, deadline)
+        for place, workload in enumerate(wanted):
+            if deadline.passed and workload not in stored:
+                left = len(wanted) - len(stored) - place
                 raise OutOfTimeError(
-                    f"there was no time left to build {len(distinct) - place} of {counted(len(distinct), 'kernel')}; what "
-                    "was compiled is kept, so that a later call goes on"
+                    f"there was no time left to build {left} of {counted(len(distinct), 'kernel')}; what was compiled is "
+                    "kept, so that a later call goes on"
                 )
             try:
                 found[workload] = _chosen(cache.kernel(workload))

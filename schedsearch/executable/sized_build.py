@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,8 +15,8 @@ import numpy as np
 
 from schedsearch.backend import CompileError, RejectedError
 from schedsearch.config import Config
-from schedsearch.deadline import NEVER, Deadline
-from schedsearch.device import Device
+from schedsearch.deadline import Deadline
+from schedsearch.device import Device, open_device
 from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, UsageError, WrongResultError, did_you_mean
 from schedsearch.executable.assemble import Chosen, Packing, assemble
 from schedsearch.executable.kernels import FEW
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 Outside = Callable[[Program, Mapping[str, Constant]], Mapping[str, Reference]]  # as `references.find` for one model
 _Column = Mapping[int, Workload]  # size -> what a call does for it
+_Key = tuple[Workload, tuple[Workload, ...], tuple[str, Config | None, str]]  # of what was verified
 
 
 def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]:
@@ -109,6 +111,7 @@ class SizedBuild:
         self._made: dict[str, SizedCode] = {}
         self._of_artifact: dict[str, str] = {}  # sha256 of an artifact of one size -> that of its `SizedCode`
         self._code = CodeCache()
+        self._verified: dict[_Key, dict[int, Chosen]] = {}
         self._ahead: dict[str, BuiltRange] = {}  # by the name of its recipe
 
     def networks(self) -> Mapping[int, Network]:
@@ -119,7 +122,12 @@ class SizedBuild:
         return self._networks
 
     def tune(self, costs: Callable[[Network], Costs], layout: str, deadline: Deadline) -> None:
-        """Tunes kernels that the table lacks, each for the range of its sizes where it has one; see `sized_tune`."""
+        """Tunes kernels that the table lacks, each for the range of its sizes where it has one; see `sized_tune`. The
+        kernels that it has without that are built and verified first, however long it takes.
+
+        Args:
+            deadline: of tuning.
+        """
         networks = self.networks()
         largest = networks[self._sizes[-1]]
         known = costs(largest)
@@ -128,7 +136,8 @@ class SizedBuild:
         groups = missing_ranges(largest, known, columns, _range_of, self._is_tuned)
         if groups and not self._strict:  # what the table has without tuning comes first
             untuned = [column for column in _columns(plans) if (of := _range_of(column)) is None or not self._is_tuned(of)]
-            self._compile_ahead(untuned, [max(column) for column in untuned], deadline)
+            with contextlib.closing(open_device(self._target)) as self._device, contextlib.suppress(UnsupportedError):
+                self._build([(column, {}) for column in untuned])
         tune_groups(groups, self._db, self._target, deadline, self._mode, self._say)
 
     def _is_tuned(self, of_range: WorkloadRange) -> bool:
@@ -267,7 +276,7 @@ class SizedBuild:
             for (column, found), size in zip(open_ones, largest):
                 found |= self._built(column, [each for each in column if each not in found], size)
 
-    def _compile_ahead(self, columns: Sequence[_Column], sizes: Sequence[int], deadline: Deadline = NEVER) -> None:
+    def _compile_ahead(self, columns: Sequence[_Column], sizes: Sequence[int]) -> None:
         """Compiles the first way of each column for a size of it, and what verifies it, in a process for each core."""
         recipes: list[Recipe[Any]] = []
         for column, size in zip(columns, sizes):
@@ -275,13 +284,17 @@ class SizedBuild:
                 recipes.append(_recipe(column, way[0], way[1], size))
                 for end in dict.fromkeys((min(column), size)):
                     recipes += verifying_recipes(column[end], self._target)
-        built = compile_ahead(recipes, self._code, self._target, deadline) if len(columns) > FEW else {}
+        built = compile_ahead(recipes, self._code, self._target) if len(columns) > FEW else {}
         self._ahead |= {name: made for name, made in built.items() if isinstance(made, BuiltRange)}
 
     def _built(self, column: _Column, left: Sequence[int], size: int) -> dict[int, Chosen]:
-        """A kernel for `size` and for those of the sizes `left` that it serves."""
-        why = []
-        for template, config, rung in self._ways(column[size]):
+        """A kernel for `size` and for those of the sizes `left` that it serves. It is verified once, unless there is a new
+        record."""
+        ways, why = list(self._ways(column[size])), []
+        key = column[size], tuple(column[each] for each in left), ways[0]
+        if key in self._verified:
+            return self._verified[key]
+        for template, config, rung in ways:
             try:
                 code, built = self._shared_code(column, template, config, size)
                 served = [each for each in left if each in code.plan.sizes]
@@ -293,7 +306,8 @@ class SizedBuild:
                 why.append(f"{template}: {error}")
                 continue
             origin = Origin(rung, template, built.json)
-            return {each: self._keep(code, each, origin) for each in served}
+            found = self._verified[key] = {each: self._keep(code, each, origin) for each in served}
+            return found
         raise UnsupportedError(f"no kernel on {self._target.name} for {column[size].label}: {'; '.join(why)}")
 
     def _ways(self, workload: Workload) -> Iterator[tuple[str, Config | None, str]]:

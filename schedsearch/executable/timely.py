@@ -1,51 +1,72 @@
-"""Building in a given time: the kernels that an executable has without tuning are compiled first, the rest is for tuning.
-
-So there is an answer early, and what is compiled here is in the build cache when it is loaded, and when it is tuned.
-"""
+"""Building in a given time: the kernels that an executable has without tuning come first, and the rest is for tuning."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedsearch.deadline import Deadline
-from schedsearch.errors import DeviceBusyError
-from schedsearch.runtime.cache import KernelCache
+from schedsearch.errors import DeviceBusyError, UnsupportedError, WrongResultError
+from schedsearch.executable.kernels import Kernels
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.text import counted
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
+    from schedsearch.network_check.source import Source
     from schedsearch.session.summary import RunSummary
 
 TASKS_A_SECOND = 1.0
 """Workloads that `tune_s` allows for each second, the most telling first. A default takes about a second of a core to
 compile; with more of them the time is over before most are measured once."""
 LEAST_S = 1.0
-"""In less time nothing is tuned."""
-TUNED = 0.8
-"""Of the time that is left after the defaults are compiled: for tuning. The rest is for loading, verifying and writing."""
+"""In less time nothing is tuned: processes start, and the first kernel is compiled, verified and timed."""
+TUNED = 0.9
+"""Of the time that is left after what is known to follow was taken off: for tuning. The rest is for what nobody measured:
+the end of the run, loading the new kernels, packing weights and writing."""
+_CHECK = 0.2  # of the time that a build took until then: what its comparison with the model is taken to need
 _FEW = 3  # names in a line
 
 Say = Callable[[str], None]
 
 
-def compile_defaults(
-    workloads: Iterable[Workload], db: Path, target: Target, mode: str, deadline: Deadline, say: Say
-) -> None:
-    """Compiles what these workloads run in without tuning, as far as there is time. The build cache has it then."""
-    distinct = list(dict.fromkeys(workloads))
-    if not distinct:
-        return
+def found_before(
+    find: Callable[..., Kernels], workloads: Sequence[Workload], deadline: Deadline, needed_by: Deadline, say: Say
+) -> Kernels | None:
+    """The kernels that these workloads have without tuning; None, which is said, if tuning has to find one where no default
+    runs.
+
+    Args:
+        find: `find_kernels` with what else it needs.
+        deadline: its clock measures.
+        needed_by: of the kernels.
+
+    Raises:
+        OutOfTimeError: that passed first.
+    """
     began_s = deadline.clock()
-    with KernelCache(db, target, mode=mode) as cache:
-        done = cache.build_ahead(distinct, deadline=deadline)
-    if deadline.passed:
-        took_s = deadline.clock() - began_s
-        more = f"; it took {took_s:.0f} s to compile {done} of {counted(len(distinct), 'kernel')}" if done else ""
-        say(f"the time is too short to compile a default for every kernel{more}. Nothing is tuned")
+    try:
+        kernels = find(workloads, deadline=needed_by)
+    except (UnsupportedError, WrongResultError) as error:
+        say(f"without tuning: {error}")
+        return None
+    took_s = deadline.clock() - began_s
+    say(f"{counted(len(kernels), 'kernel')} without tuning, compiled and verified in {took_s:.1f} s")
+    return kernels
+
+
+def check_s(source: Source | None, elapsed_s: float) -> float:
+    """Seconds that comparing a network with its model will take; 0 if that is not done.
+
+    Args:
+        source: the model. If it was compared with a torch module, this takes as long again.
+        elapsed_s: that the build took until now.
+    """
+    if source is None:
+        return 0.0
+    return source.compared_s or _CHECK * elapsed_s
 
 
 def time_to_tune(deadline: Deadline, count: int, say: Say) -> Deadline | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -156,6 +159,14 @@ class RecordCosts:
             found.append(_Neighbour(workload, row.target_key, row.time_ns))
         here = [each for each in found if each.target_key == self.target.key]
         return here or found
+
+
+@contextlib.contextmanager
+def costs_of(network: Network, db: str | os.PathLike[str], target: Target, mode: str) -> Iterator[RecordCosts]:
+    """What the workloads of a network cost by the records that there are; the database may be missing."""
+    with contextlib.ExitStack() as stack:
+        lookup = stack.enter_context(Lookup(Path(db))) if Path(db).exists() else None
+        yield RecordCosts(lookup, target, mode, network)
 
 
 def no_template(workload: Workload, target: Target) -> str:

@@ -74,6 +74,7 @@ class Source:
         formats: value -> ONNX's number of its format in the model as it was read, where it is known.
         shapes: value -> its extents as far as they are known.
         dtype: the format in which the network computes numbers in floating point; None: that of the model.
+        compared_s: how long it took to compare the model with what it was exported from; 0 if that was not done.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Source:
     formats: dict[str, int]
     shapes: dict[str, list[int | None]]
     dtype: str | None = None
+    compared_s: float = 0.0
     made_by: dict[str, NodeProto] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

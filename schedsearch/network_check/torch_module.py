@@ -36,8 +36,9 @@ def checked_export(module: Any, example: Any, dtype: str | None) -> tuple[ir.Mod
     program = exported(module, example)
     arguments = example if isinstance(example, tuple) else (example,)
     source = Source.of_graph(program.model, name)
+    began = time.monotonic()
     Checker(source, lambda text: None, started).check(_Module(module, arguments, program, source))
-    source.dtype = dtype
+    source.dtype, source.compared_s = dtype, time.monotonic() - began
     return simplified(program.model, name), source
 
 

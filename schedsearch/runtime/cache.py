@@ -20,7 +20,7 @@ from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.explanation import Explanation, explain_ladder
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.ladder import RUNGS, Found, Ladder, check_rungs
+from schedsearch.runtime.ladder import RUNGS, Found, Ladder, Way, check_rungs
 from schedsearch.target import Target
 from schedsearch.text import quoted
 from schedsearch.workload import Workload
@@ -122,6 +122,15 @@ class KernelCache:
                 entry = self._entries[workload] = _Entry(self._find(workload), best, None)
             entry.version = self._seen
             return entry.kernel
+
+    def has_stored(self, workload: Workload) -> bool:
+        """Whether the database has machine code of exactly this workload that can be used here: `kernel` then compiles and
+        verifies nothing. Raises the errors of `kernel` about the database."""
+        with self._reading():
+            ladder = self._ladder(workload)
+            way = next(ladder.ways())
+            is_stored = isinstance(way, Way) and way.rung == "exact" and not way.verifies
+            return is_stored and ladder.obstacle(way) is None
 
     def build_ahead(
         self, workloads: Iterable[Workload], also: Iterable[Recipe[BuildResult]] = (), deadline: Deadline = NEVER

@@ -14,7 +14,6 @@ import torch
 from torch import fx, nn
 
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.errors import NoValidConfigError, PreparationError, WrongResultError
 from schedsearch.runtime.streams import current_stream
 from schedsearch.torch.calls import Kernels
 from schedsearch.torch.store import capturing
@@ -89,10 +88,7 @@ class HeldNetwork:
         options: dict[str, Any] = {"say": lambda text: _log.info("%s", text)}
         options |= {"io_layout": "NHWC" if self._nhwc else "NCHW", "target": kernels.target}
         options["db"] = kernels.db
-        try:
-            return build_within(deadline, module, tuple(given), tunes=tunes, **options)
-        except (NoValidConfigError, PreparationError, WrongResultError):  # of one kernel; the others have records now
-            return build_within(deadline, module, tuple(given), **options)
+        return build_within(deadline, module, tuple(given), tunes=tunes, **options)
 
     def _arranged(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Inputs in the order and the memory format that the net takes."""

@@ -1,0 +1,119 @@
+"""The plan of a network and its kernels: by the records that there are, or after tuning in a given time.
+
+A build that has a deadline finds its kernels before it tunes: records, and defaults for what has none, compiled on all cores
+and verified. From then on there is an answer. Tuning gets the time that is left, less what must follow. Afterwards only
+kernels that were tuned are loaded, and only what a better plan needs besides is compiled, if there is time for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from schedsearch.deadline import NEVER, Deadline
+from schedsearch.errors import NoValidConfigError, OutOfTimeError, PreparationError, WrongResultError
+from schedsearch.executable.kernels import Kernels, find_kernels
+from schedsearch.executable.timely import TASKS_A_SECOND, found_before, time_to_tune, tuned
+from schedsearch.network.choices import Choices
+from schedsearch.network.costs import costs_of
+from schedsearch.network.explain import explain
+from schedsearch.network.graph import Network, Plan
+from schedsearch.network.plan import best_plan, missing
+from schedsearch.target import Target
+from schedsearch.task import Task
+from schedsearch.text import counted
+from schedsearch.workload import Workload
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The best plan by the records that there are.
+
+    Attributes:
+        reasons: lines that explain it.
+        missing: what is worth tuning, the most telling first.
+    """
+
+    plan: Plan
+    reasons: Sequence[str]
+    missing: Sequence[Task]
+
+    @classmethod
+    def of(cls, network: Network, db: Path, target: Target, mode: str, layout: str) -> Planned:
+        """Raises UnsupportedError and UsageError as `best_plan`, and DatabaseError."""
+        with costs_of(network, db, target, mode) as costs:
+            choices = Choices(network, costs)
+            plan = best_plan(network, costs, layout, choices)
+            reasons = explain(network, plan, costs, choices).text().splitlines()
+            return cls(plan, reasons, missing(network, costs, choices))
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """Of its kernels, each once."""
+        return list(dict.fromkeys([*self.plan.ways.values(), *(step.workload for step in self.plan.conversions)]))
+
+
+def with_kernels(
+    network: Network,
+    db: Path,
+    target: Target,
+    *,
+    mode: str,
+    layout: str,
+    strict: bool,
+    tunes: bool,
+    deadline: Deadline,
+    patient: bool,
+    say: Callable[[str], None],
+) -> tuple[Planned, Kernels]:
+    """The plan of a network with its kernels.
+
+    Args:
+        strict: only records serve; nothing is compiled before tuning then.
+        tunes: whether kernels that could change the plan and have no record are measured.
+        deadline: of the kernels; what follows them was taken off.
+        patient: whether the kernels without tuning are found however long that takes.
+
+    Raises:
+        OutOfTimeError: not `patient`, and the deadline passed before all kernels were found.
+        NoRecordError, UnsupportedError, DatabaseError, DeviceError: as `find_kernels`.
+        Interrupted, and, if `patient`, what else `schedsearch.tune` raises.
+    """
+    find = functools.partial(find_kernels, db=db, target=target, mode=mode, strict=strict)
+    needed_by = NEVER if patient else deadline
+    planned = Planned.of(network, db, target, mode, layout)
+    if not tunes or not planned.missing:
+        if tunes:
+            say("every kernel of the plan has a record; nothing to tune")
+        return planned, find(planned.workloads, deadline=needed_by)
+    kernels = None if strict else found_before(find, planned.workloads, deadline, needed_by, say)
+    if not _tuned(planned.missing, db, target, mode, deadline, patient, say):
+        return planned, kernels or find(planned.workloads, deadline=needed_by)
+    again = Planned.of(network, db, target, mode, layout)
+    if kernels is None:
+        return again, find(again.workloads, deadline=needed_by)
+    try:
+        return again, find(again.workloads, known=kernels, deadline=deadline)
+    except OutOfTimeError:
+        say("the best plan by the new records needs kernels that there was no time to compile; the one of before is taken")
+        return planned, find(planned.workloads, known=kernels, deadline=deadline)
+
+
+def _tuned(
+    tasks: Sequence[Task], db: Path, target: Target, mode: str, deadline: Deadline, patient: bool, say: Callable[[str], None]
+) -> bool:
+    """Whether there was time to tune some of these."""
+    until = time_to_tune(deadline, len(tasks), say)
+    if until is None:
+        return False
+    chosen = tasks[: max(1, int(until.left_s * TASKS_A_SECOND))]
+    say(f"tuning {len(chosen)} of {counted(len(tasks), 'kernel')} without a record for {until.left_s:.0f} s")
+    try:
+        return tuned(chosen, db, target, mode, until, say) is not None
+    except (NoValidConfigError, PreparationError, WrongResultError) as error:  # of one kernel; others may have records now
+        if patient:
+            raise
+        say(f"tuning ended early: {error}")
+        return True
