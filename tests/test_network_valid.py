@@ -246,3 +246,12 @@ def test_shapes_behind_a_pool_whose_last_window_starts_in_the_padding(shape: lis
     if shape is not None:
         made.graph.value_info.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, shape))
     read_model(saved(made, tmp_path))
+
+
+def test_a_model_without_inputs_is_refused(tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 3])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["w", "w"], ["y"])], "constants", [], [result], [weight])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "constants.onnx")
+    with pytest.raises(ModelError, match="has no inputs, so its results are constants"):
+        read_model(tmp_path / "constants.onnx")

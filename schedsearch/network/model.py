@@ -87,17 +87,22 @@ def load(model: Path | onnx.ModelProto) -> Loaded:
     """The graph of an ONNX file, or of a model in memory, as it is.
 
     Raises:
-        ModelError: the file is missing, truncated or not a valid ONNX model.
+        ModelError: the file is missing, truncated or not a valid ONNX model, or the model has no inputs.
     """
-    if isinstance(model, Path):
-        proto, outline = read_proto(model)
-        return Loaded(graph_of(proto, str(model), model.resolve().parent), outline)
     needed()
     from schedsearch.network.valid import check
 
-    proto = copy.deepcopy(model)  # the check changes what is written in several ways
-    outline = check(proto, "the model")
-    return Loaded(graph_of(proto, "the model"), outline)
+    if isinstance(model, Path):
+        name, folder = str(model), model.resolve().parent
+        proto, outline = read_proto(model)
+    else:
+        name, folder = "the model", None
+        proto = copy.deepcopy(model)  # the check changes what is written in several ways
+        outline = check(proto, name)
+    graph = graph_of(proto, name, folder)
+    if all(value.name in graph.graph.initializers for value in graph.graph.inputs):
+        raise ModelError(f"{name} has no inputs, so its results are constants; allowed: a model of at least one input")
+    return Loaded(graph, outline)
 
 
 def read_proto(path: Path) -> tuple[onnx.ModelProto, Outline]:
