@@ -222,6 +222,28 @@ def test_onnxs_evaluator_computes_the_model_where_onnx_runtime_is_not_installed(
         build(path)
 
 
+def test_the_model_runs_with_noise_only_if_a_value_is_not_obviously_right(
+    tmp_path: Path, spoiled: Callable[[Spoil], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from schedsearch.network_check import check, evaluators, source
+
+    opened: list[bool] = []
+
+    class Counting(evaluators.OnnxReference):
+        def open(self, model: Any) -> Any:
+            opened.append(any(each.name == source.DIRECTION for each in model.graph.input))
+            return super().open(model)
+
+    monkeypatch.setattr(check, "evaluators", lambda: [Counting()])
+    path = chain(1, 2, 6, 6).save(tmp_path)
+    build(path).close()
+    assert opened and not any(opened)
+    spoiled(relu_for_tanh)
+    with pytest.raises(WrongNetworkError, match=r"'squash\.out'"):
+        build(path)
+    assert any(opened)
+
+
 @pytest.mark.integrations
 def test_a_layer_that_pytorchs_exporter_gets_wrong_is_refused(torch: Any) -> None:
     """PyTorch 2.13's exporter drops divisor_override: 3/4 of the right numbers."""

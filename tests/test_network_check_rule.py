@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from schedsearch.errors import WrongNetworkError
-from schedsearch.network_check.rule import difference
+from schedsearch.network_check.rule import difference, surely_equal
 
 onnx = pytest.importorskip("onnx")
 
@@ -186,3 +186,38 @@ def test_another_shape_is_a_difference() -> None:
     right = np.zeros((2, 3), np.float32)
     apart = difference(np.zeros((3, 2), np.float32), right, [right])
     assert apart is not None and "shape [3, 2] in ours, [2, 3] in theirs" in apart.text("ours", "theirs")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    shape=st.sampled_from([(7,), (2, 3), (2, 3, 8, 9)]),
+    seed=st.integers(0, 2**32 - 1),
+    apart=st.sampled_from([0.0, 1e-8, 1e-7, 1e-6, 3e-6, 1e-5, 1e-3, np.inf, np.nan]),
+    roundoff=st.sampled_from([0.0, 2.0**-22, 2.0**-11]),
+)
+def test_what_needs_no_noisy_run_is_no_difference_with_any(
+    shape: tuple[int, ...], seed: int, apart: float, roundoff: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    right = (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
+    found = (right + apart * rng.standard_normal(shape) * np.abs(right).max()).astype(np.float32)
+    noisy = [(right.astype(np.float64) * (1 + sign * roundoff * 1.01)) for sign in (1, -1)]
+    if surely_equal(found, right, roundoff):
+        assert difference(found, right, noisy) is None
+    if roundoff and apart < roundoff / 64:
+        assert surely_equal(found, right, roundoff)
+
+
+@pytest.mark.parametrize(
+    ("found", "right"),
+    [
+        (np.float32([1, 2, 3]), np.float32([[1, 2, 3]])),
+        (np.int8([1, 2, 3]), np.int8([1, 2, 4])),
+        (np.float32([1, np.nan]), np.float32([1, np.nan])),
+        (np.float32([1, np.inf]), np.float32([1, np.inf])),
+        (np.float32([1, 1.001]), np.float32([1, 1])),
+        (np.float32([1e30, 0]), np.float32([1e30, 1e29])),
+    ],
+)
+def test_other_values_need_noisy_runs(found: Array, right: Array) -> None:
+    assert not surely_equal(found, right, 2.0**-22)

@@ -183,7 +183,7 @@ def _numbered(
     if named | unused & set(numbers) != set(numbers):
         raise ValueError(
             f"{name}: the PTX names {sorted(named)}, declared are {sorted(numbers)}; they must be the same, "
-            f"but for those declared as unused{': ' + str(sorted(unused)) if unused else ''}"
+            f"except those declared as unused{': ' + str(sorted(unused)) if unused else ''}"
         )
 
     def registers(match: re.Match[str]) -> str:

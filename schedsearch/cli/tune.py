@@ -61,7 +61,7 @@ class Duration(click.ParamType["float"]):
     "reference_timeout_s",
     metavar="TIME",
     type=Duration(),
-    help="Longest time for code of your own that is no candidate: a file of kernels, a reference. Default: 30s.",
+    help="Longest time for your own code around the kernels: a file of kernels, a reference. Default: 30s.",
 )
 @click.option("--tuner", type=click.Choice(list(TUNERS)), help="xgb (models), ga (genetic), annealing, random or grid.")
 @mode_option

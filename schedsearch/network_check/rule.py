@@ -115,6 +115,28 @@ def difference(
     return Difference(index, flat_found[worst_at].item(), flat_right[worst_at].item(), worst_bound, soft_count, right.size)
 
 
+def surely_equal(found: Array, right: Array, roundoff: float) -> bool:
+    """Whether `difference` finds none, whatever larger errors the noisy runs have: each of them is wrong by a unit roundoff
+    of the format at least, in every element, so that no channel has less noise than that of its root mean square.
+
+    Args:
+        roundoff: of the value's format, as the noisy runs have it.
+    """
+    if found.shape != right.shape:
+        return False
+    if right.dtype.kind in "iub" and found.dtype.kind in "iub":
+        return bool(np.array_equal(found, right))
+    if right.dtype.kind != "f" or found.dtype.kind != "f":
+        return False
+    channels = _channels_of(right.shape)
+    a, b = (each.reshape((right.shape[0] if channels > 1 else 1), channels, -1) for each in (found, right))
+    if not b.size:
+        return True
+    with np.errstate(invalid="ignore", over="ignore"):
+        bound = FACTOR * roundoff * np.sqrt(np.mean(np.square(b), axis=(0, 2), keepdims=True, dtype=np.float64))
+        return bool(np.isfinite(bound).all() and (np.abs(a - b) <= bound).all())
+
+
 def _noise(right: Array, noisy: Sequence[Array], shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
     """The largest noise of each element, which elements are decided, and the noise of each channel."""
     noise, decided = np.zeros(right.size, np.float64 if right.size < _PIECE else np.float32), np.ones(right.size, bool)

@@ -151,6 +151,12 @@ class Source:
     def is_floating(self, value: str) -> bool:
         return self.formats.get(value, TensorProto.UNDEFINED) in ROUNDOFF
 
+    def roundoff(self, value: str) -> float:
+        """By how much every element of a value is wrong at least in a noisy piece, relative to it; 0 if by nothing."""
+        if value not in self.made_by or value not in self._depends or not self.is_floating(value):
+            return 0.0
+        return ROUNDOFF.get(self.format_of(value), ROUNDOFF[TensorProto.FLOAT])
+
     def piece(self, wanted: Sequence[str], given: Collection[str], noisy: bool) -> Piece:
         """What computes values from those given and the model's inputs; a value that is both is computed, too."""
         return _Cut(self, frozenset(given), noisy).piece(wanted)
