@@ -142,8 +142,8 @@ class Conv2dWgmma(Template):
             Knob(
                 "schedule",
                 ("together", "in_turn"),
-                "together: groups share a tile; in_turn: each half takes the block's next tile, so that one half stores while "
-                "the other multiplies",
+                "together: groups share a tile; in_turn: each half takes the block's next tile, so that one half stores "
+                "while the other multiplies",
             ),
             Knob("bn", tuple(bn for bn in BNS if bn <= widest), "columns (output channels) of a tile"),
             Knob("bk", bks, "input channels of a k step; more is faster, less wastes less of the last step"),
