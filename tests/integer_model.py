@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from schedsearch.config import Config
+from schedsearch.device import open_device
 from schedsearch.ops.layout import Layout
+from schedsearch.target import Target
+from schedsearch.template import Template
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
@@ -44,6 +48,34 @@ def arguments(w: Workload, seed: int = 0) -> dict[str, Array]:
             values = rng.integers(-8, 9, spec.shape).astype(np.float32)
             arrays[spec.name] = values if spec.dtype == "float32" else stored(values, spec.dtype)
     return arrays
+
+
+def exactly(
+    template: Template,
+    workload: Workload,
+    target: Target,
+    seed: int = 0,
+    launches: int = 1,
+    truth_of: Callable[[Workload, dict[str, Array]], Array] | None = None,
+) -> Callable[[Config], None]:
+    """A check that a configuration's result on the GPU is right in every bit. `truth_of`: other than `expected`."""
+    from conv2d_support import run_on_cpu  # it takes any device
+
+    arrays = arguments(workload, seed)
+    storage = np.dtype(np.uint16 if workload.output.dtype in ("float16", "bfloat16") else workload.output.dtype)
+    truth = (truth_of or expected)(workload, arrays).view(storage)
+    scalars = {scalar.name: SCALARS[scalar.name] for scalar in workload.scalars}
+
+    def check(config: Config) -> None:
+        device = open_device(target)
+        try:
+            source = template.kernel(workload, target, config)
+            y = run_on_cpu(device, source, arrays, {"y": (truth.shape, storage)}, scalars, launches)["y"]
+        finally:
+            device.close()
+        np.testing.assert_array_equal(y, truth, err_msg=f"{workload.label} {config}")
+
+    return check
 
 
 def limits(dtype: str) -> tuple[int, int]:

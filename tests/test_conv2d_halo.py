@@ -33,7 +33,6 @@ from schedsearch.workload import Workload
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dHalo()
 RANDOM_SHAPES, SHARDS = 16, 4
-GPU_SHAPES = 60
 
 TOGETHER = {
     "tile_h": 2, "tile_w": 6, "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 2, "weight_stages": 3,
@@ -453,16 +452,6 @@ def test_a_residual_of_16_bits_is_loaded_like_y_is_stored() -> None:
 
 
 # --- On a GPU: exact results of small integers ------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.many
-@pytest.mark.parametrize("number", range(GPU_SHAPES))
-def test_random_schedules_of_random_shapes_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
-    rng = np.random.default_rng([31, number])
-    workload = random_workload(rng)
-    check = exactly(TEMPLATE, workload, hopper, seed=number)
-    check_schedules(check, TEMPLATE, workload, hopper, rng, some_of(KINDS, number))
 
 
 GROUPED = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import integer_model
@@ -249,26 +249,3 @@ def test_wgmma_kernels_of_integers_compile_without_local_memory(layer: str) -> N
 )
 def test_what_wgmma_does_not_take(change: dict[str, Any], reason: str) -> None:
     assert reason in str(TEMPLATE.validate(conv2d(**{**LAYER, "dtype": "int8", **change}), H200))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layer", LAYERS)
-def test_wgmma_kernels_of_integers_are_exact(some_of: Callable[..., Any], layer: str) -> None:
-    from schedsearch.device import open_device
-
-    target = detect("cuda")
-    w = conv2d(**LAYERS[layer])
-    if reason := TEMPLATE.validate(w, target):
-        pytest.skip(reason)
-    arrays = integer_model.arguments(w)
-    storage = np.uint16 if w.output.dtype in ("float16", "bfloat16") else w.output.dtype
-    expected = integer_model.expected(w, arrays).view(storage)
-    scalars = {scalar.name: integer_model.SCALARS[scalar.name] for scalar in w.scalars}
-    device = open_device(target)
-    try:
-        for config in some_of(configurations(w, 1), list(LAYERS).index(layer)):
-            source = TEMPLATE.kernel(w, target, config)
-            y = run_on_cpu(device, source, arrays, {"y": (w.output.shape, storage)}, scalars)["y"]
-            np.testing.assert_array_equal(y, expected, err_msg=str(config))
-    finally:
-        device.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import integer_model
@@ -307,49 +307,6 @@ def some_configs(w: Workload, count: int, rng: np.random.Generator) -> list[Conf
     target = detect("cuda")
     space = TEMPLATE.space(w, target)
     return [TEMPLATE.default(w, target, space), *space.sample(count, rng)]
-
-
-@pytest.mark.gpu
-@pytest.mark.many
-@pytest.mark.parametrize("seed", range(40))
-def test_random_integer_convolutions_are_exact(some_of: Callable[..., Any], seed: int) -> None:
-    rng = np.random.default_rng(seed)
-
-    def pick(*values: Any) -> Any:
-        return values[rng.integers(len(values))]
-
-    groups, block = pick(1, 1, 2, 8, 32), pick(0, 0, 1, 4, 12, 16, 32)
-    r, s = (int(size) for size in rng.integers(1, 5, 2))
-    ends: Any = pick(
-        [],
-        [{"requantise": {"to": pick("int8", "uint8")}}],
-        [{"dequantise": {"to": pick("float16", "float32")}}],
-        [
-            {
-                "requantise_add": {
-                    "to": "uint8",
-                    "middle": pick("int8", "uint8"),
-                    "residual": pick("int8", "uint8"),
-                    "relu": True,
-                }
-            }
-        ],
-    )
-    before = ("bias", "relu", "clip") if "requantise_add" in str(ends) else ("bias", "residual", "relu", "clip")
-    w = conv2d(
-        n=pick(1, 2, 5), h=int(rng.integers(5, 30)), w=int(rng.integers(5, 30)),
-        c=groups * max(block, 1) * pick(1, 2, 3, 5, 16), k=groups * max(block, 1) * pick(1, 2, 3, 8, 17),
-        r=r, s=s, stride=pick(1, 2, (2, 1)), padding=tuple(int(p) for p in rng.integers(0, 3, 4)), dilation=pick(1, 1, 2),
-        groups=groups, dtype=pick("int8", "uint8"), weight_dtype=pick("int8", "uint8"),
-        zero_points=pick([], ["x"], ["x", "weight"]),
-        layout={0: "NHWC", 1: "NCHW"}.get(block, f"NCHW{block}c"),
-        epilogue=[*(stage for stage in before if rng.random() < 0.4), *ends],
-    )  # fmt: skip
-    arrays = integer_model.arguments(w, seed)
-    truth = integer_model.expected(w, arrays)
-    configs = some_of(some_configs(w, 1, rng), seed)
-    for config, y in zip(configs, on_device(w, configs, arrays)):
-        np.testing.assert_array_equal(y, truth, err_msg=f"{w.label} {config}")
 
 
 @pytest.mark.gpu

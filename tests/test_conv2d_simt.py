@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import integer_model
 import numpy as np
 import pytest
-from conv2d_numpy import KINDS, check_schedules, numpy_conv2d
-from conv2d_support import run_on_cpu
+from conv2d_numpy import numpy_conv2d
 
 import schedsearch.templates.conv2d.simt as module
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
-from schedsearch.device.detect import detect
 from schedsearch.ops import STAGES
 from schedsearch.ops.conv2d import conv2d
 from schedsearch.ops.dtypes import decode
@@ -272,33 +269,3 @@ def test_words_and_loads_follow_the_layout() -> None:
 )
 def test_refusals_say_why(changes: dict[str, Any], target: Target, word: str) -> None:
     assert word in str(TEMPLATE.validate(conv2d(**{**LAYER, **changes}), target))
-
-
-# --- On the device ----------------------------------------------------------------------------------------------------
-@pytest.mark.gpu
-@pytest.mark.many
-@pytest.mark.parametrize("seed", range(40))
-def test_random_convolutions_are_exact_on_the_device(some_of: Callable[..., Any], seed: int) -> None:
-    from schedsearch.device import open_device
-
-    target = detect("cuda")
-    workload, small = draw(seed)
-    workload = workload.replace(h=workload.h + 5 * (seed % 7), w=workload.w + 3 * (seed % 5))
-    arrays = integer_model.arguments(workload)
-    storage = {"float16": np.uint16, "bfloat16": np.uint16}.get(workload.output.dtype, workload.output.dtype)
-    truth = expected(workload, arrays).view(storage)
-    scalars = {scalar.name: integer_model.SCALARS[scalar.name] for scalar in workload.scalars}
-    device = open_device(target)
-
-    def check(config: Config) -> None:
-        y = run_on_cpu(device, TEMPLATE.kernel(workload, target, config), arrays, {"y": (truth.shape, storage)}, scalars)[
-            "y"
-        ]
-        np.testing.assert_array_equal(y, truth, err_msg=f"{workload.label} {config}")
-
-    try:
-        check_schedules(check, TEMPLATE, workload, target, np.random.default_rng(seed), some_of(KINDS, seed))
-        if not TEMPLATE.space(workload, target).check(small):
-            check(small)
-    finally:
-        device.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import FLOAT_STAGES, KINDS, check_schedules, convolve, exactly, integers, to_bits
+from conv2d_numpy import FLOAT_STAGES, convolve, integers, to_bits
 from conv2d_support import covering
 
 import schedsearch.templates.conv2d.stem as module
@@ -32,7 +32,6 @@ from schedsearch.workload import Workload
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dStem()
 RANDOM_SHAPES, SHARDS = 24, 4
-GPU_SHAPES = 40
 
 RGB_7X7 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3)
 RGB_3X3 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=3, s=3, padding=1)
@@ -343,33 +342,3 @@ def test_an_operand_is_one_load_from_shared_memory(workload: Workload, loads: in
     text = _compile_to_ptx(source.steps[0], "kernel", "sm_90a")
     assert text.count("ld.shared.b32") == loads
     assert text.count("wgmma.mma_async") == {RGB_7X7: 11, RGB_3X3: 3}[workload]
-
-
-# --- On a GPU: exact results of small integers --------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.many
-@pytest.mark.parametrize("number", range(GPU_SHAPES))
-def test_random_schedules_of_random_shapes_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
-    rng = np.random.default_rng([51, number])
-    workload = random_workload(rng)
-    check = exactly(TEMPLATE, workload, hopper, seed=number)
-    check_schedules(check, TEMPLATE, workload, hopper, rng, some_of(KINDS, number))
-
-
-FIRST_LAYERS = [
-    RGB_7X7.replace(epilogue=["bias", "relu"]),
-    RGB_7X7.replace(n=32),
-    RGB_3X3.replace(epilogue=["bias", "residual"]),
-    RGB_3X3.replace(n=8, stride=2, k=32, out_dtype="float32"),
-    RGB_3X3.replace(c=1, k=16),
-    RGB_3X3.replace(c=4, k=96, dtype="bfloat16", out_dtype="bfloat16"),
-]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("number", range(len(FIRST_LAYERS)), ids=lambda number: FIRST_LAYERS[number].label)
-def test_first_layers_of_networks_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
-    workload, rng = FIRST_LAYERS[number], np.random.default_rng(0)
-    check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, rng, some_of(KINDS, number))

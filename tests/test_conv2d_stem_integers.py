@@ -9,15 +9,14 @@ from typing import Any
 import integer_model
 import numpy as np
 import pytest
-from conv2d_support import covering, run_on_cpu
+from conv2d_support import covering
 from test_conv2d_stem import CONFIG, MODULES, StemEmulator
 from test_conv2d_wgmma import LOCAL_LOAD, LOCAL_STORE, instructions
 
 import schedsearch.templates.conv2d.stem as module
-from schedsearch.backend import RejectedError, compile_source
+from schedsearch.backend import compile_source
 from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.config import Config
-from schedsearch.device.detect import detect
 from schedsearch.ops.conv2d import conv2d
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.stem import Conv2dStem
@@ -280,52 +279,3 @@ def test_an_operand_is_one_load_from_shared_memory_or_two(params: dict[str, Any]
     text = _compile_to_ptx(source.steps[0], "kernel", "sm_90a")
     assert text.count("ld.shared.b32") == loads
     assert text.count("k32.s32.s8.s8") == steps
-
-
-# --- On a GPU -------------------------------------------------------------------------------------------------------------
-FIRST_LAYERS: list[dict[str, Any]] = [
-    {**RGB_7X7, "epilogue": INT8},
-    {**RGB_7X7, "n": 32, "epilogue": SUM_OF_TWO},
-    {**RGB_3X3, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "epilogue": INT8},
-    {**RGB_3X3, "n": 8, "stride": 2, "k": 32},
-    {**RGB_3X3, "c": 1, "k": 16, "dtype": "uint8", "epilogue": UINT8},
-    {**RGB_3X3, "c": 4, "k": 96, "epilogue": ["bias", {"dequantise": {"to": "float16"}}]},
-]
-
-
-def check_on_gpu(w: Workload, seed: int, some_of: Callable[..., Any]) -> None:
-    """Compares y of the default configuration, of a sampled one, or of both with the model in int64, bit for bit."""
-    from schedsearch.device import open_device
-
-    target = detect("cuda")
-    if reason := TEMPLATE.validate(w, target):
-        pytest.skip(reason)
-    arrays = integer_model.arguments(w, seed)
-    expected = integer_model.expected(w, arrays)
-    scalars = {scalar.name: integer_model.SCALARS[scalar.name] for scalar in w.scalars}
-    space, device = TEMPLATE.space(w, target), open_device(target)
-    default = TEMPLATE.default(w, target, space)
-    try:
-        for config in some_of([default, *space.sample(1, np.random.default_rng(seed))], seed):
-            source = TEMPLATE.kernel(w, target, config)
-            try:
-                y = run_on_cpu(device, source, arrays, {"y": (w.output.shape, w.output.dtype)}, scalars, launches=2)["y"]
-            except RejectedError:  # a sampled configuration may spill; the default may not
-                assert config != default
-                continue
-            np.testing.assert_array_equal(y, expected, err_msg=f"{w.label} {config}")
-    finally:
-        device.close()
-
-
-@pytest.mark.gpu
-@pytest.mark.many
-@pytest.mark.parametrize("seed", range(24))
-def test_random_schedules_of_random_shapes_are_exact(some_of: Callable[..., Any], seed: int) -> None:
-    check_on_gpu(random_workload(np.random.default_rng([53, seed])), seed, some_of)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("number", range(len(FIRST_LAYERS)), ids=lambda number: conv2d(**FIRST_LAYERS[number]).label)
-def test_first_layers_of_networks_are_exact(some_of: Callable[..., Any], number: int) -> None:
-    check_on_gpu(conv2d(**FIRST_LAYERS[number]), number, some_of)

@@ -4,14 +4,12 @@ convolution gives the same result, every schedule compiles well, and results on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-import integer_model
 import numpy as np
 import pytest
-from conv2d_numpy import FLOAT_STAGES, KINDS, check_schedules, convolve, exactly, integers
-from conv2d_support import covering, run_on_cpu
+from conv2d_numpy import FLOAT_STAGES, convolve, integers
+from conv2d_support import covering
 
 import schedsearch.templates.conv2d.unfold as module
 from schedsearch.backend import compile_source
@@ -28,7 +26,6 @@ from schedsearch.workload import Workload
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dUnfold()
 RANDOM_SHAPES, SHARDS = 12, 2
-GPU_SHAPES = 20
 
 RGB_7X7 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3)
 RGB_3X3 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=3, s=3, padding=1)
@@ -363,61 +360,3 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         assert len(built.artifact.plan.steps) == 2
         if not workload.epilogue:
             assert built.resources.local_bytes == 0
-
-
-# --- On a GPU: exact results of small integers --------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.many
-@pytest.mark.parametrize("number", range(GPU_SHAPES))
-def test_random_schedules_of_random_shapes_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
-    rng = np.random.default_rng([44, number])
-    workload = random_workload(rng)
-    check = exactly(TEMPLATE, workload, hopper, seed=number)
-    check_schedules(check, TEMPLATE, workload, hopper, rng, some_of(KINDS, number))
-
-
-FIRST_LAYERS = [
-    RGB_7X7.replace(epilogue=["bias", "relu"]),
-    RGB_7X7.replace(n=32),
-    RGB_3X3.replace(epilogue=["bias", "residual"]),
-    RGB_3X3_STRIDED,
-    RGB_3X3.replace(c=1, k=16),
-    RGB_3X3.replace(c=5, out_dtype="float32"),
-    RGB_3X3.replace(c=6, dilation=2, padding=2, dtype="bfloat16", out_dtype="bfloat16"),
-]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("number", range(len(FIRST_LAYERS)), ids=lambda number: FIRST_LAYERS[number].label)
-def test_first_layers_of_networks_are_exact(hopper: Target, some_of: Callable[..., Any], number: int) -> None:
-    workload, rng = FIRST_LAYERS[number], np.random.default_rng(0)
-    check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, rng, some_of(KINDS, number))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("zero_points", [["weight"], ["x", "weight"]], ids=str)
-def test_first_layers_of_quantised_networks_with_a_zero_point_of_the_weight_are_exact(
-    hopper: Target, zero_points: list[str]
-) -> None:
-    from schedsearch.device import open_device
-
-    epilogue = ["bias", "relu", {"requantise": {"to": "uint8"}}]
-    workload = Workload.conv2d(
-        n=2, h=61, w=59, c=3, k=64, r=7, s=7, stride=2, padding=(3, 2, 4, 3), dtype="uint8", weight_dtype="int8",
-        zero_points=zero_points, epilogue=epilogue,
-    )  # fmt: skip
-    arrays = integer_model.arguments(workload)
-    scalars = {scalar.name: integer_model.SCALARS[scalar.name] for scalar in workload.scalars}
-    device = open_device(hopper)
-
-    def check(config: Config) -> None:
-        source = TEMPLATE.kernel(workload, hopper, config)
-        y = run_on_cpu(device, source, arrays, {"y": (workload.output.shape, np.uint8)}, scalars)["y"]
-        np.testing.assert_array_equal(y, integer_model.expected(workload, arrays), err_msg=str(config))
-
-    try:
-        check_schedules(check, TEMPLATE, workload, hopper, np.random.default_rng(1))
-    finally:
-        device.close()
