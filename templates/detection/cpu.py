@@ -18,7 +18,8 @@ from schedsearch.templates.detection.nms_kernels import corners_of, overlaps
 from schedsearch.templates.detection.roi_kernels import between, side
 from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
-from schedsearch.templates.selection.cpu import sink, threads_knob
+from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.selection.cpu import sink
 from schedsearch.templates.selection.keys import index_of, key_of, pair
 from schedsearch.workload import Workload
 
