@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from numba import cuda
 
 import schedsearch
+from schedsearch.backend.code_identity import code_digest
 from schedsearch.errors import NoRecordError, SchedsearchError
 
 SHIFT = 10.0
@@ -124,3 +127,13 @@ def test_a_format_that_numba_lacks_on_a_cpu_is_named(kind: str, tmp_path: Path) 
     x = np.ones(64, kind)
     with pytest.raises(NoRecordError, match=f"x of shift is {kind}, which Numba lacks on a CPU"):
         own(shift, tmp_path)(x, np.zeros_like(x))
+
+
+def _bounds(code: Any, n: int = 2, *, names: Any = ("a", b"b", None, ...)) -> Any:
+    return [math.sqrt(float(TABLE[0])) if item else _bounds for item in range(n)], code, (lambda: SHIFT)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="bytecode, and so the digest, is of a minor version of Python")
+def test_the_digest_of_a_kernel_finds_the_records_of_earlier_versions() -> None:
+    captured = types.SimpleNamespace(a=1.5, b={"x": [True, 2j]}, c=frozenset({1, 2}))
+    assert code_digest([_bounds, 3, "text"], [captured, np.float32(2), np.add, object()]) == "a2ea818596dec574"

@@ -7,9 +7,11 @@ of locals and the function's module do not enter. Bytecode differs between minor
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import dis
 import enum
+import functools
 import hashlib
 import sys
 from collections.abc import Callable, Iterable
@@ -46,10 +48,7 @@ def _name(function: Any) -> str:
 def names_read(function: Callable[..., Any]) -> frozenset[str]:
     """The parameters and attributes that a plain function, or one that is defined inside it, reads."""
     found: set[str] = set()
-    todo = [function.__code__] if isinstance(function, FunctionType) else []
-    while todo:
-        code = todo.pop()
-        todo += [each for each in code.co_consts if isinstance(each, CodeType)]
+    for code in _codes(function.__code__) if isinstance(function, FunctionType) else ():
         for instruction in dis.get_instructions(code):
             value = instruction.argval
             if instruction.opcode in dis.hasconst or instruction.opname.startswith("STORE"):
@@ -62,12 +61,33 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
 
 
-class _Describer:
-    def __init__(self, strict: bool) -> None:
-        self._strict = strict
+@functools.lru_cache(1024)
+def global_names(code: CodeType) -> tuple[str, ...]:
+    """Names that a function, or one defined in it, looks up in its module, sorted."""
+    instructions = (instruction for each in _codes(code) for instruction in dis.get_instructions(each))
+    return tuple(sorted({each.argval for each in instructions if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}))
+
+
+def inner_codes(code: CodeType) -> list[CodeType]:
+    """The code objects of functions defined inside a function, at any depth."""
+    own = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return own + [inner for each in own for inner in inner_codes(each)]
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    return [code, *inner_codes(code)]
+
+
+class Walker(abc.ABC):
+    """Walks over a value and what it refers to; functions that refer to each other are followed once.
+
+    Subclasses say which modules are known by name, and what identifies code and any other value.
+    """
+
+    def __init__(self) -> None:
         self._seen: dict[int, int] = {}
 
-    def of(self, value: Any, where: str) -> Any:
+    def of(self, value: Any, where: str = "") -> Any:
         """Something whose repr is the same in every process; `where` names the value in messages."""
         if value is None or value is ... or isinstance(value, bool | int | float | complex | str | bytes):
             return type(value).__name__, repr(value)
@@ -80,15 +100,80 @@ class _Describer:
         if isinstance(value, dict):
             return "dict", [(self.of(key, where), self.of(each, f"{where}[{key!r}]")) for key, each in value.items()]
         if isinstance(value, CodeType):
-            return self._code(value, where)
+            return self.code(value, where)
         if isinstance(value, FunctionType):
-            return self._function(value, where)
-        if isinstance(getattr(value, "py_func", None), FunctionType):  # decorated for Numba
-            return "compiled", self._function(value.py_func, where)
-        return self._other(value, where)
+            if id(value) in self._seen:
+                return "seen", self._seen[id(value)]
+            self._seen[id(value)] = len(self._seen)
+            if self.is_known(value.__module__ or ""):
+                return "named", value.__module__, value.__qualname__
+            return self.function(value, where)
+        return self.other(value, where)
 
-    def _other(self, value: Any, where: str) -> Any:
+    def captured(self, function: FunctionType, where: str) -> list[Any]:
+        """The values that a function captures. Raises what `empty` raises if one of them has no value yet."""
+        found = []
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            try:
+                found.append(self.of(cell.cell_contents, f"{name}, which {where} captures,"))
+            except ValueError:
+                raise self.empty(name, where) from None
+        return found
+
+    def outside(self, function: FunctionType, where: str = "") -> list[Any]:
+        """The values of a function's global names; of modules that are not known by name only the attributes it reads."""
+        found: list[Any] = []
+        read = self.read(function)
+        for name in global_names(function.__code__):
+            if name not in function.__globals__:
+                continue  # a builtin, or an error that the compiler will report
+            value = function.__globals__[name]
+            if isinstance(value, ModuleType) and not self.is_known(value.__name__):
+                used = sorted(each for each in read if hasattr(value, each))
+                found.append((name, [(each, self.of(getattr(value, each), f"{name}.{each}")) for each in used]))
+            else:
+                found.append((name, self.of(value, f"{name}, which {where} reads,")))
+        return found
+
+    def read(self, function: FunctionType) -> frozenset[str]:
+        """The attributes that a function may read of a module."""
+        return names_read(function)
+
+    @abc.abstractmethod
+    def is_known(self, module: str) -> bool:
+        """Whether the functions of a module enter by name."""
+
+    @abc.abstractmethod
+    def code(self, code: CodeType, where: str) -> Any: ...
+    @abc.abstractmethod
+    def function(self, function: FunctionType, where: str) -> Any: ...
+    @abc.abstractmethod
+    def other(self, value: Any, where: str) -> Any:
+        """Identifies any other value, or raises what the caller's contract says."""
+
+    @abc.abstractmethod
+    def empty(self, name: str, where: str) -> Exception:
+        """The error for a captured name that has no value yet."""
+
+
+class _Describer(Walker):
+    """Its ids are in records of own kernels, so what it says of a value never changes."""
+
+    def __init__(self, strict: bool) -> None:
+        super().__init__()
+        self._strict = strict
+
+    def is_known(self, module: str) -> bool:
+        root = module.partition(".")[0]
+        return root in _BY_NAME or (root in sys.stdlib_module_names and root != "__main__")
+
+    def empty(self, name: str, where: str) -> Exception:
+        return UsageError(f"{where} captures {name}, which has no value yet; decorate it after {name} is set")
+
+    def other(self, value: Any, where: str) -> Any:
         kind = type(value)
+        if isinstance(getattr(value, "py_func", None), FunctionType):  # decorated for Numba
+            return "compiled", self.of(value.py_func, where)
         if isinstance(value, ModuleType):
             return "module", value.__name__
         if isinstance(value, enum.EnumMeta):
@@ -112,25 +197,12 @@ class _Describer:
             "numbers, text, tuples, NumPy arrays, functions and types: capture one of these, or pass it as an argument"
         )
 
-    def _function(self, function: FunctionType, where: str) -> Any:
-        if id(function) in self._seen:
-            return "seen", self._seen[id(function)]
-        self._seen[id(function)] = len(self._seen)
-        root = (function.__module__ or "").partition(".")[0]
-        if root in _BY_NAME or (root in sys.stdlib_module_names and root != "__main__"):
-            return "named", function.__module__, function.__qualname__
-        captured = []
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            try:
-                captured.append(self.of(cell.cell_contents, f"{name}, which {where} captures,"))
-            except ValueError:
-                raise UsageError(
-                    f"{where} captures {name}, which has no value yet; decorate it after {name} is set"
-                ) from None
+    def function(self, function: FunctionType, where: str) -> Any:
+        captured = self.captured(function, where)
         defaults = self.of((function.__defaults__, function.__kwdefaults__), where)
-        return "function", self._code(function.__code__, where), captured, defaults, self._globals(function, where)
+        return "function", self.code(function.__code__, where), captured, defaults, self.outside(function, where)
 
-    def _code(self, code: CodeType, where: str) -> Any:
+    def code(self, code: CodeType, where: str) -> Any:
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         return arguments, code.co_argcount, [self._instruction(each, where) for each in dis.get_instructions(code)]
 
@@ -142,34 +214,3 @@ class _Describer:
         if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
             return instruction.opname, instruction.argval
         return instruction.opname, instruction.arg
-
-    def _globals(self, function: FunctionType, where: str) -> Any:
-        """The values of the global names; of the user's own modules only the attributes that are read."""
-        found: list[Any] = []
-        read = names_read(function)
-        for name in sorted(read & set(function.__globals__)):
-            if not _is_global(function.__code__, name):
-                continue
-            value = function.__globals__[name]
-            own = (
-                isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _BY_NAME | sys.stdlib_module_names
-            )
-            if own:
-                used = sorted(each for each in read if hasattr(value, each))
-                found.append((name, [(each, self.of(getattr(value, each), f"{name}.{each}")) for each in used]))
-            else:
-                found.append((name, self.of(value, f"{name}, which {where} reads,")))
-        return found
-
-
-def _is_global(code: CodeType, name: str) -> bool:
-    return any(
-        instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval == name
-        for each in (code, *_inner(code))
-        for instruction in dis.get_instructions(each)
-    )
-
-
-def _inner(code: CodeType) -> list[CodeType]:
-    own = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return own + [inner for each in own for inner in _inner(each)]

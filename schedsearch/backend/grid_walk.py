@@ -20,9 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from schedsearch.backend.code_identity import code_digest
-from schedsearch.backend.inlining import inner_codes
-from schedsearch.backend.kernel_identity import global_names
+from schedsearch.backend.code_identity import code_digest, global_names, inner_codes
 
 ALLOWED = ("grid", "gridsize", "atomic")
 _WORD = ir.IntType(64)

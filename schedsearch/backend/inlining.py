@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 from numba.types import StringLiteral, int64
 
+from schedsearch.backend.code_identity import inner_codes
+
 _RUN_TIME = "run_time_"  # begins the names of the arguments that stand for `RunTimeNumber`s
 _RANGE = 2  # arguments that a CPU kernel has after those of its params: start and stop
 
@@ -226,9 +228,3 @@ def _taken(assign: Any, number: RunTimeNumber, index: int, ir: Any) -> list[Any]
         ir.Assign(constant, other, loc),
         ir.Assign(value, assign.target, loc),
     ]
-
-
-def inner_codes(code: CodeType) -> list[CodeType]:
-    """The code objects of functions defined inside a function, at any depth."""
-    own = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return own + [inner for each in own for inner in inner_codes(each)]

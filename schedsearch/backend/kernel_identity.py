@@ -10,21 +10,18 @@ Any other value, for example an object of an unknown class, has no name. A kerne
 from __future__ import annotations
 
 import dataclasses
-import dis
 import functools
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
-from schedsearch.backend.inlining import inner_codes
+from schedsearch.backend.code_identity import Walker, inner_codes
 from schedsearch.identity import sha256_hex
 
 _VERSIONED = ("numba", "numba-cuda", "llvmlite", "numpy")
@@ -67,36 +64,25 @@ _OWN_SOURCES = sha256_hex(
 )
 
 
-class _Identifier:
-    """Walks over values; functions that refer to each other are followed once."""
+class _Identifier(Walker):
+    """Distinguishes whatever the compilers may: its ids change with every version of this package."""
 
-    def __init__(self) -> None:
-        self._seen: dict[int, int] = {}
+    def is_known(self, module: str) -> bool:
+        return _is_versioned(module)
 
-    def of(self, value: Any) -> Any:
-        """Something whose repr is the same in every process."""
-        if value is None or value is ... or isinstance(value, bool | int | float | complex | str | bytes):
-            return type(value).__name__, repr(value)
-        if isinstance(value, np.generic | np.ndarray) and not value.dtype.hasobject:
-            return type(value).__name__, str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()
-        if isinstance(value, tuple | list):
-            return type(value).__name__, [self.of(item) for item in value]
-        if isinstance(value, set | frozenset):
-            return type(value).__name__, sorted(repr(self.of(item)) for item in value)
-        if isinstance(value, dict):
-            return "dict", [(self.of(key), self.of(item)) for key, item in value.items()]
-        if isinstance(value, CodeType):
-            return self._code(value)
-        if isinstance(value, FunctionType):
-            return self._function(value)
+    def read(self, function: FunctionType) -> frozenset[str]:
+        # Not the names of locals: a module's object of the same name may have no identity.
+        return frozenset(name for code in (function.__code__, *inner_codes(function.__code__)) for name in code.co_names)
+
+    def empty(self, name: str, where: str) -> Exception:
+        return UnidentifiedError(f"{where} captures {name}, a name without value")
+
+    def other(self, value: Any, where: str) -> Any:
         if isinstance(value, ModuleType):
             if _is_versioned(value.__name__):
                 # Numba's types have either name, depending on which module is imported first.
                 return "module", value.__name__.replace("numba.core.types", "numba.types")
             raise UnidentifiedError(f"module {value.__name__}")
-        return self._object(value)
-
-    def _object(self, value: Any) -> Any:
         declared = getattr(value, "schedsearch_declared", None)
         if declared is not None:
             return "operation", repr(declared)
@@ -116,46 +102,20 @@ class _Identifier:
             return "type", kind.__qualname__, str(value)
         raise UnidentifiedError(f"{kind.__module__}.{kind.__qualname__}")
 
-    def _function(self, function: FunctionType) -> Any:
-        if id(function) in self._seen:
-            return "seen", self._seen[id(function)]
-        self._seen[id(function)] = len(self._seen)
-        if _is_versioned(function.__module__ or ""):
-            return "named", function.__module__, function.__qualname__
+    def function(self, function: FunctionType, where: str) -> Any:
         if _has_other_implementation(function):
             raise UnidentifiedError(f"{function.__qualname__}, which Numba implements by other code")
-        try:
-            captured = [cell.cell_contents for cell in function.__closure__ or ()]
-        except ValueError:
-            raise UnidentifiedError(f"{function.__qualname__} captures a name without value") from None
+        captured = self.captured(function, function.__qualname__)
         return (
-            "function", function.__module__, self.of(function.__code__), self.of(captured),
+            "function", function.__module__, self.of(function.__code__), captured,
             self.of(function.__defaults__), self.of(function.__kwdefaults__), self.outside(function),
         )  # fmt: skip
 
-    def _code(self, code: CodeType) -> Any:
+    def code(self, code: CodeType, where: str) -> Any:
         return (
             code.co_qualname, code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
             code.co_argcount, code.co_kwonlyargcount, code.co_flags, code.co_exceptiontable, self.of(code.co_consts),
         )  # fmt: skip
-
-    def outside(self, function: FunctionType) -> Any:
-        """The values of a function's global names. For a module whose version is unknown, only the attributes it uses."""
-        found: list[Any] = []
-        attributes = {name for code in (function.__code__, *inner_codes(function.__code__)) for name in code.co_names}
-        for name in global_names(function.__code__):
-            value = function.__globals__.get(name, _ABSENT)
-            if value is _ABSENT:
-                continue  # a builtin, or an error that the compiler will report
-            if isinstance(value, ModuleType) and not _is_versioned(value.__name__):
-                used = sorted(attribute for attribute in attributes if hasattr(value, attribute))
-                found.append((name, value.__name__, [(each, self.of(getattr(value, each))) for each in used]))
-            else:
-                found.append((name, self.of(value)))
-        return found
-
-
-_ABSENT = object()
 
 
 def surroundings(function: Any) -> str:
@@ -165,19 +125,6 @@ def surroundings(function: Any) -> str:
         UnidentifiedError: one of the values has no identity.
     """
     return hashlib.sha256(repr((_compilers(), _Identifier().outside(function))).encode()).hexdigest()
-
-
-@functools.lru_cache(1024)
-def global_names(code: CodeType) -> tuple[str, ...]:
-    """Names that a function, or one defined in it, looks up in its module, sorted."""
-    return tuple(sorted(set(_loaded(code))))
-
-
-def _loaded(code: CodeType) -> Iterator[str]:
-    for each in (code, *inner_codes(code)):
-        for instruction in dis.get_instructions(each):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                yield instruction.argval
 
 
 def _is_versioned(module: str) -> bool:
