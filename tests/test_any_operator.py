@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 import schedsearch
 from schedsearch import Workload
 from schedsearch.backend import compile_source
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import OperatorError
 from schedsearch.launch import Grid, Pointer
 from schedsearch.measure import Runner
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import CpuComparer
 from schedsearch.measure.inputs import check_domains, check_scalars, draw, timing_pattern
 from schedsearch.measure.verify import Verification, verify_once

@@ -18,16 +18,16 @@ import pytest
 import schedsearch
 from schedsearch.backend import CompileError, RejectedError, compile_source, cpu, cuda, kept, sharing
 from schedsearch.backend.build_cache import BuildCache
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.backend.kept import compile_kept
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.launch import Grid, NumbaArray
-from schedsearch.measure import ahead
-from schedsearch.measure.ahead import Recipe, compile_ahead, verifying_recipes
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
 from schedsearch.measure.truths import Truths
+from schedsearch.runtime import ahead
+from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
 from schedsearch.runtime.ladder import _Build
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource, KernelStep, load_reference
@@ -266,7 +266,7 @@ def test_what_is_kept_needs_no_other_process(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(sharing.NotKeptError), sharing.only_kept():
         recipe.make(H200)
     made = recipe.make(H200)
-    monkeypatch.setattr("schedsearch.measure.ahead.Builder", None)
+    monkeypatch.setattr("schedsearch.runtime.ahead.Builder", None)
     code = CodeCache()
     assert compile_ahead([recipe], code, H200)["copy"].artifact == made.artifact
     assert recipe.artifact(code, H200) == made.artifact

@@ -10,10 +10,10 @@ import pytest
 from conv2d_numpy import convolve
 
 from schedsearch.backend import compile_source
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError, WorkloadError
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import check_domains, draw, second_domains, timing_pattern
 from schedsearch.measure.timed_set import likely_roundoffs

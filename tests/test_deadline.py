@@ -18,17 +18,17 @@ import pytest
 from session_support import OTHER, WORKLOAD, FakeBuilder, World, square_ns
 
 import schedsearch
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceBusyError, OutOfTimeError
 from schedsearch.executable import planned, timely
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.timely import TUNED
-from schedsearch.measure.ahead import compile_ahead
 from schedsearch.measure.builder import Builder
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measurement import COLD_GRAPH, Outcome
 from schedsearch.network_check.source import Source
+from schedsearch.runtime.ahead import compile_ahead
 from schedsearch.runtime.cache import KernelCache
 from schedsearch.session import journal
 from schedsearch.session.task_state import LATE
@@ -66,7 +66,7 @@ def test_without_a_time_there_is_no_deadline() -> None:
 # --- Compiling --------------------------------------------------------------------------------------------------------
 def test_what_is_not_compiled_in_time_is_left_out() -> None:
     code, target = CodeCache(), schedsearch.detect("cpu")
-    from schedsearch.measure.ahead import verifying_recipes
+    from schedsearch.runtime.ahead import verifying_recipes
 
     recipes = verifying_recipes(schedsearch.conv2d(n=1, h=5, w=7, c=3, k=5, r=3, s=3, dtype="float32"), target)
     assert recipes and compile_ahead(recipes, code, target, Deadline(0.0, Clock())) == {}

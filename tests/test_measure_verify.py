@@ -19,13 +19,13 @@ from records_support import forked
 
 from schedsearch import measure, softmax
 from schedsearch.backend import compile_source
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.launch import Grid, Pointer
 from schedsearch.measure import reference
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import BLOCK, Pattern, check_domains, check_scalars, draw, normal_sigma
 from schedsearch.measure.verify import Verification, verify_once

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from schedsearch.backend import compile_source
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.config import Config
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import timing_pattern
 from schedsearch.measure.run_worker import Prepare, Run, _RunWorker

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import schedsearch
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.device.memory import bytes_at
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import CpuComparer
 from schedsearch.measure.verify import Verdict, Verification
 from schedsearch.ops.dtypes import decode, dtype, encode

@@ -20,7 +20,7 @@ from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from schedsearch.backend import BuildResult
-    from schedsearch.measure.ahead import Recipe
+    from schedsearch.runtime.ahead import Recipe
 
 SizeCode = Mapping[tuple[int, bool], Artifact]  # (number of a segment, whether the run is bounded) -> kernel of its sizes
 
@@ -56,7 +56,7 @@ def size_artifact(program: Program, target: Target, number: int, bounded: bool) 
 
 
 def _recipes(program: Program) -> dict[tuple[int, bool], Recipe[BuildResult]]:
-    from schedsearch.measure.ahead import Recipe
+    from schedsearch.runtime.ahead import Recipe
 
     found = {}
     for number, segment in enumerate(program.segments):

@@ -21,7 +21,7 @@ from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from schedsearch.backend import BuildResult
-    from schedsearch.measure.ahead import Recipe
+    from schedsearch.runtime.ahead import Recipe
 
 FEW = 2  # pieces that are built one after the other, because starting compiler processes takes seconds
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.backend import CompileError, RejectedError
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.config import Config
 from schedsearch.deadline import Deadline
 from schedsearch.device import Device, open_device
@@ -26,15 +27,14 @@ from schedsearch.executable.sized_tune import missing_ranges, tune_groups
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.launch_sizes import MAX_SIZES, SizedData, SizedPlan
-from schedsearch.measure.ahead import Recipe, compile_ahead, verifying_recipes
 from schedsearch.measure.builder import BuiltRange
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.range_build import RangeResult, Spaces, build_shared
 from schedsearch.measure.verify import verify_once
 from schedsearch.network.graph import Constant, Network, Node, Part, Plan, View
 from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.plan import best_plan, complete
 from schedsearch.records.lookup import Lookup
+from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
 from schedsearch.runtime.range_kernel import stored_table
 from schedsearch.target import Target
 from schedsearch.template import load_template, load_templates

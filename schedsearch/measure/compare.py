@@ -10,11 +10,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from schedsearch.backend import BuildResult
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.backend.kept import compile_kept
 from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.device.memory import bytes_at
 from schedsearch.launch import Artifact, Grid, Int64, Param, Pointer, Scalar
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.inputs import Array
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import DTYPES, decode, dtype

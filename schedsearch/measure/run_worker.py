@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import Device, LoadedKernel, open_device
 from schedsearch.errors import ArgumentError, DeviceError, OperatorError
 from schedsearch.launch import Artifact
 from schedsearch.measure.canary import changes, process_state
 from schedsearch.measure.channel import ChildEnd
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import Comparer, open_comparer
 from schedsearch.measure.memory_limit import limited_memory
 from schedsearch.measure.prepared import PreparedPath

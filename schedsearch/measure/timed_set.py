@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import secrets
 
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import Device
 from schedsearch.errors import DeviceError
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import Comparer, Tolerance, Truth
 from schedsearch.measure.timing import Arena, Timed
 from schedsearch.measure.truths import Truths, allowed_roundoffs, truth_bytes

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.backend.kept import compile_kept
 from schedsearch.device import Device
 from schedsearch.errors import DeviceError
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import Tolerance, Truth
 from schedsearch.measure.inputs import Array
 from schedsearch.measure.reference import CheckedReference, is_rounded, reference_name

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.errors import OperatorError
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import Comparer, Difference, is_undefined, open_comparer
 from schedsearch.measure.inputs import Array, Pattern, check_domains, check_pattern, check_scalars, second_domains
 from schedsearch.measure.prepared import PreparedPath

@@ -28,8 +28,8 @@ from schedsearch.workload_range import WorkloadRange
 
 if TYPE_CHECKING:
     from schedsearch.backend import BuildResult
-    from schedsearch.measure.ahead import Recipe
-    from schedsearch.measure.code_cache import CodeCache
+    from schedsearch.backend.code_cache import CodeCache
+    from schedsearch.runtime.ahead import Recipe
 
 DEFAULT_DB = "records.db"
 
@@ -153,7 +153,7 @@ class KernelCache:
             return self._build_ahead(workloads, list(also), deadline)
 
     def _build_ahead(self, workloads: Iterable[Workload], others: list[Recipe[BuildResult]], deadline: Deadline) -> int:
-        from schedsearch.measure.ahead import compile_ahead, verifying_recipes
+        from schedsearch.runtime.ahead import compile_ahead, verifying_recipes
 
         with self._lock:
             ladders = {each: self._ladder(each) for each in workloads if each not in self._entries}
@@ -181,7 +181,7 @@ class KernelCache:
     @property
     def code(self) -> CodeCache:
         """What was compiled ahead, and what verifies kernels."""
-        from schedsearch.measure.code_cache import CodeCache
+        from schedsearch.backend.code_cache import CodeCache
 
         with self._lock:
             self._code = CodeCache() if self._code is None else self._code

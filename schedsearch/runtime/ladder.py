@@ -36,8 +36,8 @@ from schedsearch.workload import Workload, distance
 
 if TYPE_CHECKING:
     from schedsearch.backend import BuildResult
-    from schedsearch.measure.ahead import Recipe
-    from schedsearch.measure.code_cache import CodeCache
+    from schedsearch.backend.code_cache import CodeCache
+    from schedsearch.runtime.ahead import Recipe
     from schedsearch.space import ConfigSpace
     from schedsearch.template import Template
 
@@ -417,7 +417,7 @@ def _reuse(template: str, workload: Workload) -> str:
 
 
 def _empty_cache() -> CodeCache:
-    from schedsearch.measure.code_cache import CodeCache
+    from schedsearch.backend.code_cache import CodeCache
 
     return CodeCache()
 
@@ -468,7 +468,7 @@ class _Build:
             raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
 
     def recipe(self) -> Recipe[BuildResult]:
-        from schedsearch.measure.ahead import kernel_recipe
+        from schedsearch.runtime.ahead import kernel_recipe
         from schedsearch.template import load_template
 
         return kernel_recipe(load_template(self.template), self.ladder.workload, self.config)

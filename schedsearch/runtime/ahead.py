@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from schedsearch.backend import BuildResult
+from schedsearch.backend.code_cache import CodeCache
 from schedsearch.backend.kept import compile_kept
 from schedsearch.backend.sharing import NotKeptError, only_kept
 from schedsearch.config import Config
@@ -21,7 +22,6 @@ from schedsearch.errors import UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.measure.builder import Builder, Built, available_cores, built_by
-from schedsearch.measure.code_cache import CodeCache
 from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
 from schedsearch.measure.range_build import RangeResult
 from schedsearch.measure.reference import CheckedReference, is_rounded, reference_name
