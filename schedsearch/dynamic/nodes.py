@@ -173,7 +173,8 @@ class Nodes:
         first = self.graph.dims(name)[:1]
         if wanted and isinstance(wanted[0], Unknown) and first and wanted[0] is first[0]:
             wanted[0] = shape[0]
-        return None if any(isinstance(extent, Unknown) for extent in wanted) else [int(extent) for extent in wanted]
+        known = [extent for extent in wanted if not isinstance(extent, Unknown)]
+        return known if len(known) == len(wanted) else None
 
 
 # ---- calls
