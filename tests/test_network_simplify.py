@@ -437,3 +437,17 @@ def test_a_weight_that_is_listed_among_the_inputs_is_a_constant() -> None:
     simplify(model, "model")
     assert [node.op_type for node in model.graph] == ["Add"]
     assert [value.name for value in model.graph.inputs] == ["x"]
+
+
+@pytest.mark.parametrize(("rows", "opset"), [(4, 11), (4, 13), (5, 13), (5, 18)])
+def test_a_sequence_of_parts_is_a_split_in_every_opset(rows: int, opset: int) -> None:
+    """onnxscript writes its parts as an attribute that opsets before 18 lack."""
+    nodes = [
+        helper.make_node("SplitToSequence", ["x", "two"], ["parts"], axis=0),
+        helper.make_node("SequenceAt", ["parts", "one"], ["v"]),
+        helper.make_node("Relu", ["v"], ["y"]),
+    ]
+    made = simple(nodes, (rows, 3), opset, two=np.int64(2), one=np.int64(1))
+    assert operators(made) == ["Split", "Relu"]
+    x = np.random.default_rng(0).standard_normal((rows, 3)).astype(np.float32)
+    np.testing.assert_array_equal(value_of(made, x), np.maximum(x[2:4], 0))

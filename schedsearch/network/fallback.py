@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.network.graph import Network, Node
 from schedsearch.network.lower import LAYOUTS, SLICES, lowering
-from schedsearch.network.model import simplified_again
+from schedsearch.network.model import simplified
 from schedsearch.network.observed_shapes import observe_shapes
 from schedsearch.network.parts import cuts, without_shape
 from schedsearch.network.ways import NoWayError
@@ -40,7 +40,7 @@ def lower_with_parts(
             border of a part is impossible, or a part is too large.
     """
     if observe_shapes(model):
-        model = simplified_again(model, "the model")  # what is computed from shapes is known now
+        model = simplified(model, "the model")  # what is computed from shapes is known now
     reasons = without_shape(model)
     while True:
         try:

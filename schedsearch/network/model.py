@@ -195,7 +195,7 @@ def prepared(model: ir.Model, name: str, outline: Outline | None = None) -> ir.M
 
     model.graph.sort()
     if outline is not None:
-        check_shapes(model, outline)
+        _check_shapes(model, outline)
     rewrite_contributed(model)
     with simplifying(name), names_of_inputs(model):
         correct_shapes(model)
@@ -203,11 +203,6 @@ def prepared(model: ir.Model, name: str, outline: Outline | None = None) -> ir.M
     pad_open_pools(model)
     _check_ports(model, name)
     return model
-
-
-def simplified_again(model: ir.Model, name: str) -> ir.Model:
-    """A simplified graph after more shapes became known; the model is changed."""
-    return _for_kernels(prepared(model, name))
 
 
 def _for_kernels(model: ir.Model) -> ir.Model:
@@ -231,7 +226,7 @@ def _check_ports(model: ir.Model, name: str) -> None:
             )
 
 
-def check_shapes(model: ir.Model, outline: Outline) -> None:
+def _check_shapes(model: ir.Model, outline: Outline) -> None:
     """Refuses shapes that contradict one another, and forgets declared shapes of results that are wrong.
 
     Raises:

@@ -16,6 +16,7 @@ import numpy as np
 from schedsearch.network.facts import INTEGERS, Array, dtype_of, folded, has_bodies, is_onnx, name_of
 from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
+from schedsearch.network.new_nodes import constant
 from schedsearch.network.node_rules import check_nodes
 from schedsearch.network.transposed import write_pads
 
@@ -65,9 +66,10 @@ def simplify(model: ir.Model, name: str) -> None:
             output_size_limit=_MOST_BYTES,
             should_fold=lambda node: is_foldable(node, opsets),
         )
+        whole = _write_splits(model)
         if not turn:  # functions are inlined, shapes are known, and no rule has relied on them yet
             check_nodes(model, name)
-        changed = [counted, padded, bool(found), _fold(model), rules(model).modified, fuse(model)]
+        changed = [counted, padded, whole, bool(found), _fold(model), rules(model).modified, fuse(model)]
         for clean in (common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass):
             clean()(model)
         if not any(changed):
@@ -149,6 +151,32 @@ def _count_from_the_front(model: ir.Model) -> bool:
             axes = [axis + rank if -rank <= axis < 0 else axis for axis in axes]
             made = ir.AttrInt64(name, axes[0]) if given.type == ir.AttributeType.INT else ir.AttrInt64s(name, axes)
             node.attributes[name] = made
+            changed = True
+    return changed
+
+
+def _write_splits(model: ir.Model) -> bool:
+    """Writes the parts of each Split that onnxscript made of a SplitToSequence: it gives their number as an attribute,
+    `num_outputs`, which opsets before 18 lack."""
+    import onnx_ir as ir
+
+    changed = False
+    for node in model.graph:
+        given, x = node.attributes.get("num_outputs"), node.inputs[0] if node.inputs else None
+        if node.op_type != "Split" or given is None or model.opset_imports.get("", 18) >= 18:
+            continue
+        axis = node.attributes.get_int("axis", 0)
+        extent = None if x is None or x.shape is None else x.shape[axis]
+        if isinstance(extent, int):
+            count = given.as_int()
+            part = -(-extent // count)
+            parts = [part] * (count - 1) + [extent - part * (count - 1)]
+            node.attributes.pop("num_outputs")
+            if model.opset_imports.get("", 18) < 13:
+                node.attributes["split"] = ir.AttrInt64s("split", parts)
+            else:
+                node.resize_inputs(2)
+                node.replace_input_with(1, constant(model, f"{node.outputs[0].name}.parts", np.array(parts)))
             changed = True
     return changed
 
