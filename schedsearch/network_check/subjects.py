@@ -166,7 +166,7 @@ class ComputedSizes:
                 held = bound.trace(inside)
             finally:
                 bound.close()
-        return {name: held[each.name].transpose(each.order) for name, each in shown.items()}
+        return {name: _shown(held[each.name], each.order) for name, each in shown.items()}
 
     def complaint(self, value: str, apart: Difference, source: str) -> str:
         return wrong(self.what, value, apart, source)
@@ -177,6 +177,11 @@ class ComputedSizes:
         import torch
 
         return torch.from_numpy(array).cuda(self._net.net.device.target.ordinal)
+
+
+def _shown(array: Array, order: tuple[int, ...]) -> Array:
+    """The axes of the model's value; a scalar, which has none, is held with one."""
+    return array.transpose(order) if order else array.reshape(())
 
 
 def _used(array: Array, extents: Any) -> Array:
