@@ -29,7 +29,7 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.costs import RecordCosts, costs_of
 from schedsearch.network.graph import Network, Plan
 from schedsearch.network.indexing import ConstantIndexError
-from schedsearch.network.model import ModelError
+from schedsearch.network.invalid import ModelError
 from schedsearch.network.plan import best_plan, missing
 from schedsearch.ops.base import MAX_INT
 from schedsearch.records.executables import check_writable

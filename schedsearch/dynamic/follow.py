@@ -8,14 +8,11 @@ an image meets padding there: `margin` says how far it reaches, and what the ele
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.resize import nearest
 from schedsearch.workload import Workload
-
-if TYPE_CHECKING:
-    from schedsearch.dynamic.dims import Unknown
 
 
 class Along(NamedTuple):
@@ -26,7 +23,8 @@ class Along(NamedTuple):
     plus: int = 0
     over: int = 1
 
-    def of(self, extent: int | Unknown) -> Any:
+    def of(self, extent: Any) -> Any:
+        """Of a whole number, or of an `Unknown`."""
         return (extent * self.times + self.plus) // self.over
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from schedsearch.dynamic.dims import Unknown
 from schedsearch.dynamic.numbers import Range
 from schedsearch.network.facts import FLOATS, is_given, name_of
-from schedsearch.network.model import ModelError
+from schedsearch.network.invalid import ModelError
 from schedsearch.network.others import resize_scales, resize_words, resized_axes
 from schedsearch.ops.resize import as_float32
 from schedsearch.workload import Workload
@@ -20,7 +20,7 @@ from schedsearch.workload import Workload
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from schedsearch.dynamic.nodes import Nodes
+    from schedsearch.dynamic.node_arrays import Nodes
 
 MEANS = {"GlobalAveragePool": "average", "GlobalMaxPool": "max", "ReduceMean": "average"}
 

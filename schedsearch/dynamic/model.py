@@ -16,6 +16,7 @@ import numpy as np
 from schedsearch.dynamic import nodes
 from schedsearch.dynamic.dims import Unknown
 from schedsearch.dynamic.graph import DynamicGraph, Size
+from schedsearch.dynamic.node_arrays import Nodes
 from schedsearch.dynamic.program import Shown
 from schedsearch.dynamic.rows import READ as OF_ROWS
 from schedsearch.dynamic.rows import Rows
@@ -84,7 +85,7 @@ class _Reader:
         self.unfit: dict[ir.Node, str] = {}  # nodes whose static operator would need to know extents
         self.used: set[str] = set()  # names of sizes
         self.declared = {value: self._declared(value) for node in model.graph for value in node.outputs}
-        self.nodes = nodes.Nodes(self.graph, self.rows, self.operand, self.declared)
+        self.nodes = Nodes(self.graph, self.rows, self.operand, self.declared)
 
     def read(self) -> DynamicGraph:
         inputs = [value for value in self.model.graph.inputs if value.const_value is None]
@@ -273,7 +274,7 @@ class _Reader:
         if node.op_type not in nodes.READERS and node.op_type not in VIEWS:
             return False
         try:
-            made = self.nodes.read(node)
+            made = nodes.read(self.nodes, node)
         except WorkloadError as error:
             raise ModelError(f"{self.what}: {name_of(node)} ({node.op_type}): {error}") from error
         if made is None:

@@ -13,7 +13,7 @@ from schedsearch.dynamic.dims import Unknown, traced
 from schedsearch.dynamic.graph import DynamicGraph
 from schedsearch.dynamic.numbers import Computed, Range, Row
 from schedsearch.network.facts import constant_input, constant_of, dtype_of, is_given, name_of
-from schedsearch.network.model import ModelError
+from schedsearch.network.invalid import ModelError
 from schedsearch.network.views import viewed
 
 if TYPE_CHECKING:

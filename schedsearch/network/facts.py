@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.network.model import ModelError
+from schedsearch.network.invalid import ModelError
 
 if TYPE_CHECKING:
     import onnx_ir as ir

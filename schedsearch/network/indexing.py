@@ -19,7 +19,7 @@ from schedsearch.network.facts import (
     name_of,
 )
 from schedsearch.network.graph import Constant, axes_of
-from schedsearch.network.model import ModelError
+from schedsearch.network.invalid import ModelError
 from schedsearch.ops.wrong_index import out_of_range
 from schedsearch.workload import Workload
 

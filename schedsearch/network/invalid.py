@@ -1,4 +1,4 @@
-"""The error of models that cannot be read."""
+"""The errors of models that cannot be read or compiled."""
 
 from __future__ import annotations
 
@@ -7,3 +7,17 @@ from schedsearch.errors import UsageError
 
 class ModelError(UsageError):
     """A model file cannot be read, or its graph cannot be compiled."""
+
+
+class NoOperatorError(ModelError):
+    """Nodes of a model have no operator.
+
+    Attributes:
+        nodes: what they are, without a remedy, for callers that run them in another way.
+    """
+
+    def __init__(self, nodes: str) -> None:
+        self.nodes = nodes
+        super().__init__(
+            f"{nodes}. Run them in ONNX Runtime: build with --fallback onnxruntime (in Python fallback='onnxruntime')"
+        )

@@ -29,8 +29,8 @@ from schedsearch.network.facts import (
 )
 from schedsearch.network.graph import Constant, Network, Node, Part, Value, View, axes_of
 from schedsearch.network.indexing import INDEXED
+from schedsearch.network.invalid import NoOperatorError
 from schedsearch.network.layouts import same_bytes
-from schedsearch.network.model import NoOperatorError
 from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
 from schedsearch.network.parts import Cut, nodes_inside, part

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedsearch.errors import did_you_mean, first_line, root_cause
-from schedsearch.network.invalid import ModelError
+from schedsearch.network.invalid import ModelError, NoOperatorError
 
 if TYPE_CHECKING:
     import onnx
@@ -28,20 +28,6 @@ __all__ = ["EXTRA", "Loaded", "ModelError", "NoOperatorError", "load", "read_mod
 EXTRA = 'ONNX files need the extra `network`: pip install "schedsearch[network]"'
 _MOST_BYTES = 1 << 31  # of a file
 _MOST_NAMES = 5  # of a list in a message
-
-
-class NoOperatorError(ModelError):
-    """Nodes of a model have no operator.
-
-    Attributes:
-        nodes: what they are, without a remedy, for callers that run them in another way.
-    """
-
-    def __init__(self, nodes: str) -> None:
-        self.nodes = nodes
-        super().__init__(
-            f"{nodes}. Run them in ONNX Runtime: build with --fallback onnxruntime (in Python fallback='onnxruntime')"
-        )
 
 
 def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:

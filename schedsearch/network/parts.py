@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.network.facts import FLOATS, dtype_of, extents_of, is_onnx, name_of
 from schedsearch.network.graph import Part
-from schedsearch.network.model import ModelError
+from schedsearch.network.invalid import ModelError
 from schedsearch.network.views import VIEWS
 from schedsearch.ops.dtypes import DTYPES
 

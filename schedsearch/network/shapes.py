@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedsearch.network.facts import is_onnx, name_of
-from schedsearch.network.model import ModelError
+from schedsearch.network.invalid import ModelError
 
 if TYPE_CHECKING:
     import onnx_ir as ir

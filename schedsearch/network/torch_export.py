@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import first_line, root_cause
-from schedsearch.network.model import ModelError, needed, simplified
+from schedsearch.network.invalid import ModelError
+from schedsearch.network.model import needed, simplified
 
 if TYPE_CHECKING:
     import onnx_ir as ir

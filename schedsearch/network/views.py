@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.network.facts import constant_input, is_given, name_of, number_of
-from schedsearch.network.model import ModelError
+from schedsearch.network.invalid import ModelError
 
 if TYPE_CHECKING:
     import onnx_ir as ir

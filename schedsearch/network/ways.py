@@ -9,7 +9,7 @@ from schedsearch.errors import WorkloadError
 from schedsearch.network.chain import Chain
 from schedsearch.network.facts import FLOATS, extents_of, name_of
 from schedsearch.network.graph import Constant, axes_of
-from schedsearch.network.model import ModelError
+from schedsearch.network.invalid import ModelError
 from schedsearch.ops import Layout
 from schedsearch.workload import Workload
 

@@ -60,7 +60,8 @@ def check_kind(device: torch.device) -> None:
 
 def reason_without_networks() -> str:
     """Why no network can be built here, with the remedy; empty if nothing that they need is missing."""
-    from schedsearch.network.model import ModelError, needed
+    from schedsearch.network.invalid import ModelError
+    from schedsearch.network.model import needed
 
     try:
         needed()

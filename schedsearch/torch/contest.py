@@ -15,7 +15,7 @@ from torch import fx
 
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import SchedsearchError, first_line
-from schedsearch.network.model import NoOperatorError
+from schedsearch.network.invalid import NoOperatorError
 from schedsearch.torch import accuracy
 from schedsearch.torch.accuracy import Errors, errors_of
 from schedsearch.torch.calls import Kernels
