@@ -14,6 +14,8 @@ about it, or if the user marked exactly that with `schedsearch records trust FIL
 
 The state folder is platformdirs' `user_state_dir`, or SCHEDSEARCH_STATE_DIR; `state` says when it is refused. This module
 needs platformdirs and the standard library only.
+
+See docs/decisions/004-trust.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The moment until which a caller was promised an answer; everything that takes long on the way is told of it."""
+"""The moment until which a caller was promised an answer; everything that takes long on the way is told of it.
+
+See docs/decisions/174-a-time-limit-is-kept.md.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ covers them, see `schedsearch.records.trust`.
 
 Sources of the limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and "Kernel Parameter
 Limits"; CUDA driver API, "Tensor Map Object Management".
+
+See docs/decisions/018-launch-plans-are-checked.md.
 """
 
 from __future__ import annotations

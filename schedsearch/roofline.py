@@ -12,6 +12,8 @@ rate of two bytes, four and eight bytes at half of it. They are counted per cloc
 Sources: the whitepapers of NVIDIA's architectures (V100, Turing, A100, GA102, Ada, H100, Blackwell) and the CUDA C++
 Programming Guide for operations per clock; data sheets of boards for clocks and memory; the Intel Optimization Reference
 Manual for CPUs.
+
+See docs/decisions/036-roofline-bounds.md.
 """
 
 from __future__ import annotations

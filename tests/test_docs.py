@@ -161,9 +161,31 @@ def test_the_entry_point_group_on_the_page_is_the_real_one() -> None:
 
 
 def test_decisions_are_numbered_once() -> None:
-    numbers = [page.name[:3] for page in (DOCS / "decisions").glob("*.md")]
+    numbers = [page.name[:3] for page in (DOCS / "decisions").glob("*.md") if page.name != "README.md"]
     assert all(number.isdigit() for number in numbers)
     assert len(set(numbers)) == len(numbers)
+
+
+def test_the_index_lists_every_decision_once_with_its_title_a_date_and_a_state() -> None:
+    rows = re.findall(
+        r"^\| (\d{3}) \| \[(.+)\]\((.+?\.md)\) \| (\d{4}-\d\d-\d\d) \| (.+) \|$", text(DOCS / "decisions/README.md"), re.M
+    )
+    pages = {page.name for page in (DOCS / "decisions").glob("[0-9]*.md")}
+    assert sorted(name for _, _, name, _, _ in rows) == sorted(pages)
+    for number, title, name, _, _ in rows:
+        assert name[:3] == number
+        assert text(DOCS / "decisions" / name).startswith(f"# {title}\n")
+
+
+def test_decisions_that_the_code_names_exist() -> None:
+    named = {
+        found
+        for folder in ("schedsearch", "records", "tuner", "templates")
+        for file in (ROOT / folder).rglob("*.py")
+        for found in re.findall(r"docs/decisions/([\w.-]+\.md)", text(file))
+    }
+    assert len(named) >= 30
+    assert named <= {page.name for page in (DOCS / "decisions").glob("*.md")}
 
 
 def program(file: str) -> ModuleType:

@@ -1,4 +1,7 @@
-"""Model-guided search: a Gaussian process, which estimates its uncertainty, and boosted trees, which rank, take turns."""
+"""Model-guided search: a Gaussian process, which estimates its uncertainty, and boosted trees, which rank, take turns.
+
+See docs/decisions/020-xgb-tuner.md.
+"""
 
 from __future__ import annotations
 

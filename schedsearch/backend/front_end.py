@@ -13,6 +13,8 @@ Plain functions that a kernel captures are compiled into it (`inlining`). Their 
 kernel itself: the variable `stages` of the captured function `ring` is called "ring.stages".
 
 Processes share Numba's results with other processes of their run and with later runs (`sharing`).
+
+See docs/decisions/006-one-front-end-run.md.
 """
 
 from __future__ import annotations

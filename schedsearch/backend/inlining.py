@@ -8,6 +8,8 @@ arguments of the kernel at the same time.
 
 The pass is a subclass of Numba's. It rests on two private names: `InlineClosureCallPass._inline_closure`, and
 `dead_code_elimination` in the module of that class.
+
+See docs/decisions/045-captured-functions.md.
 """
 
 from __future__ import annotations

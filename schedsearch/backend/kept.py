@@ -1,6 +1,8 @@
 """Finished machine code in the build cache: of kernels that other processes and later runs will ask for again.
 
 A search does not keep its candidates: there are thousands, and next to none is built twice.
+
+See docs/decisions/046-build-cache.md.
 """
 
 from __future__ import annotations

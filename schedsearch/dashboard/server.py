@@ -7,6 +7,8 @@ nonce. Requests with a foreign Host header are refused, so that a web page canno
     GET /                    the page; `?token=...` is turned into a cookie
     GET /api/PATH            an answer as JSON, see `views`
     GET /api/events          server-sent events: `change` with {"revision": n, "paths": [...]}
+
+See docs/decisions/103-who-may-see-a-dashboard.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The code is LLVM IR, compiled when the first pool needs it. A launch runs a function of (block, thread, counter, base): the
 address of the argument block, the thread's number, the address of the counter of `barrier`, and its count so far.
+
+See docs/decisions/003-cpu-artifacts.md.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A number is a word of int64: the bits of its magnitude in float64, negated if th
 the order of their numbers, and zero is 0 without a sign. A number of float32 has the word of the same number in float64.
 Results are rounded to nearest, ties to even, as IEEE 754 says: no compiler can contract or reorder this arithmetic. There
 are no infinities and no NaN: rows whose ranges do not exclude them are refused when a model is read.
+
+See docs/decisions/167-floats-of-shapes.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A call whose shape function needs the values of an array, or the counted extents of one, that its own segment would compute
 begins a new segment. So does a row of numbers. One that needs only numbers begins none: these are in the block of sizes.
+
+See docs/decisions/156-segments-by-need.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Executables in files: what `schedsearch.load` reads and `Net.save` writes."""
+"""Executables in files: what `schedsearch.load` reads and `Net.save` writes.
+
+See docs/decisions/127-an-executable-is-one-signed-file.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The places of arrays in one block of memory, so that arrays which are never needed together share bytes."""
+"""The places of arrays in one block of memory, so that arrays which are never needed together share bytes.
+
+See docs/decisions/126-one-arena-by-size.md.
+"""
 
 from __future__ import annotations
 

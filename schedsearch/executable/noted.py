@@ -1,4 +1,7 @@
-"""Indices out of range that the calls of a network noted; see `schedsearch.ops.wrong_index`."""
+"""Indices out of range that the calls of a network noted; see `schedsearch.ops.wrong_index`.
+
+See docs/decisions/173-notes-of-wrong-indices.md.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Connects schedsearch with other projects; each module needs the project that it is named after."""
+"""Connects schedsearch with other projects; each module needs the project that it is named after.
+
+Nothing else imports it.
+"""

@@ -1,4 +1,8 @@
-"""Measuring: candidates are built in a pool of processes, and verified and timed in one process that holds the device."""
+"""Measuring: is a candidate right, and how long does it take?
+
+Candidates are built in a pool of processes, and verified and timed in one process that holds the device. It knows no
+operator by name, and does not decide what to measure next.
+"""
 
 from schedsearch.measure.builder import Builder, Built, Candidate
 from schedsearch.measure.lock import DeviceLock

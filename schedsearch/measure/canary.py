@@ -4,6 +4,8 @@ A template or a kernel may change the working folder, lower a resource limit, se
 a process behind. The next candidate would then fail, or be timed wrongly, through no fault of its own. `changes` compares
 the process before and after a candidate; it takes about 0.3 ms. Of Python's modules only those of `_MODULES`, which
 every worker needs, are watched: changes inside others are not noticed.
+
+See docs/decisions/014-worn-processes.md.
 """
 
 from __future__ import annotations

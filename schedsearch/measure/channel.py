@@ -5,6 +5,8 @@ processes hold the same socket. Therefore a message travels in a frame whose hea
 answers, how long it is and what its checksum is. The parent's end never blocks and takes at most `limit_bytes` for one
 message. It unpickles nothing but plain data and the message classes of schedsearch. Anything else raises
 `ForeignBytesError`, and the child must be replaced. The child's end works only in the process that opened it.
+
+See docs/decisions/011-messages-between-processes.md.
 """
 
 from __future__ import annotations

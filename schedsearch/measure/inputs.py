@@ -2,6 +2,8 @@
 
 The length of a block is prime. Elements whose distance is a multiple of some row, channel or image therefore hold different
 numbers, so that a wrong index shows.
+
+See docs/decisions/035-verification-by-role.md.
 """
 
 from __future__ import annotations

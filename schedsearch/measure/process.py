@@ -4,6 +4,8 @@
 calls `tune()` without the `__main__` guard would start itself), and its pools share one queue, whose lock a killed
 worker may still hold. Here each child has a socket of its own (`schedsearch.measure.channel`). Each is the leader of a
 session, so that the processes which a candidate started end with it (`schedsearch.measure.sessions`).
+
+See docs/decisions/010-measuring-processes.md.
 """
 
 from __future__ import annotations

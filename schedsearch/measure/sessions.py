@@ -6,6 +6,8 @@ that starts a session and also clears its environment escapes; only a control gr
 
 If the run is killed, its children end with it (PR_SET_PDEATHSIG), but what they started does not. A `Keeper` ends that. It
 runs this file as a program that imports the standard library alone.
+
+See docs/decisions/013-sessions-and-marks.md.
 """
 
 from __future__ import annotations

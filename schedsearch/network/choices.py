@@ -7,6 +7,8 @@ another, as in a concat whose arguments and result have one layout, these share 
 - for a value, the time of the conversions that its readers need from the layout in which it is made. A conversion is paid
   once for all readers of its layout. If the value has many readers, a yes-or-no variable for each layout says whether the
   value is there in it. This takes tables of 2^layouts entries instead of layouts^readers.
+
+See docs/decisions/130-layouts-by-exact-elimination.md.
 """
 
 from __future__ import annotations

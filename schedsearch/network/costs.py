@@ -1,4 +1,7 @@
-"""What a workload costs on a target: its best recorded time, or an estimate where nobody measured it."""
+"""What a workload costs on a target: its best recorded time, or an estimate where nobody measured it.
+
+See docs/decisions/131-what-an-unmeasured-kernel-costs.md.
+"""
 
 from __future__ import annotations
 

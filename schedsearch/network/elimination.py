@@ -1,5 +1,7 @@
 """Exact minimum of a sum of tables by eliminating variables: Dechter, "Bucket elimination: a unifying framework for
 reasoning", Artificial Intelligence 113 (1999), in min-sum form, with min-marginals by messages back down the bucket tree.
+
+See docs/decisions/130-layouts-by-exact-elimination.md.
 """
 
 from __future__ import annotations

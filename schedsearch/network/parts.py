@@ -3,6 +3,8 @@
 Nodes that no kernel computes are collected in as few parts as possible. The depth of a node is the largest number of times
 that a path to it leaves such nodes for ones with kernels. All such nodes of one depth are a part. No path leaves a part and
 comes back, and there cannot be fewer parts, because a path of the largest depth meets all of them.
+
+See docs/decisions/143-parts-in-onnx-runtime.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """What an operator says about itself: parameters, arguments, outputs, work, and what equality means.
 
 Generic code (measuring, records, workload files, deployment) asks the operator and knows no operator by name.
+
+See docs/decisions/001-operators-as-data.md.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ the device's memory.
 
 A dependence belongs to an argument, not to the operator: a slice needs the *values* of begin, end and strides, 8 bytes each,
 but only the *shape* of the array to be sliced.
+
+See docs/decisions/141-a-shape-needs-arguments-not-operators.md.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ A string has named steps and a result, separated by semicolons::
 
 It is Python's syntax for + - * / and ** with a constant exponent, numbers, names and calls of `FUNCTIONS`. Nothing is
 evaluated as Python: `ast` parses the text, and everything else is refused.
+
+See docs/decisions/117-expressions-are-text.md.
 """
 
 from __future__ import annotations

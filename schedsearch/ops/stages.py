@@ -3,6 +3,8 @@
 A stage is an entry of `STAGES`: its operands, call-time scalars, parameters, and its definition in NumPy. `epilogues`
 makes an operator's arguments, scalars and outputs from the list of its stages; references compute with `apply`.
 To add a stage, add an entry here and its device code in `templates/parts/stages.py`. Templates refuse stages without code.
+
+See docs/decisions/032-stages-with-parameters.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`schedsearch.tunable`: a plain Numba-CUDA function, with knobs as keyword-only parameters, becomes a tunable kernel."""
+"""`schedsearch.tunable`: a plain Numba-CUDA function, with knobs as keyword-only parameters, becomes a tunable kernel.
+
+See docs/decisions/110-own-kernels-are-one-operator.md.
+"""
 
 from __future__ import annotations
 

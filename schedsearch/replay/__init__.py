@@ -1,4 +1,7 @@
-"""Replays searches over recorded data, without a device."""
+"""Replays searches over recorded data, without a device: how good is a tuner?
+
+It knows tuners and spaces. Templates, devices and the store do not belong here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keeps the kernels of one database on one device. Each is found once, and replaced when a better one is recorded."""
+"""Keeps the kernels of one database on one device. Each is found once, and replaced when a better one is recorded.
+
+See docs/decisions/042-kernel-cache.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tuning: the loop, its budget, and its observers."""
+"""Tuning: which candidate is measured next, and when does a run end?
+
+The loop, its budget and its observers. What makes a candidate right belongs in `measure`, how it is proposed in `tuner`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Races are held one after another. On a GPU the machine code that their entrants lack is built for all tasks at once, so that
 the device does not wait for a compiler before each race. On a CPU a build would disturb the race before it.
+
+See docs/decisions/060-numbers-of-a-run.md.
 """
 
 from __future__ import annotations

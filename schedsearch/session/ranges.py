@@ -5,6 +5,8 @@ configurations of each again, to machine code that takes the size at run time. T
 then at the searched sizes around and between them, as long as they are near the best time there. The kernel of a size is the
 one with the least time there, interpolated between the measured sizes. At last each kernel is verified and timed at both
 ends of every stretch of sizes that it serves, just before its end, and in its middle.
+
+See docs/decisions/149-choices-of-ranges.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The configurations of a template: knobs, constraints, sampling."""
+"""Configuration spaces: which configurations does a template have?
+
+Knobs, constraints and sampling, as numbers. What a knob does to a kernel belongs in its template.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""workload.yaml: what to tune, for which device, with what budget."""
+"""workload.yaml: what to tune, for which device, with what budget.
+
+It reads, checks and writes the file, and names the place of every mistake. It plans and runs nothing.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,8 @@ channels are merged: several count as one, with weights of zero where input and 
 Merged weights stay in shared memory; each block writes them before its first tile.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
+
+See docs/decisions/099-element-types-of-conv2d-halo.md.
 """
 
 from __future__ import annotations

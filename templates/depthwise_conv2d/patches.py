@@ -10,6 +10,8 @@ read: x (or dy). Target t and tap a of the filter meet in the source
 
 A patch starts at a multiple of its size. So the sources that its targets meet, relative to the first, are known when the
 kernel is built, also those of a gradient with a stride, whose taps differ from target to target.
+
+See docs/decisions/095-depthwise-patches.md.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ consumer starts with parity 0.
 A kernel captures the functions here, and they become part of it. They take addresses in shared memory as u32.
 
 Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
+
+See docs/decisions/050-parts-of-kernels.md.
 """
 
 from __future__ import annotations
