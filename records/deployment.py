@@ -9,7 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from schedsearch.errors import DatabaseError, NoRecordError
-from schedsearch.records import dbfile, queries, schema, size_tables, trust
+from schedsearch.records import claims, dbfile, queries, schema, size_tables
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import replacement
 from schedsearch.records.sqlite import SqliteDatabase, new_meta
@@ -101,8 +101,8 @@ def _copy_deployed(
             if (served.workload_id, served.target_key, served.mode) not in sound or served.artifact_sha256 not in copied:
                 continue
             values, claim = dict(served._mapping), claim_of(served)
-            if trust.vouches(claim, served.signature):
-                values["signature"] = trust.sign(trust.Kind.BEST, claim.text)  # it may have been marked only
+            if claims.vouches(claim, served.signature):
+                values["signature"] = claims.sign(claims.Kind.BEST, claim.text)  # it may have been marked only
             else:
                 counts["unsigned"] += served.artifact_sha256 is not None
             writing.execute(sa.insert(best), values)

@@ -33,7 +33,7 @@ from schedsearch.errors import SchemaVersionError, UsageError, WorkloadError
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Record
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import queries, rows, schema, size_tables, trust
+from schedsearch.records import claims, queries, rows, schema, size_tables
 from schedsearch.records.damage import Damage
 from schedsearch.records.formats.content import Content
 from schedsearch.records.formats.recording import Place, parse_json
@@ -243,8 +243,8 @@ def merge(store: Store, sources: Sequence[str | Path]) -> Report:
     Damaged rows, rows that are not what their identity says, and times of others that physics forbids are left out;
     `Store.damage` lists them.
 
-    A best of a source comes along, with its code, if this machine signed it or it is marked as trusted (`trust.vouches`). It
-    replaces ours if it is faster (`writes.set_best`).
+    A best of a source comes along, with its code, if this machine signed it or it is marked as trusted
+    (`claims.vouches`). It replaces ours if it is faster (`writes.set_best`).
 
     Raises:
         UsageError: a source is the store itself.
@@ -368,8 +368,8 @@ class _Importer:
         self._accepted.update(artifacts)
 
     def artifact(self, sha256: str, plan_json: str, code: bytes, signature: str) -> None:
-        if self._trusted or sha256 in self._accepted or trust.is_ours(trust.Kind.ARTIFACT, sha256, signature):
-            trust.verify_digest(Path(self._source), sha256, plan_json, code)
+        if self._trusted or sha256 in self._accepted or claims.is_ours(claims.Kind.ARTIFACT, sha256, signature):
+            claims.verify_digest(Path(self._source), sha256, plan_json, code)
             put_artifact(self._db, self._connection, sha256, plan_json, code)
         else:
             self.report.artifacts_dropped += 1
@@ -456,7 +456,7 @@ class _Importer:
         if row is None or row.time_ns is None:
             raise UsageError(f"{self._source} names a best record {content_id[:12]} that it does not hold, or that failed")
         claim = claim_of(row, verified=verified, artifact_sha256=artifact_sha256)
-        if trust.is_revoked(claim) or not (self._trusted or trust.vouches(claim, signature)):
+        if claims.is_revoked(claim) or not (self._trusted or claims.vouches(claim, signature)):
             self.report.bests_dropped += 1
             return
         stored = sa.select(schema.artifact.c.sha256).where(schema.artifact.c.sha256 == artifact_sha256)

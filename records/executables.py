@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from schedsearch.errors import DatabaseError, SchemaVersionError, UntrustedDatabaseError, UsageError
-from schedsearch.records import dbfile, state, trust
+from schedsearch.records import claims, dbfile, state
 from schedsearch.records.output import replacement
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ def _fill(
 ) -> None:
     for statement in _SCHEMA:
         connection.execute(statement)
-    signature = trust.sign(trust.Kind.EXECUTABLE, _digest(program))
+    signature = claims.sign(claims.Kind.EXECUTABLE, _digest(program))
     connection.execute("INSERT INTO executable VALUES (?, ?, ?, ?)", (FORMAT_VERSION, target, program, signature))
     connection.executemany("INSERT INTO code VALUES (?, ?, ?)", sorted(code))
     written = set()
@@ -151,13 +151,13 @@ class ExecutableFile:
         self._program: str = program
 
     @property
-    def claim(self) -> trust.ExecutableClaim:
-        return trust.ExecutableClaim(_digest(self._program))
+    def claim(self) -> claims.ExecutableClaim:
+        return claims.ExecutableClaim(_digest(self._program))
 
     @property
     def vouched(self) -> bool:
         """Whether this machine built the file, or its user marked it as trusted."""
-        return trust.vouches_executable(self.claim, self._signature)
+        return claims.vouches(self.claim, self._signature)
 
     @property
     def program(self) -> str:
@@ -182,7 +182,7 @@ class ExecutableFile:
         if not found or not isinstance(found[0][0], str) or not isinstance(found[0][1], bytes):
             raise self._damaged("code", sha256[:12], "it is missing")
         plan, code = found[0]
-        if not trust.matches_digest(sha256, plan, code):
+        if not claims.matches_digest(sha256, plan, code):
             raise self._damaged("code", sha256[:12], "it does not match its checksum")
         return plan, code
 

@@ -72,8 +72,8 @@ class Field:
         def converts(action: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return lambda value: None if value is None else action(value)
 
-        functions = {"store": converts(self.store), "show": converts(self.show)}
-        return replace(self, null=True, check=reads(self.check), read=reads(self.read), **functions)
+        check, read = reads(self.check), reads(self.read)
+        return replace(self, null=True, check=check, read=read, store=converts(self.store), show=converts(self.show))
 
     def accept(self, value: Any) -> tuple[Any, Any]:
         """What the column keeps of a value from a record or from JSON, and what will be read from it.
@@ -240,7 +240,7 @@ BEST = TableFields(
         _flag("verified"),
         _text("artifact_sha256", constraint="REFERENCES artifact (sha256)").optional(),
         _real("promoted_at", damage.stamp),
-        _text("signature", since=4, default=""),  # of its `trust.Claim`
+        _text("signature", since=4, default=""),  # of its `claims.Claim`
     ),
     options="STRICT, WITHOUT ROWID",
 )
@@ -312,7 +312,7 @@ RECORD = TableFields(
         ).optional(),
         _text("host", path="measurement.host", since=3, default=""),
         _text("device_uuid", path="measurement.device_uuid", since=3, default=""),
-        _text("signature", since=4, default=""),  # by this machine if it measured the record; see `trust`
+        _text("signature", since=4, default=""),  # by this machine if it measured the record; see `claims`
     ),
     constraints="CHECK ((outcome = 'ok') = (time_ns IS NOT NULL) AND (outcome = 'ok') = (times_ns IS NOT NULL)), "
     "CHECK (time_ns > 0)",
@@ -343,7 +343,7 @@ SIZE_TABLE = TableFields(
         _integer("high", 2, key=True),
         _text("label"),
         _text("size_table"),  # `schedsearch.size_table.SizeTable`
-        _text("signature"),  # of its `trust.RangeClaim`
+        _text("signature"),  # of its `claims.RangeClaim`
         _real("made_at", damage.stamp),
         _code(),
     ),
@@ -351,5 +351,5 @@ SIZE_TABLE = TableFields(
 )
 
 TABLES = (META, WORKLOAD, ARTIFACT, BEST, TOOLCHAIN, RUN, RECORD, PROFILE, SIZE_TABLE)
-SCHEMA_VERSION = max(each.since for table in TABLES for each in (table, *table.fields))
+SCHEMA_VERSION = max(max(table.since, *(field.since for field in table.fields)) for table in TABLES)
 """The newest version that this code knows; `schema.MIGRATIONS` leads to it."""

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from schedsearch.errors import DatabaseError
-from schedsearch.records import damage, dbfile, trust
+from schedsearch.records import claims, damage, dbfile
 from schedsearch.records.fields import ARTIFACT, BEST, RECORD, WORKLOAD, Field
 
 T = TypeVar("T")
@@ -41,16 +41,16 @@ class LookupRow(NamedTuple):
     signature: str
 
     @property
-    def claim(self) -> trust.Claim:
+    def claim(self) -> claims.Claim:
         """What the row says, as its signature covers it."""
         task = self.workload_id, self.target_key, self.mode
         candidate = self.template, self.template_version, self.config_json
-        return trust.Claim(*task, *candidate, self.time_ns, self.verified, self.artifact_sha256)
+        return claims.Claim(*task, *candidate, self.time_ns, self.verified, self.artifact_sha256)
 
     @property
     def vouched(self) -> bool:
         """Whether this machine measured and verified exactly this, or its user marked it as trusted."""
-        return trust.vouches(self.claim, self.signature)
+        return claims.vouches(self.claim, self.signature)
 
 
 class NeighbourRow(NamedTuple):
@@ -148,7 +148,7 @@ class Lookup:
     @property
     def created_here(self) -> bool:
         """Whether this machine created the file. What it holds is judged row by row."""
-        return trust.created_here(self._meta)
+        return claims.created_here(self._meta)
 
     def exact(self, workload_id: str, target_key: str, mode: str) -> LookupRow | None:
         """The best record of exactly this task, or None. Raises DamageError if its row is damaged."""
@@ -192,14 +192,14 @@ class Lookup:
             UntrustedDatabaseError: this machine does not vouch for the row (`LookupRow.vouched`).
             DatabaseError: the code is not in the file, or does not match its checksum.
         """
-        trust.require(row.claim, row.signature, self.path, kind=self.kind)
+        claims.require(row.claim, row.signature, self.path, kind=self.kind)
         found = self._all("SELECT code FROM artifact WHERE sha256 = ?", (row.artifact_sha256,))
         if not found or row.artifact_sha256 is None or row.plan_json is None:
             raise DatabaseError(
                 f"{self.path} has no artifact {row.artifact_sha256}; it was pruned: look up the workload again"
             )
         code = self._one("artifact", row.artifact_sha256, lambda: damage.blob("code", found[0][0]))
-        trust.verify_digest(self.path, row.artifact_sha256, row.plan_json, code)
+        claims.verify_digest(self.path, row.artifact_sha256, row.plan_json, code)
         return code
 
     def _best(self, query: str) -> str:

@@ -16,7 +16,7 @@ from schedsearch.errors import PlanError, WorkloadError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import damage, rows, size_tables, trust
+from schedsearch.records import claims, damage, rows, size_tables
 from schedsearch.records.damage import DamagedRow, DamageError, DamageLog
 from schedsearch.records.fields import ARTIFACT, BEST, PROFILE, RECORD, RUN
 from schedsearch.records.rows import Best, RecordRow
@@ -163,11 +163,8 @@ class Reader:
         }
         if differing := [name for name, (copy, own) in copies.items() if copy != own]:
             raise DamagedRow(f"{differing[0]} is not that of record {found.id}, which it names")
-        return Best(
-            found,
-            *(BEST[name].read(name, getattr(row, column)) for name, column in _OF_BEST),
-            row.content_id,
-        )
+        own = {name: BEST[name].read(name, getattr(row, column)) for name, column in _OF_BEST}
+        return Best(row=found, content_id=row.content_id, **own)
 
     def _workload(self, row: Any) -> tuple[str, str]:
         """Operator and JSON of a row's workload; damage of it is that of table workload."""
@@ -208,7 +205,7 @@ class Reader:
         damage.text("signature", row.signature)
         if not isinstance(row.code, bytes):
             raise DamagedRow(f"code is {type_text(row.code)}; it must be a blob")
-        if not trust.matches_digest(sha256, plan, row.code):
+        if not claims.matches_digest(sha256, plan, row.code):
             raise DamagedRow("code or plan does not match its checksum")
         found = Artifact(row.code, LaunchPlan.from_json(plan))
         if (found.plan.kind, found.plan.arch) != (row.kind, row.arch):

@@ -16,7 +16,7 @@ from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.measurement import Anchor, Attempt, Measurement, Record, Resources
 from schedsearch.ops.own_kernel import without_reference
-from schedsearch.records import trust
+from schedsearch.records import claims
 from schedsearch.records.damage import DamagedRow
 from schedsearch.records.fields import RECORD, Field
 from schedsearch.workload import Workload
@@ -134,13 +134,13 @@ _RESOURCES = [column for _, column in _names("measurement", "resources")]
 
 def sign_record(content_id: str, artifact_sha256: str | None) -> str:
     """This machine's signature of a record that it measured, and of the code that was kept for it."""
-    return trust.sign(trust.Kind.RECORD, trust.record_text(content_id, artifact_sha256))
+    return claims.sign(claims.Kind.RECORD, claims.record_text(content_id, artifact_sha256))
 
 
 def is_own_record(row: Mapping[str, Any]) -> bool:
     """Whether this machine measured exactly what a row says, with the keys of `queries.records`."""
-    text = trust.record_text(row["content_id"], row["artifact_sha256"])
-    return trust.is_ours(trust.Kind.RECORD, text, row["signature"]) and not problem_of_ids(row)
+    text = claims.record_text(row["content_id"], row["artifact_sha256"])
+    return claims.is_ours(claims.Kind.RECORD, text, row["signature"]) and not problem_of_ids(row)
 
 
 def problem_of_ids(row: Mapping[str, Any]) -> str:
@@ -243,16 +243,16 @@ class Best:
         return self.row.workload_id, self.row.target, self.row.measurement.mode
 
     @property
-    def claim(self) -> trust.Claim:
+    def claim(self) -> claims.Claim:
         """What a row of table best with this record says."""
         row, time_ns = self.row, self.row.measurement.time_ns
         candidate = row.template, row.template_version
-        return trust.Claim(*self.task, *candidate, row.config.json, time_ns, self.verified, self.artifact_sha256)
+        return claims.Claim(*self.task, *candidate, row.config.json, time_ns, self.verified, self.artifact_sha256)
 
     @property
     def vouched(self) -> bool:
         """Whether this machine measured and verified exactly this, or its user marked it as trusted."""
-        return trust.vouches(self.claim, self.signature)
+        return claims.vouches(self.claim, self.signature)
 
     @property
     def record_id(self) -> int:

@@ -6,7 +6,7 @@ make with a dump of a database of every released version, and open each of them.
 
 `record` is append-only: triggers refuse every change except the later addition of an artifact's sha256. `best` has a small
 row per (workload, target, mode) that names a record and the artifact to run; its signature covers what it says
-(`trust.Claim`). `artifact` has the machine code. `profile` has the metrics of a hardware profiler and is also append-only.
+(`claims.Claim`). `artifact` has the machine code. `profile` has the metrics of a hardware profiler and is also append-only.
 `size_table` has the kernels of ranges of sizes. The text columns config, times_ns, clocks, info, summary, json and plan hold
 JSON.
 """
@@ -14,6 +14,7 @@ JSON.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from sqlalchemy import Column, Float, Integer, LargeBinary, MetaData, Table, Text
 
@@ -25,10 +26,10 @@ _TYPES = {"INTEGER": Integer, "REAL": Float, "TEXT": Text, "BLOB": LargeBinary}
 
 
 def _table(of: TableFields) -> Table:
-    columns = (
+    columns: list[Column[Any]] = [
         Column(each.name, _TYPES[each.sql], primary_key=each.key, nullable=each.null, default=each.default)
         for each in of.fields
-    )
+    ]
     return Table(of.name, metadata, *columns)
 
 

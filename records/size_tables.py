@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from schedsearch.errors import DatabaseError, UntrustedDatabaseError
-from schedsearch.records import damage, dbfile, trust
+from schedsearch.records import claims, damage, dbfile
 from schedsearch.records.damage import DamageError, DamageLog
 from schedsearch.records.fields import SIZE_TABLE
 
@@ -36,9 +36,9 @@ class SizeTableRow(NamedTuple):
     code: bytes
 
     @property
-    def claim(self) -> trust.RangeClaim:
+    def claim(self) -> claims.RangeClaim:
         digest = hashlib.sha256(self.size_table.encode(errors="surrogateescape") + b"\0" + self.code).hexdigest()
-        return trust.RangeClaim(self.family, self.target_key, self.mode, self.low, self.high, digest)
+        return claims.RangeClaim(self.family, self.target_key, self.mode, self.low, self.high, digest)
 
     @property
     def key(self) -> tuple[str, str, str, int, int]:
@@ -47,12 +47,12 @@ class SizeTableRow(NamedTuple):
     @property
     def vouched(self) -> bool:
         """Whether this machine made the table, or its user marked it as trusted."""
-        return trust.vouches_range(self.claim, self.signature)
+        return claims.vouches(self.claim, self.signature)
 
 
 def signed(row: SizeTableRow) -> SizeTableRow:
     """The row as one that this machine vouches for. Raises DatabaseError if the state folder cannot be written."""
-    return row._replace(signature=trust.sign(trust.Kind.RANGE, row.claim.text))
+    return row._replace(signature=claims.sign(claims.Kind.RANGE, row.claim.text))
 
 
 def made(family: str, target_key: str, mode: str, low: int, high: int, label: str, table: str, code: bytes) -> SizeTableRow:

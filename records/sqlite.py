@@ -15,7 +15,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.pool import QueuePool
 
 from schedsearch.errors import DatabaseError
-from schedsearch.records import dbfile, fields, schema, trust
+from schedsearch.records import claims, dbfile, fields, schema
 
 DIALECT = "sqlite"
 
@@ -109,7 +109,7 @@ class SqliteDatabase:
             if not self.readonly:
                 _refuse_strange_triggers(connection, self.path)
         version = self._version(found)
-        if version < dbfile.SCHEMA_VERSION and not self.readonly:
+        if version < fields.SCHEMA_VERSION and not self.readonly:
             self._use_wal()
             with self._migrating(version), self.write() as connection:
                 found = self._meta(connection)  # another process may have created it first
@@ -121,7 +121,7 @@ class SqliteDatabase:
                 connection.execute(
                     sa.update(schema.meta)
                     .where(schema.meta.c.key == "schema_version")
-                    .values(value=str(dbfile.SCHEMA_VERSION))
+                    .values(value=str(fields.SCHEMA_VERSION))
                 )
                 found = self._meta(connection)
         with self.read() as connection:
@@ -136,7 +136,7 @@ class SqliteDatabase:
         except sa.exc.IntegrityError as error:
             raise DatabaseError(
                 f"{self.path} is damaged: it does not fit schema version {version}, so that it cannot be brought to version "
-                f"{dbfile.SCHEMA_VERSION} ({error.orig}); restore a copy, or read its records into a new database: "
+                f"{fields.SCHEMA_VERSION} ({error.orig}); restore a copy, or read its records into a new database: "
                 "schedsearch records merge"
             ) from error
 
@@ -274,11 +274,11 @@ def new_meta(kind: str) -> list[dict[str, str]]:
     """The rows of table meta for a new database of this machine."""
     uuid = str(uuids.uuid4())
     values = {
-        "schema_version": str(dbfile.SCHEMA_VERSION),
+        "schema_version": str(fields.SCHEMA_VERSION),
         "uuid": uuid,
         "kind": kind,
-        "machine": trust.machine_id(),
-        "signature": trust.sign(trust.Kind.DATABASE, uuid),
+        "machine": claims.machine_id(),
+        "signature": claims.sign(claims.Kind.DATABASE, uuid),
         "created_at": repr(time.time()),
     }
     return [{"key": key, "value": value} for key, value in values.items()]

@@ -5,7 +5,7 @@
         record_id = store.append(record)               # committed when it returns
         store.promote(record_id, artifact)             # deployment serves it from now on
 
-Measurements are append-only. Several processes may write to one file at once. `trust` decides which code this machine may
+Measurements are append-only. Several processes may write to one file at once. `claims` decides which code this machine may
 load, `exchange` reads and writes files of records, and deployment reads through `lookup`.
 """
 
@@ -26,7 +26,7 @@ from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import dbfile, queries, schema, trust
+from schedsearch.records import claims, dbfile, queries, schema
 from schedsearch.records.database import Database
 from schedsearch.records.rows import sign_record, to_row
 from schedsearch.records.sqlite import SqliteDatabase
@@ -65,7 +65,7 @@ class Store(Stored):
 
         Raises:
             DatabaseError: the path cannot be opened (missing, a folder, no permission, truncated, another program's file),
-                or the state folder (see `trust`) cannot be written.
+                or the state folder (see `claims`) cannot be written.
             SchemaVersionError: a newer schedsearch wrote the database.
             UsageError: the URL is not an SQLite URL.
         """
@@ -74,7 +74,7 @@ class Store(Stored):
                 raise UsageError(f"databases of {url[1]} are not supported, got {path}; give a path or sqlite:///PATH")
             path = path.removeprefix("sqlite:///")
         if not readonly:
-            trust.machine_id()  # fails early rather than at the first artifact
+            claims.machine_id()  # fails early rather than at the first artifact
         database: Database = SqliteDatabase(path, create=create, readonly=readonly, busy_timeout_s=busy_timeout_s)
         try:
             return cls(database, database.migrate())
@@ -96,7 +96,7 @@ class Store(Stored):
         """Begins a tuning run and returns its id. `info` (JSON values) describes it: command, target, options."""
         now = time.time()
         run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}-{secrets.token_hex(4)}"
-        row = {"id": run_id, "machine": trust.machine_id(), "started_at": now, "info": canonical_json(dict(info))}
+        row = {"id": run_id, "machine": claims.machine_id(), "started_at": now, "info": canonical_json(dict(info))}
         with self._db.write() as connection:
             connection.execute(sa.insert(schema.run), row)
         return run_id
@@ -203,8 +203,8 @@ class Store(Stored):
         with self._db.write() as connection:
             row = connection.execute(sa.select(best).where(task)).one_or_none()
             if row is not None:
-                if trust.vouches(claim_of(row), row.signature):  # anybody may have written another row
-                    trust.revoke(claim_of(row))
+                if claims.vouches(claim_of(row), row.signature):  # anybody may have written another row
+                    claims.revoke(claim_of(row))
                 connection.execute(sa.delete(best).where(task))
         return row is not None
 

@@ -17,7 +17,7 @@ from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import queries, schema, trust
+from schedsearch.records import claims, queries, schema
 from schedsearch.records.columns import Wanted, list_records, read_columns, read_stamp
 from schedsearch.records.damage import Damage, DamageLog
 from schedsearch.records.database import Database
@@ -71,7 +71,7 @@ class Stored:
     @property
     def created_here(self) -> bool:
         """Whether this machine created the database. What it holds is judged row by row."""
-        return trust.created_here(self._meta)
+        return claims.created_here(self._meta)
 
     def reader(self, *, thorough: bool = False) -> Reader:
         """Reads rows of this store, and adds the damaged ones to `damage`; for `exchange`."""
@@ -189,7 +189,7 @@ class Stored:
             row = connection.execute(queries.artifacts().where(schema.artifact.c.sha256 == sha256)).one_or_none()
         if row is None:
             return None
-        if require_signature and not trust.is_ours(trust.Kind.ARTIFACT, sha256, row.signature):
+        if require_signature and not claims.is_ours(claims.Kind.ARTIFACT, sha256, row.signature):
             raise UntrustedDatabaseError(
                 f"{self.path} holds machine code ({sha256[:12]}) that another machine stored; build its configuration here"
             )

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import queries, schema, size_tables, trust
+from schedsearch.records import claims, queries, schema, size_tables
 from schedsearch.records.database import Database
 from schedsearch.records.rows import is_own_record, sign_record
 from schedsearch.records.size_tables import SizeTableRow
@@ -47,7 +47,7 @@ def set_best(
     claim = claim_of(row, verified=verified, artifact_sha256=artifact_sha256)
     values = {column.name: getattr(row, column.name) for column in best.c if column.name in row._fields}
     values |= {
-        "signature": trust.sign(trust.Kind.BEST, claim.text),
+        "signature": claims.sign(claims.Kind.BEST, claim.text),
         "record_id": row.id,
         "artifact_sha256": artifact_sha256,
         "verified": int(verified),
@@ -72,19 +72,19 @@ def set_best(
     )
     is_best = connection.execute(statement.returning(best.c.record_id)).scalar() is not None
     if is_best and verified:
-        trust.reinstate(claim)
+        claims.reinstate(claim)
     return is_best
 
 
-def claim_of(row: Any, *, verified: bool | None = None, artifact_sha256: str | None = None) -> trust.Claim:
+def claim_of(row: Any, *, verified: bool | None = None, artifact_sha256: str | None = None) -> claims.Claim:
     """The claim of a row of table best, or of a row of table record with what is missing there."""
     if verified is None:
         verified, artifact_sha256 = bool(row.verified), row.artifact_sha256
     task, candidate = (row.workload_id, row.target_key, row.mode), (row.template, row.template_version, row.config)
-    return trust.Claim(*task, *candidate, row.time_ns, verified, artifact_sha256)
+    return claims.Claim(*task, *candidate, row.time_ns, verified, artifact_sha256)
 
 
-def _counts(database: Database, connection: sa.Connection, new: trust.Claim) -> bool:
+def _counts(database: Database, connection: sa.Connection, new: claims.Claim) -> bool:
     """Whether the present best of a task, if there is one, has to be beaten.
 
     It counts if this machine vouches for it, or if it has no signature because this database of ours is older than
@@ -93,10 +93,10 @@ def _counts(database: Database, connection: sa.Connection, new: trust.Claim) -> 
     best = schema.best
     task = (best.c.workload_id == new.workload_id, best.c.target_key == new.target_key, best.c.mode == new.mode)
     row = connection.execute(sa.select(best).where(*task)).one_or_none()
-    if row is None or trust.vouches(claim_of(row), row.signature):
+    if row is None or claims.vouches(claim_of(row), row.signature):
         return True
     meta = connection.execute(sa.select(schema.meta)).all()
-    return not row.signature and trust.created_here({each.key: each.value for each in meta})
+    return not row.signature and claims.created_here({each.key: each.value for each in meta})
 
 
 def put_profile(database: Database, connection: sa.Connection, record_id: int, profile: Profile) -> bool:
@@ -119,8 +119,8 @@ def put_artifact(database: Database, connection: sa.Connection, sha256: str, pla
         "plan": plan_json,
         "created_at": time.time(),
         "code": code,
-        "machine": trust.machine_id(),
-        "signature": trust.sign(trust.Kind.ARTIFACT, sha256),
+        "machine": claims.machine_id(),
+        "signature": claims.sign(claims.Kind.ARTIFACT, sha256),
     }
     statement = database.insert(schema.artifact).values(row)
     changed = {name: statement.excluded[name] for name in row if name != "sha256"}

@@ -18,7 +18,7 @@ from records_support import H200, artifact, before_version_3, conv, profile, rec
 
 from schedsearch.errors import UntrustedDatabaseError
 from schedsearch.measurement import Outcome, Record
-from schedsearch.records import dbfile, schema, trust
+from schedsearch.records import fields, schema, trust
 from schedsearch.records.exchange import export_jsonl, import_jsonl, merge
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
@@ -37,9 +37,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_version_has_a_migration_and_a_dump() -> None:
-    assert all(len(migrations) == dbfile.SCHEMA_VERSION for migrations in schema.MIGRATIONS.values())
+    assert all(len(migrations) == fields.SCHEMA_VERSION for migrations in schema.MIGRATIONS.values())
     versions = [int(re.findall(r"\d+", path.name)[0]) for path in RELEASED]
-    assert versions == list(range(1, dbfile.SCHEMA_VERSION + 1))
+    assert versions == list(range(1, fields.SCHEMA_VERSION + 1))
 
 
 def described(table: sa.Table) -> list[tuple]:
@@ -100,7 +100,7 @@ def written(dump: Path) -> Callable[[Record], Record]:
 def test_a_database_of_every_released_version_opens(dump: Path, tmp_path: Path) -> None:
     path = restored(dump, tmp_path / "records.db")
     with Store.open(path) as store:
-        assert store.health()["schema_version"] == dbfile.SCHEMA_VERSION and store.health()["problems"] == []
+        assert store.health()["schema_version"] == fields.SCHEMA_VERSION and store.health()["problems"] == []
         wanted = [written(dump)(record(outcome=outcome, number=number)) for number, outcome in enumerate(Outcome)]
         found = store.history()
         assert [type(item)(**{**vars(item), "artifact": None}) for item in found] == wanted

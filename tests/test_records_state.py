@@ -11,11 +11,11 @@ from cli_support import start
 from records_support import H200, artifact, conv, record
 
 from schedsearch.errors import DatabaseError, UntrustedDatabaseError
-from schedsearch.records import state, trust
+from schedsearch.records import claims, state, trust
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
 
-SIGNED = trust.Kind.EXECUTABLE, "ab" * 32
+SIGNED = claims.Kind.EXECUTABLE, "ab" * 32
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state folder with a key, a mark and a revocation."""
     folder = tmp_path / "state"
     monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(folder))
-    trust.machine_id()
-    trust.mark([trust.ExecutableClaim("cd" * 32)], tmp_path / "a file")
-    trust.revoke(trust.Claim("w", "t", "m", "c", 1, "{}", 1.0, True, "ef" * 32))
+    claims.machine_id()
+    trust.mark([claims.ExecutableClaim("cd" * 32)], tmp_path / "a file")
+    claims.revoke(claims.Claim("w", "t", "m", "c", 1, "{}", 1.0, True, "ef" * 32))
     state.warn.cache_clear()
     return folder
 
@@ -78,14 +78,12 @@ def test_what_others_can_use_vouches_for_nothing_and_signs_nothing(
     folder: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_it, reason = REFUSED[name]
-    signature = trust.sign(*SIGNED)
-    assert trust.is_ours(*SIGNED, signature) and state.objection() is None
+    signature = claims.sign(*SIGNED)
+    assert claims.is_ours(*SIGNED, signature) and state.objection() is None
     open_it(folder)
-    assert not trust.is_ours(*SIGNED, signature) and not trust.vouches_executable(
-        trust.ExecutableClaim("ab" * 32), signature
-    )
+    assert not claims.is_ours(*SIGNED, signature) and not claims.vouches(claims.ExecutableClaim("ab" * 32), signature)
     assert len({each.getMessage() for each in caplog.records}) == len(caplog.records) == 1, "one warning"
-    for use in (lambda: trust.sign(*SIGNED), trust.machine_id):
+    for use in (lambda: claims.sign(*SIGNED), claims.machine_id):
         with pytest.raises(DatabaseError, match=reason) as raised:
             use()
         assert "\n" not in str(raised.value) and ("another folder" in str(raised.value) or "delete it" in str(raised.value))
@@ -94,20 +92,20 @@ def test_what_others_can_use_vouches_for_nothing_and_signs_nothing(
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if "key" not in name])
 def test_marks_in_a_folder_of_others_do_not_count(folder: Path, name: str) -> None:
-    claim = trust.ExecutableClaim("cd" * 32)
-    assert trust.vouches_executable(claim, "")
+    claim = claims.ExecutableClaim("cd" * 32)
+    assert claims.vouches(claim, "")
     REFUSED[name][0](folder)
-    assert not trust.vouches_executable(claim, "")
-    for use in (trust.sources, lambda: trust.mark([trust.ExecutableClaim("12" * 32)], Path("f"))):
+    assert not claims.vouches(claim, "")
+    for use in (trust.sources, lambda: trust.mark([claims.ExecutableClaim("12" * 32)], Path("f"))):
         with pytest.raises(DatabaseError, match="is not used"):
             use()
 
 
 @pytest.mark.parametrize("damage", [of_another, lambda mark: mark.chmod(0o666)])
 def test_a_mark_that_another_user_made_or_may_change_does_not_count(folder: Path, damage: Callable[[Path], None]) -> None:
-    claim = trust.ExecutableClaim("cd" * 32)
-    damage(claim.mark)
-    assert not trust.vouches_executable(claim, "")
+    claim = claims.ExecutableClaim("cd" * 32)
+    damage(claims.mark_of(claim))
+    assert not claims.vouches(claim, "")
     with pytest.raises(DatabaseError, match="does not count; delete it"):
         trust.mark([claim], Path("f"))
 
@@ -134,10 +132,10 @@ def own_key_link(folder: Path) -> None:
     ids=["a link to an own folder", "a key that is a link", "others may look", "in a folder like /tmp", "a read-only key"],
 )
 def test_what_only_this_user_can_write_counts(folder: Path, change: Callable[[Path], None]) -> None:
-    signature = trust.sign(*SIGNED)
+    signature = claims.sign(*SIGNED)
     change(folder)
-    assert trust.is_ours(*SIGNED, signature) and trust.sign(*SIGNED) == signature
-    assert trust.vouches_executable(trust.ExecutableClaim("cd" * 32), "")
+    assert claims.is_ours(*SIGNED, signature) and claims.sign(*SIGNED) == signature
+    assert claims.vouches(claims.ExecutableClaim("cd" * 32), "")
 
 
 def test_a_new_state_folder_is_closed_to_others_whatever_is_made_first(
@@ -146,20 +144,20 @@ def test_a_new_state_folder_is_closed_to_others_whatever_is_made_first(
     monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "new" / "state"))
     before = os.umask(0)
     try:
-        trust.mark([trust.ExecutableClaim("cd" * 32)], tmp_path / "a file")
+        trust.mark([claims.ExecutableClaim("cd" * 32)], tmp_path / "a file")
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new" / "state", tmp_path / "new/state/trusted")}
     assert modes == {"state": 0o700, "trusted": 0o700}
-    assert trust.vouches_executable(trust.ExecutableClaim("cd" * 32), "")
+    assert claims.vouches(claims.ExecutableClaim("cd" * 32), "")
 
 
 def test_a_key_that_is_a_link_to_nothing_is_one_message(folder: Path) -> None:
     (folder / "machine-key").unlink()
     (folder / "machine-key").symlink_to(folder / "nothing")
-    assert not trust.is_ours(*SIGNED, "0" * 64)
+    assert not claims.is_ours(*SIGNED, "0" * 64)
     with pytest.raises(DatabaseError, match="link to a file that does not exist"):
-        trust.machine_id()
+        claims.machine_id()
 
 
 def test_deployment_goes_on_without_stored_code(folder: Path, tmp_path: Path) -> None:

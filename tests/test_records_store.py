@@ -17,7 +17,7 @@ from records_support import H200, artifact, as_of_an_operator_that_is_not_instal
 from schedsearch.config import Config
 from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.measurement import Measurement, Outcome, Resources
-from schedsearch.records import dbfile
+from schedsearch.records import fields
 from schedsearch.records.store import Store
 from schedsearch.testing.store_contract import StoreContract
 
@@ -144,7 +144,7 @@ def test_stats_and_health_count(store: Store) -> None:
     assert stats["outcomes"] == {"ok": 1, "rejected": 1} and stats["records"] == 2
     assert stats["targets"] == {H200: 2} and stats["artifact_bytes"] == len(artifact().code)
     health = store.health()
-    assert health["problems"] == [] and health["journal_mode"] == "wal" and health["schema_version"] == dbfile.SCHEMA_VERSION
+    assert health["problems"] == [] and health["journal_mode"] == "wal" and health["schema_version"] == fields.SCHEMA_VERSION
     assert health["created_here"] is True
 
 

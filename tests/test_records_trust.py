@@ -14,7 +14,7 @@ import pytest
 from records_support import H200, artifact, conv, forked, python, record
 
 from schedsearch.errors import DatabaseError, UntrustedDatabaseError
-from schedsearch.records import trust
+from schedsearch.records import claims, trust
 from schedsearch.records.deployment import export_deploy
 from schedsearch.records.exchange import merge
 from schedsearch.records.lookup import Lookup, LookupRow
@@ -128,8 +128,8 @@ def test_a_merge_takes_over_the_kernels_of_a_marked_file(foreign: Path, tmp_path
 def test_a_database_cannot_claim_trust_for_itself(foreign: Path) -> None:
     """An attacker controls the whole file. Even this machine's public id does not help without its key."""
     with sqlite3.connect(foreign) as other:
-        other.execute("UPDATE meta SET value = ? WHERE key = 'machine'", (trust.machine_id(),))
-        other.execute("UPDATE artifact SET machine = ?", (trust.machine_id(),))
+        other.execute("UPDATE meta SET value = ? WHERE key = 'machine'", (claims.machine_id(),))
+        other.execute("UPDATE artifact SET machine = ?", (claims.machine_id(),))
     with pytest.raises(UntrustedDatabaseError):
         load(foreign)
 
@@ -191,29 +191,29 @@ def test_what_another_machine_wrote_does_not_keep_out_what_is_measured_here(fore
 
 def test_a_signature_of_one_kind_is_none_of_another(path: Path) -> None:
     text = row_of(path).claim.text
-    signatures = {kind: trust.sign(kind, text) for kind in trust.Kind}
+    signatures = {kind: claims.sign(kind, text) for kind in claims.Kind}
     assert len(set(signatures.values())) == len(signatures)
     for kind, signature in signatures.items():
-        assert [other for other in trust.Kind if trust.is_ours(other, text, signature)] == [kind]
+        assert [other for other in claims.Kind if claims.is_ours(other, text, signature)] == [kind]
 
 
 def test_signatures_of_artifacts_and_databases_of_earlier_versions_are_known_for_their_own_kind(path: Path) -> None:
     key = (trust.state_dir() / "machine-key").read_bytes()
     uuid = "123e4567-e89b-12d3-a456-426614174000"
-    for kind, text in ((trust.Kind.ARTIFACT, SHA256), (trust.Kind.DATABASE, uuid)):
+    for kind, text in ((claims.Kind.ARTIFACT, SHA256), (claims.Kind.DATABASE, uuid)):
         bare = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-        assert [other for other in trust.Kind if trust.is_ours(other, text, bare)] == [kind]
+        assert [other for other in claims.Kind if claims.is_ours(other, text, bare)] == [kind]
 
 
 @pytest.mark.parametrize("signature", ["", "x", "\u00e9\udc80", "0" * 64])
 def test_a_text_that_is_no_signature_is_refused(path: Path, signature: str) -> None:
-    assert not trust.is_ours(trust.Kind.BEST, "text", signature)
+    assert not claims.is_ours(claims.Kind.BEST, "text", signature)
 
 
 def test_the_key_is_private_and_made_once(path: Path, tmp_path: Path) -> None:
     (key,) = (tmp_path / "this machine").iterdir()
     assert key.stat().st_mode & 0o777 == 0o600 and len(key.read_bytes()) == 32
-    code = "from schedsearch.records.trust import machine_id; print(machine_id())"
+    code = "from schedsearch.records.claims import machine_id; print(machine_id())"
     shutil.rmtree(tmp_path / "this machine")
     names = {process.communicate()[0] for process in [python(code) for _ in range(4)]}
     assert len(names) == 1, "processes that start at once agree"

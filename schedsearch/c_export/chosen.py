@@ -11,7 +11,7 @@ from schedsearch.c_export.text import PREFIX, identifier
 from schedsearch.device.objects import check_elf
 from schedsearch.errors import DatabaseError, DeviceError, NoRecordError, PlanError
 from schedsearch.launch import BUFFER_PARAMS, Artifact, LaunchPlan
-from schedsearch.records import trust
+from schedsearch.records import claims
 from schedsearch.records.rows import Best
 from schedsearch.records.store import Store
 from schedsearch.workload import Workload
@@ -125,7 +125,7 @@ def _checked(store: Store, best: Best, prefix: str) -> Chosen | LeftOut:
 
 
 def _untrusted(store: Store, best: Best) -> str:
-    if trust.is_revoked(best.claim):
+    if claims.is_revoked(best.claim):
         return "its machine code turned out wrong on this machine; tune it again"
     return (
         "this machine did not sign its machine code; verify and sign it here (schedsearch records verify), or trust its "

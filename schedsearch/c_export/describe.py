@@ -10,7 +10,7 @@ from typing import Any
 from schedsearch.c_export.chosen import Chosen
 from schedsearch.c_export.plan_source import Memory
 from schedsearch.ops import ArgSpec
-from schedsearch.records import trust
+from schedsearch.records import claims
 
 
 def description(chosen: Chosen) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def description(chosen: Chosen) -> dict[str, Any]:
 
 def _trust(chosen: Chosen) -> str:
     best = chosen.best
-    machine = trust.machine_id()
-    if trust.is_ours(trust.Kind.BEST, best.claim.text, best.signature):
+    machine = claims.machine_id()
+    if claims.is_ours(claims.Kind.BEST, best.claim.text, best.signature):
         return f"measured, verified and signed by machine {machine}"
     return f"marked as trusted by the user of machine {machine}"

@@ -1,8 +1,8 @@
 """The events of a tuning run, and `Observer`, which receives them.
 
 Every event is a frozen value, so that an observer can keep, print or send it without any effect on the run.
-`event_json` and `event_from_json` convert events to and from JSON: the lines of `tune --json`, and the store's information
-about a run. Each event contains everything that a reader needs; beside that only the order of events matters.
+`event_json` converts events to JSON: the lines of `tune --json`, and the store's information about a run. Each event
+contains everything that a reader needs; beside that only the order of events matters.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from schedsearch.config import Config
-from schedsearch.errors import UsageError
 from schedsearch.measurement import Outcome
-from schedsearch.session.summary import RunSummary, TaskSummary, workload_json, workload_of
+from schedsearch.session.summary import RunSummary, TaskSummary, workload_json
 from schedsearch.space import SpaceSize
 from schedsearch.workload import Workload
 
@@ -44,11 +43,6 @@ class ArmStart:
             "resumed": self.resumed,
         }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ArmStart:
-        size = SpaceSize(data["configurations"], data["exact"])
-        return cls(data["template"], size, Config(data["default"]), data["resumed"])
-
 
 @dataclass(frozen=True)
 class TaskStart:
@@ -62,10 +56,6 @@ class TaskStart:
     def to_json(self) -> dict[str, Any]:
         arms = [arm.to_json() for arm in self.arms]
         return {**workload_json(self.workload), "name": self.name, "weight": self.weight, "templates": arms}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TaskStart:
-        return cls(workload_of(data), data["name"], data["weight"], tuple(map(ArmStart.from_json, data["templates"])))
 
 
 @dataclass(frozen=True)
@@ -106,10 +96,6 @@ class RunStart:
             "tasks": [task.to_json() for task in self.tasks],
         }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunStart:
-        return cls(**{**data, "tasks": tuple(map(TaskStart.from_json, data["tasks"]))})
-
 
 PhaseName = Literal["building", "preparing", "reference", "measuring", "racing"]
 
@@ -129,10 +115,6 @@ class Phase:
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "elapsed_s": self.elapsed_s}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Phase:
-        return cls(**data)
 
 
 @dataclass(frozen=True)
@@ -168,11 +150,6 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         return _flat(self) | {"outcome": "duplicate" if self.outcome is None else str(self.outcome)}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Trial:
-        outcome = None if data["outcome"] == "duplicate" else Outcome(data["outcome"])
-        return cls(**_fields(data) | {"outcome": outcome})
-
 
 @dataclass(frozen=True)
 class Best:
@@ -189,10 +166,6 @@ class Best:
     def to_json(self) -> dict[str, Any]:
         return _flat(self)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Best:
-        return cls(**_fields(data))
-
 
 @dataclass(frozen=True)
 class TaskEnd:
@@ -204,19 +177,10 @@ class TaskEnd:
     def to_json(self) -> dict[str, Any]:
         return {"task": self.task, **self.summary.to_json()}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TaskEnd:
-        return cls(data["task"], TaskSummary.from_json(data))
-
 
 def _flat(event: Trial | Best) -> dict[str, Any]:
     values = {name: getattr(event, name) for name in event.__dataclass_fields__ if name != "workload"}
     return {**workload_json(event.workload), **values, "config": dict(event.config)}
-
-
-def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {name: value for name, value in data.items() if name not in ("workload_id", "label")}
-    return rest | {"workload": workload_of(data), "config": Config(data["config"])}
 
 
 Event = RunStart | Phase | Trial | Best | TaskEnd | RunSummary
@@ -234,21 +198,6 @@ _NAMES: dict[type[Event], str] = {
 def event_json(event: Event) -> dict[str, Any]:
     """Any event as one JSON object; its key `event` says which: start, phase, trial, best, task_end or summary."""
     return {"event": _NAMES[type(event)], **event.to_json()}
-
-
-def event_from_json(data: Mapping[str, Any]) -> Event:
-    """Inverse of `event_json`.
-
-    Raises:
-        UsageError: `event` is not the name of an event.
-        WorkloadError: its operator is not installed here.
-        KeyError, TypeError: a field is missing.
-    """
-    rest = {name: value for name, value in data.items() if name != "event"}
-    for kind, name in _NAMES.items():
-        if data.get("event") == name:
-            return kind.from_json(rest)
-    raise UsageError(f"{data.get('event')!r} is not an event; allowed: {', '.join(_NAMES.values())}")
 
 
 class Observer:

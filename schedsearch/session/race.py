@@ -6,7 +6,7 @@ Times of the search are single measurements, minutes apart; the first one on a b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,10 +41,6 @@ class Raced:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"config": dict(self.config)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Raced:
-        return cls(**{**data, "config": Config(data["config"])})
 
 
 @dataclass(frozen=True)
@@ -86,8 +82,3 @@ class RaceResult:
             "default": None if self.default is None else self.default.to_json(),
             "plain": None if self.plain is None else self.plain.to_json(),
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RaceResult:
-        others = (None if data[name] is None else Raced.from_json(data[name]) for name in ("default", "plain"))
-        return cls(Raced.from_json(data["best"]), *others)

@@ -1,7 +1,6 @@
-"""The results of a tuning run (`RunSummary`), as frozen values with a JSON form (`to_json`, `from_json`).
+"""The results of a tuning run (`RunSummary`), as frozen values with a JSON form (`to_json`).
 
-The JSON form also has values derived from the fields (labels, shares, correlations), for readers without Python;
-`from_json` computes them again.
+The JSON form also has values derived from the fields (labels, shares, correlations), for readers without Python.
 """
 
 from __future__ import annotations
@@ -25,17 +24,8 @@ def workload_json(workload: Workload) -> dict[str, Any]:
     return {"workload": json.loads(workload.json), "workload_id": workload.id, "label": workload.label}
 
 
-def workload_of(data: Mapping[str, Any]) -> Workload:
-    """Inverse of `workload_json`. Raises WorkloadError if the operator is not installed here."""
-    return Workload.from_json(json.dumps(data["workload"]))
-
-
 def config_json(config: Config | None) -> dict[str, Any] | None:
     return None if config is None else dict(config)
-
-
-def config_of(data: Mapping[str, Any] | None) -> Config | None:
-    return None if data is None else Config(data)
 
 
 @dataclass(frozen=True)
@@ -62,10 +52,6 @@ class ArmSummary:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"best_config": config_json(self.best_config)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ArmSummary:
-        return cls(**{**data, "best_config": config_of(data["best_config"])})
 
 
 @dataclass(frozen=True)
@@ -157,29 +143,6 @@ class TaskSummary:
             **_ranking_json(self.ranking),
             **({"problem": self.problem} if self.problem else {}),
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TaskSummary:
-        return cls(
-            workload=workload_of(data),
-            target=data["target"],
-            template=data["template"],
-            default_ns=data["default_ns"],
-            best_ns=data["best_ns"],
-            best_config=config_of(data["best_config"]),
-            race=None if data["race"] is None else RaceResult.from_json(data["race"]),
-            trials=data["trials"],
-            new_trials=data["new_trials"],
-            outcomes=data["outcomes"],
-            duplicates=data["duplicates"],
-            illegal=data["illegal_proposals"],
-            unshared=data["unshared_builds"],
-            seconds=data["seconds"],
-            arms=tuple(map(ArmSummary.from_json, data["templates"])),
-            best_after_ns=tuple(data["best_after_ns"]),
-            ranking=RankAgreement(**data["ranking"]),
-            problem=data.get("problem", ""),
-        )
 
 
 def _ranking_json(ranking: RankAgreement) -> dict[str, Any]:
@@ -316,13 +279,8 @@ class RunSummary:
             "illegal_proposals": self.illegal,
             "unshared_builds": self.unshared,
             "tasks": [task.to_json() | self._budget_json(task) for task in self.tasks],
+            "ranges": [each.to_json() for each in self.ranges],
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunSummary:
-        tasks = tuple(map(TaskSummary.from_json, data["tasks"]))
-        shares = Shares(**data["shares"])
-        return cls(data["run"], data["db"], data["target"], tasks, data["wall_s"], shares, data["stopped"])
 
     def _repr_html_(self) -> str:
         """The table of results, for notebooks."""

@@ -20,7 +20,7 @@ import schedsearch
 from schedsearch.errors import DatabaseError, SchedsearchError
 from schedsearch.executable.file import save
 from schedsearch.launch import Artifact
-from schedsearch.records import trust
+from schedsearch.records import claims
 
 from . import json_mutations, lab, sample_database, told
 from .deployment import operands
@@ -145,7 +145,7 @@ def _state_of_others(batch: Batch) -> None:
     samples, workload = sample_database.make(), sample_database.SERVED[0]
     Path("records.db").write_bytes(samples.store)
     own = Path(os.environ["SCHEDSEARCH_STATE_DIR"])
-    signed = trust.sign(trust.Kind.EXECUTABLE, "ab" * 32)
+    signed = claims.sign(claims.Kind.EXECUTABLE, "ab" * 32)
     rooted = (_to_another_user,) if os.geteuid() == 0 else ()
     for seed in batch.each():
         rng = batch.random(seed)
@@ -177,10 +177,10 @@ def _vouches(workload: schedsearch.Workload, signed: str) -> Iterator[str]:
         raise AssertionError("code was loaded")
 
     with contextlib.suppress(DatabaseError):  # it may say what is wrong with the key
-        if trust.is_ours(trust.Kind.EXECUTABLE, "ab" * 32, signed):
+        if claims.is_ours(claims.Kind.EXECUTABLE, "ab" * 32, signed):
             yield "it vouches for what was signed"
     with contextlib.suppress(DatabaseError):
-        if trust.sign(trust.Kind.EXECUTABLE, "cd" * 32):
+        if claims.sign(claims.Kind.EXECUTABLE, "cd" * 32):
             yield "it signs"
     CpuDevice.load = refuse  # type: ignore[method-assign]
     serving = None
