@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from schedsearch.errors import DatabaseError, DatabaseLockedError, SchemaVersionError
 from schedsearch.records import damage
-from schedsearch.records.fields import SCHEMA_VERSION
 
 BUSY_TIMEOUT_S = 30.0
 MAX_VALUE_BYTES = 256 << 20  # of one text or blob; SQLite refuses to read a longer one
@@ -233,6 +232,8 @@ def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
 
 def check_version(path: Path, found: int) -> None:
     """Raises SchemaVersionError if a database has a newer schema than this code knows."""
+    from schedsearch.records.fields import SCHEMA_VERSION  # executables have files of their own, without these tables
+
     if found > SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{path} has schema version {found}, this schedsearch knows up to {SCHEMA_VERSION}; "
