@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -30,6 +31,7 @@ from schedsearch.measurement import Measurement, Outcome
 from schedsearch.session import journal, tune
 from schedsearch.session.options import Options
 from schedsearch.session.plan import plan_tasks
+from schedsearch.session.preview import preview
 from schedsearch.session.summary import RunSummary
 from schedsearch.session.tune import _planned
 from schedsearch.space import ConfigSpace, Knob
@@ -298,3 +300,15 @@ class TestTasksThatCannotBePrepared:
             world.tune(OTHER)
         (stored,) = world.store.runs.values()
         assert stored["tasks"][0]["problem"] == "every process is killed"
+
+
+@pytest.mark.parametrize(("trials", "time_s"), [(8, None), (8, 1.0), (None, 5.0), (10**9, None)])
+def test_a_preview_counts_the_trials_and_stays_within_the_time(trials: int | None, time_s: float | None) -> None:
+    plans = plan_tasks([WORKLOAD], TemplateSet([Square()]), GPU)
+    seen = preview(plans, ["first"], GPU, trials=trials, time_s=time_s, workers=4)
+    candidates = min(trials or 256, 256)  # Square has 16 * 16 configurations
+    assert seen.estimate_s == pytest.approx(min(candidates * 0.2, time_s or math.inf))  # 0.8 s a build, by four processes
+    told = seen.to_json()
+    assert (told["trials"], told["trials_to_choose"], told["time_s"]) == (trials, 0, time_s)
+    (task,) = told["tasks"]
+    assert (task["name"], task["templates"][0]["configurations"]) == ("first", 256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
@@ -20,13 +19,10 @@ from schedsearch.tuner import TUNERS
 if TYPE_CHECKING:
     from schedsearch.session.observer import Observer
     from schedsearch.session.plan import TaskPlan
+    from schedsearch.session.preview import Preview
     from schedsearch.session.summary import RunSummary
     from schedsearch.target import Target
     from schedsearch.workload_file import WorkloadFile
-
-# For the estimate of --dry-run: CPU seconds to build a candidate and device seconds to verify and time it.
-_BUILD_S = {"cuda": 0.8, "cpu": 1.5}
-_MEASURE_S = {"cuda": 0.07, "cpu": 0.3}
 
 
 class Duration(click.ParamType["float"]):
@@ -114,8 +110,15 @@ def tune(
     if trials is None and time_s is None:
         trials = DEFAULT_TRIALS
     if dry_run:
-        planned = plan(file, target)
-        _print_plan(planned, target, file, trials, time_s, as_json)
+        from schedsearch.session.preview import preview
+
+        names = [task.name for task in file.tasks]
+        workers = file.measure.workers
+        planned = preview(plan(file, target), names, target, trials=trials, time_s=time_s, workers=workers)
+        if as_json:
+            render.echo_json(planned.to_json())
+        else:
+            _print_plan(planned)
         return
 
     from schedsearch.session import BUILD_TIMEOUT_S, REFERENCE_TIMEOUT_S, RUN_TIMEOUT_S
@@ -300,65 +303,20 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
         render.say(f"  y = kernel({arguments})")
 
 
-def _print_plan(
-    plans: Sequence[TaskPlan], target: Target, file: WorkloadFile, budget: int | None, time_s: float | None, as_json: bool
-) -> None:
-    """Args:
-    budget: trials of one size.
-    """
-    from schedsearch.session.plan import ranges_of, trials_per_task, trials_to_choose
-
-    trials = None if budget is None else trials_per_task(budget, plans)
-    chosen = 0
-    if budget is not None and trials is not None:
-        chosen = sum(trials_to_choose(budget, trials, len(own)) for own in ranges_of(plans).values())
-    workers = file.measure.workers or max(1, len(os.sched_getaffinity(0)) - (target.kind == "cuda"))
-    build_s, measure_s = _BUILD_S[target.kind] / workers, _MEASURE_S[target.kind]
-    each_s = build_s + measure_s if target.kind == "cpu" else max(build_s, measure_s)
-    sizes = [sum(arm.space.size.count for arm in plan.arms) for plan in plans]
-    wanted = chosen + sum(size if trials is None else min(trials, size) for size in sizes)
-    estimate_s = min(wanted * each_s, math.inf if time_s is None else time_s)
-    if as_json:
-        render.echo_json(
-            {
-                "event": "plan",
-                "target": target.key,
-                "trials": trials,
-                "trials_to_choose": chosen,
-                "time_s": time_s,
-                "estimate_s": round(estimate_s, 1),
-                "tasks": [
-                    {
-                        "name": task.name,
-                        "label": plan.task.workload.label,
-                        "workload_id": plan.task.workload.id,
-                        "weight": plan.task.weight,
-                        "templates": [
-                            {
-                                "template": arm.template.name,
-                                "configurations": arm.space.size.count,
-                                "exact": arm.space.size.exact,
-                                "default": dict(arm.default),
-                            }
-                            for arm in plan.arms
-                        ],
-                    }
-                    for task, plan in zip(file.tasks, plans)
-                ],
-            }
-        )
-        return
+def _print_plan(planned: Preview) -> None:
     rows = [
-        (task.name, plan.task.workload.label, arm.template.name, arm.space.size, f"{plan.task.weight:g}")
-        for task, plan in zip(file.tasks, plans)
+        (name, plan.task.workload.label, arm.template.name, arm.space.size, f"{plan.task.weight:g}")
+        for name, plan in zip(planned.names, planned.plans)
         for arm in plan.arms
     ]
-    render.say(f"target {target.key}")
+    render.say(f"target {planned.target}")
     render.say(
         render.table(("task", "workload", "template", "configurations", "weight"), rows, right=("configurations", "weight"))
     )
-    said = "as many trials as fit" if trials is None else f"{trials} trials a task, {trials * len(plans)} in all"
-    if chosen:
-        ranges = render.counted(len(ranges_of(plans)), "range")
-        said += f", and up to {chosen} more to choose and verify the kernels of {ranges} of sizes"
-    render.say(f"{said}; roughly {render.seconds(estimate_s)} with {workers} builders")
+    said, trials = "as many trials as fit", planned.trials
+    if trials is not None:
+        said = f"{trials} trials a task, {trials * len(planned.plans)} in all"
+    if planned.to_choose:
+        ranges = render.counted(planned.ranges, "range")
+        said += f", and up to {planned.to_choose} more to choose and verify the kernels of {ranges} of sizes"
+    render.say(f"{said}; roughly {render.seconds(planned.estimate_s)} with {planned.workers} builders")
