@@ -208,6 +208,25 @@ def test_what_needs_no_noisy_run_is_no_difference_with_any(
         assert surely_equal(found, right, roundoff)
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    shape=st.sampled_from([(7,), (2, 3), (2, 3, 8, 9)]),
+    seed=st.integers(0, 2**32 - 1),
+    apart=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 1e-1, np.inf, np.nan]),
+    noise=st.sampled_from([0.0, 1e-6, 1e-3]),
+)
+def test_what_one_noisy_run_decides_is_no_difference_with_more_of_them(
+    shape: tuple[int, ...], seed: int, apart: float, noise: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    right = (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
+    found = (right + apart * rng.standard_normal(shape) * np.abs(right).max()).astype(np.float32)
+    first, second = ((right + noise * rng.standard_normal(shape) * np.abs(right)).astype(np.float32) for _ in range(2))
+    if surely_equal(found, right, noisy=first):
+        assert difference(found, right, [first]) is None and difference(found, right, [first, second]) is None
+    assert surely_equal(right, right, noisy=first) and surely_equal(first, right, noisy=first)
+
+
 @pytest.mark.parametrize(
     ("found", "right"),
     [

@@ -210,47 +210,62 @@ class _Comparison:
         wanted = {*clean.takes, *names} & {*self._subject.sizes}
         shown = self._subject.values(self._drawn, wanted) if wanted else {}
         values = {**shown, **self._inputs}
-        right = self._right(clean, values)
-        if right is not None and self._are_surely_right(names, shown | self._outputs, right):
+        own_values = shown | self._outputs
+        known = self._right(clean, values)
+        # Runs with noise take most of the time of a check, so only values in doubt have them. One with noise of one sign,
+        # which is mostly the largest, decides about nearly all of these.
+        doubtful = [*names]
+        if known is not None:
+            roundoffs = {name: self._source.roundoff(name) for name in names}
+            doubtful = [name for name in names if not surely_equal(own_values[name], known[name], roundoffs[name])]
+        if doubtful:
+            right, (noisy,) = self._evaluated(doubtful, given, values, known, _NOISE[:1])
+            doubtful = [name for name in doubtful if not surely_equal(own_values[name], right[name], noisy=noisy[name])]
+        if not doubtful:
             return {}
-        noisy = self._source.piece(names, given, True)
-        right, others = self._evaluated(clean, noisy, values, right)
+        right, others = self._evaluated(doubtful, given, values, known, _NOISE)
         found: dict[str, Difference] = {}
-        for place, name in enumerate(names):
-            own = self._outputs[name] if name in self._outputs else shown[name]
+        for name in doubtful:
+            own = own_values[name]
             ops = self._source.ops_before(name, given)
             options: dict[str, Any] = {"dtype": self._subject.dtype(name), "without_nan": bool(ops & LOSES_NAN)}
-            noise = [each[place] for each in others]
-            apart = difference(own, right[place], noise, **options)
+            noise = [each[name] for each in others]
+            apart = difference(own, right[name], noise, **options)
             if apart is not None and not self._other_agrees(name, own, given, values, noise, options):
                 found[name] = apart
         return found
 
-    def _right(self, clean: Piece, values: Mapping[str, Array]) -> list[Array] | None:
+    def _right(self, clean: Piece, values: Mapping[str, Array]) -> dict[str, Array] | None:
         """The values of a piece by the first evaluator; None if it cannot run it."""
         try:
-            return self._evaluators[0].open(clean.model).run(clean.feeds(values))
+            return dict(zip(clean.wanted, self._evaluators[0].open(clean.model).run(clean.feeds(values))))
         except NotEvaluableError:
             return None
 
-    def _are_surely_right(self, names: Sequence[str], own: Mapping[str, Array], right: Sequence[Array]) -> bool:
-        """Whether no noise is needed to see that all values are right. It takes most of the time."""
-        return all(surely_equal(own[name], truth, self._source.roundoff(name)) for name, truth in zip(names, right))
-
     def _evaluated(
-        self, clean: Piece, noisy: Piece, values: Mapping[str, Array], right: list[Array] | None
-    ) -> tuple[list[Array], list[list[Array]]]:
-        """The values of a piece, and with noise.
+        self,
+        names: Sequence[str],
+        given: frozenset[str],
+        values: Mapping[str, Array],
+        known: Mapping[str, Array] | None,
+        noises: Sequence[tuple[float, float]],
+    ) -> tuple[Mapping[str, Array], list[dict[str, Array]]]:
+        """Some values of the model, and these with noise, by the first evaluator that can run both.
 
         Args:
-            right: what the first evaluator found, if it could run the piece.
+            known: what the first evaluator found, if it could run the model without noise.
+            noises: direction and chance of each run with noise.
         """
+        noisy = self._source.piece(names, given, True)
         reasons = []
         for place, evaluator in enumerate(self._evaluators):
             try:
-                known = right if place == 0 and right is not None else evaluator.open(clean.model).run(clean.feeds(values))
+                right = known
+                if place or right is None:
+                    clean = self._source.piece(names, given, False)
+                    right = dict(zip(names, evaluator.open(clean.model).run(clean.feeds(values))))
                 opened = evaluator.open(noisy.model)
-                return known, [opened.run(noisy.feeds(values, noise)) for noise in _NOISE]
+                return right, [dict(zip(names, opened.run(noisy.feeds(values, noise)))) for noise in noises]
             except NotEvaluableError as error:
                 reasons.append(str(error))
         raise NotEvaluableError("; ".join(reasons))

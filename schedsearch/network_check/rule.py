@@ -115,25 +115,30 @@ def difference(
     return Difference(index, flat_found[worst_at].item(), flat_right[worst_at].item(), worst_bound, soft_count, right.size)
 
 
-def surely_equal(found: Array, right: Array, roundoff: float) -> bool:
-    """Whether `difference` finds none, whatever larger errors the noisy runs have: each of them is wrong by a unit roundoff
-    of the format at least, in every element, so that no channel has less noise than that of its root mean square.
+def surely_equal(found: Array, right: Array, roundoff: float = 0.0, noisy: Array | None = None) -> bool:
+    """Whether `difference` finds none, whatever larger errors the noisy runs have. That follows from one of them, or without
+    any: each is wrong by a unit roundoff of the format at least, in every element, so that no channel has less noise than
+    that of its root mean square.
 
     Args:
         roundoff: of the value's format, as the noisy runs have it.
+        noisy: the value in one noisy run; `roundoff` is not used then.
     """
     if found.shape != right.shape:
         return False
     if right.dtype.kind in "iub" and found.dtype.kind in "iub":
         return bool(np.array_equal(found, right))
-    if right.dtype.kind != "f" or found.dtype.kind != "f":
+    if right.dtype.kind != "f" or found.dtype.kind != "f" or (noisy is not None and noisy.shape != right.shape):
         return False
     channels = _channels_of(right.shape)
-    a, b = (each.reshape((right.shape[0] if channels > 1 else 1), channels, -1) for each in (found, right))
+    shape = (right.shape[0] if channels > 1 else 1), channels, -1
+    a, b = found.reshape(shape), right.reshape(shape)
     if not b.size:
         return True
     with np.errstate(invalid="ignore", over="ignore"):
-        bound = FACTOR * roundoff * np.sqrt(np.mean(np.square(b), axis=(0, 2), keepdims=True, dtype=np.float64))
+        noise = b if noisy is None else np.abs(noisy.reshape(shape) - b)
+        pooled = np.sqrt(np.mean(np.square(noise), axis=(0, 2), keepdims=True, dtype=np.float64))
+        bound = FACTOR * (roundoff * pooled if noisy is None else np.maximum(pooled, noise))
         return bool(np.isfinite(bound).all() and (np.abs(a - b) <= bound).all())
 
 
