@@ -89,7 +89,7 @@ class Case:
         with schedsearch.build_dynamic(self.model, {"n": (1, self.most)}, tune_s=tune_s or None, **given) as net:
             assert isinstance(net, SizedNet)
             parts, calls = net.parts, len(net.kernels)
-            untuned = sum(kernel.rung != "exact" for kernel in net.kernels)
+            untuned = sum(kernel.level != "exact" for kernel in net.kernels)
             codes = {call.artifact for n in net.sizes for call in parts.table.at(n).calls}
             programs = len(parts.table.json)
             found = {"build_s": time.perf_counter() - started, "tune_s": tune_s, "calls": calls, "untuned": untuned}

@@ -188,7 +188,7 @@ def measure(name: str, batch: int, dtype: str, db: str, out: Path | None) -> dic
                 "name": call.name,
                 "kernel": call.label,
                 "template": call.origin.template,
-                "rung": call.origin.rung,
+                "level": call.origin.level,
                 "us": ns / 1e3,
             }
             for call, ns in zip(net.steps, times.calls_ns)

@@ -270,7 +270,7 @@ class Ours:
             x = self.x.to(getattr(torch, net.inputs[0].dtype))  # strides stay
             launch = net.bind(x)
             y = launch().float().reshape(self.truth.shape)
-            rungs = [call.origin.rung for call in net.steps]
+            levels = [call.origin.level for call in net.steps]
             difference = (y - self.truth).abs()
             found = {
                 "predicted_us": plan.predicted_ns / 1e3,
@@ -278,9 +278,9 @@ class Ours:
                 "cold_us": cold_us(launch),
                 "error": float(difference.max() / self.truth.abs().max()),
                 "mean_error": float(difference.mean() / self.truth.abs().mean()),
-                "calls": len(rungs),
+                "calls": len(levels),
                 "conversions": len(plan.conversions),
-                "untuned_calls": len(rungs) - rungs.count("exact"),
+                "untuned_calls": len(levels) - levels.count("exact"),
                 "build_s": round(build_s, 2),
                 "arena_bytes": net.program.arena_bytes,
                 "least_arena_bytes": net.program.least_arena_bytes,

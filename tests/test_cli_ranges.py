@@ -83,7 +83,7 @@ def test_compile_writes_the_kernels_of_the_range(folder: Path) -> None:
     serves = "-> exact: conv2d_wgmma, stored machine code that was tuned for n = 1 to 4"
     assert explained.stdout.startswith(f"{LABEL}\n  {serves}\n") and "-> exact: record 1" in explained.stdout
     first = json.loads(schedsearch("explain", "w.yaml", "--target", "h200", "--json").stdout)[0]
-    assert first["rungs"][0]["serves"] and first["workload"]["parameter"] == "n"
+    assert first["levels"][0]["serves"] and first["workload"]["parameter"] == "n"
 
 
 def test_a_range_without_kernels_exits_with_4(folder: Path) -> None:

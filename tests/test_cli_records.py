@@ -278,7 +278,7 @@ class TestDeploy:
         assert "tiny" in out and "kernels.db" in out
         (explained,) = json.loads(ok("explain", "tiny.yaml", "--db", "kernels.db", "--json"))
         assert explained["name"] == "tiny"
-        assert (explained["rungs"][0]["rung"], explained["rungs"][0]["serves"]) == ("exact", True)
+        assert (explained["levels"][0]["level"], explained["levels"][0]["serves"]) == ("exact", True)
 
     def test_a_workload_without_record_exits_with_4_and_writes_nothing(self, folder: Path) -> None:
         result = schedsearch("compile", "other.yaml", "--db", "tuned.db", "--output", "kernels.db")
@@ -286,7 +286,7 @@ class TestDeploy:
         assert "schedsearch tune other.yaml" in result.stderr
         assert not Path("kernels.db").exists()
 
-    def test_explain_says_which_rung_would_serve_a_workload_that_was_not_tuned(self, folder: Path) -> None:
+    def test_explain_says_which_level_would_serve_a_workload_that_was_not_tuned(self, folder: Path) -> None:
         out = ok("explain", "other.yaml", "--db", "tuned.db")
         assert "nearest" in out and "default" in out
 

@@ -28,7 +28,7 @@ from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
 from schedsearch.measure.truths import Truths
 from schedsearch.runtime import ahead
 from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
-from schedsearch.runtime.ladder import _Build
+from schedsearch.runtime.fallback import _Build
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource, KernelStep, load_reference
 from schedsearch.workload import Workload
@@ -73,7 +73,7 @@ def test_the_build_cache_is_not_needed(tmp_path: Path, monkeypatch: pytest.Monke
 def test_kernels_of_a_network_are_found_without_a_compiler(tmp_path: Path) -> None:
     workloads = [*map(transposition, (2, 3, 4))]
     found = find_kernels(workloads, tmp_path / "no.db", CPU)
-    assert list(found) == workloads and {each.origin.rung for each in found.values()} == {"default"}
+    assert list(found) == workloads and {each.origin.level for each in found.values()} == {"default"}
 
 
 @pytest.mark.usefixtures("no_compiler_here")
@@ -81,7 +81,7 @@ def test_kernels_for_a_gpu_and_those_that_verify_them_are_compiled_in_other_proc
     workload = schedsearch.softmax(x=(4, 64))
     cache = schedsearch.KernelCache(tmp_path / "no.db", H200)
     assert cache.build_ahead([workload]) == 1
-    (way,) = (each for each in cache._ladder(workload).viable())
+    (way,) = (each for each in cache._fallback(workload).viable())
     assert way.recipe is not None
     recipes = [way.recipe(), *verifying_recipes(workload, H200)]
     assert len(recipes) == 4  # the kernel, the reference, the comparisons of outputs and of the memory around them
@@ -92,7 +92,7 @@ def test_kernels_for_a_gpu_and_those_that_verify_them_are_compiled_in_other_proc
 def test_a_refused_kernel_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")
     cache = schedsearch.KernelCache(tmp_path / "no.db", H200)
-    first, second, *_ = (way.recipe() for way in cache._ladder(workload).viable() if way.recipe is not None)
+    first, second, *_ = (way.recipe() for way in cache._fallback(workload).viable() if way.recipe is not None)
 
     def recipe(build: _Build, original: Any = _Build.recipe) -> Recipe[Any]:
         found: Recipe[Any] = original(build)

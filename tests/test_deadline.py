@@ -214,7 +214,7 @@ def test_machine_code_in_the_database_takes_the_place_of_a_known_kernel_at_any_t
     known = find_kernels([CONVOLUTION], db, target)
     schedsearch.tune([CONVOLUTION], db, target=target, trials=2, workers=1)
     found = find_kernels([CONVOLUTION], db, target, known=known, deadline=Deadline(0.0, Clock()))
-    assert known[CONVOLUTION].origin.rung == "default" and found[CONVOLUTION].origin.rung == "exact"
+    assert known[CONVOLUTION].origin.level == "default" and found[CONVOLUTION].origin.level == "exact"
 
 
 def test_a_device_that_another_run_holds_until_the_deadline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -416,7 +416,7 @@ def test_a_call_with_other_sizes_builds_nothing(tmp_path: Path, monkeypatch: pyt
         kernel(x, y)
         np.testing.assert_array_equal(y, 2 * x)
         served = kernel.bind(x, y).kernel
-        assert (served.rung, served.verified) == ("nearest", verified)
+        assert (served.level, served.verified) == ("nearest", verified)
         assert "machine code of twice x=1000:f32" in served.provenance.why[-1]
 
 

@@ -60,7 +60,7 @@ step()
 np.testing.assert_array_equal(count, 900)
 other = np.ones((7, 5), np.float32)
 affine(other, 3.0, y[:7, :5].copy(), count[:7].copy())
-print(json.dumps({"outcomes": {str(k): v for k, v in summary.tasks[0].outcomes.items()}, "rung": step.kernel.rung,
+print(json.dumps({"outcomes": {str(k): v for k, v in summary.tasks[0].outcomes.items()}, "level": step.kernel.level,
                   "code": affine.definition.code}))
 """
 
@@ -119,7 +119,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 def test_a_script_tunes_calls_and_binds_its_kernel_on_a_cpu(tuned: tuple[Path, dict[str, Any]]) -> None:
     assert tuned[1]["outcomes"] == {"ok": 3}  # with per=4 both numbers of threads give one grid, and equal code
-    assert tuned[1]["rung"] == "exact"
+    assert tuned[1]["level"] == "exact"
 
 
 def test_it_is_deployed_where_numba_cannot_be_imported(tuned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_kernel_is_called_bound_captured_and_deployed(tmp_path: Path) -> None:
     matmul(a, b, c)
     torch.testing.assert_close(c, expected, rtol=1e-4, atol=1e-4)
     step = matmul.bind(a, b, c)
-    assert step.kernel.rung == "exact"
+    assert step.kernel.level == "exact"
     c.zero_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

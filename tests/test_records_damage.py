@@ -26,8 +26,8 @@ from schedsearch.records.deployment import export_deploy
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
 from schedsearch.records.writes import put_size_table
-from schedsearch.runtime.explanation import explain_ladder
-from schedsearch.runtime.ladder import Ladder
+from schedsearch.runtime.explanation import explain_fallback
+from schedsearch.runtime.fallback import Fallback
 from schedsearch.target import PRESETS
 
 MODE = "cold-graph-v1"
@@ -140,9 +140,9 @@ def every_reader(path: Path, folder: Path, *, copies: bool = True) -> tuple[list
         with Lookup(path) as lookup:
             for target in ("h200", "a100"):
                 for workload in (conv(), OTHER, conv(k=32)):
-                    rungs = ("exact", "same_architecture", "nearest")
-                    ladder = Ladder(workload, PRESETS[target], lookup, path, MODE, rungs)
-                    said.append(str(explain_ladder(workload, PRESETS[target], ladder)))
+                    levels = ("exact", "same_architecture", "nearest")
+                    fallback = Fallback(workload, PRESETS[target], lookup, path, MODE, levels)
+                    said.append(str(explain_fallback(workload, PRESETS[target], fallback)))
             attempt(lookup.with_code)
             said.extend(map(str, lookup.damage))
 
@@ -343,13 +343,13 @@ class TestPolicy:
             f"(Expecting value: line 1 column 1 (char 0)): 'x'; see all: schedsearch doctor --db {path}"
         ]
 
-    def test_the_ladder_goes_on_below_a_damaged_best(self, relaxed: bytes, tmp_path: Path) -> None:
+    def test_deployment_goes_on_below_a_damaged_best(self, relaxed: bytes, tmp_path: Path) -> None:
         path = damaged(tmp_path, relaxed, "UPDATE best SET config = 'x' WHERE record_id = 1")
         with Lookup(path) as lookup:
-            ladder = Ladder(conv(), PRESETS["h200"], lookup, path, MODE, ("exact", "nearest"))
-            exact, nearest = explain_ladder(conv(), PRESETS["h200"], ladder).rungs[:2]
+            fallback = Fallback(conv(), PRESETS["h200"], lookup, path, MODE, ("exact", "nearest"))
+            exact, nearest = explain_fallback(conv(), PRESETS["h200"], fallback).levels[:2]
         assert exact.verdict == "no" and "table best, row" in exact.reason and "config is not JSON" in exact.reason
-        assert nearest.rung == "nearest" and "conv2d_wgmma" in nearest.reason
+        assert nearest.level == "nearest" and "conv2d_wgmma" in nearest.reason
 
 
 def test_what_a_store_accepts_it_reads(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def kernel(cpu_db: Path) -> schedsearch.Kernel:
 
 
 def test_an_exact_record_is_served_and_says_so(kernel: schedsearch.Kernel) -> None:
-    assert (kernel.rung, kernel.verified, kernel.provenance.template) == ("exact", True, "conv2d_cpu")
+    assert (kernel.level, kernel.verified, kernel.provenance.template) == ("exact", True, "conv2d_cpu")
     x, weight, bias = operands()
     np.testing.assert_allclose(kernel(x, weight, bias), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""How a kernel is found: the rungs, what compile and explain agree on, and caches of kernels."""
+"""How a kernel is found: the levels, what compile and explain agree on, and caches of kernels."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def cpu_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tuned_database(tmp_path_factory.mktemp("deploy"))
 
 
-# --- The ladder -------------------------------------------------------------------------------------------------------
+# --- The levels -------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_record_the_nearest_workload_lends_its_configuration(cpu_db: Path) -> None:
     larger = CPU_WORKLOAD.replace(n=3, h=12)
     kernel = schedsearch.compile(larger, cpu_db, target="cpu")
-    assert (kernel.rung, kernel.verified) == ("nearest", True)
+    assert (kernel.level, kernel.verified) == ("nearest", True)
     assert kernel.provenance.why[0].startswith("exact: no record")
     y = kernel(*(np.ones(arg.shape, np.float32) for arg in larger.signature))
     assert y.max() == 8 * 9 + 1
@@ -43,10 +43,10 @@ def test_without_a_record_the_nearest_workload_lends_its_configuration(cpu_db: P
 
 def test_without_a_database_the_rule_based_default_is_built_and_verified(tmp_path: Path) -> None:
     kernel = schedsearch.compile(CPU_WORKLOAD, tmp_path / "none.db", target="cpu", allow=("exact", "default"))
-    assert (kernel.rung, kernel.verified, kernel.provenance.time_ns) == ("default", True, None)
+    assert (kernel.level, kernel.verified, kernel.provenance.time_ns) == ("default", True, None)
 
 
-def test_without_an_allowed_rung_there_is_no_record(cpu_db: Path, tmp_path: Path) -> None:
+def test_without_an_allowed_level_there_is_no_record(cpu_db: Path, tmp_path: Path) -> None:
     with pytest.raises(NoRecordError, match=r"no kernel for .*exact: no record.*[Tt]une") as caught:
         schedsearch.compile(CPU_WORKLOAD.replace(n=5), cpu_db, target="cpu", allow=("exact", "same_architecture"))
     assert caught.value.exit_code == 4
@@ -56,30 +56,30 @@ def test_without_an_allowed_rung_there_is_no_record(cpu_db: Path, tmp_path: Path
         schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu", allow=("exakt",))
 
 
-def test_explain_names_every_rung_and_builds_nothing(cpu_db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_names_every_level_and_builds_nothing(cpu_db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schedsearch.backend.compile_source", None)
     explanation = schedsearch.explain(CPU_WORKLOAD, cpu_db, target="cpu")
     lines = explanation.lines
     assert str(explanation).splitlines()[0].startswith(CPU_WORKLOAD.label)
     assert [line.removeprefix("  ") for line in str(explanation).splitlines()[1:]] == lines
     assert lines[0].startswith("-> exact: record") and lines[0].endswith("stored machine code")
-    assert [(rung.rung, rung.verdict) for rung in explanation.rungs] == [
+    assert [(level.level, level.verdict) for level in explanation.levels] == [
         ("exact", "serves"), ("same_architecture", "no"), ("nearest", "no"), ("default", "fallback"),
     ]  # fmt: skip
     assert lines[2].startswith("   nearest: no record of another conv2d on a cpu device")
     assert lines[3].endswith("(a fallback)")
-    assert [rung["serves"] for rung in json.loads(explanation.to_json())["rungs"]] == [True, False, False, False]
+    assert [level["serves"] for level in json.loads(explanation.to_json())["levels"]] == [True, False, False, False]
 
 
 def agree(workload: schedsearch.Workload, db: Path, **options: Any) -> str:
-    """The rung on which `compile` and `explain` agree."""
+    """The level on which `compile` and `explain` agree."""
     kernel = schedsearch.compile(workload, db, target="cpu", **options)
     serving = schedsearch.explain(workload, db, target="cpu", **options).serving
-    assert serving is not None and kernel.provenance.why[-1] == f"{serving.rung}: {serving.reason}"
-    return kernel.rung
+    assert serving is not None and kernel.provenance.why[-1] == f"{serving.level}: {serving.reason}"
+    return kernel.level
 
 
-def test_explain_and_compile_agree_on_every_rung(cpu_db: Path, tmp_path: Path) -> None:
+def test_explain_and_compile_agree_on_every_level(cpu_db: Path, tmp_path: Path) -> None:
     other = CPU_WORKLOAD.replace(n=1)
     assert agree(CPU_WORKLOAD, cpu_db) == "exact"
     assert agree(other, cpu_db) == "nearest"
@@ -94,17 +94,17 @@ def test_code_that_is_not_trusted_is_served_by_neither(
     monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path))  # another machine
     assert agree(CPU_WORKLOAD, cpu_db) == "exact"
     explanation = schedsearch.explain(CPU_WORKLOAD, cpu_db, target="cpu")
-    assert [rung.verdict for rung in explanation.rungs[:2]] == ["no", "serves"]
-    assert "this machine did not sign the machine code" in explanation.rungs[0].reason
-    assert explanation.rungs[1].reason.endswith("built again from its configuration")
+    assert [level.verdict for level in explanation.levels[:2]] == ["no", "serves"]
+    assert "this machine did not sign the machine code" in explanation.levels[0].reason
+    assert explanation.levels[1].reason.endswith("built again from its configuration")
 
 
 def test_without_a_compiler_neither_builds(cpu_db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedsearch.runtime.ladder._COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
+    monkeypatch.setattr("schedsearch.runtime.fallback._COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
     other = CPU_WORKLOAD.replace(n=1)
     explanation = schedsearch.explain(other, cpu_db, target="cpu")
     assert explanation.serving is None
-    assert "building needs a compiler (there is no module no_such_compiler.driver)" in explanation.rungs[-1].reason
+    assert "building needs a compiler (there is no module no_such_compiler.driver)" in explanation.levels[-1].reason
     with pytest.raises(NoRecordError, match=r"nearest: building needs a compiler .*default: building needs a compiler"):
         schedsearch.compile(other, cpu_db, target="cpu")
     assert agree(CPU_WORKLOAD, cpu_db) == "exact"
@@ -123,7 +123,7 @@ def test_a_record_whose_kernel_cannot_run_here_is_not_a_missing_record(
     cpu_db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path))  # another machine, which trusts no stored code
-    monkeypatch.setattr("schedsearch.runtime.ladder._COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
+    monkeypatch.setattr("schedsearch.runtime.fallback._COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
     with pytest.raises(UnusableRecordError, match=r"did not sign the machine code.*building needs a compiler") as caught:
         schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu")
     assert caught.value.exit_code == 1
@@ -171,12 +171,12 @@ def test_a_cache_returns_one_kernel_until_there_is_a_better_one(own_db: Path) ->
     other = CPU_WORKLOAD.replace(n=1)
     with schedsearch.KernelCache(own_db, "cpu") as kernels:
         first, lent = kernels.kernel(CPU_WORKLOAD), kernels.kernel(other)
-        assert kernels.kernel(CPU_WORKLOAD) is first and (first.rung, lent.rung) == ("exact", "nearest")
+        assert kernels.kernel(CPU_WORKLOAD) is first and (first.level, lent.level) == ("exact", "nearest")
         record = promote_copy(own_db, first, 1.0)
         second = kernels.kernel(CPU_WORKLOAD)
         assert second.provenance.record_id == record and kernels.kernel(CPU_WORKLOAD) is second
         assert kernels.kernel(other) is lent  # already built, and not recorded since
-        assert kernels.explain(CPU_WORKLOAD).rungs[0].reason.startswith(f"record {record} ")
+        assert kernels.explain(CPU_WORKLOAD).levels[0].reason.startswith(f"record {record} ")
         for kernel in (first, second):
             np.testing.assert_allclose(kernel(x, weight, bias), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
     with pytest.raises(UsageError, match="was closed; make a new one"):
@@ -186,10 +186,10 @@ def test_a_cache_returns_one_kernel_until_there_is_a_better_one(own_db: Path) ->
 def test_a_cache_sees_a_database_that_appears_and_one_that_is_replaced(cpu_db: Path, tmp_path: Path) -> None:
     db = tmp_path / "later.db"
     with schedsearch.KernelCache(db, "cpu") as kernels:
-        assert kernels.kernel(CPU_WORKLOAD).rung == "default"
+        assert kernels.kernel(CPU_WORKLOAD).level == "default"
         shutil.copy(cpu_db, db)
         exact = kernels.kernel(CPU_WORKLOAD)
-        assert exact.rung == "exact"
+        assert exact.level == "exact"
         shutil.copy(cpu_db, tmp_path / "new.db")
         record = promote_copy(tmp_path / "new.db", exact, 1.0)
         (tmp_path / "new.db").replace(db)
@@ -215,7 +215,7 @@ def test_threads_may_share_a_cache(own_db: Path) -> None:
         assert kernels.kernel(CPU_WORKLOAD).provenance.time_ns == 1.0
 
 
-def test_a_cache_without_a_database_needs_the_rung_default(tmp_path: Path) -> None:
+def test_a_cache_without_a_database_needs_the_level_default(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match=r"there is no database .*none.db; tune first"):
         schedsearch.KernelCache(tmp_path / "none.db", "cpu", allow=("exact", "nearest"))
 

@@ -16,7 +16,7 @@ from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
-from schedsearch.runtime.ladder import Found, Ladder
+from schedsearch.runtime.fallback import Fallback, Found
 from schedsearch.target import PRESETS, Target
 
 H200 = PRESETS["h200"]
@@ -46,15 +46,15 @@ def best(store: Store, target: Target, time_ns: float, code: Artifact = CODE) ->
 
 def level(store: Store, target: Target) -> tuple[str, str]:
     """Whether the fallback level same_architecture alone serves, and why."""
-    (found,) = schedsearch.explain(conv(), store.path, target=target, allow=LEVEL).rungs
+    (found,) = schedsearch.explain(conv(), store.path, target=target, allow=LEVEL).levels
     return found.verdict, found.reason
 
 
-def climb(store: Store, target: Target) -> tuple[Found, list[bytes]]:
+def serve(store: Store, target: Target) -> tuple[Found, list[bytes]]:
     """What serves on this level alone, and the code that the device was asked to load."""
     card: Any = OneCard()
     with Lookup(store.path) as lookup:
-        found = Ladder(conv(), target, lookup, store.path, COLD_GRAPH, LEVEL).climb(lambda: card)
+        found = Fallback(conv(), target, lookup, store.path, COLD_GRAPH, LEVEL).serve(lambda: card)
     return found, [artifact.code for artifact in card.loaded]
 
 
@@ -72,20 +72,20 @@ class OneCard:
 def test_code_of_other_cards_of_one_architecture_is_offered_fastest_first(store: Store) -> None:
     slow, fast = best(store, H100, 1000.0), best(store, H20, 700.0)  # by name the slow one comes first
     with Lookup(store.path) as lookup:
-        ways = list(Ladder(conv(), GH200, lookup, store.path, COLD_GRAPH, LEVEL).ways())
-    assert [way.reason for way in ways] == [
+        alternatives = list(Fallback(conv(), GH200, lookup, store.path, COLD_GRAPH, LEVEL).alternatives())
+    assert [alternative.reason for alternative in alternatives] == [
         f"record {fast} of {H20.key} by conv2d_wgmma: sm_90a code runs on NVIDIA GH200 480GB",
         f"record {slow} of {H100.key} by conv2d_wgmma: sm_90a code runs on NVIDIA GH200 480GB",
     ]
-    assert level(store, GH200) == ("serves", ways[0].reason)
+    assert level(store, GH200) == ("serves", alternatives[0].reason)
 
 
 def test_the_fastest_code_is_loaded_and_counts_as_not_verified_here(store: Store) -> None:
     best(store, H100, 1000.0)
     fast = best(store, H20, 700.0)
-    found, loaded = climb(store, GH200)
+    found, loaded = serve(store, GH200)
     assert loaded == [b"NVIDIA H20"] and not found.verified
-    assert (found.provenance.rung, found.provenance.record_id) == ("same_architecture", fast)
+    assert (found.provenance.level, found.provenance.record_id) == ("same_architecture", fast)
     assert found.provenance.time_ns is None, "the time is that of another card"
 
 
@@ -93,7 +93,7 @@ def test_the_cards_own_record_is_left_to_the_level_above(store: Store) -> None:
     best(store, GH200, 500.0)
     assert level(store, GH200)[0] == "no"
     best(store, H100, 1000.0)
-    assert climb(store, GH200)[1] == [b"NVIDIA H100 PCIe"]
+    assert serve(store, GH200)[1] == [b"NVIDIA H100 PCIe"]
 
 
 def test_a_card_is_served_no_code_that_wants_more_shared_memory_than_it_has(store: Store) -> None:
@@ -131,5 +131,5 @@ def test_code_that_this_machine_did_not_sign_is_passed_over(
     verdict, reason = level(store, GH200)
     assert verdict == "no" and reason.endswith(f"; this machine did not sign record {foreign} of {H20.key}")
     own = best(store, replace(H200, name="NVIDIA H200 NVL"), 2000.0)
-    found, loaded = climb(store, GH200)
+    found, loaded = serve(store, GH200)
     assert found.provenance.record_id == own and loaded == [b"NVIDIA H200 NVL"]

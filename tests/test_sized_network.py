@@ -226,7 +226,7 @@ def test_tuning_serves_the_range_and_is_not_done_twice(built: Any, tmp_path: Pat
     said: list[str] = []
     options: dict[str, Any] = {"target": "cpu", "db": tmp_path / "tuned.db", "say": said.append, "tune_s": 8}
     with schedsearch.build_dynamic(built[0] / "model.onnx", {"n": (LOW, HIGH)}, **options) as tuned:
-        assert any(kernel.rung == "exact" for kernel in tuned.kernels), said
+        assert any(kernel.level == "exact" for kernel in tuned.kernels), said
         for n in range(LOW, HIGH + 1):
             np.testing.assert_allclose(tuned(inputs(n)), expected(inputs(n)), rtol=1e-4, atol=1e-5)
     (first,) = [int(line.split()[1]) for line in said if "that were not tuned" in line]

@@ -43,10 +43,15 @@ COMMON = [
     ("tune", 1, TypeError, "tune is 1 (int); allowed: True or False"),
     ("db", 3, TypeError, "db is 3 (int); allowed: the path of a database, as a string or a pathlib.Path"),
     ("db", b"records.db", TypeError, "db is b'records.db' (bytes); allowed: the path of a database"),
-    ("db", "", UsageError, "db is an empty text; allowed: the path of a database"),
-    ("allow", ("exacd",), UsageError, "unknown rung 'exacd' (did you mean 'exact'?); allowed: exact, same_architecture"),
-    ("allow", (), UsageError, "allow is empty, so that no kernel may be found; allowed: one rung or more"),
-    ("allow", None, TypeError, "allow is None (NoneType); allowed: names of rungs"),
+    ("db", "", UsageError, "db is empty; allowed: the path of a database"),
+    (
+        "allow",
+        ("exacd",),
+        UsageError,
+        "unknown fallback level 'exacd' (did you mean 'exact'?); allowed: exact, same_architecture",
+    ),
+    ("allow", (), UsageError, "allow is empty, so that no kernel may be found; allowed: one level or more"),
+    ("allow", None, TypeError, "allow is None (NoneType); allowed: names of levels"),
     ("timer", 1.5, TypeError, "timer is 1.5 (float); allowed: an object with a method ns(runs), or None"),
 ]
 FOR_OPTIMIZE = [
@@ -153,7 +158,7 @@ def test_an_example_of_a_class_of_its_own(optimize: Any) -> None:  # noqa: F811
         optimize(small(), image().as_subclass(Picture))
 
 
-def test_one_rung_may_be_a_text(optimize: Any) -> None:  # noqa: F811
+def test_one_level_may_be_a_text(optimize: Any) -> None:  # noqa: F811
     assert optimize(small(), image(), allow="default").swapped
 
 

@@ -254,7 +254,7 @@ def test_a_database_of_unknown_origin(tuned: Path, tmp_path: Path, monkeypatch: 
     expected = model(x)
     report, texts = said(lambda: sst.optimize_(model, x, db=moved, timer=Clock()))
     assert not texts and close(model(x), expected)
-    assert report.layers[0].swapped and report.layers[0].rung == "exact"  # its machine code was built again, here
+    assert report.layers[0].swapped and report.layers[0].level == "exact"  # its machine code was built again, here
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:

@@ -63,10 +63,10 @@ def test_a_bias_with_gaps_in_memory_is_read_rightly(optimize: Any, ran: list[str
 def test_a_kernel_that_was_tuned_later_takes_the_place_of_a_default(tmp_path: Path) -> None:
     given = {"db": tmp_path / "records.db", "allow": ("exact", "default")}
     first = sst.optimize_(small(), image(), **given, timer=Clock())
-    assert (first.layers[0].rung, first.layers[0].record_id) == ("default", None)
+    assert (first.layers[0].level, first.layers[0].record_id) == ("default", None)
     model = small()
     second = sst.optimize_(model, image(), **given, tune=True, trials=3, timer=Clock())
-    assert second.layers[0].rung == "exact" and second.layers[0].record_id is not None
+    assert second.layers[0].level == "exact" and second.layers[0].record_id is not None
     (node,) = (each for each in model.forward._plans[0][0].graph.nodes if each.target is torch.ops.schedsearch.call.default)
     assert calls._find(node.args[0]).kernel.provenance.record_id == second.layers[0].record_id
 
@@ -471,10 +471,10 @@ def test_descriptions_of_calls_do_not_add_up(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_databases_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
     for given, error, message in (
-        ({"db": ""}, UsageError, "db is an empty text"),
+        ({"db": ""}, UsageError, "db is empty"),
         ({"db": tmp_path}, DatabaseError, "is a folder; give the file"),
         ({"db": 5}, TypeError, r"db is 5 \(int\); allowed: the path"),
-        ({"db": tmp_path / "a.db", "allow": 5}, TypeError, r"allow is 5 \(int\); allowed: names of rungs"),
+        ({"db": tmp_path / "a.db", "allow": 5}, TypeError, r"allow is 5 \(int\); allowed: names of levels"),
     ):
         with pytest.raises(error, match=message):
             sst.use(**given)

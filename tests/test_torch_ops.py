@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integrations
 
 @pytest.fixture(scope="module")
 def sst(torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The package with kernels for every call: those of the default rung are built."""
+    """The package with kernels for every call: those of the default level are built."""
     import schedsearch.torch as package
 
     with package.use(tmp_path_factory.mktemp("records") / "none.db", allow=("default",)):

@@ -140,7 +140,7 @@ def build(
     with built as net:
         if explained:
             render.say(net.explain())
-        untuned = sum(kernel.rung != "exact" for kernel in net.kernels)
+        untuned = sum(kernel.level != "exact" for kernel in net.kernels)
         if untuned:
             render.note(
                 f"{untuned} of {render.counted(len(net.kernels), 'kernel')} have no record and use default configurations; "

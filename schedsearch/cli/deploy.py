@@ -76,7 +76,7 @@ def compile_(workload_file: str, db: str | None, selector: str | None, mode: str
 @mode_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(workload_file: str, db: str | None, selector: str | None, mode: str | None, as_json: bool) -> None:
-    """Show for each task which kernel deployment would use, on which rung of the ladder, and why no higher rung serves."""
+    """Show for each task which kernel deployment would use, on which fallback level, and why no higher one serves."""
     from schedsearch.runtime.deploy import explain as explain_
 
     file, target = resolve(workload_file, selector)

@@ -14,7 +14,7 @@ from schedsearch.executable.kernels import Kernels, find_kernels
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.ops.size_steps import SizeStep
-from schedsearch.runtime.ladder import RUNGS
+from schedsearch.runtime.fallback import LEVELS
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
@@ -32,7 +32,7 @@ def machine_code(
     *,
     mode: str = COLD_GRAPH,
     strict: bool = False,
-    allow: Iterable[str] = RUNGS,
+    allow: Iterable[str] = LEVELS,
     known: Mapping[Workload, Chosen] | None = None,
 ) -> tuple[Kernels, list[SizeCode]]:
     """All kernels of some programs, compiled at once; see `find_kernels`, which has the arguments and the errors.

@@ -272,7 +272,7 @@ class DynamicExecutable(Net):
         ]
         for workload, kernel in self.parts.kernels.items():
             origin = kernel.origin
-            source = f"record {origin.record_id}" if origin.record_id is not None else origin.rung
+            source = f"record {origin.record_id}" if origin.record_id is not None else origin.level
             lines.append(f"  {workload.label}: {origin.template} ({source})")
         return "\n".join(lines)
 

@@ -45,7 +45,7 @@ def explain_lines(program: Program, parts: Mapping[int, PartCost] = MappingProxy
     if parts:
         total = duration(sum(each.time_ns for each in parts.values()))
         lines.append(f"ONNX Runtime: {total} in {counted(len(parts), 'part')}, which the predicted time leaves out")
-    lines += _by_rung(program)
+    lines += _by_level(program)
     for number, call in enumerate(program.calls):
         lines += _call(program, call) if number not in parts else _part(program, call, parts[number])
     return [*lines, *program.reasons]
@@ -64,15 +64,15 @@ def _memory(program: Program) -> str:
     return f"memory: {arena:.2f} MiB for values and workspaces, {bound}; {program.constant_bytes / 2**20:.2f} MiB of weights"
 
 
-def _by_rung(program: Program) -> Iterator[str]:
-    rungs = [call.origin.rung for call in program.calls]
-    found = {rung: rungs.count(rung) for rung in dict.fromkeys(rungs)}
-    yield "kernels: " + ", ".join(f"{count} {rung}" for rung, count in found.items())
+def _by_level(program: Program) -> Iterator[str]:
+    levels = [call.origin.level for call in program.calls]
+    found = {level: levels.count(level) for level in dict.fromkeys(levels)}
+    yield "kernels: " + ", ".join(f"{count} {level}" for level, count in found.items())
 
 
 def _call(program: Program, call: Call) -> Iterator[str]:
     origin = call.origin
-    source = f"record {origin.record_id}" if origin.record_id is not None else origin.rung
+    source = f"record {origin.record_id}" if origin.record_id is not None else origin.level
     time = f", {duration(origin.time_ns)}" if origin.time_ns else ""
     yield f"  {call.name}: {call.label} by {origin.template} ({source}{time})"
     layouts = []

@@ -13,8 +13,8 @@ from schedsearch.executable.program import Origin
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.runtime.cache import KernelCache
+from schedsearch.runtime.fallback import LEVELS
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.ladder import RUNGS
 from schedsearch.target import Target
 from schedsearch.text import counted
 from schedsearch.workload import Workload
@@ -33,7 +33,7 @@ def find_kernels(
     *,
     mode: str = COLD_GRAPH,
     strict: bool = False,
-    allow: Iterable[str] = RUNGS,
+    allow: Iterable[str] = LEVELS,
     also: Iterable[Recipe[BuildResult]] = (),
     known: Mapping[Workload, Chosen] | None = None,
     deadline: Deadline = NEVER,
@@ -107,7 +107,7 @@ def _chosen(kernel: Kernel) -> Chosen:
     origin = kernel.provenance
     return Chosen(
         kernel.artifact,
-        Origin(origin.rung, origin.template, origin.config.json, origin.time_ns, origin.record_id),
+        Origin(origin.level, origin.template, origin.config.json, origin.time_ns, origin.record_id),
     )
 
 

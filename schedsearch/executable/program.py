@@ -69,11 +69,16 @@ class Array:
 class Origin:
     """Where a kernel comes from; see `schedsearch.runtime.Provenance`."""
 
-    rung: str
+    rung: str  # files have this name for the fallback level
     template: str
     config: str
     time_ns: float | None = None
     record_id: int | None = None
+
+    @property
+    def level(self) -> str:
+        """The fallback level: exact, same_architecture, nearest or default; or what else computes it."""
+        return self.rung
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,7 @@ class SizedBuild:
         key = column[size], tuple(column[each] for each in left), ways[0]
         if key in self._verified:
             return self._verified[key]
-        for template, config, rung in ways:
+        for template, config, level in ways:
             try:
                 code, built = self._shared_code(column, template, config, size)
                 served = [each for each in left if each in code.plan.sizes]
@@ -305,7 +305,7 @@ class SizedBuild:
             except SchedsearchError as error:
                 why.append(f"{template}: {error}")
                 continue
-            origin = Origin(rung, template, built.json)
+            origin = Origin(level, template, built.json)
             found = self._verified[key] = {each: self._keep(code, each, origin) for each in served}
             return found
         raise UnsupportedError(f"no kernel on {self._target.name} for {column[size].label}: {'; '.join(why)}")

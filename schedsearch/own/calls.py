@@ -33,7 +33,7 @@ class Launches:
     Args:
         read: turns the arguments of a call into `Given`s.
         workload: the workload of some `Given`s.
-        allow: the rungs of deployment that may serve; see `schedsearch.compile`.
+        allow: the levels of deployment that may serve; see `schedsearch.compile`.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from schedsearch.own.calls import BoundCall, Launches
 from schedsearch.own.declared import check_function, check_names, check_written, formulation, plain_function
 from schedsearch.runtime.deploy import explain
 from schedsearch.runtime.explanation import Explanation
-from schedsearch.runtime.ladder import RUNGS
+from schedsearch.runtime.fallback import LEVELS
 from schedsearch.session.summary import RunSummary
 from schedsearch.session.tune import tune
 from schedsearch.task import Task
@@ -164,7 +164,7 @@ class Tunable:
         read = frozenset().union(*(names_read(each) for made in definition.formulations for each in made.functions))
         self._fixed = read & set(definition.parameters)
         register(definition)
-        self._launches = Launches(self._db, self._read, self._workload, RUNGS)
+        self._launches = Launches(self._db, self._read, self._workload, LEVELS)
 
     def alternative(
         self,
@@ -228,7 +228,7 @@ class Tunable:
     def db(self, path: str | os.PathLike[str]) -> None:
         self._launches.close()
         self._db = path
-        self._launches = Launches(path, self._read, self._workload, RUNGS)
+        self._launches = Launches(path, self._read, self._workload, LEVELS)
 
     def __call__(self, *args: Any, stream: Any = None) -> None:
         """Runs the kernel with the best record for these shapes and number formats, else with the configuration of the most

@@ -1,6 +1,6 @@
 """Deployment: gets a callable kernel for a workload from a database, without a search.
 
-For a GPU kernel the exact rung imports none of Numba, LLVM, XGBoost, SQLAlchemy and the templates. Each name is imported
+For a GPU kernel the exact level imports none of Numba, LLVM, XGBoost, SQLAlchemy and the templates. Each name is imported
 when it is first used, because executables need little of this package.
 """
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from schedsearch.runtime.cache import KernelCache
     from schedsearch.runtime.deploy import compile, explain
     from schedsearch.runtime.explanation import Explanation
+    from schedsearch.runtime.fallback import LEVELS
     from schedsearch.runtime.kernel import Kernel, Provenance, Step
-    from schedsearch.runtime.ladder import RUNGS
     from schedsearch.runtime.prepared import Prepared
     from schedsearch.runtime.range_kernel import RangeKernel
 
 _HOMES = {
-    "RUNGS": "ladder",
+    "LEVELS": "fallback",
     "Explanation": "explanation",
     "Kernel": "kernel",
     "KernelCache": "cache",
@@ -35,7 +35,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "RUNGS",
+    "LEVELS",
     "Explanation",
     "Kernel",
     "KernelCache",

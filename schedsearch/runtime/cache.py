@@ -21,9 +21,9 @@ from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
-from schedsearch.runtime.explanation import Explanation, explain_ladder
+from schedsearch.runtime.explanation import Explanation, explain_fallback
+from schedsearch.runtime.fallback import LEVELS, Alternative, Fallback, Found, check_levels
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.ladder import RUNGS, Found, Ladder, Way, check_rungs
 from schedsearch.target import Target
 from schedsearch.text import quoted
 from schedsearch.workload import Workload
@@ -56,7 +56,7 @@ class KernelCache:
     database has another best record of that workload; this check costs about 10 us a call. All kernels share one open
     device and one open database. Methods may be called from any thread.
 
-    A kernel from the nearest or the default rung is kept until the workload itself is recorded, so that a tuning run
+    A kernel from the nearest or the default level is kept until the workload itself is recorded, so that a tuning run
     beside the program does not make it build kernels repeatedly. The cache closes its kernels; do not close them yourself.
 
     A database that was replaced is closed, and its kernels stay in use unless the new one has others. While the file is
@@ -64,14 +64,14 @@ class KernelCache:
     nothing changes.
 
     Args:
-        db: a live database or one written by `records export --deploy`. It may be missing when `allow` has the rung default,
+        db: a live database or one written by `records export --deploy`. It may be missing if `allow` has the level default,
             and may appear or be replaced later.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
-        allow: the rungs that may serve; see `schedsearch.compile`.
+        allow: the levels that may serve; see `schedsearch.compile`.
         mode: how the records were timed.
 
     Raises:
-        UsageError: an unknown rung.
+        UsageError: an unknown level.
         DatabaseError, DeviceError: the database cannot be used, or the device does not exist.
 
     Example:
@@ -84,12 +84,12 @@ class KernelCache:
         db: str | os.PathLike[str] = DEFAULT_DB,
         target: str | Target = "auto",
         *,
-        allow: Iterable[str] = RUNGS,
+        allow: Iterable[str] = LEVELS,
         mode: str = COLD_GRAPH,
     ) -> None:
         self.db, self.mode = Path(db), mode
         self.target = detect(target) if isinstance(target, str) else target
-        self.allowed = check_rungs(allow)
+        self.allowed = check_levels(allow)
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._entries: dict[Workload, _Entry] = {}
@@ -130,10 +130,10 @@ class KernelCache:
         """Whether the database has machine code of exactly this workload that can be used here: `kernel` then compiles and
         verifies nothing. Raises the errors of `kernel` about the database."""
         with self._reading():
-            ladder = self._ladder(workload)
-            way = next(ladder.ways())
-            is_stored = isinstance(way, Way) and way.rung == "exact" and not way.verifies
-            return is_stored and ladder.obstacle(way) is None
+            fallback = self._fallback(workload)
+            alternative = next(fallback.alternatives())
+            is_stored = isinstance(alternative, Alternative) and alternative.level == "exact" and not alternative.verifies
+            return is_stored and fallback.obstacle(alternative) is None
 
     def build_ahead(
         self, workloads: Iterable[Workload], also: Iterable[Recipe[BuildResult]] = (), deadline: Deadline = NEVER
@@ -159,26 +159,30 @@ class KernelCache:
         from schedsearch.runtime.ahead import compile_ahead, verifying_recipes
 
         with self._lock:
-            ladders = {each: self._ladder(each) for each in workloads if each not in self._entries}
+            fallbacks = {each: self._fallback(each) for each in workloads if each not in self._entries}
         code, target = self.code, self.target
-        ways = {each: ladder.viable() for each, ladder in ladders.items()}
+        alternatives = {each: fallback.viable() for each, fallback in fallbacks.items()}
         done = set()
-        while (ways or others) and not deadline.passed:  # once, and again for those whose way the compiler refuses
+        while (
+            alternatives or others
+        ) and not deadline.passed:  # once, and again for those whose alternative the compiler refuses
             kernels: dict[Workload, Recipe[BuildResult]] = {}
-            for workload in list(ways):
-                way = next(ways[workload], None)
-                if way is None or not way.verifies:
-                    del ways[workload]
+            for workload in list(alternatives):
+                alternative = next(alternatives[workload], None)
+                if alternative is None or not alternative.verifies:
+                    del alternatives[workload]
                     continue
                 others += verifying_recipes(workload, target)
-                if way.recipe is None:
-                    del ways[workload]
+                if alternative.recipe is None:
+                    del alternatives[workload]
                 else:
-                    kernels[workload] = way.recipe()
+                    kernels[workload] = alternative.recipe()
             built = compile_ahead([*kernels.values(), *others], code, target, deadline)
             done |= {workload for workload, recipe in kernels.items() if recipe.name in built}
             others = []
-            ways = {each: ways[each] for each, recipe in kernels.items() if code.refusal(recipe.name) is not None}
+            alternatives = {
+                each: alternatives[each] for each, recipe in kernels.items() if code.refusal(recipe.name) is not None
+            }
         return len(done)
 
     @property
@@ -195,7 +199,7 @@ class KernelCache:
         check_workload(workload)
         with self._lock:
             self._refresh()
-            return explain_ladder(workload, self.target, self._ladder(workload))
+            return explain_fallback(workload, self.target, self._fallback(workload))
 
     def close(self) -> None:
         """Unloads all kernels and closes device and database; does nothing the second time.
@@ -291,17 +295,17 @@ class KernelCache:
     def _best(self, workload: Workload) -> _Best | None:
         try:
             row = self._lookup.exact(workload.id, self.target.key, self.mode) if self._lookup else None
-        except DamageError:  # the ladder gives it as the reason of its rung, and goes on
+        except DamageError:  # it becomes the reason of its level, and the next one is tried
             return None
         if row is None:
             return None
         return row.record_id, row.artifact_sha256, row.template, row.template_version, row.config_json
 
     def _find(self, workload: Workload) -> Kernel:
-        return make_kernel(workload, self.target, self._ladder(workload).climb(self._device.open))
+        return make_kernel(workload, self.target, self._fallback(workload).serve(self._device.open))
 
-    def _ladder(self, workload: Workload) -> Ladder:
-        return Ladder(workload, self.target, self._lookup, self.db, self.mode, self.allowed, lambda: self.code)
+    def _fallback(self, workload: Workload) -> Fallback:
+        return Fallback(workload, self.target, self._lookup, self.db, self.mode, self.allowed, lambda: self.code)
 
 
 class LazyDevice:

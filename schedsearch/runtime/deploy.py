@@ -11,8 +11,8 @@ from schedsearch.device.detect import detect
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.runtime.cache import DEFAULT_DB, KernelCache, LazyDevice, check_workload, make_kernel, open_lookup
 from schedsearch.runtime.explanation import Explanation
+from schedsearch.runtime.fallback import LEVELS, Fallback, check_levels
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.ladder import RUNGS, Ladder, check_rungs
 from schedsearch.runtime.range_kernel import RangeKernel, compile_range, explain_range
 from schedsearch.target import Target
 from schedsearch.workload import Workload
@@ -25,7 +25,7 @@ def compile(
     db: str | os.PathLike[str] = DEFAULT_DB,
     *,
     target: str | Target = "auto",
-    allow: Iterable[str] = RUNGS,
+    allow: Iterable[str] = LEVELS,
     mode: str = COLD_GRAPH,
 ) -> Kernel: ...
 @overload
@@ -34,7 +34,7 @@ def compile(
     db: str | os.PathLike[str] = DEFAULT_DB,
     *,
     target: str | Target = "auto",
-    allow: Iterable[str] = RUNGS,
+    allow: Iterable[str] = LEVELS,
     mode: str = COLD_GRAPH,
 ) -> RangeKernel: ...
 def compile(
@@ -42,7 +42,7 @@ def compile(
     db: str | os.PathLike[str] = DEFAULT_DB,
     *,
     target: str | Target = "auto",
-    allow: Iterable[str] = RUNGS,
+    allow: Iterable[str] = LEVELS,
     mode: str = COLD_GRAPH,
 ) -> Kernel | RangeKernel:
     """Gets the best kernel for a workload without a search.
@@ -50,10 +50,10 @@ def compile(
     Each call reads the database and loads the kernel again. A program that asks repeatedly should keep a `KernelCache`.
 
     Args:
-        workload: what to compute; or a range of sizes (`Workload.with_dynamic`), which the rung exact serves only.
-        db: a live database or one written by `records export --deploy`; it may be missing when `allow` has the rung default.
+        workload: what to compute; or a range of sizes (`Workload.with_dynamic`), which the level exact serves only.
+        db: a live database or one written by `records export --deploy`; it may be missing if `allow` has the level default.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
-        allow: the rungs that may serve:
+        allow: the levels that may serve:
             exact: the best record of this workload on this kind of device, its stored machine code;
             same_architecture: the best record on another device whose machine code runs here;
             nearest: the configuration of the most similar workload that is legal here, built now;
@@ -64,17 +64,17 @@ def compile(
 
     Returns:
         A `Kernel`, or for a range a `RangeKernel`, which takes arrays of any of its sizes. A kernel's
-        `provenance` names the rung that served and says why no higher one did. `Kernel.close` frees code and
+        `provenance` names the level that served and says why no higher one did. `Kernel.close` frees code and
         device.
 
     Raises:
-        NoRecordError: there is no record, and no allowed rung has a kernel; the message has the reason for each.
+        NoRecordError: there is no record, and no allowed level has a kernel; the message has the reason for each.
         UnusableRecordError: the same, although there is a record of this workload for this kind of device.
-        WrongResultError: kernels were built, but computed wrong values, and no other rung was left.
-        UsageError: a rung is unknown, or `workload` is not a Workload.
+        WrongResultError: kernels were built, but computed wrong values, and no other level was left.
+        UsageError: a level is unknown, or `workload` is not a Workload.
         DatabaseError, DeviceError: the database or the device cannot be used.
     """
-    allowed = check_rungs(allow)
+    allowed = check_levels(allow)
     if isinstance(workload, WorkloadRange):
         target = detect(target) if isinstance(target, str) else target
         opened = LazyDevice(target)
@@ -83,7 +83,7 @@ def compile(
     target = detect(target) if isinstance(target, str) else target
     lookup, device = open_lookup(Path(db), allowed), LazyDevice(target)
     try:
-        found = Ladder(workload, target, lookup, Path(db), mode, allowed).climb(device.open)
+        found = Fallback(workload, target, lookup, Path(db), mode, allowed).serve(device.open)
     except BaseException:
         device.close()
         raise
@@ -98,16 +98,16 @@ def explain(
     db: str | os.PathLike[str] = DEFAULT_DB,
     *,
     target: str | Target = "auto",
-    allow: Iterable[str] = RUNGS,
+    allow: Iterable[str] = LEVELS,
     mode: str = COLD_GRAPH,
 ) -> Explanation:
-    """Says for every allowed rung whether `compile` would use it and why; builds and loads nothing.
+    """Says for every allowed level whether `compile` would use it and why; builds and loads nothing.
 
     It makes the same checks as `compile`, including trust in the stored code and the presence of a compiler. It cannot see
     failures of loading, building and verifying. Args and Raises are those of `compile`.
     """
     if isinstance(workload, WorkloadRange):
-        check_rungs(allow)
+        check_levels(allow)
         return explain_range(workload, Path(db), detect(target) if isinstance(target, str) else target, mode)
     with KernelCache(db, target, allow=allow, mode=mode) as cache:
         return cache.explain(workload)

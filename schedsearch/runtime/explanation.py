@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from schedsearch.runtime.ladder import Ladder
+from schedsearch.runtime.fallback import Fallback
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
@@ -15,23 +15,23 @@ Verdict = Literal["serves", "fallback", "no"]
 
 
 @dataclass(frozen=True)
-class Rung:
-    """What a rung of the ladder offers.
+class Level:
+    """What a fallback level offers.
 
     Attributes:
-        rung: exact, same_architecture, nearest or default.
+        level: exact, same_architecture, nearest or default.
         verdict: serves: `compile` uses it. fallback: `compile` could use it if the one that serves failed to load or build.
             no: it cannot be used.
-        reason: what the rung offers, or why it cannot be used.
+        reason: what the level offers, or why it cannot be used.
     """
 
-    rung: str
+    level: str
     verdict: Verdict
     reason: str
 
     def __str__(self) -> str:
         mark = "->" if self.verdict == "serves" else "  "
-        return f"{mark} {self.rung}: {self.reason}" + (" (a fallback)" if self.verdict == "fallback" else "")
+        return f"{mark} {self.level}: {self.reason}" + (" (a fallback)" if self.verdict == "fallback" else "")
 
 
 @dataclass(frozen=True)
@@ -39,42 +39,42 @@ class Explanation:
     """What `compile` would do.
 
     Attributes:
-        rungs: in the order tried. At most one serves; if none does, `compile` raises NoRecordError.
+        levels: in the order tried. At most one serves; if none does, `compile` raises NoRecordError.
     """
 
     workload: Workload | WorkloadRange
     target: Target
-    rungs: tuple[Rung, ...]
+    levels: tuple[Level, ...]
 
     @property
-    def serving(self) -> Rung | None:
-        """The rung that `compile` uses, or None."""
-        return next((rung for rung in self.rungs if rung.verdict == "serves"), None)
+    def serving(self) -> Level | None:
+        """The level that `compile` uses, or None."""
+        return next((level for level in self.levels if level.verdict == "serves"), None)
 
     @property
     def lines(self) -> list[str]:
-        return list(map(str, self.rungs))
+        return list(map(str, self.levels))
 
     def __str__(self) -> str:
         return "\n".join([f"{self.workload.label} on {self.target.name}", *(f"  {line}" for line in self.lines)])
 
     def to_json(self) -> str:
-        rungs = [
-            {"rung": each.rung, "serves": each.verdict == "serves", "verdict": each.verdict, "reason": each.reason}
-            for each in self.rungs
+        levels = [
+            {"level": each.level, "serves": each.verdict == "serves", "verdict": each.verdict, "reason": each.reason}
+            for each in self.levels
         ]
-        return json.dumps({"workload": json.loads(self.workload.json), "target": self.target.key, "rungs": rungs})
+        return json.dumps({"workload": json.loads(self.workload.json), "target": self.target.key, "levels": levels})
 
 
-def explain_ladder(workload: Workload, target: Target, ladder: Ladder) -> Explanation:
-    """Walks the ladder as `Ladder.climb` does, without loading. Below the rung that serves, it names one fallback a rung."""
-    rungs: list[Rung] = []
+def explain_fallback(workload: Workload, target: Target, fallback: Fallback) -> Explanation:
+    """As `Fallback.serve`, without loading. Below the level that serves, it names one alternative of each."""
+    levels: list[Level] = []
     served = False
-    for way in ladder.ways():
-        if served and any(each.rung == way.rung and each.verdict != "no" for each in rungs):
+    for alternative in fallback.alternatives():
+        if served and any(each.level == alternative.level and each.verdict != "no" for each in levels):
             continue
-        obstacle = ladder.obstacle(way)
+        obstacle = fallback.obstacle(alternative)
         verdict: Verdict = "no" if obstacle is not None else "fallback" if served else "serves"
-        rungs.append(Rung(way.rung, verdict, way.reason if obstacle is None else obstacle))
+        levels.append(Level(alternative.level, verdict, alternative.reason if obstacle is None else obstacle))
         served = served or obstacle is None
-    return Explanation(workload, target, tuple(rungs))
+    return Explanation(workload, target, tuple(levels))

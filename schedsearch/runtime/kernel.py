@@ -32,15 +32,15 @@ class Provenance:
     """The origin of a kernel.
 
     Attributes:
-        rung: exact, same_architecture, nearest or default; see `schedsearch.compile`.
+        level: exact, same_architecture, nearest or default; see `schedsearch.compile`.
         template, config: the template and configuration that made it.
-        time_ns: the recorded time; None on rungs without a record for this workload and device.
+        time_ns: the recorded time; None on levels without a record for this workload and device.
         record_id: row of the record in its database, or None.
-        why: one line for each rung that was tried, in order.
+        why: one line for each level that was tried, in order.
         mode: how the record was timed. In `cold-graph-prepared-v1` the time is that of a call with prepared constants.
     """
 
-    rung: str
+    level: str
     template: str
     config: Config
     time_ns: float | None = None
@@ -95,8 +95,13 @@ class Kernel:
         self._torch_call: TorchCall | None = None
 
     @property
+    def level(self) -> str:
+        return self.provenance.level
+
+    @property
     def rung(self) -> str:
-        return self.provenance.rung
+        """The earlier name of `level`."""
+        return self.level
 
     @property
     def config(self) -> Config:
@@ -356,7 +361,7 @@ class Kernel:
         time = f"{self.provenance.time_ns / 1e3:.2f} us" if self.provenance.time_ns else "no time"
         return (
             f"<Kernel {self.workload.label} by {self.provenance.template} on {self.device[0]}:{self.device[1]}, "
-            f"rung {self.rung}, {time}, {'verified' if self.verified else 'not verified'}>"
+            f"level {self.level}, {time}, {'verified' if self.verified else 'not verified'}>"
         )
 
 

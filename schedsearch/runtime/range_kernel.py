@@ -11,7 +11,7 @@ from typing import Any, Self
 from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, DeviceError, NoRecordError, PlanError
 from schedsearch.runtime import arrays
-from schedsearch.runtime.explanation import Explanation, Rung
+from schedsearch.runtime.explanation import Explanation, Level
 from schedsearch.runtime.kernel import Kernel, Provenance
 from schedsearch.size_table import SizeTable
 from schedsearch.target import Target
@@ -140,16 +140,16 @@ def compile_range(
 
 
 def explain_range(of_range: WorkloadRange, db: Path, target: Target, mode: str) -> Explanation:
-    """What `compile_range` would do. Only the rung exact serves ranges."""
+    """What `compile_range` would do. Only the level exact serves ranges."""
     try:
         table = stored_table(of_range, db, target, mode)
     except (NoRecordError, DatabaseError, DeviceError) as error:
-        return Explanation(of_range, target, (Rung("exact", "no", str(error)),))
+        return Explanation(of_range, target, (Level("exact", "no", str(error)),))
     kernels = {table.kernel_for(size).template: None for size in of_range.sizes}
     reason = (
         f"{', '.join(kernels)}, stored machine code that was tuned for {of_range.parameter} = {table.low} to {table.high}"
     )
-    return Explanation(of_range, target, (Rung("exact", "serves", reason),))
+    return Explanation(of_range, target, (Level("exact", "serves", reason),))
 
 
 def stored_table(of_range: WorkloadRange, db: Path, target: Target, mode: str) -> SizeTable:

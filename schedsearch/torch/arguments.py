@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from schedsearch.errors import ArgumentError, DatabaseError, UsageError, did_you_mean, first_line
-from schedsearch.runtime.ladder import check_rungs
+from schedsearch.runtime.fallback import check_levels
 from schedsearch.text import type_text
 
 Filter = Callable[[nn.Module, str], bool]
@@ -40,7 +40,7 @@ def check_database(db: str | os.PathLike[str], allow: Sequence[str], tune: bool)
         return
     if tune and not path.absolute().parent.is_dir():
         raise DatabaseError(f"there is no folder {path.absolute().parent} for the database {path.name}; make it first")
-    if not tune and "default" not in check_rungs(allow):
+    if not tune and "default" not in check_levels(allow):
         raise DatabaseError(f"there is no database {path}; give one that schedsearch made, or tune=True to make it")
 
 
@@ -163,14 +163,14 @@ def _path(name: str, value: Any) -> None:
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
         raise TypeError(f"{name} is {_shown(value)}; allowed: the path of a database, as a string or a pathlib.Path")
     if not os.fspath(value):
-        raise UsageError(f"{name} is an empty text; allowed: the path of a database")
+        raise UsageError(f"{name} is empty; allowed: the path of a database")
 
 
-def _rungs(name: str, value: Any) -> None:
+def _levels(name: str, value: Any) -> None:
     if not isinstance(value, str | list | tuple | set | frozenset) or not all(isinstance(each, str) for each in value):
-        raise TypeError(f"{name} is {_shown(value)}; allowed: names of rungs, e.g. ('exact', 'same_architecture')")
-    if not check_rungs(value):
-        raise UsageError(f"{name} is empty, so that no kernel may be found; allowed: one rung or more, e.g. ('exact',)")
+        raise TypeError(f"{name} is {_shown(value)}; allowed: names of levels, e.g. ('exact', 'same_architecture')")
+    if not check_levels(value):
+        raise UsageError(f"{name} is empty, so that no kernel may be found; allowed: one level or more, e.g. ('exact',)")
 
 
 def _mode(name: str, value: Any) -> None:
@@ -202,7 +202,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "layers": _flag,
     "network": _flag,
     "mode": _mode,
-    "allow": _rungs,
+    "allow": _levels,
     "filter_fn": _function("a function of a module and its name"),
     "report": _function("a function that takes a Report"),
     "timer": _timer,

@@ -22,7 +22,7 @@ from torch import fx
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
-from schedsearch.runtime.ladder import check_rungs
+from schedsearch.runtime.fallback import check_levels
 from schedsearch.torch import candidates, inductor, patterns
 from schedsearch.torch.arguments import check_database, check_options
 from schedsearch.torch.calls import ALLOWED
@@ -83,7 +83,7 @@ class Options:
         Raises:
             TypeError: one has a value of another type.
             UsageError: an unknown option, or an impossible value.
-            DatabaseError: there is no file `db`, if it is given, and neither `tune` nor the rung default does without.
+            DatabaseError: there is no file `db`, if it is given, and neither `tune` nor the level default does without.
         """
         names = [each.name for each in fields(cls)]
         for name in given:
@@ -125,7 +125,7 @@ def schedsearch(
         return _trained(module, inputs, chosen, deadline)
     try:
         device = _device_of(inputs)
-        kernels = kernels_of(Path(chosen.db), device, check_rungs(chosen.allow), chosen.tune)
+        kernels = kernels_of(Path(chosen.db), device, check_levels(chosen.allow), chosen.tune)
     except Refusal as error:
         _tell_refusal(chosen, error)
         return inductor.compiled(module, inputs, chosen.mode)
@@ -208,7 +208,7 @@ def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options, de
     notes: list[str] = []
     try:
         device = _device_of(inputs)
-        kernels = kernels_of(Path(options.db), device, check_rungs(options.allow), options.tune)
+        kernels = kernels_of(Path(options.db), device, check_levels(options.allow), options.tune)
         if options.layers:
             if options.tune:
                 notes.append(tune_missing(workloads(module.graph), kernels, options.trials, deadline.share(_TUNED)))

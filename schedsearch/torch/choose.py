@@ -36,7 +36,7 @@ class Choice:
         reason: why not; empty if it was swapped.
         ours_ns, theirs_ns: measured times of the kernel and of PyTorch; None if they were not measured.
         record_id: row of the kernel's record in the database.
-        rung: how the kernel was found; see `schedsearch.compile`.
+        level: how the kernel was found; see `schedsearch.compile`.
         error, torch_error: largest difference from PyTorch in float32, over the largest magnitude; of the kernel, and of
             PyTorch in the layer's own format.
     """
@@ -46,7 +46,7 @@ class Choice:
     ours_ns: float | None = None
     theirs_ns: float | None = None
     record_id: int | None = None
-    rung: str = ""
+    level: str = ""
     error: float | None = None
     torch_error: float | None = None
 
@@ -102,7 +102,7 @@ class Chooser:
             return Choice(None, first_line(error))
         origin = call.kernel.provenance
         with inference(self.kernels.device):
-            found = Choice(None, record_id=origin.record_id, rung=origin.rung)
+            found = Choice(None, record_id=origin.record_id, level=origin.level)
             try:
                 bench = _Bench(layer, call, self.kernels)
                 errors = bench.errors()

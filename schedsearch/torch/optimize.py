@@ -16,7 +16,7 @@ from torch import nn
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import ArgumentError, SchedsearchError, UsageError, first_line
 from schedsearch.measurement import DEFAULT_DB
-from schedsearch.runtime.ladder import check_rungs
+from schedsearch.runtime.fallback import check_levels
 from schedsearch.text import type_text
 from schedsearch.torch import patterns
 from schedsearch.torch.arguments import CheckedFilter, Filter, check_database, check_options, checked_example, misfit
@@ -88,10 +88,10 @@ def optimize_(
 
     Raises:
         TypeError: `model` is not a module, an argument is of another type, or `filter_fn` returns what is not a bool.
-        UsageError: an unknown rung in `allow`, or an impossible budget.
+        UsageError: an unknown level in `allow`, or an impossible budget.
         ArgumentError: `example` has no tensor, one that no kernel takes or on another device, or the model fails on it.
-        DatabaseError: there is no file `db`, and neither `tune` nor the rung default does without; or, with `tune`, none can
-            be made there.
+        DatabaseError: there is no file `db`, and neither `tune` nor the level default does without it; or, with `tune`, none
+            can be made there.
         DeviceError, Interrupted: of the tuning, if `tune`.
 
         After any of them the model is as it was.
@@ -111,7 +111,7 @@ def optimize_(
     run = _Run(model, args, Budget(trials, deadline) if tune else None, networks, CheckedFilter(filter_fn), timer)
     try:
         device = device_of(model, args)
-        kernels = kernels_of(Path(db), device, check_rungs(allow), tune)
+        kernels = kernels_of(Path(db), device, check_levels(allow), tune)
         with same_random_numbers(device), same_buffers(model), same_attributes(model) as left:
             report = run.report(kernels)
             left |= {inner for each in model.modules() if is_optimized(each) for inner in each.modules()}

@@ -22,7 +22,7 @@ class LayerReport:
         reason: why not.
         ours_us, torch_us: measured times; None if they were not measured.
         record_id: row of the kernel's record in the database; None if it has none.
-        rung: how the kernel was found; see `schedsearch.compile`.
+        level: how the kernel was found; see `schedsearch.compile`.
         error, torch_error: largest differences from PyTorch in float32 over the largest magnitude: of the kernel, and of
             PyTorch in the layer's own format.
     """
@@ -34,7 +34,7 @@ class LayerReport:
     ours_us: float | None = None
     torch_us: float | None = None
     record_id: int | None = None
-    rung: str = ""
+    level: str = ""
     error: float | None = None
     torch_error: float | None = None
 
@@ -57,7 +57,7 @@ class LayerReport:
             us(choice.ours_ns),
             us(choice.theirs_ns),
             choice.record_id,
-            choice.rung,
+            choice.level,
             choice.error,
             choice.torch_error,
         )

@@ -17,13 +17,13 @@ import torch
 from schedsearch.errors import DatabaseError, NoRecordError, SchedsearchError, UnsupportedError, WorkloadError
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.runtime.cache import DEFAULT_DB, KernelCache
+from schedsearch.runtime.fallback import check_levels
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.ladder import check_rungs
 from schedsearch.torch.arguments import check_options
 from schedsearch.workload import Workload
 
 _MOST_READY = 4096  # descriptions of calls; the oldest are forgotten
-RECORDED = ("exact", "same_architecture")  # the rungs that build nothing
+RECORDED = ("exact", "same_architecture")  # the levels that build nothing
 
 # (tensors, addresses, numbers) -> output; the same for a kernel and for PyTorch's own operator.
 Call = Callable[..., Any]
@@ -46,7 +46,7 @@ class Served:
     reason: str = ""
 
     def __str__(self) -> str:
-        by = f"PyTorch ({self.reason})" if self.kernel is None else f"{self.kernel.provenance.template}, {self.kernel.rung}"
+        by = f"PyTorch ({self.reason})" if self.kernel is None else f"{self.kernel.provenance.template}, {self.kernel.level}"
         return f"{self.what} on {self.device}: {by}"
 
 
@@ -61,7 +61,7 @@ class Store:
 
     def __init__(self, db: str | os.PathLike[str] | None, allow: Iterable[str], mode: str) -> None:
         self.db = None if db is None else Path(db).absolute()
-        self.allow, self.mode = check_rungs(allow), mode
+        self.allow, self.mode = check_levels(allow), mode
         self.ready: dict[Any, Call] = {}
         self.served: dict[Any, Served] = {}
         self._caches: dict[str, KernelCache] = {}
@@ -71,7 +71,7 @@ class Store:
         """The kernel of a workload.
 
         Raises:
-            NoRecordError: the allowed rungs have none, or there is no database.
+            NoRecordError: the allowed levels have none, or there is no database.
             SchedsearchError: the database or the device cannot be used.
         """
         if self.db is None:
@@ -118,14 +118,14 @@ class use:
 
     Args:
         db: the database; None: PyTorch computes everything.
-        allow: rungs that may serve, see `schedsearch.compile`. The rungs nearest and default build kernels in the first call
+        allow: levels that may serve, see `schedsearch.compile`. Nearest and default build kernels in the first call
             of each description, which takes seconds.
         mode: how the records were timed.
 
     Raises:
         TypeError: an argument is of another type.
-        UsageError: an unknown rung, or an empty `db` or `allow`.
-        DatabaseError: `db` is a folder, or is missing while every allowed rung needs one.
+        UsageError: an unknown level, or an empty `db` or `allow`.
+        DatabaseError: `db` is a folder, or is missing while every allowed level needs one.
 
     Example:
         >>> import schedsearch.torch as sst
@@ -146,7 +146,7 @@ class use:
         if store.db is not None and store.db.is_dir():
             raise DatabaseError(f"{store.db} is a folder; give the file of a database, e.g. {store.db / 'records.db'}")
         if store.db is not None and not store.db.exists() and "default" not in store.allow:
-            raise DatabaseError(f"there is no database {store.db}; tune first, or allow the rung default")
+            raise DatabaseError(f"there is no database {store.db}; tune first, or allow the level default")
         self.store, self._before = store, active
         _set(store)
 

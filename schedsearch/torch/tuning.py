@@ -108,7 +108,7 @@ def reason_without_kernel(workload: Workload, kernels: Kernels, error: NoRecordE
 
 
 def strange_records(wanted: Iterable[Workload], kernels: Kernels) -> str:
-    """Whose records a database has if none of them is for this device; empty if some are, or if other rungs may serve."""
+    """Whose records a database has if none of them is for this device; empty if some are, or if other levels may serve."""
     workloads = list(wanted)
     if not workloads or not kernels.db.exists() or {"nearest", "default"} & set(kernels.allow):
         return ""

@@ -64,7 +64,7 @@ class Deployment:
                 with schedsearch.compile(workload, path, target="cpu", allow=allow) as kernel:
                     got = kernel(**arguments)
                     if not kernel.verified:
-                        raise Broken(f"a kernel of rung {kernel.rung} that was never verified is served")
+                        raise Broken(f"a kernel of level {kernel.level} that was never verified is served")
             except NoRecordError as error:
                 check_error(error, (), "compile")
                 words.append("no record")

@@ -88,8 +88,10 @@ def _replaced(batch: Batch) -> None:
                         kernels.kernel(workload)
                     _swap(path, rng.choice((samples.store, samples.deployment)))
                     kernel = kernels.kernel(workload)
-                    served = kernel.rung == "exact" and _right(kernel, arguments, wanted)
-                    batch.check(seed, served, f"after the file was restored, {kernel.rung} serves, or computes wrong values")
+                    served = kernel.level == "exact" and _right(kernel, arguments, wanted)
+                    batch.check(
+                        seed, served, f"after the file was restored, {kernel.level} serves, or computes wrong values"
+                    )
             finally:
                 calls.end()
             more = _descriptors() - before

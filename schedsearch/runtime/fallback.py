@@ -1,7 +1,7 @@
-"""The ladder from a workload to a kernel: exact record, same architecture, nearest workload, rule-based default.
+"""The fallback levels from a workload to a kernel: exact record, same architecture, nearest workload, rule-based default.
 
-`compile` and `explain` walk the same ladder. Each rung yields the ways that it offers, or says why it has none. A way is
-first checked, without a device and without compiling, and then loaded or built.
+`compile` and `explain` go through the same levels. Each level yields the alternatives that it offers, or says
+why it has none. An alternative is first checked, without a device and without compiling, and then loaded or built.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from schedsearch.space import ConfigSpace
     from schedsearch.template import Template
 
-RUNGS = ("exact", "same_architecture", "nearest", "default")
+LEVELS = ("exact", "same_architecture", "nearest", "default")
 _NEIGHBOURS_TRIED = 4  # each costs a build
 _IMPORTED_TRIED = 4
 
@@ -50,25 +50,25 @@ _COMPILERS = {"cpu": ("numba", "llvmlite"), "cuda": ("numba", "numba_cuda", "cud
 
 
 class Refusal(Exception):
-    """The reason why a way cannot be taken. It never leaves this package: the ladder goes on with the next way."""
+    """The reason why an alternative cannot be taken. It never leaves this package: the next alternative is tried."""
 
 
 @dataclass(frozen=True)
-class Way:
+class Alternative:
     """One way to get a kernel.
 
     Attributes:
-        rung, reason: its rung, and a description in words.
+        level, reason: its level, and a description in words.
         template, config: the template and configuration of the kernel.
-        check: raises `Refusal`, SchedsearchError or ImportError if the way cannot be taken, as far as this can be seen
-            without a device and without compiling.
+        check: raises `Refusal`, SchedsearchError or ImportError if it cannot be taken, as far as this can be seen without a
+            device and without compiling.
         load: returns the kernel and whether it is verified for this workload on this kind of device; raises the same errors.
         time_ns, record_id: of the record, if there is one for this workload and device.
         verifies: whether `load` compares the kernel with the reference.
         recipe: what `load` compiles; None: there is stored code.
     """
 
-    rung: str
+    level: str
     reason: str
     template: str
     config: Config
@@ -87,34 +87,34 @@ class Way:
 
 @dataclass(frozen=True)
 class Miss:
-    """A rung without any way.
+    """A level without any alternative.
 
     Attributes:
         recorded: whether the database has a record for it, though not one that can be read.
     """
 
-    rung: str
+    level: str
     reason: str
     recorded: bool = False
 
 
 @dataclass(frozen=True)
 class Found:
-    """The result of climbing the ladder."""
+    """What the fallback levels gave."""
 
     loaded: LoadedKernel
     verified: bool
     provenance: Provenance
 
 
-class Ladder:
-    """The ways to run one workload on one target.
+class Fallback:
+    """The alternatives to run one workload on one target.
 
     Args:
         lookup: the database; None if there is no file at `db`.
         db: its path, for messages.
         mode: how the records were timed.
-        allowed: the rungs that may serve.
+        allowed: the levels that may serve.
         code: gives what was compiled ahead, and keeps what is compiled now; default: a cache of its own.
     """
 
@@ -133,73 +133,85 @@ class Ladder:
         self._spaces: dict[str, ConfigSpace] = {}
         self.code = code or functools.cache(_empty_cache)
 
-    def climb(self, device: Callable[[], Device]) -> Found:
-        """The first way that can be taken. `device` opens the device; it is called when a kernel is to be loaded.
+    def serve(self, device: Callable[[], Device]) -> Found:
+        """The first alternative that can be taken. `device` opens the device; it is called when a kernel is to be loaded.
 
         Raises:
-            WrongResultError: kernels were built, but computed wrong values, and no other way was left.
-            UnusableRecordError: there is a record of this workload on this kind of device, but no way can be taken; the
-                message has the reason for each.
+            WrongResultError: kernels were built, but computed wrong values, and no other alternative was left.
+            UnusableRecordError: there is a record of this workload on this kind of device, but none can be taken; it
+                says why.
             NoRecordError: the same without such a record.
             DeviceError: the device cannot be opened.
         """
         why: list[str] = []
         wrong = recorded = False
-        for way in self.ways():
-            recorded = recorded or (way.rung == "exact" and way.recorded)
-            obstacle = self.obstacle(way)
+        for alternative in self.alternatives():
+            recorded = recorded or (alternative.level == "exact" and alternative.recorded)
+            obstacle = self.obstacle(alternative)
             if obstacle is None:
-                assert isinstance(way, Way)
+                assert isinstance(alternative, Alternative)
                 opened = device()
                 try:
-                    loaded, verified = way.load(opened)
+                    loaded, verified = alternative.load(opened)
                 except (SchedsearchError, ImportError, Refusal) as error:
                     wrong = wrong or isinstance(error, WrongResultError)
                     obstacle = _text(error)
                 else:
-                    taken = (*why, f"{way.rung}: {way.reason}")
-                    origin = (way.rung, way.template, way.config, way.time_ns, way.record_id, taken, self.mode)
+                    taken = (*why, f"{alternative.level}: {alternative.reason}")
+                    origin = (
+                        alternative.level,
+                        alternative.template,
+                        alternative.config,
+                        alternative.time_ns,
+                        alternative.record_id,
+                        taken,
+                        self.mode,
+                    )
                     return Found(loaded, verified, Provenance(*origin))
-            why.append(f"{way.rung}: {obstacle}")
+            why.append(f"{alternative.level}: {obstacle}")
         text = f"no kernel for {self.workload.label} on {self.target.name}: {'; '.join(why)}. "
         if wrong:
             raise WrongResultError(f"{text}Tune it here (`schedsearch tune`), and report the template that is wrong")
         if recorded:
-            raise UnusableRecordError(f"{text}Tune it here (`schedsearch tune`), or allow more rungs")
-        raise NoRecordError(f"{text}Tune it (`schedsearch tune`), or allow more rungs")
+            raise UnusableRecordError(f"{text}Tune it here (`schedsearch tune`), or allow more levels")
+        raise NoRecordError(f"{text}Tune it (`schedsearch tune`), or allow more levels")
 
-    def obstacle(self, way: Way | Miss) -> str | None:
-        """Why a way cannot be taken, as far as this can be seen without device and compiler; None if it can."""
-        if isinstance(way, Miss):
-            return way.reason
+    def obstacle(self, alternative: Alternative | Miss) -> str | None:
+        """Why an alternative cannot be taken, as far as this can be seen without device and compiler; None if it can."""
+        if isinstance(alternative, Miss):
+            return alternative.reason
         try:
-            way.check()
+            alternative.check()
         except (SchedsearchError, ImportError, Refusal) as error:
             return _text(error)
         return None
 
-    def viable(self) -> Iterator[Way]:
-        """The ways that can be taken, as far as this can be seen without device and compiler."""
-        return (way for way in self.ways() if isinstance(way, Way) and self.obstacle(way) is None)
+    def viable(self) -> Iterator[Alternative]:
+        """The alternatives that can be taken, as far as this can be seen without device and compiler."""
+        return (
+            alternative
+            for alternative in self.alternatives()
+            if isinstance(alternative, Alternative) and self.obstacle(alternative) is None
+        )
 
-    def ways(self) -> Iterator[Way | Miss]:
-        """The ways in the order of preference, with a `Miss` for each rung that has none."""
-        rungs = {
+    def alternatives(self) -> Iterator[Alternative | Miss]:
+        """The alternatives in the order of preference, with a `Miss` for each level that has none."""
+        levels = {
             "exact": self._exact,
             "same_architecture": self._same_architecture,
             "nearest": self._nearest,
         }
-        for rung in RUNGS:
-            if rung not in self._allowed:
+        for level in LEVELS:
+            if level not in self._allowed:
                 continue
-            if rung == "default":
+            if level == "default":
                 yield from self._default()
             elif self._lookup is None:
-                yield Miss(rung, f"there is no database {self._db}")
+                yield Miss(level, f"there is no database {self._db}")
             else:
-                yield from rungs[rung](self._lookup)
+                yield from levels[level](self._lookup)
 
-    def _exact(self, lookup: Lookup) -> Iterator[Way | Miss]:
+    def _exact(self, lookup: Lookup) -> Iterator[Alternative | Miss]:
         try:
             row = lookup.exact(self.workload.id, self.target.key, self.mode)
         except DamageError as error:
@@ -216,12 +228,12 @@ class Ladder:
         if row.artifact_sha256 is not None:
             stored = _Stored(lookup, row, self.workload, row.verified)
             reason = f"{record}, stored machine code"
-            yield Way("exact", reason, *origin, stored.check, stored.load, time_ns, row.record_id)
+            yield Alternative("exact", reason, *origin, stored.check, stored.load, time_ns, row.record_id)
         build = _Build(self, *origin, row.template_version)
         reason = f"{record}, built again from its configuration"
-        yield build.way("exact", reason, time_ns, row.record_id)
+        yield build.alternative("exact", reason, time_ns, row.record_id)
 
-    def _imported(self, lookup: Lookup) -> Iterator[Way | Miss]:
+    def _imported(self, lookup: Lookup) -> Iterator[Alternative | Miss]:
         """What others measured on exactly this task: configurations that are built and verified here."""
         rows = lookup.imported(self.workload.id, self.target.key, self.mode, _IMPORTED_TRIED)
         for row in rows:
@@ -230,14 +242,14 @@ class Ladder:
             reason = (
                 f"imported record {row.record_id} by {row.template} (from {row.source}), built now from its configuration"
             )
-            yield Way(
+            yield Alternative(
                 "exact", reason, row.template, config, build.check, build.load, None, row.record_id, True, build.recipe
             )
         if not rows:
             why = f"no record of this workload on {self.target.key} in mode {self.mode}"
             yield Miss("exact", "; ".join(filter(None, [why, lookup.damage.summary()])))
 
-    def _same_architecture(self, lookup: Lookup) -> Iterator[Way | Miss]:
+    def _same_architecture(self, lookup: Lookup) -> Iterator[Alternative | Miss]:
         target = self.target
         found, why = False, [f"no stored machine code of this workload runs on {target.name}"]
         for row in lookup.same_architecture(self.workload.id, self.mode):
@@ -259,11 +271,13 @@ class Ladder:
             reason = f"record {row.record_id} of {row.target_key} by {row.template}: {row.arch} code runs on {target.name}"
             stored = _Stored(lookup, row, self.workload, verified=False)
             config = Config.from_json(row.config_json)
-            yield Way("same_architecture", reason, row.template, config, stored.check, stored.load, None, row.record_id)
+            yield Alternative(
+                "same_architecture", reason, row.template, config, stored.check, stored.load, None, row.record_id
+            )
         if not found:
             yield Miss("same_architecture", "; ".join(filter(None, [*why[:2], lookup.damage.summary()])))
 
-    def _nearest(self, lookup: Lookup) -> Iterator[Way | Miss]:
+    def _nearest(self, lookup: Lookup) -> Iterator[Alternative | Miss]:
         workload, target = self.workload, self.target
         ranked, unreadable = [], 0
         for row in lookup.nearest(workload.op, self.mode, f"{target.kind}:"):
@@ -273,7 +287,7 @@ class Ladder:
                 unreadable += 1
                 continue
             far = distance(workload, other)
-            if (other != workload or row.target_key != target.key) and far < math.inf:  # else the exact rung has it
+            if (other != workload or row.target_key != target.key) and far < math.inf:  # else the exact level has it
                 ranked.append((far, row.target_key != target.key, other.label, row, other))
         ranked.sort(key=lambda entry: entry[:3])
         for far, _, label, row, other in ranked[:_NEIGHBOURS_TRIED]:
@@ -282,16 +296,16 @@ class Ladder:
                 again = _Relaunch(self, row, config, other, lookup)
                 reason = f"machine code of {label} ({row.template}), launched for these sizes"
                 verifies = _reuse(row.template, workload) != "trusted"
-                yield Way("nearest", reason, row.template, config, again.check, again.load, verifies=verifies)
+                yield Alternative("nearest", reason, row.template, config, again.check, again.load, verifies=verifies)
             build = _Build(self, row.template, config, row.template_version)
             reason = f"configuration of {label} ({row.template}, distance {far:.2f}), built now"
-            yield build.way("nearest", reason)
+            yield build.alternative("nearest", reason)
         if not ranked:
             more = f" ({unreadable} cannot be read by this version)" if unreadable else ""
             why = f"no record of another {workload.op} on a {target.kind} device in mode {self.mode}{more}"
             yield Miss("nearest", "; ".join(filter(None, [why, lookup.damage.summary()])))
 
-    def _default(self) -> Iterator[Way | Miss]:
+    def _default(self) -> Iterator[Alternative | Miss]:
         try:
             from schedsearch.template import load_templates
 
@@ -306,7 +320,7 @@ class Ladder:
             config = template.default(self.workload, self.target, self.space(template))
             build = _Build(self, template.name, config, template.version)
             reason = f"rule-based configuration of {template.name}, built now"
-            yield build.way("default", reason)
+            yield build.alternative("default", reason)
 
     def space(self, template: Template) -> ConfigSpace:
         """The template's configurations for the workload, made once."""
@@ -352,7 +366,7 @@ def _plan(lookup: Lookup, row: LookupRow, workload: Workload | None = None) -> L
 class _Relaunch:
     """Stored machine code of another workload, whose kernel takes its sizes at run time."""
 
-    ladder: Ladder
+    fallback: Fallback
     row: NeighbourRow
     config: Config
     other: Workload
@@ -364,9 +378,9 @@ class _Relaunch:
 
     def _stored(self) -> Artifact:
         """Raises Refusal or SchedsearchError if there is no code that this device runs and this machine signed."""
-        target, label = self.ladder.target, self.other.label
+        target, label = self.fallback.target, self.other.label
         try:
-            row = self.lookup.exact(self.other.id, self.row.target_key, self.ladder.mode)
+            row = self.lookup.exact(self.other.id, self.row.target_key, self.fallback.mode)
         except DamageError as error:
             raise Refusal(str(error)) from error
         if row is None or row.artifact_sha256 is None or row.plan_json is None or row.config_json != self.row.config_json:
@@ -381,13 +395,13 @@ class _Relaunch:
     def _artifact(self) -> Artifact:
         from schedsearch.template import load_template
 
-        workload, target = self.ladder.workload, self.ladder.target
+        workload, target = self.fallback.workload, self.fallback.target
         template = load_template(self.row.template)
         if template.version != self.row.template_version:
             raise Refusal(f"{template.name} is now version {template.version}, the record is of {self.row.template_version}")
         if reason := template.validate(workload, target):
             raise Refusal(f"{template.name} cannot run it here: {reason}")
-        if reasons := self.ladder.space(template).check(self.config):
+        if reasons := self.fallback.space(template).check(self.config):
             raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
         from schedsearch.backend.relaunch import relaunched
 
@@ -399,11 +413,11 @@ class _Relaunch:
         return found
 
     def load(self, device: Device) -> tuple[LoadedKernel, bool]:
-        workload = self.ladder.workload
+        workload = self.fallback.workload
         loaded = device.load(self._artifact())
         if _reuse(self.row.template, workload) == "trusted":
             return loaded, False
-        return _verified(device, self.ladder, loaded), True
+        return _verified(device, self.fallback, loaded), True
 
 
 def _reuse(template: str, workload: Workload) -> str:
@@ -422,13 +436,13 @@ def _empty_cache() -> CodeCache:
     return CodeCache()
 
 
-def _verified(device: Device, ladder: Ladder, loaded: LoadedKernel) -> LoadedKernel:
+def _verified(device: Device, fallback: Fallback, loaded: LoadedKernel) -> LoadedKernel:
     """Raises WrongResultError, after unloading it, if a kernel computes something else than the reference."""
     from schedsearch.backend import RejectedError
     from schedsearch.measure.verify import verify_once
 
     try:
-        problem = verify_once(device, ladder.workload, loaded, ladder.code())
+        problem = verify_once(device, fallback.workload, loaded, fallback.code())
     except RejectedError as error:  # of what verifies it, which another process could not compile
         loaded.close()
         raise Refusal(f"the kernel cannot be verified here: {error}") from error
@@ -442,18 +456,20 @@ def _verified(device: Device, ladder: Ladder, loaded: LoadedKernel) -> LoadedKer
 class _Build:
     """A configuration that is built now and verified once."""
 
-    ladder: Ladder
+    fallback: Fallback
     template: str
     config: Config
     version: int
 
-    def way(self, rung: str, reason: str, time_ns: float | None = None, record_id: int | None = None) -> Way:
+    def alternative(
+        self, level: str, reason: str, time_ns: float | None = None, record_id: int | None = None
+    ) -> Alternative:
         origin = self.template, self.config
-        return Way(rung, reason, *origin, self.check, self.load, time_ns, record_id, True, self.recipe)
+        return Alternative(level, reason, *origin, self.check, self.load, time_ns, record_id, True, self.recipe)
 
     def check(self) -> None:
         """Raises Refusal, SchedsearchError or ImportError if the configuration cannot be built here."""
-        target = self.ladder.target
+        target = self.fallback.target
         for module in _COMPILERS[target.kind]:
             if not _is_installed(module):
                 raise Refusal(_cannot_build(f"there is no module {module}"))
@@ -462,25 +478,25 @@ class _Build:
         template = load_template(self.template)
         if template.version != self.version:
             raise Refusal(f"{self.template} is now version {template.version}, the record is of {self.version}; tune again")
-        if reason := template.validate(self.ladder.workload, target):
+        if reason := template.validate(self.fallback.workload, target):
             raise Refusal(f"{self.template} cannot run it here: {reason}")
-        if reasons := self.ladder.space(template).check(self.config):
+        if reasons := self.fallback.space(template).check(self.config):
             raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
 
     def recipe(self) -> Recipe[BuildResult]:
         from schedsearch.runtime.ahead import kernel_recipe
         from schedsearch.template import load_template
 
-        return kernel_recipe(load_template(self.template), self.ladder.workload, self.config)
+        return kernel_recipe(load_template(self.template), self.fallback.workload, self.config)
 
     def load(self, device: Device) -> tuple[LoadedKernel, bool]:
         from schedsearch.backend import CompileError, RejectedError
 
         try:
-            artifact = self.recipe().artifact(self.ladder.code(), self.ladder.target)
+            artifact = self.recipe().artifact(self.fallback.code(), self.fallback.target)
         except (CompileError, RejectedError) as error:
             raise Refusal(f"the configuration does not build here: {error}") from error
-        return _verified(device, self.ladder, device.load(artifact)), True
+        return _verified(device, self.fallback, device.load(artifact)), True
 
 
 def _is_installed(module: str) -> bool:
@@ -501,10 +517,10 @@ def _cannot_build(reason: object) -> str:
     )
 
 
-def check_rungs(allow: str | Iterable[str]) -> tuple[str, ...]:
-    """The allowed rungs. Raises UsageError if one is unknown."""
+def check_levels(allow: str | Iterable[str]) -> tuple[str, ...]:
+    """The allowed levels. Raises UsageError if one is unknown."""
     allowed = (allow,) if isinstance(allow, str) else tuple(allow)
-    for rung in allowed:
-        if rung not in RUNGS:
-            raise UsageError(f"unknown rung {rung!r}{did_you_mean(rung, RUNGS)}; allowed: {', '.join(RUNGS)}")
+    for level in allowed:
+        if level not in LEVELS:
+            raise UsageError(f"unknown fallback level {level!r}{did_you_mean(level, LEVELS)}; allowed: {', '.join(LEVELS)}")
     return allowed
