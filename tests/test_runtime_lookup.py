@@ -35,7 +35,7 @@ def cpu_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_without_a_record_the_nearest_workload_lends_its_configuration(cpu_db: Path) -> None:
     larger = CPU_WORKLOAD.replace(n=3, h=12)
     kernel = schedsearch.compile(larger, cpu_db, target="cpu")
-    assert (kernel.level, kernel.verified) == ("nearest", True)
+    assert (kernel.level, kernel.rung, kernel.verified) == ("nearest", "nearest", True)
     assert kernel.provenance.why[0].startswith("exact: no record")
     y = kernel(*(np.ones(arg.shape, np.float32) for arg in larger.signature))
     assert y.max() == 8 * 9 + 1
