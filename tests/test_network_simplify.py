@@ -451,3 +451,13 @@ def test_a_sequence_of_parts_is_a_split_in_every_opset(rows: int, opset: int) ->
     assert operators(made) == ["Split", "Relu"]
     x = np.random.default_rng(0).standard_normal((rows, 3)).astype(np.float32)
     np.testing.assert_array_equal(value_of(made, x), np.maximum(x[2:4], 0))
+
+
+def test_the_mask_of_a_dropout_may_have_no_name() -> None:
+    """onnxscript folds the mask to a constant, which needs a name."""
+    nodes = [
+        helper.make_node("Dropout", ["x", "", ""], ["v", ""]),
+        helper.make_node("Clip", ["v", "", ""], ["w"]),
+        helper.make_node("Relu", ["w"], ["y"]),
+    ]
+    np.testing.assert_array_equal(value_of(simple(nodes, X.shape, 13), X), np.maximum(X, 0))

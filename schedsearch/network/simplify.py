@@ -54,6 +54,7 @@ def simplify(model: ir.Model, name: str) -> None:
 
     common.InlinePass()(model)
     _constants_are_no_inputs(model)
+    _drop_unnamed_outputs(model)
     for node in model.graph:
         node.name = name_of(node)  # before a pass calls it "node"
     rules, opsets = RewritePass(_rules()), model.opset_imports
@@ -128,6 +129,17 @@ def _constants_are_no_inputs(model: ir.Model) -> None:
     kept = [value for value in graph.inputs if value.name not in graph.initializers]
     if len(kept) < len(graph.inputs):
         graph.inputs[:] = kept
+
+
+def _drop_unnamed_outputs(model: ir.Model) -> None:
+    """Optional outputs that a file leaves out by an empty name, where they are the last ones: onnxscript folds the mask of
+    a Dropout and then has no name for it."""
+    for node in model.graph.all_nodes():
+        named = len(node.outputs)
+        while named > 1 and not node.outputs[named - 1].name:
+            named -= 1
+        if named < len(node.outputs):
+            node.resize_outputs(named)
 
 
 # --- Axes ---------------------------------------------------------------------------------------------------------------
