@@ -335,6 +335,10 @@ def _damaged(folder: Path, case: str) -> Path:
         onnx.save(net.model(opset=99), path)
     elif case == "empty":
         onnx.save(helper.make_model(helper.make_graph([], "net", [], [])), path)
+    elif case == "no outputs":
+        model = net.model()
+        del model.graph.output[:]
+        onnx.save(model, path)
     elif case == "cycle":
         loop = [helper.make_node("Relu", ["b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
         onnx.save(helper.make_model(helper.make_graph(loop, "net", [], [])), path)
@@ -369,6 +373,7 @@ def _damaged(folder: Path, case: str) -> Path:
         ),
         ("new opset", "needs opset 99; allowed: 7 to .*or upgrade onnx"),
         ("empty", "has no nodes"),
+        ("no outputs", "has no outputs; there is nothing to compute"),
         ("cycle", "cycle"),
         ("outside", "outside of the model's folder"),
         ("no weights", "'nothing', which does not exist"),

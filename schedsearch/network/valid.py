@@ -59,6 +59,8 @@ def check(model: onnx.ModelProto, what: str, folder: Path | None = None) -> Outl
     check_calls(model, what)
     external = _check_tensors(model, what, folder)
     _check_nodes(model, what)
+    if not model.graph.output:
+        raise ModelError(f"{what} has no outputs; there is nothing to compute. Name the results as outputs of the graph")
     return Outline(model, what, external)
 
 
