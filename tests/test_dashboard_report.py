@@ -173,9 +173,17 @@ class TestCommand:
 
     def test_a_database_is_never_replaced(self, sample: Path) -> None:
         before = sample.read_bytes()
-        result = CliRunner().invoke(main, ["report", str(sample), "-o", str(sample)])
+        result = CliRunner().invoke(main, ["report", str(sample), "-o", str(sample), "--format", "html"])
         assert result.exit_code == 2 and "is a database, so it is left alone" in result.output
         assert sample.read_bytes() == before
+
+    def test_an_end_of_no_format_is_refused(self, sample: Path, tmp_path: Path) -> None:
+        words = ["report", str(sample), "-o", str(tmp_path / "report.pdf")]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 2
+        assert "ends in .pdf, which is not a format of reports; allowed: .html, .htm, .md, .csv, .json" in result.output
+        assert not (tmp_path / "report.pdf").exists()
+        assert CliRunner().invoke(main, [*words, "--format", "csv"]).exit_code == 0
 
     def test_a_dash_is_standard_output(self, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

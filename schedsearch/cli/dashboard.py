@@ -125,7 +125,7 @@ def beside(db: str) -> Iterator[subprocess.Popen[bytes] | None]:
     "--format",
     "kind",
     type=click.Choice(["html", "markdown", "csv", "json"]),
-    help="Default: by the end of FILE, or markdown.",
+    help="Default: by the end of FILE, html if it has none; on standard output markdown.",
 )
 def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None:
     """Write the dashboard of databases to one file that works offline, or their results as a table.
@@ -141,7 +141,16 @@ def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None
     ends = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
     if output == "-":
         output = None
-    kind = kind or (ends.get(Path(output).suffix.lower(), "html") if output else "markdown")
+    if kind is None and output is None:
+        kind = "markdown"
+    elif kind is None and (end := Path(str(output)).suffix.lower()):
+        if end not in ends:
+            raise UsageError(
+                f"{output!r} ends in {end}, which is not a format of reports; allowed: {', '.join(ends)}, or name the "
+                "format: --format html"
+            )
+        kind = ends[end]
+    kind = kind or "html"
     if kind == "html" and output is None and sys.stdout.isatty():
         raise UsageError("an HTML report is for a file; name it: schedsearch report -o report.html")
     databases, replays = split_files(files or (DEFAULT_DB,))

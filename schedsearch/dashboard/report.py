@@ -21,7 +21,7 @@ from schedsearch.dashboard.source import Source, TaskId
 from schedsearch.dashboard.trial import trial_view
 from schedsearch.dashboard.views.overview import Overview, RunRow, TaskRow
 from schedsearch.dashboard.views.values import JSON, to_json
-from schedsearch.text import duration, printable, rate_text
+from schedsearch.text import counted, duration, printable, rate_text
 
 WHOLE_TRIALS = 20_000  # up to so many a report holds every trial
 _BEST_OF_A_TASK = 100  # that a sample holds in any case
@@ -148,7 +148,8 @@ def markdown_of(view: Overview) -> str:
         lines += [_line(map(_escaped, cells_of(task))) for task in view.tasks]
         parts.append("\n".join(lines))
     if view.geomean_speedup is not None:
-        parts.append(f"Geometric mean of the speed-ups over {view.raced_tasks} raced tasks: {view.geomean_speedup:.2f}x")
+        raced = counted(view.raced_tasks, "raced task")
+        parts.append(f"Geometric mean of the speed-ups over {raced}: {view.geomean_speedup:.2f}x")
     if any(task.best_ns is not None and not task.raced for task in view.tasks):
         parts.append("~ a single measurement: no final race was held, so there is no speed-up to show")
     parts += [_escaped(_run_line(run)) for run in view.runs[:20]]
