@@ -333,6 +333,9 @@ def test_the_suggested_commands_name_the_timing_mode(capsys: pytest.CaptureFixtu
     _print_next(summary, file, "r.db", "auto", COLD_GRAPH)
     text = capsys.readouterr().out
     assert "mode" not in text and "y = kernel(x, weight, bias)" in text
+    summary.tasks[0].best_ns = None
+    _print_next(summary, file, "r.db", "auto", COLD_GRAPH)
+    assert not capsys.readouterr().out, "nothing was found that could be looked at or called"
 
 
 def test_the_suggested_call_names_the_scalars_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def test_build_says_what_it_made_and_what_runs_cost(built: Any) -> None:
     assert "; the values of begin, end" in out and "allocates y" in out
     assert "bounded runs: 0 bytes to the host, 0 waits, 0 allocations" in out
     assert f"takes x float32 [n=1..{ROWS}, {COLUMNS}], begin int64 [2], end int64 [2]" in out
-    assert "kernels have no record and use default configurations" in built[1].stderr
+    assert "kernels have no record and use their default configuration" in built[1].stderr
     assert "no table of kernels for each size: " in built[1].stderr
 
 
@@ -155,6 +155,9 @@ def test_run_draws_inputs_and_prints_times(built: Any) -> None:
         (["--dynamic", "n=1..2147483648"], "n=1..2147483648 is not possible; allowed: sizes from 0 to 2147483647"),
         (["--dynamic", "n=1..2147483647", "--way", "exact"], "GiB; give smaller bounds"),
         (["--dynamic", "n=1..4,n=1..5"], "n is given twice"),
+        (["--dynamic", "n=1..4", "--dynamic", "n=1..5"], "n is given twice"),
+        (["--dynamic", "m=1..4", "--dynamic", "n=1..4"], "has no dynamic dimension 'm'; allowed: n"),
+        (["--shape", "x=1,5", "--shape", "x=2,5"], "x is given twice; give the shape of each input once"),
         (["--dynamic", "m=1..4,n=1..4"], "has no dynamic dimension 'm'; allowed: n"),
         (["--way", "exact"], "dimension 0 of input 'x' is 'n', which has no bounds; give them, e.g. --dynamic n=1..64"),
         (["--dynamic", "n=1..6", "--dtype", "float16"], "dtype, layout, io_layout and weights are not for graphs"),

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = command("build", model, "--target", "cpu", "-o", folder / "net.ssx", "--db", folder / "none.db", "--explain")
     assert done.exit_code == 0, done.stderr
     assert "4 kernel calls, 2 of them convert layouts" in done.stdout
-    assert "4 of 4 kernels have no record and use default configurations" in done.stderr
+    assert "4 of 4 kernels have no record and use their default configuration; to measure: --tune 10m" in done.stderr
     assert "takes x float32 [1, 8, 6, 6]" in done.stdout
     return folder
 
@@ -279,3 +279,22 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes\.txt exists and is not an executable"):
         schedsearch.build("net.onnx", out=tmp_path / "notes.txt", target="cpu")
+
+
+def test_one_kernel_without_a_record_is_said_in_the_singular(tmp_path: Path) -> None:
+    model = Model(1, 8, 4, 4)
+    model.node("Relu", "x", name="relu")
+    options = ("--target", "cpu", "-o", tmp_path / "net.ssx", "--db", tmp_path / "none.db")
+    said = command("build", model.save(tmp_path), *options).stderr
+    assert "1 of 1 kernel has no record and uses its default configuration; to measure: --tune 10m" in said
+
+
+def test_an_input_of_text_is_named(tmp_path: Path) -> None:
+    info = onnx.helper.make_tensor_value_info
+    nodes = [onnx.helper.make_node("Identity", ["words"], ["same"]), onnx.helper.make_node("Relu", ["x"], ["y"])]
+    inputs = [info("words", onnx.TensorProto.STRING, [3]), info("x", onnx.TensorProto.FLOAT, [2])]
+    outputs = [info("same", onnx.TensorProto.STRING, [3]), info("y", onnx.TensorProto.FLOAT, [2])]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "net", inputs, outputs)), tmp_path / "text.onnx")
+    result = command("build", tmp_path / "text.onnx", "--target", "cpu", "--db", tmp_path / "none.db")
+    assert result.exit_code == 2
+    assert "'words', an input or output of the model, is string; allowed: float16" in result.stderr

@@ -188,7 +188,7 @@ def test_the_command_line_tunes_a_kernel_in_a_file(kernel_file: Path) -> None:
     [
         (("gone.py:times",), "gone.py is not a file"),
         (("broken.py:times",), "broken.py cannot be run: ZeroDivisionError"),
-        (("kernels.py:time",), "time in kernels.py does not exist (did you mean 'times'?); it has times"),
+        (("kernels.py:time",), "time in kernels.py does not exist (did you mean 'times'?); its kernels: times"),
         (("kernels.py:plain",), "plain in kernels.py is of type int, not a tunable"),
         (("kernels.py:times",), "times needs x, a, y; x, a, y not given: write --shape x=4096x4096:float32"),
         (("kernels.py:times", *GIVEN, "--shape", "z=3:float32"), "--shape names 'z'; times takes x, a, y"),
@@ -199,6 +199,7 @@ def test_the_command_line_tunes_a_kernel_in_a_file(kernel_file: Path) -> None:
             ("kernels.py:times", *GIVEN[:-1], "y=640"),
             "y='640' is not a shape; write an array like 4096x4096:float32, and a scalar as a number: 5 or 0.5",
         ),
+        (("kernels.py", *GIVEN), "kernels.py is a Python file; name the kernel in it, e.g. kernels.py:KERNEL"),
         (("tiny.yaml", *GIVEN), "--shape and --scalar describe a kernel of your own, and tiny.yaml is a workload file"),
     ],
 )

@@ -9,7 +9,7 @@ import click
 
 from schedsearch.cli import render
 from schedsearch.cli.extract import SHAPE_OPTION
-from schedsearch.cli.options import Sizes
+from schedsearch.cli.options import Sizes, all_sizes
 from schedsearch.cli.tune import Duration
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 
@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     "dynamic_sizes",
     metavar="NAME=LEAST..MOST,...",
     type=Sizes(),
+    multiple=True,
+    callback=all_sizes,
     help="Dimensions that calls choose, with bounds.",
 )
 @click.option(
@@ -142,9 +144,8 @@ def build(
             render.say(net.explain())
         untuned = sum(kernel.level != "exact" for kernel in net.kernels)
         if untuned:
-            render.note(
-                f"{untuned} of {render.counted(len(net.kernels), 'kernel')} have no record and use default configurations; "
-                "measure them: --tune 10m"
-            )
+            lack = "has no record and uses its" if untuned == 1 else "have no record and use their"
+            kernels = render.counted(len(net.kernels), "kernel")
+            render.note(f"{untuned} of {kernels} {lack} default configuration; to measure: --tune 10m")
         size = render.size_bytes(path.stat().st_size)
         render.say(f"{path}: {net.summary}, {size}, takes {', '.join(map(str, net.inputs))}")

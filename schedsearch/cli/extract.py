@@ -14,11 +14,13 @@ _SHAPE = re.compile(r"(.+)=([1-9][0-9]*(?:,[1-9][0-9]*)*)")
 
 
 def _shapes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[int]]:
-    found = {}
+    found: dict[str, list[int]] = {}
     for text in texts:
         match = _SHAPE.fullmatch(text)
         if not match:
             raise click.BadParameter(f"{text!r}; allowed: INPUT=EXTENT,..., e.g. input=1,3,224,224")
+        if match[1] in found:
+            raise click.BadParameter(f"{match[1]} is given twice; give the shape of each input once")
         found[match[1]] = [int(extent) for extent in match[2].split(",")]
     return found
 

@@ -69,3 +69,15 @@ class Sizes(click.ParamType["dict[str, tuple[int, int]]"]):
                 self.fail(f"{name} is given twice; give each dimension once", param, ctx)
             found[name] = (least, most)
         return found
+
+
+def all_sizes(
+    context: click.Context, parameter: click.Parameter, given: tuple[dict[str, tuple[int, int]], ...]
+) -> dict[str, tuple[int, int]] | None:
+    """The dimensions of an option that may be repeated; None if it is not given."""
+    found: dict[str, tuple[int, int]] = {}
+    for sizes in given:
+        for name in sizes.keys() & found.keys():
+            raise click.BadParameter(f"{name} is given twice; give each dimension once")
+        found |= sizes
+    return found or None

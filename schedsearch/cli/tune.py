@@ -215,6 +215,8 @@ def load_tasks(
         kernel = load_kernel(given, limit_s or RUN_LIMIT_S)
         task = kernel.task(*arguments_of_options(kernel, shapes, scalars))
         return WorkloadFile.of_task(given, task, os.fspath(kernel.db))
+    if given.endswith(".py"):
+        raise UsageError(f"{given} is a Python file; name the kernel in it, e.g. {given}:KERNEL")
     if shapes or scalars:
         raise UsageError(
             f"--shape and --scalar describe a kernel of your own, and {given} is a workload file; leave them out, or give "
@@ -270,12 +272,15 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
     from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
     from schedsearch.workload import as_python
 
+    if all(task.best_ns is None for task in summary.tasks):
+        return
     option = "" if selector == file.target else f" --target {shlex.quote(selector)}"
     option += "" if mode == file.measure.mode else f" --mode {mode}"
     argument = "" if selector == "auto" else f", target={selector!r}"
     argument += "" if mode == COLD_GRAPH else f", mode={mode!r}"
     render.say(f"\nNext:\n  schedsearch records best --db {shlex.quote(db)}")
-    own = next((task.workload for task in summary.tasks if task.workload.op == "own_kernel"), None)
+    found = [task.workload for task in summary.tasks if task.best_ns is not None]
+    own = next((workload for workload in found if workload.op == "own_kernel"), None)
     if own is not None:
         names = ", ".join(text.partition(":")[0] for text in own.arguments)
         render.say(

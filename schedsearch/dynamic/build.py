@@ -23,6 +23,7 @@ from schedsearch.executable.build import WEIGHTS, build_sized, unchecked
 from schedsearch.executable.build_options import check_choice, check_tune_s
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.sized import SizedNet
+from schedsearch.executable.sized_build import UnknownDimensionError
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
 from schedsearch.executable.timely import check_s, found_before
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
@@ -118,6 +119,8 @@ def build_dynamic(
             )  # fmt: skip
         except ConstantIndexError:
             raise  # it is out of range in a graph, too
+        except UnknownDimensionError:
+            pass  # a size inside the graph, or a mistake that the graph's reader names
         except (ModelError, UnsupportedError) as error:
             no_table = f"; a table of kernels for each size is not possible either: {error}"
             say(f"no table of kernels for each size: {error}. Next: a graph whose sizes are computed")

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from schedsearch.errors import UsageError
 from schedsearch.network.graph import Conversion, Network, Node, Part, Plan, View
 from schedsearch.network.layouts import same_bytes
 from schedsearch.ops import ArgSpec, Layout
+from schedsearch.ops.dtypes import DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.workload import Workload
 
@@ -167,6 +169,11 @@ class _Walk:
     def _add_port(self, name: str, memory: Memory) -> int:
         """An input or output as the caller has it."""
         value, layout = self._network.values[name], self._network.io_layout(name)
+        if value.dtype not in DTYPES:
+            raise UsageError(
+                f"{name!r}, an input or output of the model, is {value.dtype}; allowed: {', '.join(DTYPES)}. Change its "
+                "format in the model"
+            )
         return self._add(name, layout, value.dtype, _stored(layout, value.axes, value.shape), memory)
 
     def _argument(self, name: str, spec: ArgSpec) -> int:

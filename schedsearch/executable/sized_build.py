@@ -50,12 +50,16 @@ _Column = Mapping[int, Workload]  # size -> what a call does for it
 _Key = tuple[Workload, tuple[Workload, ...], tuple[str, Config | None, str]]  # of what was verified
 
 
+class UnknownDimensionError(UnsupportedError):
+    """No input has a dimension of this name. A graph whose sizes are computed may still have one inside."""
+
+
 def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]:
     """The shapes of the inputs of an ONNX file for a size of its only open dimension.
 
     Raises:
         ModelError: the file cannot be read.
-        UnsupportedError: no input has a dimension of this name.
+        UnknownDimensionError: no input has a dimension of this name.
         UsageError: there are other open ones.
     """
     from schedsearch.network.model import load
@@ -67,7 +71,7 @@ def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]
     }
     known = {str(each) for shape in declared.values() for each in shape if not isinstance(each, int)}
     if name not in known:
-        raise UnsupportedError(f"no input has the dimension {name!r}{did_you_mean(name, known)}")
+        raise UnknownDimensionError(f"no input has the dimension {name!r}{did_you_mean(name, known)}")
     if others := sorted(known - {name}):
         example = ",".join(f"{each}=1..64" for each in (name, *others))
         raise UsageError(f"{model}: dimension {others[0]!r} has no bounds; give those of all: --dynamic {example}")

@@ -58,7 +58,7 @@ def load_kernel(text: str, limit_s: float = RUN_LIMIT_S) -> Tunable:
     if isinstance(found, Tunable):
         return found
     what = f"is of type {type(found).__name__}, not a tunable" if name in vars(module) else "does not exist"
-    has = f"it has {', '.join(kernels)}" if kernels else "it has none; decorate the kernel with schedsearch.tunable"
+    has = f"its kernels: {', '.join(kernels)}" if kernels else "decorate a kernel there with schedsearch.tunable"
     raise UsageError(f"{name} in {path} {what}{did_you_mean(name, kernels)}; {has}")
 
 
