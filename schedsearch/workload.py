@@ -10,8 +10,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
@@ -19,10 +18,19 @@ from schedsearch.ops import ArgSpec, Op, ScalarSpec, ShapeFunction, Work, operat
 from schedsearch.ops.declared_shapes import declared_shapes
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from schedsearch.ops.conv2d import Conv2dParams
     from schedsearch.workload_range import WorkloadRange
 
+    P = TypeVar("P", bound=Mapping[str, Any], default=Mapping[str, Any], covariant=True)
+else:  # bare `Workload` is one whose operator is not known; Python 3.11 cannot say that
+    from typing import TypeVar
 
-class Workload:
+    P = TypeVar("P", covariant=True)
+
+
+class Workload(Generic[P]):
     """An operator with its parameters: shapes, dtypes, layouts and epilogue stages. Immutable and hashable.
 
     Args:
@@ -36,20 +44,20 @@ class Workload:
 
     __slots__ = ("__dict__", "op", "params")
     op: str
-    params: Mapping[str, Any]
+    params: P
 
     def __init__(self, op: str, params: Mapping[str, Any]) -> None:
         normalised, problems = operator(op).normalise(params)
         if problems:
             raise WorkloadError(problems)
         object.__setattr__(self, "op", op)
-        object.__setattr__(self, "params", MappingProxyType(normalised))
+        object.__setattr__(self, "params", operator(op).typed(normalised))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"a Workload is immutable: cannot set {name!r}; use replace({name}=...)")
 
     @classmethod
-    def conv2d(cls, **params: Any) -> Workload:
+    def conv2d(cls, **params: Any) -> Workload[Conv2dParams]:
         """The same as `schedsearch.conv2d(...)`."""
         from schedsearch.ops.conv2d import conv2d
 
@@ -150,7 +158,7 @@ class Workload:
         """A short text for tables, e.g. 'conv2d 32x56x56x64 k64 3x3 p1 f16 NHWC'."""
         return self.definition.label(self.params)
 
-    def replace(self, **changes: Any) -> Workload:
+    def replace(self, **changes: Any) -> Workload[P]:
         """A workload with other parameters. Those at their default follow the changes, as `weight_dtype` follows `dtype`."""
         return Workload(self.op, {**self._given, **changes})
 

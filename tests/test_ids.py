@@ -1,7 +1,7 @@
 """Ids never change: old records are found by them.
 
-golden_ids.json was written once. A failure here means that every stored record would be orphaned: do not regenerate the
-file, give the new parameter a default instead.
+golden_ids.json and golden_workloads.json were written once. A failure here means that every stored record would be
+orphaned: do not regenerate the files, give the new parameter a default instead.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schedsearch.config import Config
+from schedsearch.ops.registry import BUILT_IN
 from schedsearch.workload import Workload
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_ids.json").read_text())
@@ -79,3 +80,16 @@ def test_ids_do_not_depend_on_the_process() -> None:
         for seed in ("1", "2")
     }
     assert len(texts) == 1 and len(texts.pop().split()) == 2
+
+
+WORKLOADS = json.loads((Path(__file__).parent / "golden_workloads.json").read_text())
+
+
+@pytest.mark.parametrize("entry", WORKLOADS, ids=lambda entry: f"{entry['op']}-{entry['id'][:8]}")
+def test_a_workload_of_every_operator_keeps_its_id(entry: dict) -> None:
+    assert Workload(entry["op"], entry["params"]).id == entry["id"]
+    assert Workload.from_json(Workload(entry["op"], entry["params"]).json).id == entry["id"]
+
+
+def test_the_ids_cover_every_built_in_operator() -> None:
+    assert {entry["op"] for entry in WORKLOADS} == set(BUILT_IN)

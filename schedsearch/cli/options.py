@@ -47,7 +47,7 @@ class Sizes(click.ParamType["dict[str, tuple[int, int]]"]):
     name = "sizes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, tuple[int, int]]:
-        from schedsearch.ops.base import MAX_INT
+        from schedsearch.ops.params import MAX_INT
 
         found: dict[str, tuple[int, int]] = {}
         for text in str(value).split(","):

@@ -32,7 +32,7 @@ from schedsearch.network.graph import Network, Plan
 from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.plan import best_plan, missing
-from schedsearch.ops.base import MAX_INT
+from schedsearch.ops.params import MAX_INT
 from schedsearch.records.executables import check_writable
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target

@@ -15,7 +15,7 @@ from schedsearch.dynamic.follow import FOLLOWS, Along, Follows
 from schedsearch.errors import UsageError
 from schedsearch.ops.bounded import DYNAMIC
 from schedsearch.ops.dependence import EXTENTS, Dependence, ShapeFunction
-from schedsearch.ops.elementwise import reads_of
+from schedsearch.ops.elementwise import ElementwiseParams, reads_of
 from schedsearch.workload import Workload
 
 ELEMENTWISE = "elementwise"
@@ -134,7 +134,7 @@ def same_dims(call: str, workload: Workload, dims: Dims, meetings: list[Meeting]
     unknown = [argument for argument in dims if _unknown(dims[argument])]
     if workload.op != ELEMENTWISE or not unknown:
         return None
-    reads = reads_of(workload.params)
+    reads = reads_of(ElementwiseParams.of(workload.params))
     shapes = {each.name: each.shape for each in reads}
     dims = {**dims, **{each.name: each.shape for each in reads if each.slice_of and each.name not in unknown}}
     first = next((each for each in unknown if shapes[each] == workload.outputs[0].shape), unknown[0])

@@ -37,7 +37,7 @@ from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.ops.data_movement import AXES
 from schedsearch.ops.dtypes import DTYPES
-from schedsearch.ops.index_map import index_map
+from schedsearch.ops.index_map import ByIndicesParams, index_map
 from schedsearch.records import executables
 from schedsearch.target import Target
 from schedsearch.text import counted, quoted
@@ -336,7 +336,7 @@ class DynamicExecutable(Net):
         1 each."""
         if not call.workload.params.get("dynamic_x") or (known := self.program.values[call.inputs["x"]].known) is None:
             return []
-        extents = [known[axis] for axis in index_map(call.workload.params).axes]
+        extents = [known[axis] for axis in index_map(ByIndicesParams.of(call.workload.params)).axes]
         return [max(1, n if isinstance(n, int) else n.at(sizes)) for n in extents]
 
     def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from schedsearch.ops.layout import Layout
-from schedsearch.ops.resize import nearest
+from schedsearch.ops.resize import ResizeParams, nearest
 from schedsearch.workload import Workload
 
 
@@ -88,7 +88,7 @@ def _heights_and_widths(workload: Workload) -> Mapping[str, tuple[int, int, int]
             found[letter] = (1, p["padding"][axis] + p["padding"][axis + 2] - reach + stride, stride)
         return found
     if workload.op == "resize":
-        return enlarged(p)
+        return enlarged(ResizeParams.of(p))
     return {"H": (p["block"], 0, 1), "W": (p["block"], 0, 1)}  # depth_to_space
 
 
@@ -97,11 +97,11 @@ def _counts_pixels(p: Mapping[str, Any]) -> bool:
     return any(p["padding"]) and not p["count_include_pad"]
 
 
-def enlarged(p: Mapping[str, Any]) -> Mapping[str, tuple[int, int, int]]:
+def enlarged(p: ResizeParams) -> Mapping[str, tuple[int, int, int]]:
     """(times, plus, over) of H and W of a resize where each pixel becomes several, whatever the extents; otherwise none."""
     found = {}
-    for axis, (letter, size, out) in enumerate((("H", p["h"], p["oh"]), ("W", p["w"], p["ow"]))):
-        if p["mode"] != "nearest" or out % size or p["coordinates"] == "align_corners":
+    for axis, (letter, size, out) in enumerate((("H", p.h, p.oh), ("W", p.w, p.ow))):
+        if p.mode != "nearest" or out % size or p.coordinates == "align_corners":
             return {}
         times, line = out // size, nearest(p, axis)
         places = [(line.factor * place + line.shift) // line.divisor for place in range(2 * times)]

@@ -13,6 +13,8 @@ from schedsearch.dynamic.follow import enlarged
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import constant_of
 from schedsearch.network.others import RESIZES, resize_scales, resize_words
+from schedsearch.ops.resize import ResizeParams
+from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -91,8 +93,8 @@ def _enlarges(node: ir.Node) -> bool:
     words, scales = resize_words(node), resize_scales(node)
     if isinstance(words, str) or not isinstance(scales, list) or any(scale < 1 or scale % 1 for scale in scales):
         return False
-    sizes = {"h": 2, "w": 2, "oh": 2 * int(scales[2]), "ow": 2 * int(scales[3])}
-    return bool(enlarged({**words, **sizes, "scale": ()}))
+    sizes = {"n": 1, "c": 1, "h": 2, "w": 2, "oh": 2 * int(scales[2]), "ow": 2 * int(scales[3])}
+    return bool(enlarged(ResizeParams.of(Workload("resize", {**words, **sizes}).params)))
 
 
 def computes_its_size(node: ir.Node) -> bool:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from schedsearch.executable.onnx_runtime import OnnxModel
 from schedsearch.executable.program import Call, Program
-from schedsearch.ops.elementwise import reads_of
+from schedsearch.ops.elementwise import ElementwiseParams, reads_of
 from schedsearch.text import counted, duration
 from schedsearch.workload import Workload
 
@@ -90,7 +90,7 @@ def _slices(call: Call) -> Iterator[tuple[str, str]]:
     """Arguments that are slices of larger arrays, with the slices in words."""
     workload = Workload.from_json(call.workload)
     if workload.op == "elementwise":
-        yield from ((each.name, each.cut) for each in reads_of(workload.params) if each.slice_of)
+        yield from ((each.name, each.cut) for each in reads_of(ElementwiseParams.of(workload.params)) if each.slice_of)
 
 
 def _part(program: Program, call: Call, cost: PartCost) -> Iterator[str]:

@@ -11,7 +11,7 @@ from schedsearch.network.costs import Costs
 from schedsearch.network.graph import Network, Node, Plan, View
 from schedsearch.network.layouts import canonical, same_bytes, uses
 from schedsearch.network.plan import baselines
-from schedsearch.ops.elementwise import reads_of
+from schedsearch.ops.elementwise import ElementwiseParams, reads_of
 from schedsearch.workload import Workload
 
 _RIGHT = ("us", "more us", "launches")  # headings of columns of numbers
@@ -190,7 +190,7 @@ def _nodes(network: Network, plan: Plan, costs: Costs) -> Iterator[tuple[str, ..
 def _slices(network: Network, plan: Plan) -> Iterator[tuple[str, ...]]:
     for node in network.nodes:
         if isinstance(node, Node) and (way := plan.ways[node.name]).op == "elementwise":
-            for each in reads_of(way.params):
+            for each in reads_of(ElementwiseParams.of(way.params)):
                 if each.slice_of:
                     yield _short(node.arguments[each.name]), f"[{each.cut}]", _short(node.name)
 

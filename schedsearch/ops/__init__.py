@@ -9,11 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schedsearch.ops.base import ArgSpec, Op, Parameter, ScalarSpec, Work
+    from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
     from schedsearch.ops.checks import Domain
     from schedsearch.ops.dependence import Dependence, ShapeFunction
     from schedsearch.ops.dtypes import DTYPES, DType, decode, dtype, encode
     from schedsearch.ops.layout import Layout
+    from schedsearch.ops.params import Parameter
     from schedsearch.ops.registry import operator, operator_names, operators
     from schedsearch.ops.stages import STAGES, Operand, Stage, StageKind
 
@@ -27,7 +28,7 @@ _HOMES = {
     "Layout": "layout",
     "Op": "base",
     "Operand": "stages",
-    "Parameter": "base",
+    "Parameter": "params",
     "ScalarSpec": "base",
     "ShapeFunction": "dependence",
     "Stage": "stages",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Parameter, Work
+from schedsearch.ops.base import ArgSpec, Op, Work
 from schedsearch.ops.data_movement import AXES, axis_problems, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.params import Parameter, Params
 
 
 def axis_number(doc: str, default: int) -> Parameter:
@@ -20,7 +21,16 @@ def axis_number(doc: str, default: int) -> Parameter:
     )
 
 
-class AlongAxis(Op):
+class AlongAxisParams(Params):
+    x: tuple[int, ...]
+    axis: int
+    dtype: str
+
+
+A = TypeVar("A", bound=AlongAxisParams)
+
+
+class AlongAxis(Op[A]):
     """An operator with the parameters `x` and `axis`.
 
     Attributes:
@@ -37,25 +47,25 @@ class AlongAxis(Op):
         return found, problems
 
 
-class Normalisation(AlongAxis):
+class Normalisation(AlongAxis[A]):
     """y has the extents and the format of x. Each of its numbers depends on a row of x: the numbers of one or more axes."""
 
     counts_backwards: ClassVar[bool] = True
 
     @abstractmethod
-    def row_length(self, params: Mapping[str, Any]) -> int:
+    def row_length(self, params: A) -> int:
         """The numbers of a row."""
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        found = axis_problems("axis", (params["axis"],), len(params["x"]))
-        return found or too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
+    def problems(self, params: A) -> Iterable[Problem]:
+        found = axis_problems("axis", (params.axis,), len(params.x))
+        return found or too_large("x", params.x, dtype_of(params.dtype).nbytes)
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+    def arguments(self, params: A) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", AXES[: len(params.x)], params.x, params.dtype),)
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+    def outputs(self, params: A) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("y", AXES[: len(params.x)], params.x, params.dtype),)
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: A) -> Work:
         nbytes = super().work(params).nbytes
         return Work(0, nbytes, self.row_length(params), least_bytes=nbytes)

@@ -3,44 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from schedsearch.ops.base import ArgSpec, Parameter
+from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.open_shapes import Arranged
+from schedsearch.ops.open_shapes import Arranged, ArrangedParams
+from schedsearch.ops.params import Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 
-class Arange(Arranged):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ArangeParams(ArrangedParams):
+    """See `arange`."""
+
+    bound: int = declared(Parameter.count("numbers at most"))
+    dtype: str = declared(Parameter.choice("of the arguments and y; default int64", ("int64", "int32", "float32"), "int64"))
+
+
+class Arange(Arranged[ArangeParams]):
+    params_type: ClassVar[type[Params]] = ArangeParams
     name: ClassVar[str] = "arange"
     reference: ClassVar[str] = "schedsearch.templates.arrange.reference:ArangeReference"
     constructor: ClassVar[str] = "schedsearch:arange"
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return {
-            "bound": Parameter.count("numbers at most"),
-            "dtype": Parameter.choice("of the arguments and y; default int64", ("int64", "int32", "float32"), "int64"),
-        }
+    def arrays(self, params: ArangeParams) -> tuple[ArgSpec, ...]:
+        return tuple(ArgSpec(name, "A", (1,), params.dtype) for name in ("start", "limit", "delta"))
 
-    def arrays(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return tuple(ArgSpec(name, "A", (1,), params["dtype"]) for name in ("start", "limit", "delta"))
+    def result(self, params: ArangeParams) -> ArgSpec:
+        return ArgSpec("y", "A", (params.bound,), params.dtype)
 
-    def result(self, params: Mapping[str, Any]) -> ArgSpec:
-        return ArgSpec("y", "A", (params["bound"],), params["dtype"])
-
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+    def shape_functions(self, params: ArangeParams) -> Mapping[str, ShapeFunction]:
         names = ("start", "limit", "delta")
-        if dtype_of(params["dtype"]).is_float:  # only the kernel can count by floats
-            return {"y": ShapeFunction(dict.fromkeys(names, Dependence.NOTHING), _at_most(params["bound"]), counted=True)}
+        if dtype_of(params.dtype).is_float:  # only the kernel can count by floats
+            return {"y": ShapeFunction(dict.fromkeys(names, Dependence.NOTHING), _at_most(params.bound), counted=True)}
         return {"y": ShapeFunction(dict.fromkeys(names, Dependence.VALUE), _steps, _problem, _MESSAGES)}
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: ArangeParams) -> Mapping[str, Domain]:
         """As many numbers as fit; then fewer, backwards."""
-        most = min(params["bound"], 1 << 20)
+        most = min(params.bound, 1 << 20)
         return {
             "start": Domain((3,), ordered=True, second=Domain((2,), ordered=True)),
             "limit": Domain((3 + most,), ordered=True, second=Domain((2 - most // 2,), ordered=True)),
@@ -83,7 +88,7 @@ def _at_most(bound: int) -> Callable[..., int]:
     return extent
 
 
-def arange(*, bound: int, dtype: str = "int64") -> Workload:
+def arange(*, bound: int, dtype: str = "int64") -> Workload[ArangeParams]:
     """start, start + delta ... up to before limit, numbers that are on the device: y, and how many there are.
 
     Args:

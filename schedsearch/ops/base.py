@@ -9,20 +9,36 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, cast
 
-from schedsearch.errors import Problem, did_you_mean
+from schedsearch.errors import Problem
 from schedsearch.ops.checks import Domain, Rounding, by_role, is_sum_of_products
 from schedsearch.ops.dependence import ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.params import (
+    Parameter,
+    Params,
+    frozen,
+    judge,
+    missing_parameters,
+    plain,
+    schema_defaults,
+    unknown_parameters,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    P = TypeVar("P", bound=Mapping[str, Any], default=Any)
+else:  # bare `Op` means `Op[Any]`; Python 3.11 cannot say that
+    from typing import TypeVar
+
+    P = TypeVar("P")
 
 Role = Literal["factor", "addend", "scale", "index", "data"]
-
-MAX_INT = 2**31 - 1  # launch parameters and grid extents are 32-bit
-_LONGEST_GOT = 200  # characters of a wrong value in a message
 
 # Names that a parameter must not have, because `workload.NAME` or a key of a task in a workload file means something else.
 RESERVED_NAMES = frozenset(
@@ -175,33 +191,7 @@ class Work:
     least_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of an operator or a stage.
-
-    Attributes:
-        doc: one line.
-        schema: JSON Schema of its value. Editors use it, and `Op.normalise` checks values by the keywords `type`, `enum`,
-            `minimum` and `maximum`, `items`, `minItems` and `maxItems`. The keyword `default` makes a parameter optional.
-        size: given under `shape:` in a workload file.
-    """
-
-    doc: str
-    schema: Mapping[str, Any] = field(default_factory=dict)
-    size: bool = False
-
-    @classmethod
-    def count(cls, doc: str, *, least: int = 1, size: bool = True) -> Parameter:
-        """An integer that must be given, such as an extent."""
-        return cls(doc, {"type": "integer", "minimum": least, "maximum": MAX_INT}, size)
-
-    @classmethod
-    def choice(cls, doc: str, allowed: Sequence[Any], default: Any = None) -> Parameter:
-        """One of several values. The first is the default unless `default` names another."""
-        return cls(doc, {"enum": list(allowed), "default": allowed[0] if default is None else default})
-
-
-class Op(ABC):
+class Op(ABC, Generic[P]):
     """An operator: one stateless object. Methods take the parameters that `normalise` returned.
 
     A subclass sets the class attributes and implements `parameters`, `arguments` and `outputs`. The rest has defaults.
@@ -214,6 +204,7 @@ class Op(ABC):
         peers: library -> "module:function" by which `schedsearch profile --peer` runs the operator; for torch see
             `schedsearch.integrations.torch_peer`.
         constructor: "module:function" that takes the parameters as keywords and makes a workload, or "".
+        params_type: the dataclass of its parameters; None: they are a plain mapping, and `parameters` is overridden.
     """
 
     name: ClassVar[str]
@@ -221,10 +212,18 @@ class Op(ABC):
     reference: ClassVar[str]
     constructor: ClassVar[str] = ""
     peers: ClassVar[Mapping[str, str]] = {}
+    params_type: ClassVar[type[Params] | None] = None
 
-    @abstractmethod
     def parameters(self) -> Mapping[str, Parameter]:
         """Every parameter by name, in the order in which they are shown. No name may be in `RESERVED_NAMES`."""
+        if self.params_type is None:
+            raise NotImplementedError(f"operator {self.name} has neither params_type nor parameters()")
+        return self.params_type.parameters()
+
+    def typed(self, params: Mapping[str, Any]) -> P:
+        """What `normalise` returned, as the methods and workloads take it: immutable, and of the type `params_type`."""
+        made = MappingProxyType(dict(params)) if self.params_type is None else self.params_type(**params)
+        return cast(P, made)
 
     def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """The normalised value of each optional parameter that is not given; it may depend on the other parameters.
@@ -254,22 +253,22 @@ class Op(ABC):
                 found.append(Problem(name, f"{name} {complaint}"))
         out = {name: frozen(out[name]) for name in known if name in out}
         if not found:
-            found += self.problems(out)
+            found += self.problems(self.typed(out))
         return out, found
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+    def problems(self, params: P) -> Iterable[Problem]:
         """Mistakes in parameters that are possible one by one. The default `normalise` asks for them."""
         return ()
 
     @abstractmethod
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def arguments(self, params: P) -> tuple[ArgSpec, ...]:
         """The array arguments in the order in which a kernel is called with them."""
 
     @abstractmethod
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def outputs(self, params: P) -> tuple[ArgSpec, ...]:
         """The arrays that a kernel writes, at least one. Their names differ from each other and from the arguments'."""
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+    def shape_functions(self, params: P) -> Mapping[str, ShapeFunction]:
         """How the extents of outputs follow from what is known only when the operator is called: output -> function.
 
         By default no output has one: the shapes are those of `outputs`. For an output that has one, `outputs` gives the
@@ -277,7 +276,7 @@ class Op(ABC):
         """
         return {}
 
-    def wrong_index(self, params: Mapping[str, Any], place: int, index: int, names: Mapping[str, str]) -> str:
+    def wrong_index(self, params: P, place: int, index: int, names: Mapping[str, str]) -> str:
         """What is wrong with an index that a kernel of this operator noted, and what is allowed; see `ops.wrong_index`.
 
         Args:
@@ -286,15 +285,15 @@ class Op(ABC):
         """
         return f"the index at place {place} is {index}, which is out of range"
 
-    def scalars(self, params: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
+    def scalars(self, params: P) -> tuple[ScalarSpec, ...]:
         """Call-time scalars with their defaults; not part of the identity."""
         return ()
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: P) -> Work:
         """The amount of work. By default it has only the bytes of arguments and outputs."""
         return Work(0, sum(array.nbytes for array in (*self.arguments(params), *self.outputs(params))))
 
-    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+    def equality(self, params: P) -> Literal["exact", "rounded"]:
         """When a kernel is correct. `exact`: its result has the same bits as the reference's. `rounded`: its result
         is within the bound of float32 accumulation in any order and one rounding to the output's format. By default integer
         outputs are exact and all others rounded.
@@ -302,13 +301,13 @@ class Op(ABC):
         floats = any(dtype_of(output.dtype).is_float for output in self.outputs(params))
         return "rounded" if floats else "exact"
 
-    def rounding(self, params: Mapping[str, Any]) -> Rounding:
+    def rounding(self, params: P) -> Rounding:
         """How kernels may round inside, which the bound of `equality` and the numbers for verification follow. By default
         they multiply factors as they are and add in float32.
         """
         return Rounding()
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: P) -> Mapping[str, Domain]:
         """The domain that each argument is drawn from for verification, by name. By default the arguments' roles decide, so
         that sums of products are exact: see `schedsearch.ops.checks.by_role`.
 
@@ -320,17 +319,17 @@ class Op(ABC):
         """
         return by_role(self.arguments(params), self.outputs(params), self.work(params).reduction, self.rounding(params))
 
-    def exact_step(self, params: Mapping[str, Any]) -> float | None:
+    def exact_step(self, params: P) -> float | None:
         """How much an output changes at least if a summand other than zero is missing, where `check_inputs` make sums exact
         in the accumulator; None if sums are rounded. Kernels may err by half of it, besides the rounding of the output."""
         return 1.0 if is_sum_of_products(self.arguments(params)) else None
 
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def timing_inputs(self, params: P) -> Mapping[str, Domain]:
         """The domain of arguments whose numbers decide how much work there is, by name, while kernels are timed. All others
         hold numbers as a network has them. Default: none."""
         return {}
 
-    def check_scalars(self, params: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
+    def check_scalars(self, params: P, spread: float = 1.0) -> Mapping[str, float]:
         """Values of the call-time scalars for verification. By default they are the scalars' defaults.
 
         Choose other values, so that verification finds a kernel that ignores a scalar.
@@ -340,133 +339,26 @@ class Op(ABC):
         """
         return {scalar.name: scalar.default for scalar in self.scalars(params)}
 
-    def carried(self, params: Mapping[str, Any]) -> bytes | None:
+    def carried(self, params: P) -> bytes | None:
         """What other processes of a run must get with a workload beyond its parameters; None, as by default: nothing.
 
         It is not part of the workload's identity, and is never stored.
         """
         return None
 
-    def receive(self, params: Mapping[str, Any], carried: bytes) -> None:
+    def receive(self, params: P, carried: bytes) -> None:
         """Takes what `carried` returned in the process that sent the workload."""
         raise NotImplementedError(f"operator {self.name} carries something that it cannot receive")
 
-    def unrelated(self, params: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    def unrelated(self, params: P, others: P) -> bool:
         """Whether what is known about one workload says nothing about another, given by its parameters. Default: no."""
         return False
 
-    def label(self, params: Mapping[str, Any]) -> str:
+    def label(self, params: P) -> str:
         """A short text for tables. By default it has the name and each parameter that differs from its default."""
         optional = self.defaults(params)
         words = [f"{name}={_words(value)}" for name, value in params.items() if optional.get(name) != value]
         return " ".join([self.name, *words])
-
-
-def plain(value: Any) -> Any:
-    """Turns NumPy's integers, alone or in a list, into Python's: they are equal, but their JSON is not."""
-    if isinstance(value, list | tuple):
-        items = [plain(each) for each in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
-
-
-def is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def unknown_parameters(owner: str, params: Iterable[str], known: Iterable[str]) -> list[Problem]:
-    """A problem for each name that `owner`, an operator or stage, does not have."""
-    names = list(known)
-    allowed = f"allowed: {', '.join(names)}" if names else "it takes none"
-    return [
-        Problem(name, f"{owner} has no parameter {name!r}{did_you_mean(str(name), names)}; {allowed}", at_key=True)
-        for name in params
-        if name not in names
-    ]
-
-
-def missing_parameters(params: Mapping[str, Any], required: Mapping[str, Parameter]) -> list[Problem]:
-    return [
-        Problem(name, f"{name} ({parameter.doc}) is missing; give {_wanted(parameter.schema)}")
-        for name, parameter in required.items()
-        if name not in params
-    ]
-
-
-def one_of(name: str, value: Any, allowed: Sequence[Any]) -> list[Problem]:
-    """A problem if `value` is not one of `allowed`."""
-    if any(value == each and type(value) is type(each) for each in allowed):
-        return []
-    hint = did_you_mean(value, [each for each in allowed if isinstance(each, str)]) if isinstance(value, str) else ""
-    return [Problem(name, f"{name} {value!r} is not possible{hint}; allowed: {', '.join(map(str, allowed))}")]
-
-
-def judge(value: Any, schema: Mapping[str, Any]) -> str:
-    """Why a value does not match a schema, as "must be ..., got ..."; empty if it does."""
-    if "enum" in schema:
-        allowed = schema["enum"]
-        if any(value == each and type(value) is type(each) for each in allowed):
-            return ""
-        hint = did_you_mean(value, [each for each in allowed if isinstance(each, str)]) if isinstance(value, str) else ""
-        return f"{value!r} is not possible{hint}; allowed: {', '.join(map(str, allowed))}"
-    if "anyOf" in schema:
-        if any(not judge(value, each) for each in schema["anyOf"]):
-            return ""
-    elif _is_of(value, schema):
-        return ""
-    got = repr(value)
-    return f"must be {_wanted(schema)}, got {got if len(got) <= _LONGEST_GOT else got[:_LONGEST_GOT] + ' ...'}"
-
-
-def _is_of(value: Any, schema: Mapping[str, Any]) -> bool:
-    kind = schema.get("type")
-    fits = {
-        None: True,
-        "integer": is_int(value),
-        "number": is_int(value) or (isinstance(value, float) and math.isfinite(value)),
-        "string": isinstance(value, str),
-        "boolean": isinstance(value, bool),
-        "array": isinstance(value, list | tuple),
-    }[kind]
-    if not fits:
-        return False
-    if kind in ("integer", "number"):
-        return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
-    if kind == "array":
-        enough = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
-        return enough and not any(judge(each, schema.get("items", {})) for each in value)
-    return True
-
-
-def _wanted(schema: Mapping[str, Any]) -> str:
-    """What a schema asks for, in words."""
-    if "enum" in schema:
-        return f"one of {', '.join(map(str, schema['enum']))}"
-    if "anyOf" in schema:
-        return " or ".join(map(_wanted, schema["anyOf"]))
-    kind = schema.get("type")
-    if kind == "array":
-        least, most = schema.get("minItems"), schema.get("maxItems")
-        many = f"at most {most} " if not least and most is not None else ""
-        if least:
-            many = f"{least} " if least == most else f"at least {least} " if most is None else f"{least} to {most} "
-        return f"a list of {many}values, each {_wanted(schema.get('items', {}))}"
-    words = {"integer": "an integer", "number": "a number", "string": "a string", "boolean": "true or false"}
-    least, most = schema.get("minimum"), schema.get("maximum")
-    limit = f" of at least {least}" if least is not None else ""
-    if most is not None and most != MAX_INT:
-        limit = f" from {least} to {most}" if least is not None else f" of at most {most}"
-    return words.get(str(kind), "a value") + limit
-
-
-def frozen(value: Any) -> Any:
-    """The same value with tuples instead of lists, so that it is hashable."""
-    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
-
-
-def schema_defaults(parameters: Mapping[str, Parameter]) -> dict[str, Any]:
-    """The default of each parameter whose schema has one."""
-    return {name: frozen(each.schema["default"]) for name, each in parameters.items() if "default" in each.schema}
 
 
 def _words(value: Any) -> str:

@@ -16,25 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import (
-    MAX_INT,
-    ArgSpec,
-    Parameter,
-    Work,
-    missing_parameters,
-    plain,
-    unknown_parameters,
-)
+from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.conv2d_formats import (
     BLOCKED,
     BLOCKED_WEIGHT,
     FORMAT_PARAMETERS,
     WEIGHT_LAYOUTS,
-    block_problems,
     default_weight_layout,
     format_problems,
     layout_problems,
@@ -48,11 +39,15 @@ from schedsearch.ops.epilogues import (
     pixel_shuffle,
 )
 from schedsearch.ops.layout import Layout
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared, missing_parameters, plain, unknown_parameters
 from schedsearch.ops.stages import Stage
-from schedsearch.ops.sum_of_products import SumOfProducts, default_out_dtype, number_problems
+from schedsearch.ops.sum_of_products import SumOfProducts, SumOfProductsParams, default_out_dtype, number_problems
 from schedsearch.ops.window import (
     WINDOW_DEFAULTS,
     WINDOW_PARAMETERS,
+    Padding,
+    Pair,
+    WindowParams,
     counts_of,
     output_hw,
     reach,
@@ -64,50 +59,75 @@ from schedsearch.ops.window import (
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
-_PARAMETERS = {
-    "n": Parameter.count("batch"),
-    "h": Parameter.count("input height"),
-    "w": Parameter.count("input width"),
-    "c": Parameter.count("input channels"),
-    "k": Parameter.count("output channels"),
-    "r": Parameter.count("kernel height"),
-    "s": Parameter.count("kernel width"),
-    **WINDOW_PARAMETERS,
-    "groups": Parameter("divides c and k; default 1", {"type": "integer", "minimum": 1, "maximum": MAX_INT, "default": 1}),
-    **FORMAT_PARAMETERS,
-    "layout": Parameter(
-        "axes of x in memory, and of y unless output_layout differs: NHWC, NCHW, or NCHW[x]c with blocks of x channels "
-        "(NCHW32c); default NHWC",
-        {
-            "anyOf": [{"enum": list(WEIGHT_LAYOUTS)}, {"type": "string", "pattern": f"^{BLOCKED.pattern}$"}],
-            "default": "NHWC",
-        },
-    ),
-    "output_layout": Parameter(
-        "axes of y in memory: NHWC or NCHW, or the packed layout of x; default: layout",
-        {"anyOf": [{"enum": list(WEIGHT_LAYOUTS)}, {"type": "string", "pattern": f"^{BLOCKED.pattern}$"}]},
-    ),
-    "slice_of": Parameter(
-        "channels of a larger array in memory: y is a slice of it, and its others are left alone; default: those of y",
-        {"type": "integer", "minimum": 1, "maximum": MAX_INT},
-    ),
-    "weight_layout": Parameter(
-        "OHWI, OIHW, or OIHW[x]o[x]i (OIHW32o32i); default: the one that belongs to layout",
-        {"anyOf": [{"enum": list(WEIGHT_LAYOUTS.values())}, {"type": "string", "pattern": f"^{BLOCKED_WEIGHT.pattern}$"}]},
-    ),
-    "epilogue": epilogue_parameter(moves=True),
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Conv2dParams(SumOfProductsParams, WindowParams):
+    """See `conv2d`."""
+
+    n: int = declared(Parameter.count("batch"))
+    h: int = declared(Parameter.count("input height"))
+    w: int = declared(Parameter.count("input width"))
+    c: int = declared(Parameter.count("input channels"))
+    k: int = declared(Parameter.count("output channels"))
+    r: int = declared(Parameter.count("kernel height"))
+    s: int = declared(Parameter.count("kernel width"))
+    stride: Pair = declared(WINDOW_PARAMETERS["stride"])
+    padding: Padding = declared(WINDOW_PARAMETERS["padding"])
+    dilation: Pair = declared(WINDOW_PARAMETERS["dilation"])
+    groups: int = declared(
+        Parameter("divides c and k; default 1", {"type": "integer", "minimum": 1, "maximum": MAX_INT, "default": 1})
+    )
+    dtype: str = declared(FORMAT_PARAMETERS["dtype"])
+    weight_dtype: str = declared(FORMAT_PARAMETERS["weight_dtype"])
+    out_dtype: str = declared(FORMAT_PARAMETERS["out_dtype"])
+    precision: str = declared(FORMAT_PARAMETERS["precision"])
+    zero_points: tuple[str, ...] = declared(FORMAT_PARAMETERS["zero_points"])
+    layout: str = declared(
+        Parameter(
+            "axes of x in memory, and of y unless output_layout differs: NHWC, NCHW, or NCHW[x]c with blocks of x channels "
+            "(NCHW32c); default NHWC",
+            {
+                "anyOf": [{"enum": list(WEIGHT_LAYOUTS)}, {"type": "string", "pattern": f"^{BLOCKED.pattern}$"}],
+                "default": "NHWC",
+            },
+        )
+    )
+    output_layout: str = declared(
+        Parameter(
+            "axes of y in memory: NHWC or NCHW, or the packed layout of x; default: layout",
+            {"anyOf": [{"enum": list(WEIGHT_LAYOUTS)}, {"type": "string", "pattern": f"^{BLOCKED.pattern}$"}]},
+        )
+    )
+    slice_of: int = declared(
+        Parameter(
+            "channels of a larger array in memory: y is a slice of it, and its others are left alone; default: those of y",
+            {"type": "integer", "minimum": 1, "maximum": MAX_INT},
+        )
+    )
+    weight_layout: str = declared(
+        Parameter(
+            "OHWI, OIHW, or OIHW[x]o[x]i (OIHW32o32i); default: the one that belongs to layout",
+            {
+                "anyOf": [
+                    {"enum": list(WEIGHT_LAYOUTS.values())},
+                    {"type": "string", "pattern": f"^{BLOCKED_WEIGHT.pattern}$"},
+                ]
+            },
+        )
+    )
+    epilogue: tuple[Stage, ...] = declared(epilogue_parameter(moves=True))
+
+
+_PARAMETERS = Conv2dParams.parameters()
 _SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
 
 
-class Conv2d(SumOfProducts):
+class Conv2d(SumOfProducts[Conv2dParams]):
+    params_type: ClassVar[type[Params]] = Conv2dParams
     name: ClassVar[str] = "conv2d"
     reference: ClassVar[str] = "schedsearch.templates.conv2d.reference:Conv2dReference"
     constructor: ClassVar[str] = "schedsearch:conv2d"
     peers: ClassVar[Mapping[str, str]] = {"torch": "schedsearch.integrations.torch_peer:conv2d"}
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
 
     def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -137,69 +157,60 @@ class Conv2d(SumOfProducts):
         out["epilogue"], wrong = parse_epilogue(out["epilogue"], moves=True)
         problems += wrong
         if not problems:
-            self._geometry(out, problems)
-            problems += block_problems(out)
-            problems += number_problems(out, self.accumulator(out), moves=True)
-        if not problems:
-            problems += _slice_problems(out)
+            p = self.typed(out)
+            problems += [*_group_problems(p), *window_problems(p), *_block_problems(p)]
+            problems += number_problems(p, self.accumulator(p), p.out_dtype, moves=True)
+            problems = problems or _slice_problems(p)
         return out, problems
 
-    def _geometry(self, p: Mapping[str, Any], problems: list[Problem]) -> None:
-        for key, meaning in (("c", "input"), ("k", "output")):
-            if p[key] % p["groups"]:
-                message = f"{key}={p[key]} {meaning} channels do not divide into groups={p['groups']}"
-                allowed = f"groups that divide c and k: the divisors of {math.gcd(p['c'], p['k'])}"
-                problems.append(Problem(key, f"{message}; allowed: {allowed}"))
-        problems += window_problems(p)
-
-    def output_hw(self, p: Mapping[str, Any]) -> tuple[int, int]:
+    def output_hw(self, p: Conv2dParams) -> tuple[int, int]:
         """Output height and width."""
         return output_hw(p)
 
-    def arguments(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        image = {"N": p["n"], "C": p["c"], "H": p["h"], "W": p["w"]}
-        weight = {"O": p["k"], "I": p["c"] // p["groups"], "H": p["r"], "W": p["s"]}
-        weight_shape = Layout.parse(p["weight_layout"]).shape(weight)
+    def arguments(self, p: Conv2dParams) -> tuple[ArgSpec, ...]:
+        image = {"N": p.n, "C": p.c, "H": p.h, "W": p.w}
+        weight = {"O": p.k, "I": p.c // p.groups, "H": p.r, "W": p.s}
+        weight_shape = Layout.parse(p.weight_layout).shape(weight)
         return (
-            ArgSpec("x", p["layout"], Layout.parse(p["layout"]).shape(image), p["dtype"], role="factor"),
-            ArgSpec("weight", p["weight_layout"], weight_shape, p["weight_dtype"], role="factor", constant=True),
-            *epilogue_arguments(p["epilogue"], self.accumulator(p), p["k"], p["dtype"]),
+            ArgSpec("x", p.layout, Layout.parse(p.layout).shape(image), p.dtype, role="factor"),
+            ArgSpec("weight", p.weight_layout, weight_shape, p.weight_dtype, role="factor", constant=True),
+            *epilogue_arguments(p.epilogue, self.accumulator(p), p.k, p.dtype),
         )
 
-    def outputs(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        y = epilogue_output(p["epilogue"], self.accumulator(p))
-        if p["slice_of"] == _own_channels(p):
+    def outputs(self, p: Conv2dParams) -> tuple[ArgSpec, ...]:
+        y = epilogue_output(p.epilogue, self.accumulator(p))
+        if p.slice_of == _own_channels(p):
             return (y,)
         out_h, out_w = self.output_hw(p)
-        whole = {"N": p["n"], "C": p["slice_of"], "H": out_h, "W": out_w}
-        return (replace(y, slice_of=Layout.parse(p["output_layout"]).shape(whole)),)
+        whole = {"N": p.n, "C": p.slice_of, "H": out_h, "W": out_w}
+        return (replace(y, slice_of=Layout.parse(p.output_layout).shape(whole)),)
 
-    def result(self, p: Mapping[str, Any], dtype: str) -> ArgSpec:
+    def result(self, p: Conv2dParams, dtype: str) -> ArgSpec:
         out_h, out_w = self.output_hw(p)
-        layout = Layout.parse(p["output_layout"])
-        return ArgSpec("y", p["output_layout"], layout.shape({"N": p["n"], "C": p["k"], "H": out_h, "W": out_w}), dtype)
+        layout = Layout.parse(p.output_layout)
+        return ArgSpec("y", p.output_layout, layout.shape({"N": p.n, "C": p.k, "H": out_h, "W": out_w}), dtype)
 
-    def work(self, p: Mapping[str, Any]) -> Work:
+    def work(self, p: Conv2dParams) -> Work:
         out_h, out_w = self.output_hw(p)
-        reduction = p["c"] // p["groups"] * p["r"] * p["s"]
-        flops = 2 * p["n"] * out_h * out_w * p["k"] * reduction
+        reduction = p.c // p.groups * p.r * p.s
+        flops = 2 * p.n * out_h * out_w * p.k * reduction
         rows, columns = (reach(p, axis) for axis in (0, 1))
-        channels = p["c"] // p["groups"]
-        least_flops = 2 * p["n"] * rows.outputs * columns.outputs * p["k"] * channels
-        read = p["n"] * p["c"] * rows.inputs * columns.inputs + p["k"] * channels * rows.taps * columns.taps
-        written = p["n"] * out_h * out_w * p["k"]
-        least_bytes = read * dtype_of(p["dtype"]).nbytes + written * dtype_of(p["out_dtype"]).nbytes
+        channels = p.c // p.groups
+        least_flops = 2 * p.n * rows.outputs * columns.outputs * p.k * channels
+        read = p.n * p.c * rows.inputs * columns.inputs + p.k * channels * rows.taps * columns.taps
+        written = p.n * out_h * out_w * p.k
+        least_bytes = read * dtype_of(p.dtype).nbytes + written * dtype_of(p.out_dtype).nbytes
         return Work(flops, super().work(p).nbytes, reduction, least_flops, least_bytes)
 
-    def label(self, p: Mapping[str, Any]) -> str:
-        words = [f"conv2d {p['n']}x{p['h']}x{p['w']}x{p['c']} k{p['k']} {p['r']}x{p['s']}"]
+    def label(self, p: Conv2dParams) -> str:
+        words = [f"conv2d {p.n}x{p.h}x{p.w}x{p.c} k{p.k} {p.r}x{p.s}"]
         words += window_words(p)
-        if p["groups"] != 1:
-            words.append(f"g{p['groups']}")
+        if p.groups != 1:
+            words.append(f"g{p.groups}")
         words += self.format_words(p)
-        words.append(p["layout"] if p["layout"] == p["output_layout"] else f"{p['layout']}->{p['output_layout']}")
-        words += [f"into {p['slice_of']}"] if p["slice_of"] != _own_channels(p) else []
-        return " ".join(words) + "".join(f"+{stage}" for stage in p["epilogue"])
+        words.append(p.layout if p.layout == p.output_layout else f"{p.layout}->{p.output_layout}")
+        words += [f"into {p.slice_of}"] if p.slice_of != _own_channels(p) else []
+        return " ".join(words) + "".join(f"+{stage}" for stage in p.epilogue)
 
 
 CONV2D = Conv2d()
@@ -214,19 +225,45 @@ def _own_channels(params: Mapping[str, Any]) -> Any:
     return channels
 
 
-def _slice_problems(p: Mapping[str, Any]) -> list[Problem]:
+def _group_problems(p: Conv2dParams) -> list[Problem]:
+    """Channels that the groups do not divide."""
+    allowed = f"groups that divide c and k: the divisors of {math.gcd(p.c, p.k)}"
+    return [
+        Problem(key, f"{key}={count} {meaning} channels do not divide into groups={p.groups}; allowed: {allowed}")
+        for key, meaning, count in (("c", "input", p.c), ("k", "output", p.k))
+        if count % p.groups
+    ]
+
+
+def _block_problems(p: Conv2dParams) -> list[Problem]:
+    """Channels that do not fill the blocks of a packed layout."""
+    blocked = BLOCKED.fullmatch(p.layout)
+    if blocked is None:
+        return []
+    block = int(blocked[1])
+    of_groups = f" of each of {p.groups} groups" if p.groups > 1 else ""
+    return [
+        Problem(
+            key,
+            f"the {count // p.groups} {meaning} channels{of_groups} do not fill blocks of {block} in {p.layout}; "
+            f"pad them with zeros to a multiple of {block}, or give layout NCHW or NHWC",
+        )
+        for key, meaning, count in (("c", "input", p.c), ("k", "output", p.k))
+        if count // p.groups % block
+    ]
+
+
+def _slice_problems(p: Conv2dParams) -> list[Problem]:
     """An array that y cannot be a slice of."""
-    own, whole = _own_channels(p), p["slice_of"]
+    own, whole = _own_channels(p), p.slice_of
     if whole == own:
         return []
-    block = Layout.parse(p["output_layout"]).block("C")
+    block = Layout.parse(p.output_layout).block("C")
     if whole < own:
         return [Problem("slice_of", f"slice_of is {whole}; allowed: at least {own}, the channels of y")]
     if whole % block:
-        return [
-            Problem("slice_of", f"slice_of is {whole}; allowed: multiples of {block}, the blocks of {p['output_layout']}")
-        ]
-    if pixel_shuffle(p["epilogue"], p["k"]) is not None:
+        return [Problem("slice_of", f"slice_of is {whole}; allowed: multiples of {block}, the blocks of {p.output_layout}")]
+    if pixel_shuffle(p.epilogue, p.k) is not None:
         return [Problem("slice_of", f"slice_of is {whole}; leave it out or leave out depth_to_space: y has one of them")]
     return []
 
@@ -254,7 +291,7 @@ def conv2d(
     slice_of: int | None = None,
     weight_layout: str | None = None,
     epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
-) -> Workload:
+) -> Workload[Conv2dParams]:
     """A 2-d convolution (cross-correlation, as in every deep-learning library).
 
     Args:

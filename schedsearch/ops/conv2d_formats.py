@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedsearch.errors import Problem, did_you_mean
-from schedsearch.ops.base import Parameter, one_of
 from schedsearch.ops.checks import Rounding
+from schedsearch.ops.params import Parameter, one_of
 
 # What x may be, what y may be for each x, and what the weight may be.
 OUT_DTYPES = {
@@ -140,21 +140,3 @@ def _meant_layout(layout: str) -> str:
     if packed is not None and int(packed[1]) <= MAX_BLOCK:
         return f" (did you mean 'NCHW{packed[1]}c'?)"
     return did_you_mean(layout.upper(), WEIGHT_LAYOUTS)
-
-
-def block_problems(p: Mapping[str, Any]) -> list[Problem]:
-    """Channels that do not fill the blocks of a packed layout."""
-    blocked = BLOCKED.fullmatch(p["layout"])
-    if blocked is None:
-        return []
-    block = int(blocked[1])
-    of_groups = f" of each of {p['groups']} groups" if p["groups"] > 1 else ""
-    return [
-        Problem(
-            key,
-            f"the {p[key] // p['groups']} {meaning} channels{of_groups} do not fill blocks of {block} in {p['layout']}; "
-            f"pad them with zeros to a multiple of {block}, or give layout NCHW or NHWC",
-        )
-        for key, meaning in (("c", "input"), ("k", "output"))
-        if p[key] // p["groups"] % block
-    ]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, Op, Parameter
+from schedsearch.ops.base import Op
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Movement
+from schedsearch.ops.params import MAX_INT, Parameter, Params
 from schedsearch.ops.slices import slice_problems, without_own_shape
 
 ELEMENT_BYTES = (1, 2, 4)
@@ -22,18 +23,26 @@ DTYPE = Parameter.choice("of every array: any of 1, 2 or 4 bytes; default float1
 _WIDEST_DATA = 1 << 31
 
 
-class DataMovement(Op):
+class MovementParams(Params):
+    dtype: str
+    slice_of: tuple[int, ...]
+
+
+M = TypeVar("M", bound=MovementParams)
+
+
+class DataMovement(Op[M]):
     """An operator whose output `y` holds elements of its arguments as they are, bit for bit."""
 
     reference: ClassVar[str] = "schedsearch.templates.data_movement.reference:DataMovementReference"
 
     @abstractmethod
-    def movement(self, params: Mapping[str, Any]) -> Movement:
+    def movement(self, params: M) -> Movement:
         """Which element of an argument becomes which element of y, as kernels need it. If y is a slice, its strides are
         those of the larger array."""
 
     @abstractmethod
-    def sources(self, params: Mapping[str, Any], flat_indices: Any) -> tuple[Any, Any]:
+    def sources(self, params: M, flat_indices: Any) -> tuple[Any, Any]:
         """The definition of the operator for single elements; it shares nothing with `movement`.
 
         Args:
@@ -44,23 +53,23 @@ class DataMovement(Op):
             the element's position in it.
         """
 
-    def fill(self, params: Mapping[str, Any]) -> float:
+    def fill(self, params: M) -> float:
         """The value of elements that come from no argument."""
         return 0.0
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         """`slice_of` is empty if it is the shape of y."""
         found, problems = super().normalise(params)
-        if not problems and "slice_of" in found:
-            y = self.outputs({**found, "slice_of": ()})[0]
+        if not problems:
+            y = self.outputs(self.typed(found | {"slice_of": ()}))[0]
             problems = slice_problems(y, found["slice_of"])
             found["slice_of"] = without_own_shape(y, found["slice_of"])
         return found, problems
 
-    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+    def equality(self, params: M) -> Literal["exact", "rounded"]:
         return "exact"
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: M) -> Mapping[str, Domain]:
         """All integers that the format holds exactly, so that every byte of an element counts."""
         return {argument.name: whole_numbers(argument.dtype) for argument in self.arguments(params)}
 

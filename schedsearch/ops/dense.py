@@ -3,48 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from schedsearch.ops.base import ArgSpec, Parameter
+from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.conv2d_formats import FORMAT_PARAMETERS
 from schedsearch.ops.epilogues import epilogue_parameter
-from schedsearch.ops.products import WEIGHT_LAYOUTS, MatrixProduct
+from schedsearch.ops.params import Parameter, Params, declared
+from schedsearch.ops.products import WEIGHT_LAYOUTS, MatrixProduct, MatrixProductParams
 from schedsearch.ops.stages import Stage
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
-_PARAMETERS = {
-    "m": Parameter.count("rows of x and y: the batch"),
-    "n": Parameter.count("columns of y: outputs"),
-    "k": Parameter.count("columns of x: inputs"),
-    **FORMAT_PARAMETERS,
-    "weight_layout": Parameter.choice("axes of the weight in memory; default NK", WEIGHT_LAYOUTS),
-    "epilogue": epilogue_parameter(),
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DenseParams(MatrixProductParams):
+    """See `dense`."""
+
+    m: int = declared(Parameter.count("rows of x and y: the batch"))
+    n: int = declared(Parameter.count("columns of y: outputs"))
+    k: int = declared(Parameter.count("columns of x: inputs"))
+    dtype: str = declared(FORMAT_PARAMETERS["dtype"])
+    weight_dtype: str = declared(FORMAT_PARAMETERS["weight_dtype"])
+    out_dtype: str = declared(FORMAT_PARAMETERS["out_dtype"])
+    precision: str = declared(FORMAT_PARAMETERS["precision"])
+    zero_points: tuple[str, ...] = declared(FORMAT_PARAMETERS["zero_points"])
+    weight_layout: str = declared(Parameter.choice("axes of the weight in memory; default NK", WEIGHT_LAYOUTS))
+    epilogue: tuple[Stage, ...] = declared(epilogue_parameter())
 
 
-class Dense(MatrixProduct):
+class Dense(MatrixProduct[DenseParams]):
+    params_type: ClassVar[type[Params]] = DenseParams
     name: ClassVar[str] = "dense"
     reference: ClassVar[str] = "schedsearch.templates.matmul.reference:MatmulReference"
     constructor: ClassVar[str] = "schedsearch:dense"
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
-
-    def factors(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ArgSpec]:
-        shape = tuple({"N": p["n"], "K": p["k"]}[axis] for axis in p["weight_layout"])
+    def factors(self, p: DenseParams) -> tuple[ArgSpec, ArgSpec]:
+        shape = tuple({"N": p.n, "K": p.k}[axis] for axis in p.weight_layout)
         return (
-            ArgSpec("x", "MK", (p["m"], p["k"]), p["dtype"], role="factor"),
-            ArgSpec("weight", p["weight_layout"], shape, p["weight_dtype"], role="factor", constant=True),
+            ArgSpec("x", "MK", (p.m, p.k), p.dtype, role="factor"),
+            ArgSpec("weight", p.weight_layout, shape, p.weight_dtype, role="factor", constant=True),
         )
 
-    def result(self, p: Mapping[str, Any], dtype: str) -> ArgSpec:
-        return ArgSpec("y", "MN", (p["m"], p["n"]), dtype)
+    def result(self, p: DenseParams, dtype: str) -> ArgSpec:
+        return ArgSpec("y", "MN", (p.m, p.n), dtype)
 
-    def label(self, p: Mapping[str, Any]) -> str:
-        layout = " KN" if p["weight_layout"] == "KN" else ""
-        return f"dense {p['m']}x{p['n']}x{p['k']}{layout} {self.last_words(p)}"
+    def label(self, p: DenseParams) -> str:
+        layout = " KN" if p.weight_layout == "KN" else ""
+        return f"dense {p.m}x{p.n}x{p.k}{layout} {self.last_words(p)}"
 
 
 DENSE = Dense()
@@ -62,7 +69,7 @@ def dense(
     zero_points: Sequence[str] = (),
     weight_layout: str = "NK",
     epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
-) -> Workload:
+) -> Workload[DenseParams]:
     """A fully connected layer: `y = x @ weight.T`, as torch.nn.functional.linear; with "KN", `y = x @ weight`.
 
     Args:

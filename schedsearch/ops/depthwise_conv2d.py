@@ -38,23 +38,13 @@ grad_both      x, weight, dy, dx_before and dw_before likewise     dx, dw
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import (
-    ArgSpec,
-    Op,
-    Parameter,
-    ScalarSpec,
-    Work,
-    judge,
-    missing_parameters,
-    one_of,
-    plain,
-    unknown_parameters,
-)
+from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
 from schedsearch.ops.checks import Domain, Rounding, sum_sigma
-from schedsearch.ops.conv2d_formats import INTEGERS, ZERO_POINTS, fitting, zero_point_problems
+from schedsearch.ops.conv2d_formats import FORMAT_PARAMETERS, INTEGERS, fitting, zero_point_problems
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import (
     epilogue_arguments,
@@ -66,8 +56,10 @@ from schedsearch.ops.epilogues import (
     parse_epilogue,
 )
 from schedsearch.ops.layout import Layout
+from schedsearch.ops.params import Parameter, Params, declared, judge, missing_parameters, one_of, plain, unknown_parameters
 from schedsearch.ops.stages import STAGES, Stage
 from schedsearch.ops.sum_of_products import (
+    FactorParams,
     accumulator_dtype,
     default_out_dtype,
     number_problems,
@@ -77,6 +69,9 @@ from schedsearch.ops.sum_of_products import (
 from schedsearch.ops.window import (
     WINDOW_DEFAULTS,
     WINDOW_PARAMETERS,
+    Padding,
+    Pair,
+    WindowParams,
     counts_of,
     output_hw,
     reach,
@@ -97,52 +92,63 @@ _WEIGHT_LAYOUT = {"NHWC": "OHWI", "NCHW": "OIHW"}  # as conv2d's
 # are 10 of the 11 bits of float16, because sums of longer numbers could exceed its largest.
 _FACTOR_BITS = {"float32": 24, "float16": 10, "bfloat16": 8}
 
-_PARAMETERS = {
-    "n": Parameter.count("batch"),
-    "c": Parameter.count("input channels"),
-    "h": Parameter.count("input height"),
-    "w": Parameter.count("input width"),
-    "r": Parameter.count("kernel height"),
-    "s": Parameter.count("kernel width"),
-    **WINDOW_PARAMETERS,
-    "multiplier": Parameter(
-        "output channels for each input channel; default 1", {**Parameter.count("").schema, "default": 1}
-    ),
-    "direction": Parameter.choice(
-        "forward: y; grad_input: dx; grad_weight: dw; grad_both: dx and dw; default forward", DIRECTIONS
-    ),
-    "dtype": Parameter.choice("of x, and of all other arrays if it is a float; default float16", DTYPES),
-    "weight_dtype": Parameter("of the weight: int8 or uint8 if x is one of the two; default: dtype", {"enum": list(DTYPES)}),
-    "zero_points": Parameter(
-        "which of x and weight have a zero point, given at call time as x_zero_point and weight_zero_point; default none",
-        {"type": "array", "items": {"enum": list(ZERO_POINTS)}, "maxItems": 2, "default": []},
-    ),
-    "layout": Parameter.choice("axes of x, y and their gradients in memory; default NHWC", LAYOUTS),
-    "weight_layout": Parameter(
-        "axes of the weight and its gradient, with I = 1; default OHWI for NHWC and OIHW for NCHW",
-        {"enum": list(WEIGHT_LAYOUTS)},
-    ),
-    "accumulate": Parameter(
-        "a gradient is added to dx_before or dw_before, which may be the same memory; default false",
-        {"type": "boolean", "default": False},
-    ),
-    "deterministic": Parameter(
-        "dw has the same bits in every call, so that its sums use no atomics; default false",
-        {"type": "boolean", "default": False},
-    ),
-    "epilogue": epilogue_parameter(),
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DepthwiseConv2dParams(WindowParams, FactorParams):
+    """See `depthwise_conv2d`."""
+
+    n: int = declared(Parameter.count("batch"))
+    c: int = declared(Parameter.count("input channels"))
+    h: int = declared(Parameter.count("input height"))
+    w: int = declared(Parameter.count("input width"))
+    r: int = declared(Parameter.count("kernel height"))
+    s: int = declared(Parameter.count("kernel width"))
+    stride: Pair = declared(WINDOW_PARAMETERS["stride"])
+    padding: Padding = declared(WINDOW_PARAMETERS["padding"])
+    dilation: Pair = declared(WINDOW_PARAMETERS["dilation"])
+    multiplier: int = declared(
+        Parameter("output channels for each input channel; default 1", {**Parameter.count("").schema, "default": 1})
+    )
+    direction: str = declared(
+        Parameter.choice("forward: y; grad_input: dx; grad_weight: dw; grad_both: dx and dw; default forward", DIRECTIONS)
+    )
+    dtype: str = declared(Parameter.choice("of x, and of all other arrays if it is a float; default float16", DTYPES))
+    weight_dtype: str = declared(
+        Parameter("of the weight: int8 or uint8 if x is one of the two; default: dtype", {"enum": list(DTYPES)})
+    )
+    zero_points: tuple[str, ...] = declared(FORMAT_PARAMETERS["zero_points"])
+    layout: str = declared(Parameter.choice("axes of x, y and their gradients in memory; default NHWC", LAYOUTS))
+    weight_layout: str = declared(
+        Parameter(
+            "axes of the weight and its gradient, with I = 1; default OHWI for NHWC and OIHW for NCHW",
+            {"enum": list(WEIGHT_LAYOUTS)},
+        )
+    )
+    accumulate: bool = declared(
+        Parameter(
+            "a gradient is added to dx_before or dw_before, which may be the same memory; default false",
+            {"type": "boolean", "default": False},
+        )
+    )
+    deterministic: bool = declared(
+        Parameter(
+            "dw has the same bits in every call, so that its sums use no atomics; default false",
+            {"type": "boolean", "default": False},
+        )
+    )
+    epilogue: tuple[Stage, ...] = declared(epilogue_parameter())
+
+
+_PARAMETERS = DepthwiseConv2dParams.parameters()
 _SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
 _CHOICES = ("direction", "dtype", "layout", "weight_layout")
 
 
-class DepthwiseConv2d(Op):
+class DepthwiseConv2d(Op[DepthwiseConv2dParams]):
+    params_type: ClassVar[type[Params]] = DepthwiseConv2dParams
     name: ClassVar[str] = "depthwise_conv2d"
     reference: ClassVar[str] = "schedsearch.templates.depthwise_conv2d.reference:DepthwiseConv2dReference"
     constructor: ClassVar[str] = "schedsearch:depthwise_conv2d"
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
 
     def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -179,161 +185,160 @@ class DepthwiseConv2d(Op):
         out["epilogue"], wrong = parse_epilogue(out["epilogue"])
         problems += wrong
         if not problems:
-            problems += window_problems(out)
-            problems += _direction_problems(out)
-        if not problems:
-            problems += self._stage_problems(out)
+            p = self.typed(out)
+            problems += window_problems(p) + _direction_problems(p)
+            problems = problems or self._stage_problems(p)
         return out, problems
 
-    def _stage_problems(self, p: Mapping[str, Any]) -> list[Problem]:
+    def _stage_problems(self, p: DepthwiseConv2dParams) -> list[Problem]:
         """Stages that do not fit the numbers that they get."""
-        if p["dtype"] in INTEGERS:
-            return number_problems({**p, "out_dtype": default_out_dtype(p)}, self._accumulator(p))
-        for place, stage in enumerate(p["epilogue"]):
+        if p.dtype in INTEGERS:
+            return number_problems(p, self._accumulator(p), default_out_dtype(p))
+        for place, stage in enumerate(p.epilogue):
             problem = stage.kind.problem(self._accumulator(p))
             if stage.name == "quantise":
                 of_floats = [name for name, kind in STAGES.items() if "float" in kind.takes and not kind.moves]
                 allowed = ", ".join(name for name in of_floats if name != "quantise")
-                problem = f"follows sums of int8 or uint8, but dtype is {p['dtype']}; allowed: {allowed}"
+                problem = f"follows sums of int8 or uint8, but dtype is {p.dtype}; allowed: {allowed}"
             if problem:
                 return [Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))]
         return []
 
-    def output_hw(self, p: Mapping[str, Any]) -> tuple[int, int]:
+    def output_hw(self, p: DepthwiseConv2dParams) -> tuple[int, int]:
         """Height and width of y and dy."""
         return output_hw(p)
 
-    def arguments(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def arguments(self, p: DepthwiseConv2dParams) -> tuple[ArgSpec, ...]:
         x, y, weight = (spec(p) for spec in (_image, _output_image, _weight))
         before = [
             ArgSpec(f"{each.name}_before", each.axes, each.shape, each.dtype, "addend", aliases=each.name)
-            for each in (self.outputs(p) if p["accumulate"] else ())
+            for each in (self.outputs(p) if p.accumulate else ())
         ]
-        if p["direction"] == "forward":
-            operands = epilogue_arguments(p["epilogue"], self._accumulator(p), p["c"] * p["multiplier"], p["dtype"])
+        if p.direction == "forward":
+            operands = epilogue_arguments(p.epilogue, self._accumulator(p), p.c * p.multiplier, p.dtype)
             return (_factor("x", x), _factor("weight", weight, constant=True), *operands)
-        if p["direction"] == "grad_input":
+        if p.direction == "grad_input":
             return (_factor("dy", y), _factor("weight", weight), *before)
-        if p["direction"] == "grad_weight":
+        if p.direction == "grad_weight":
             return (_factor("x", x), _factor("dy", y), *before)
         return (_factor("x", x), _factor("weight", weight), _factor("dy", y), *before)
 
-    def outputs(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def outputs(self, p: DepthwiseConv2dParams) -> tuple[ArgSpec, ...]:
         dx, dw = (ArgSpec(name, *spec(p)) for name, spec in (("dx", _image), ("dw", _weight)))
-        if p["direction"] == "forward":
-            return (epilogue_output(p["epilogue"], self._accumulator(p)),)
-        return {"grad_input": (dx,), "grad_weight": (dw,), "grad_both": (dx, dw)}[p["direction"]]
+        if p.direction == "forward":
+            return (epilogue_output(p.epilogue, self._accumulator(p)),)
+        return {"grad_input": (dx,), "grad_weight": (dw,), "grad_both": (dx, dw)}[p.direction]
 
-    def _accumulator(self, p: Mapping[str, Any]) -> ArgSpec:
+    def _accumulator(self, p: DepthwiseConv2dParams) -> ArgSpec:
         """y before the epilogue."""
         axes, shape, dtype = _output_image(p)
-        if p["dtype"] in INTEGERS:
-            dtype = accumulator_dtype(p["dtype"], p["weight_dtype"], p["zero_points"])
+        if p.dtype in INTEGERS:
+            dtype = accumulator_dtype(p.dtype, p.weight_dtype, p.zero_points)
         return ArgSpec("y", axes, shape, dtype)
 
-    def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
-        return (*zero_point_scalars(p), *epilogue_scalars(p["epilogue"]))
+    def scalars(self, p: DepthwiseConv2dParams) -> tuple[ScalarSpec, ...]:
+        return (*zero_point_scalars(p), *epilogue_scalars(p.epilogue))
 
-    def rounding(self, p: Mapping[str, Any]) -> Rounding:
-        if p["dtype"] in INTEGERS:
+    def rounding(self, p: DepthwiseConv2dParams) -> Rounding:
+        if p.dtype in INTEGERS:
             return Rounding()
-        return Rounding(factor_bits=_FACTOR_BITS[p["dtype"]])
+        return Rounding(factor_bits=_FACTOR_BITS[p.dtype])
 
-    def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
-        return {**zero_point_checks(p), **epilogue_check_scalars(p["epilogue"], spread)}
+    def check_scalars(self, p: DepthwiseConv2dParams, spread: float = 1.0) -> Mapping[str, float]:
+        return {**zero_point_checks(p), **epilogue_check_scalars(p.epilogue, spread)}
 
-    def check_inputs(self, p: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, p: DepthwiseConv2dParams) -> Mapping[str, Domain]:
         """Every sum has two factors. With grad_both, dy is a factor of both sums, and has the numbers of the longer one."""
-        if p["direction"] == "grad_both":
-            halves = [{**p, "direction": each} for each in ("grad_input", "grad_weight")]
+        if p.direction == "grad_both":
+            halves = [p.replace(direction=each) for each in ("grad_input", "grad_weight")]
             halves.sort(key=_reduction)
             both = {name: domain for half in halves for name, domain in self.check_inputs(half).items()}
             return {argument.name: both[argument.name] for argument in self.arguments(p)}
         domains = dict(super().check_inputs(p))
         spread = sum_sigma(self.arguments(p), _reduction(p), domains)
-        return {**domains, **epilogue_check_inputs(p["epilogue"], spread)}
+        return {**domains, **epilogue_check_inputs(p.epilogue, spread)}
 
-    def work(self, p: Mapping[str, Any]) -> Work:
+    def work(self, p: DepthwiseConv2dParams) -> Work:
         """The three sums are transposes of each other, so that no algorithm needs fewer multiplications for one of them."""
         out_h, out_w = output_hw(p)
-        filters = p["c"] * p["multiplier"]
-        both = 2 if p["direction"] == "grad_both" else 1
-        flops = both * 2 * p["n"] * out_h * out_w * filters * p["r"] * p["s"]
+        filters = p.c * p.multiplier
+        both = 2 if p.direction == "grad_both" else 1
+        flops = both * 2 * p.n * out_h * out_w * filters * p.r * p.s
         rows, columns = (reach(p, axis) for axis in (0, 1))
         reached = {
-            "x": p["n"] * p["c"] * rows.inputs * columns.inputs,
-            "dy": p["n"] * filters * rows.outputs * columns.outputs,
+            "x": p.n * p.c * rows.inputs * columns.inputs,
+            "dy": p.n * filters * rows.outputs * columns.outputs,
             "weight": filters * rows.taps * columns.taps,
         }
         read = sum(reached.get(argument.name, 0) for argument in self.arguments(p))
-        written = sum(output.size * (2 if p["accumulate"] else 1) for output in self.outputs(p))
-        least_bytes = (read + written) * dtype_of(p["dtype"]).nbytes
+        written = sum(output.size * (2 if p.accumulate else 1) for output in self.outputs(p))
+        least_bytes = (read + written) * dtype_of(p.dtype).nbytes
         return Work(flops, super().work(p).nbytes, _reduction(p), both * 2 * reached["dy"], least_bytes)
 
-    def label(self, p: Mapping[str, Any]) -> str:
-        words = [f"depthwise_conv2d {p['n']}x{p['h']}x{p['w']}x{p['c']} {p['r']}x{p['s']}"]
-        words += [f"m{p['multiplier']}"] if p["multiplier"] > 1 else []
+    def label(self, p: DepthwiseConv2dParams) -> str:
+        words = [f"depthwise_conv2d {p.n}x{p.h}x{p.w}x{p.c} {p.r}x{p.s}"]
+        words += [f"m{p.multiplier}"] if p.multiplier > 1 else []
         words += window_words(p)
-        words += [p["direction"]] if p["direction"] != "forward" else []
-        words += [dtype_of(p["dtype"]).short]
-        if p["dtype"] in INTEGERS:
+        words += [p.direction] if p.direction != "forward" else []
+        words += [dtype_of(p.dtype).short]
+        if p.dtype in INTEGERS:
             out = default_out_dtype(p)
-            factors = words.pop() + (f"x{dtype_of(p['weight_dtype']).short}" if p["weight_dtype"] != p["dtype"] else "")
-            words += [factors if out == p["dtype"] else f"{factors}->{dtype_of(out).short}"]
-            words += [f"zp({','.join(p['zero_points'])})"] if p["zero_points"] else []
-        words += [p["layout"]]
-        words += [p["weight_layout"]] if p["weight_layout"] != _WEIGHT_LAYOUT[p["layout"]] else []
+            factors = words.pop() + (f"x{dtype_of(p.weight_dtype).short}" if p.weight_dtype != p.dtype else "")
+            words += [factors if out == p.dtype else f"{factors}->{dtype_of(out).short}"]
+            words += [f"zp({','.join(p.zero_points)})"] if p.zero_points else []
+        words += [p.layout]
+        words += [p.weight_layout] if p.weight_layout != _WEIGHT_LAYOUT[p.layout] else []
         words += [name for name in ("accumulate", "deterministic") if p[name]]
-        return " ".join(words) + "".join(f"+{stage}" for stage in p["epilogue"])
+        return " ".join(words) + "".join(f"+{stage}" for stage in p.epilogue)
 
 
 DEPTHWISE_CONV2D = DepthwiseConv2d()
 
 
-def _reduction(p: Mapping[str, Any]) -> int:
+def _reduction(p: DepthwiseConv2dParams) -> int:
     """Products in the longest sum."""
     out_h, out_w = output_hw(p)
-    of_dx: int = p["multiplier"] * p["r"] * p["s"]
-    of_dw: int = p["n"] * out_h * out_w
-    if p["direction"] == "forward":
-        return int(p["r"] * p["s"])
-    return {"grad_input": of_dx, "grad_weight": of_dw, "grad_both": max(of_dx, of_dw)}[p["direction"]]
+    of_dx: int = p.multiplier * p.r * p.s
+    of_dw: int = p.n * out_h * out_w
+    if p.direction == "forward":
+        return int(p.r * p.s)
+    return {"grad_input": of_dx, "grad_weight": of_dw, "grad_both": max(of_dx, of_dw)}[p.direction]
 
 
-def _image(p: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
+def _image(p: DepthwiseConv2dParams) -> tuple[str, tuple[int, ...], str]:
     """Axes, shape and format of x and dx."""
-    sizes = {"N": p["n"], "C": p["c"], "H": p["h"], "W": p["w"]}
-    return p["layout"], Layout.parse(p["layout"]).shape(sizes), p["dtype"]
+    sizes = {"N": p.n, "C": p.c, "H": p.h, "W": p.w}
+    return p.layout, Layout.parse(p.layout).shape(sizes), p.dtype
 
 
-def _output_image(p: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
+def _output_image(p: DepthwiseConv2dParams) -> tuple[str, tuple[int, ...], str]:
     """The same of y and dy."""
     out_h, out_w = output_hw(p)
-    sizes = {"N": p["n"], "C": p["c"] * p["multiplier"], "H": out_h, "W": out_w}
-    return p["layout"], Layout.parse(p["layout"]).shape(sizes), p["dtype"]
+    sizes = {"N": p.n, "C": p.c * p.multiplier, "H": out_h, "W": out_w}
+    return p.layout, Layout.parse(p.layout).shape(sizes), p.dtype
 
 
-def _weight(p: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
+def _weight(p: DepthwiseConv2dParams) -> tuple[str, tuple[int, ...], str]:
     """The same of weight and dw."""
-    sizes = {"O": p["c"] * p["multiplier"], "I": 1, "H": p["r"], "W": p["s"]}
-    return p["weight_layout"], Layout.parse(p["weight_layout"]).shape(sizes), p["weight_dtype"]
+    sizes = {"O": p.c * p.multiplier, "I": 1, "H": p.r, "W": p.s}
+    return p.weight_layout, Layout.parse(p.weight_layout).shape(sizes), p.weight_dtype
 
 
 def _factor(name: str, spec: tuple[str, tuple[int, ...], str], constant: bool = False) -> ArgSpec:
     return ArgSpec(name, *spec, role="factor", constant=constant)
 
 
-def _direction_problems(p: Mapping[str, Any]) -> list[Problem]:
+def _direction_problems(p: DepthwiseConv2dParams) -> list[Problem]:
     """Options of another direction than the one that is given."""
-    problems, direction = [], p["direction"]
-    if direction != "forward" and p["dtype"] in INTEGERS:
-        message = f"direction is {direction}, but dtype is {p['dtype']}; allowed: forward, or a dtype of floats"
+    problems, direction = [], p.direction
+    if direction != "forward" and p.dtype in INTEGERS:
+        message = f"direction is {direction}, but dtype is {p.dtype}; allowed: forward, or a dtype of floats"
         problems.append(Problem("direction", message))
-    if p["dtype"] in INTEGERS and p["weight_layout"] not in _WEIGHT_LAYOUT.values():
+    if p.dtype in INTEGERS and p.weight_layout not in _WEIGHT_LAYOUT.values():
         allowed = ", ".join(_WEIGHT_LAYOUT.values())
-        message = f"weight_layout is {p['weight_layout']}, but dtype is {p['dtype']}; allowed: {allowed}"
+        message = f"weight_layout is {p.weight_layout}, but dtype is {p.dtype}; allowed: {allowed}"
         problems.append(Problem("weight_layout", message))
-    if direction == "forward" and p["accumulate"]:
+    if direction == "forward" and p.accumulate:
         problems.append(
             Problem(
                 "accumulate",
@@ -341,14 +346,14 @@ def _direction_problems(p: Mapping[str, Any]) -> list[Problem]:
                 "by the stage residual",
             )
         )
-    if direction in ("forward", "grad_input") and p["deterministic"]:
+    if direction in ("forward", "grad_input") and p.deterministic:
         problems.append(
             Problem(
                 "deterministic",
                 f"deterministic belongs to grad_weight and grad_both; {direction} always is, so leave it out",
             )
         )
-    if direction != "forward" and p["epilogue"]:
+    if direction != "forward" and p.epilogue:
         problems.append(
             Problem("epilogue", f"an epilogue belongs to direction forward, but direction is {direction}; leave it out")
         )
@@ -376,7 +381,7 @@ def depthwise_conv2d(
     accumulate: bool = False,
     deterministic: bool = False,
     epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
-) -> Workload:
+) -> Workload[DepthwiseConv2dParams]:
     """A depthwise 2-d convolution, or one of its gradients.
 
     Args:

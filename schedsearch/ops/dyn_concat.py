@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import axis_number
-from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
+from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.data_movement import AXES, axis_problems
 from schedsearch.ops.dependence import Dependence, ShapeFunction
-from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged
+from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged, ArrangedParams
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 MOST_PARTS = 4
+_EXTENTS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_INT}, "minItems": 1}
+_PARTS = {"type": "array", "items": _EXTENTS, "minItems": 2, "maxItems": MOST_PARTS}
 
 
-class DynConcat(Arranged):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DynConcatParams(ArrangedParams):
+    """See `dyn_concat`."""
+
+    x: tuple[tuple[int, ...], ...] = declared(
+        Parameter(f"extents of each of 2 to {MOST_PARTS} arrays; upper bounds with dynamic", _PARTS, size=True)
+    )
+    axis: int = declared(axis_number("the axis along which they follow one another, from 0, or from -1 backwards", 0))
+    dtype: str = declared(Parameter.choice("of all; default float16", DTYPES, "float16"))
+    dynamic: tuple[str, ...] = declared(DYNAMIC)
+
+
+class DynConcat(Arranged[DynConcatParams]):
+    params_type: ClassVar[type[Params]] = DynConcatParams
     name: ClassVar[str] = "dyn_concat"
     reference: ClassVar[str] = "schedsearch.templates.arrange.reference:DynConcatReference"
     constructor: ClassVar[str] = "schedsearch:dyn_concat"
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        one = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_INT}, "minItems": 1}
-        parts = {"type": "array", "items": one, "minItems": 2, "maxItems": MOST_PARTS}
-        return {
-            "x": Parameter(f"extents of each of 2 to {MOST_PARTS} arrays; upper bounds with dynamic", parts, size=True),
-            "axis": axis_number("the axis along which they follow one another, from 0, or from -1 backwards", 0),
-            "dtype": Parameter.choice("of all; default float16", DTYPES, "float16"),
-            "dynamic": DYNAMIC,
-        }
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         found, problems = super().normalise(params)
@@ -39,24 +46,22 @@ class DynConcat(Arranged):
             found["axis"] %= len(found["x"][0])
         return found, problems
 
-    def own_problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        first = params["x"][0]
-        if any(len(shape) != len(first) for shape in params["x"]) or len(first) > len(AXES):
+    def own_problems(self, params: DynConcatParams) -> Iterable[Problem]:
+        first = params.x[0]
+        if any(len(shape) != len(first) for shape in params.x) or len(first) > len(AXES):
             return [Problem("x", f"x has arrays of different rank; allowed: equal ones of up to {len(AXES)} axes")]
-        return axis_problems("axis", (params["axis"],), len(first))
+        return axis_problems("axis", (params.axis,), len(first))
 
-    def arrays(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return tuple(
-            ArgSpec(f"x{number}", AXES[: len(shape)], shape, params["dtype"]) for number, shape in enumerate(params["x"])
-        )
+    def arrays(self, params: DynConcatParams) -> tuple[ArgSpec, ...]:
+        return tuple(ArgSpec(f"x{number}", AXES[: len(shape)], shape, params.dtype) for number, shape in enumerate(params.x))
 
-    def result(self, params: Mapping[str, Any]) -> ArgSpec:
-        axis, shape = params["axis"] % len(params["x"][0]), [max(extents) for extents in zip(*params["x"])]
-        shape[axis] = sum(each[axis] for each in params["x"])
-        return ArgSpec("y", AXES[: len(shape)], tuple(shape), params["dtype"])
+    def result(self, params: DynConcatParams) -> ArgSpec:
+        axis, shape = params.axis % len(params.x[0]), [max(extents) for extents in zip(*params.x)]
+        shape[axis] = sum(each[axis] for each in params.x)
+        return ArgSpec("y", AXES[: len(shape)], tuple(shape), params.dtype)
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
-        along, rank = params["axis"] % len(params["x"][0]), len(params["x"][0])
+    def shape_functions(self, params: DynConcatParams) -> Mapping[str, ShapeFunction]:
+        along, rank = params.axis % len(params.x[0]), len(params.x[0])
 
         def differ(x: Sequence[int], y: Sequence[int]) -> int:
             for axis in range(rank):
@@ -82,7 +87,7 @@ class DynConcat(Arranged):
         def wrong_four(x0: Sequence[int], x1: Sequence[int], x2: Sequence[int], x3: Sequence[int]) -> int:
             return max(differ(x0, x1), max(differ(x0, x2), differ(x0, x3)))
 
-        extent, problem = ((two, wrong_two), (three, wrong_three), (four, wrong_four))[len(params["x"]) - 2]
+        extent, problem = ((two, wrong_two), (three, wrong_three), (four, wrong_four))[len(params.x) - 2]
         message = "the arrays do not fit one another; allowed: equal extents along all other axes"
         needs = {spec.name: Dependence.SHAPE for spec in self.arrays(params)}
         return {"y": ShapeFunction(needs, extent, problem, (message,))}
@@ -93,7 +98,7 @@ DYN_CONCAT = DynConcat()
 
 def dyn_concat(
     *, x: Sequence[Sequence[int]], axis: int = 0, dtype: str = "float16", dynamic: Sequence[str] = ()
-) -> Workload:
+) -> Workload[DynConcatParams]:
     """2 to 4 arrays one after the other along an axis, of which the extents may be on the device.
 
     Args:

@@ -11,12 +11,12 @@ written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work, plain
+from schedsearch.ops.base import ArgSpec, Op, Work
 from schedsearch.ops.bounded import bounded, extents_of
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import whole_numbers
@@ -24,7 +24,8 @@ from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import image
 from schedsearch.ops.layout import Layout
-from schedsearch.ops.resize import LARGEST_PRODUCT, RESIZE, ROUNDINGS, as_float32, own_problems
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared, plain
+from schedsearch.ops.resize import LARGEST_PRODUCT, RESIZE, ROUNDINGS, ResizeGeometry, as_float32, own_problems
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -39,21 +40,34 @@ _SIZES = {
 }
 _SCALE = "[vertical, horizontal], in float32; default: the argument `sizes` holds y's height and width"
 _SHARED = RESIZE.parameters()
-_PARAMETERS = {
-    **_SIZES,
-    **{name: _SHARED[name] for name in ("mode", "coordinates", "rounding")},
-    "scale": Parameter(_SCALE, _SHARED["scale"].schema),
-    **{name: _SHARED[name] for name in ("dtype", "layout")},
-}
 
 
-class DynResize(Op):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DynResizeParams(ResizeGeometry):
+    """See `dyn_resize`."""
+
+    n: int = declared(_SIZES["n"])
+    c: int = declared(_SIZES["c"])
+    h: int = declared(_SIZES["h"])
+    w: int = declared(_SIZES["w"])
+    oh: int = declared(_SIZES["oh"])
+    ow: int = declared(_SIZES["ow"])
+    mode: str = declared(_SHARED["mode"])
+    coordinates: str = declared(_SHARED["coordinates"])
+    rounding: str = declared(_SHARED["rounding"])
+    scale: tuple[float, ...] = declared(Parameter(_SCALE, _SHARED["scale"].schema))
+    dtype: str = declared(_SHARED["dtype"])
+    layout: str = declared(_SHARED["layout"])
+
+
+_PARAMETERS = DynResizeParams.parameters()
+
+
+class DynResize(Op[DynResizeParams]):
+    params_type: ClassVar[type[Params]] = DynResizeParams
     name: ClassVar[str] = "dyn_resize"
     reference: ClassVar[str] = "schedsearch.templates.resize.dyn_reference:DynResizeReference"
     constructor: ClassVar[str] = "schedsearch:dyn_resize"
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
 
     def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**super().defaults(params), "scale": ()}
@@ -70,7 +84,7 @@ class DynResize(Op):
             found["rounding"] = ROUNDINGS[0]
         return found, problems
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+    def problems(self, params: DynResizeParams) -> Iterable[Problem]:
         found = list(own_problems(params))
         if found:
             return found
@@ -83,81 +97,81 @@ class DynResize(Op):
                 found.append(Problem(name, f"{spec.name} has up to {spec.size} elements; allowed: up to {MAX_INT}"))
         return found
 
-    def _x(self, params: Mapping[str, Any]) -> ArgSpec:
-        return image("x", params, params["h"], params["w"])
+    def _x(self, params: DynResizeParams) -> ArgSpec:
+        return image("x", params, params.h, params.w)
 
-    def _y(self, params: Mapping[str, Any]) -> ArgSpec:
-        return image("y", params, params["oh"], params["ow"])
+    def _y(self, params: DynResizeParams) -> ArgSpec:
+        return image("y", params, params.oh, params.ow)
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def arguments(self, params: DynResizeParams) -> tuple[ArgSpec, ...]:
         x, name = self._x(params), extents_of("x")
         extents = ArgSpec(name, "A", (len(x.shape),), "int64")
         sizes = ArgSpec("sizes", "A", (2,), "int64", role="index", below=MAX_INT)
-        return (replace(x, extents=name), extents, *(() if params["scale"] else (sizes,)))
+        return (replace(x, extents=name), extents, *(() if params.scale else (sizes,)))
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def outputs(self, params: DynResizeParams) -> tuple[ArgSpec, ...]:
         return bounded(self._y(params))
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+    def shape_functions(self, params: DynResizeParams) -> Mapping[str, ShapeFunction]:
         vertical, horizontal = height_and_width(params)
-        if not params["scale"]:
+        if not params.scale:
             return {"y": _of_sizes(vertical, horizontal)}
         scales = {vertical: given_scale(params, 0), horizontal: given_scale(params, 1)}
         by_axis = [scales.get(axis) or Fraction(1) for axis in range(len(self._y(params).shape))]
         return {"y": _of_scale(tuple(each.numerator for each in by_axis), tuple(each.denominator for each in by_axis))}
 
-    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
-        return "exact" if params["mode"] == "nearest" else "rounded"
+    def equality(self, params: DynResizeParams) -> Literal["exact", "rounded"]:
+        return "exact" if params.mode == "nearest" else "rounded"
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: DynResizeParams) -> Mapping[str, Domain]:
         """The largest sizes that the bounds allow; then one less of each."""
         x, sides = self._x(params), dict(zip(height_and_width(params), range(2)))
         most = list(x.shape)
         for place, axis in sides.items():
             if scale := given_scale(params, axis):
-                limit = (params["oh"], params["ow"])[axis]
+                limit = (params.oh, params.ow)[axis]
                 most[place] = min(most[place], ((limit + 1) * scale.denominator - 1) // scale.numerator)
         less = tuple(max(1, n - 1) if place in (0, *sides) else n for place, n in enumerate(most))
-        sizes = (params["oh"], params["ow"])
+        sizes = (params.oh, params.ow)
         found = {
-            "x": whole_numbers(params["dtype"]) if params["mode"] == "nearest" else Domain(range(-8, 9)),
+            "x": whole_numbers(params.dtype) if params.mode == "nearest" else Domain(range(-8, 9)),
             extents_of("x"): Domain(tuple(most), ordered=True, second=Domain(less, ordered=True)),
         }
-        if not params["scale"]:
+        if not params.scale:
             fewer = Domain(tuple(max(1, n - 1) for n in sizes), ordered=True)
             found["sizes"] = Domain(sizes, ordered=True, second=fewer)
         return found
 
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def timing_inputs(self, params: DynResizeParams) -> Mapping[str, Domain]:
         """As much of the bounds as can be in use."""
         return {name: domain for name, domain in self.check_inputs(params).items() if domain.ordered}
 
-    def work(self, params: Mapping[str, Any]) -> Work:
-        return Work(0, super().work(params).nbytes, 4 if params["mode"] == "linear" else 1, least_bytes=0)
+    def work(self, params: DynResizeParams) -> Work:
+        return Work(0, super().work(params).nbytes, 4 if params.mode == "linear" else 1, least_bytes=0)
 
-    def label(self, params: Mapping[str, Any]) -> str:
+    def label(self, params: DynResizeParams) -> str:
         p = params
-        words = [f"{self.name} {p['n']}x{p['h']}x{p['w']}x{p['c']} to {p['oh']}x{p['ow']}", p["mode"]]
+        words = [f"{self.name} {p.n}x{p.h}x{p.w}x{p.c} to {p.oh}x{p.ow}", p.mode]
         words += [p[name] for name in ("coordinates", "rounding") if p[name] != _PARAMETERS[name].schema["default"]]
-        words += ["scale " + "x".join(f"{each:g}" for each in p["scale"])] if p["scale"] else []
-        return " ".join([*words, dtype_of(p["dtype"]).short, p["layout"]])
+        words += ["scale " + "x".join(f"{each:g}" for each in p.scale)] if p.scale else []
+        return " ".join([*words, dtype_of(p.dtype).short, p.layout])
 
 
 DYN_RESIZE = DynResize()
 
 
-def height_and_width(params: Mapping[str, Any]) -> tuple[int, int]:
+def height_and_width(params: DynResizeParams) -> tuple[int, int]:
     """The axes of both in x and y."""
-    axes = Layout.parse(params["layout"]).axes
+    axes = Layout.parse(params.layout).axes
     return axes.index("H"), axes.index("W")
 
 
-def given_scale(params: Mapping[str, Any], axis: int) -> Fraction | None:
+def given_scale(params: DynResizeParams, axis: int) -> Fraction | None:
     """The scale along h (axis 0) or w (axis 1), exactly; None if it follows from the sizes of the run."""
-    return Fraction(as_float32(params["scale"][axis])) if params["scale"] else None
+    return Fraction(as_float32(params.scale[axis])) if params.scale else None
 
 
-def largest_numerator(params: Mapping[str, Any], axis: int) -> int:
+def largest_numerator(params: DynResizeParams, axis: int) -> int:
     """A limit of the integers by which kernels find the pixels along an axis; see `templates.resize.dyn_axes`."""
     size: int = params["hw"[axis]]
     out: int = params[("oh", "ow")[axis]]
@@ -209,7 +223,7 @@ def dyn_resize(
     scale: Sequence[float] = (),
     dtype: str = "float16",
     layout: str = "NHWC",
-) -> Workload:
+) -> Workload[DynResizeParams]:
     """An image of another height and width, where both sizes are known at run time only.
 
     Args:

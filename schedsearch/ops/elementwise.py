@@ -17,15 +17,20 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import (
+from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, extents, shown, too_large
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.expressions import Expression, ExpressionError, parse_expression
+from schedsearch.ops.params import (
     MAX_INT,
-    ArgSpec,
-    Op,
     Parameter,
-    Work,
+    Params,
+    declared,
     frozen,
     is_int,
     judge,
@@ -34,11 +39,12 @@ from schedsearch.ops.base import (
     plain,
     unknown_parameters,
 )
-from schedsearch.ops.checks import Domain
-from schedsearch.ops.data_movement import AXES, extents, shown, too_large
-from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.expressions import Expression, ExpressionError, parse_expression
 from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
+
+# (name, dtype, extents), and of a slice (slice_of, begin, strides)
+Input = (
+    tuple[str, str, tuple[int, ...]] | tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+)
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -49,18 +55,27 @@ _SAMPLES = 4096  # for which the numbers for verification must give finite resul
 _MIXTURES = 400  # choices of numbers for verification that are tried if none of one kind for all inputs will do
 _ROUNDINGS = 1  # of a number before it becomes an integer; the reference's magnitude has them all
 
-_PARAMETERS = {
-    "y": extents(f"extents of y, 1 to {len(AXES)} of them"),
-    "expression": Parameter("the value of an element of y, e.g. relu(a + b)", {"type": "string"}),
-    "inputs": Parameter(
-        "each input: its name, [name, dtype] or [name, dtype, extents], or [name, dtype, extents, slice_of, begin, strides] "
-        "of a slice; default: the names in the expression, all like y",
-        {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS},
-    ),
-    "dtype": Parameter.choice("of inputs that do not say, and of y; default float16", DTYPES),
-    "out_dtype": Parameter("of y; default: dtype", {"enum": list(DTYPES)}),
-    "slice_of": SLICE_OF,
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ElementwiseParams(Params):
+    """See `elementwise`."""
+
+    y: tuple[int, ...] = declared(extents(f"extents of y, 1 to {len(AXES)} of them"))
+    expression: str = declared(Parameter("the value of an element of y, e.g. relu(a + b)", {"type": "string"}))
+    inputs: tuple[Input, ...] = declared(
+        Parameter(
+            "each input: its name, [name, dtype] or [name, dtype, extents], or [name, dtype, extents, slice_of, "
+            "begin, strides] "
+            "of a slice; default: the names in the expression, all like y",
+            {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS},
+        )
+    )
+    dtype: str = declared(Parameter.choice("of inputs that do not say, and of y; default float16", DTYPES))
+    out_dtype: str = declared(Parameter("of y; default: dtype", {"enum": list(DTYPES)}))
+    slice_of: tuple[int, ...] = declared(SLICE_OF)
+
+
+_PARAMETERS = ElementwiseParams.parameters()
 _SIZES = {name: _PARAMETERS[name] for name in ("y", "expression")}
 
 
@@ -103,18 +118,16 @@ class Read(NamedTuple):
         return ",".join(words)
 
 
-def reads_of(params: Mapping[str, Any]) -> tuple[Read, ...]:
+def reads_of(params: ElementwiseParams) -> tuple[Read, ...]:
     """The inputs of a workload's parameters."""
-    return tuple(Read(*each) for each in params["inputs"])
+    return tuple(Read(*each) for each in params.inputs)
 
 
-class Elementwise(Op):
+class Elementwise(Op[ElementwiseParams]):
+    params_type: ClassVar[type[Params]] = ElementwiseParams
     name: ClassVar[str] = "elementwise"
     reference: ClassVar[str] = "schedsearch.templates.elementwise.reference:ElementwiseReference"
     constructor: ClassVar[str] = "schedsearch:elementwise"
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
 
     def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
         dtype = params.get("dtype", "float16")
@@ -149,33 +162,33 @@ class Elementwise(Op):
             out["inputs"] = tuple(found)
             problems = _names_problems(expression, [each[0] for each in out["inputs"]])
         if not problems:
-            y = self.outputs({**out, "slice_of": ()})[0]
+            y = self.outputs(self.typed(out | {"slice_of": ()}))[0]
             problems = slice_problems(y, out["slice_of"])
             out["slice_of"] = without_own_shape(y, out["slice_of"])
         return out, problems or too_large("y", out["slice_of"] or out["y"], 4)
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        axes = AXES[: len(params["y"])]
+    def arguments(self, params: ElementwiseParams) -> tuple[ArgSpec, ...]:
+        axes = AXES[: len(params.y)]
         return tuple(ArgSpec(each.name, axes[-len(each.shape) :], each.array, each.dtype) for each in reads_of(params))
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        roundings = 0 if dtype_of(params["out_dtype"]).is_float else _ROUNDINGS
-        y = ArgSpec("y", AXES[: len(params["y"])], params["y"], params["out_dtype"], roundings=roundings)
+    def outputs(self, params: ElementwiseParams) -> tuple[ArgSpec, ...]:
+        roundings = 0 if dtype_of(params.out_dtype).is_float else _ROUNDINGS
+        y = ArgSpec("y", AXES[: len(params.y)], params.y, params.out_dtype, roundings=roundings)
         return (sliced(y, params),)
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: ElementwiseParams) -> Work:
         """The elements of inputs and of y. What lies around a slice need not be read."""
         y = self.outputs(params)[0].nbytes
         return Work(0, y + sum(math.prod(each.shape) * dtype_of(each.dtype).nbytes for each in reads_of(params)))
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: ElementwiseParams) -> Mapping[str, Domain]:
         """Numbers for which samples of y are finite: of both signs if possible. No two inputs share a number, so that
         differences are not zero. Integers are those of their format if possible, and zero points are integers."""
-        return _domains(params["expression"], reads_of(params), params["out_dtype"])
+        return _domains(params.expression, reads_of(params), params.out_dtype)
 
-    def label(self, params: Mapping[str, Any]) -> str:
-        dtypes = dict.fromkeys([*(each[1] for each in params["inputs"]), params["out_dtype"]])
-        words = [f"elementwise {shown(params['y'])}", f'"{params["expression"]}"']
+    def label(self, params: ElementwiseParams) -> str:
+        dtypes = dict.fromkeys([*(each[1] for each in params.inputs), params.out_dtype])
+        words = [f"elementwise {shown(params.y)}", f'"{params.expression}"']
         words.append("-".join(dtype_of(each).short for each in dtypes))
         words += [f"{each.name} in {shown(each.array)} [{each.cut}]" for each in reads_of(params) if each.slice_of]
         return " ".join([*words, *slice_words(params)])
@@ -295,7 +308,7 @@ def elementwise(
     dtype: str = "float16",
     out_dtype: str | None = None,
     slice_of: Sequence[int] = (),
-) -> Workload:
+) -> Workload[ElementwiseParams]:
     """An expression of arrays, computed for every element in one kernel.
 
     Args:

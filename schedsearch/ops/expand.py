@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
-from schedsearch.ops.open_shapes import ByShape
+from schedsearch.ops.open_shapes import ByShape, ByShapeParams
+from schedsearch.ops.params import Params
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 
-class Expand(ByShape):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ExpandParams(ByShapeParams):
+    """See `expand`."""
+
+
+class Expand(ByShape[ExpandParams]):
+    params_type: ClassVar[type[Params]] = ExpandParams
     name: ClassVar[str] = "expand"
     reference: ClassVar[str] = "schedsearch.templates.arrange.reference:ExpandReference"
     constructor: ClassVar[str] = "schedsearch:expand"
 
-    def own_problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        rank, bound = max(len(params["x"]), params["entries"]), params["bound"]
+    def own_problems(self, params: ExpandParams) -> Iterable[Problem]:
+        rank, bound = max(len(params.x), params.entries), params.bound
         if len(bound) != rank:
             yield Problem("bound", f"bound has {len(bound)} extents; y has {rank}, the more of x's and shape's")
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
-        rank, of_x, of_shape = len(params["bound"]), len(params["x"]), params["entries"]
+    def shape_functions(self, params: ExpandParams) -> Mapping[str, ShapeFunction]:
+        rank, of_x, of_shape = len(params.bound), len(params.x), params.entries
         skip_x, skip_shape = rank - of_x, rank - of_shape
 
         def extent(axis: int, x: Sequence[int], shape: Sequence[int]) -> int:
@@ -50,8 +58,8 @@ class Expand(ByShape):
         needs = {"x": Dependence.SHAPE, "shape": Dependence.VALUE}
         return {"y": ShapeFunction(needs, extent, problem, messages)}
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        wanted = params["bound"][-params["entries"] :]
+    def check_inputs(self, params: ExpandParams) -> Mapping[str, Domain]:
+        wanted = params.bound[-params.entries :]
         return {**super().check_inputs(params), "shape": Domain(wanted, ordered=True)}
 
 
@@ -65,7 +73,7 @@ def expand(
     entries: int | None = None,
     dtype: str = "float16",
     dynamic: Sequence[str] = (),
-) -> Workload:
+) -> Workload[ExpandParams]:
     """x repeated along axes of extent 1, as NumPy broadcasts it to the extents in `shape`.
 
     Args:

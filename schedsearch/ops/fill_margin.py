@@ -11,15 +11,17 @@ the bound, or below 0, count as the bound or 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.base import ArgSpec, Op, Work
 from schedsearch.ops.bounded import extents_of
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown, too_large, whole_numbers
 from schedsearch.ops.dtypes import DTYPES, encode
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -27,28 +29,33 @@ if TYPE_CHECKING:
 VALUES = ("zero", "lowest")
 _BITS = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}
 
-_PARAMETERS = {
-    "x": extents(f"bounds of the extents of x, 1 to {len(AXES)} of them"),
-    "margin": Parameter(
-        "elements to fill along each axis, beyond its extent in use",
-        {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT}, "maxItems": len(AXES)},
-        size=True,
-    ),
-    "value": Parameter.choice("of the elements: zero, or the lowest number of the format; default zero", VALUES, "zero"),
-    "dtype": Parameter.choice("of x and y; default float16", tuple(DTYPES), "float16"),
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FillMarginParams(Params):
+    """See `fill_margin`."""
+
+    x: tuple[int, ...] = declared(extents(f"bounds of the extents of x, 1 to {len(AXES)} of them"))
+    margin: tuple[int, ...] = declared(
+        Parameter(
+            "elements to fill along each axis, beyond its extent in use",
+            {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT}, "maxItems": len(AXES)},
+            size=True,
+        )
+    )
+    value: str = declared(
+        Parameter.choice("of the elements: zero, or the lowest number of the format; default zero", VALUES, "zero")
+    )
+    dtype: str = declared(Parameter.choice("of x and y; default float16", tuple(DTYPES), "float16"))
 
 
-class FillMargin(Op):
+class FillMargin(Op[FillMarginParams]):
+    params_type: ClassVar[type[Params]] = FillMarginParams
     name: ClassVar[str] = "fill_margin"
     reference: ClassVar[str] = "schedsearch.templates.arrange.margin:FillMarginReference"
     constructor: ClassVar[str] = "schedsearch:fill_margin"
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
-
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        x, margin = params["x"], params["margin"]
+    def problems(self, params: FillMarginParams) -> Iterable[Problem]:
+        x, margin = params.x, params.margin
         if len(margin) != len(x):
             return [Problem("margin", f"margin has {len(margin)} numbers; allowed: {len(x)}, one for each axis of x")]
         if not any(margin):
@@ -56,39 +63,39 @@ class FillMargin(Op):
         wide = [axis for axis, (width, extent) in enumerate(zip(margin, x)) if width > extent]
         if wide:
             return [Problem("margin", f"margin is {margin[wide[0]]} along axis {wide[0]}; allowed: 0 to {x[wide[0]]}")]
-        return too_large("x", x, dtype_of(params["dtype"]).nbytes)
+        return too_large("x", x, dtype_of(params.dtype).nbytes)
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        x, rank = params["x"], len(params["x"])
+    def arguments(self, params: FillMarginParams) -> tuple[ArgSpec, ...]:
+        x, rank = params.x, len(params.x)
         name = extents_of("x")
-        spec = ArgSpec("x", AXES[:rank], x, params["dtype"], aliases="y")
+        spec = ArgSpec("x", AXES[:rank], x, params.dtype, aliases="y")
         return (spec, ArgSpec(name, "A", (rank,), "int64", role="index", below=max(x) + 1))
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+    def outputs(self, params: FillMarginParams) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("y", AXES[: len(params.x)], params.x, params.dtype),)
 
-    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+    def equality(self, params: FillMarginParams) -> Literal["exact", "rounded"]:
         return "exact"
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: FillMarginParams) -> Mapping[str, Domain]:
         """Extents that leave room for the margin and one element more; then margins that end at the bound, in part."""
-        sizes = list(zip(params["x"], params["margin"]))
+        sizes = list(zip(params.x, params.margin))
         room = tuple(max(n - width - 1, 0) if width else n for n, width in sizes)
         narrow = tuple(max(n - (width + 1) // 2, 0) for n, width in sizes)
-        inputs = {"x": whole_numbers(params["dtype"])}
+        inputs = {"x": whole_numbers(params.dtype)}
         return {**inputs, extents_of("x"): Domain(room, ordered=True, second=Domain(narrow, ordered=True))}
 
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def timing_inputs(self, params: FillMarginParams) -> Mapping[str, Domain]:
         return {extents_of("x"): self.check_inputs(params)[extents_of("x")]}
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: FillMarginParams) -> Work:
         """x is copied to y where they do not share memory."""
         (y,) = self.outputs(params)
         return Work(0, 2 * y.nbytes, least_bytes=0)
 
-    def label(self, params: Mapping[str, Any]) -> str:
-        words = [self.name, shown(params["x"]), "margin", ",".join(map(str, params["margin"]))]
-        return " ".join([*words, *(["lowest"] if params["value"] == "lowest" else []), dtype_of(params["dtype"]).short])
+    def label(self, params: FillMarginParams) -> str:
+        words = [self.name, shown(params.x), "margin", ",".join(map(str, params.margin))]
+        return " ".join([*words, *(["lowest"] if params.value == "lowest" else []), dtype_of(params.dtype).short])
 
 
 FILL_MARGIN = FillMargin()
@@ -106,7 +113,9 @@ def margin_bits(value: str, dtype: str) -> tuple[int, str]:
     return int(stored.view(bits)[0]), bits
 
 
-def fill_margin(*, x: Sequence[int], margin: Sequence[int], value: str = "zero", dtype: str = "float16") -> Workload:
+def fill_margin(
+    *, x: Sequence[int], margin: Sequence[int], value: str = "zero", dtype: str = "float16"
+) -> Workload[FillMarginParams]:
     """x, with one number in the elements just beyond its extents in use.
 
     Args:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem, WorkloadError
-from schedsearch.ops.base import ArgSpec, Op, Parameter, Work, unknown_parameters
-
-_PARAMETERS = {
-    "tuner": Parameter("who measured it, e.g. kernel-tuner", {"type": "string"}),
-    "kernel": Parameter("the kernel's name there", {"type": "string"}),
-    "problem": Parameter("the problem's size or arguments, as text", {"type": "string", "default": ""}),
-}
+from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.params import Parameter, Params, declared, unknown_parameters
 
 
-class Foreign(Op):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ForeignParams(Params):
+    """See `foreign`."""
+
+    tuner: str = declared(Parameter("who measured it, e.g. kernel-tuner", {"type": "string"}))
+    kernel: str = declared(Parameter("the kernel's name there", {"type": "string"}))
+    problem: str = declared(Parameter("the problem's size or arguments, as text", {"type": "string", "default": ""}))
+
+
+_PARAMETERS = ForeignParams.parameters()
+
+
+class Foreign(Op[ForeignParams]):
     """Its arguments, outputs and work are unknown. No template runs it, and no workload file may name it."""
 
+    params_type: ClassVar[type[Params]] = ForeignParams
     name: ClassVar[str] = "foreign"
     reference: ClassVar[str] = ""
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         problems = unknown_parameters(self.name, params, _PARAMETERS)
@@ -32,19 +38,19 @@ class Foreign(Op):
                 problems.append(Problem(key, f"{key} ({parameter.doc}) must be a string, got {out.get(key)!r}"))
         return out, problems
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def arguments(self, params: ForeignParams) -> tuple[ArgSpec, ...]:
         return ()
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def outputs(self, params: ForeignParams) -> tuple[ArgSpec, ...]:
         raise WorkloadError(
             f"schedsearch does not know what {self.label(params)} computes; its records can only be read and replayed"
         )
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: ForeignParams) -> Work:
         return Work(0, 0)
 
-    def label(self, params: Mapping[str, Any]) -> str:
-        return " ".join(text for text in (params["tuner"], params["kernel"], params["problem"][:40]) if text)
+    def label(self, params: ForeignParams) -> str:
+        return " ".join(text for text in (params.tuner, params.kernel, params.problem[:40]) if text)
 
 
 FOREIGN = Foreign()

@@ -12,10 +12,11 @@ An index out of range gives zeros, and nothing outside of x is read; kernels not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Parameter, Work
+from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, too_large, whole_numbers
@@ -30,91 +31,94 @@ from schedsearch.ops.index_map import (
     INDEX_DTYPE,
     INDICES,
     ByIndices,
+    ByIndicesParams,
     X,
     dense_shape,
     index_problems,
 )
+from schedsearch.ops.params import Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 KINDS = ("slices", "elements", "tuples")
 
-_PARAMETERS = {
-    "x": X,
-    "indices": INDICES,
-    "axis": AXIS,
-    "by": Parameter.choice("what an index chooses; default slices", KINDS),
-    "batch_dims": BATCH_DIMS,
-    "dtype": Parameter.choice("of x and y; default float16", tuple(ALL_DTYPES), "float16"),
-    "index_dtype": INDEX_DTYPE,
-    "dynamic": DYNAMIC,
-    "dynamic_x": DYNAMIC_X,
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GatherParams(ByIndicesParams):
+    """See `gather`."""
+
+    x: tuple[int, ...] = declared(X)
+    indices: tuple[int, ...] = declared(INDICES)
+    axis: int = declared(AXIS)
+    by: str = declared(Parameter.choice("what an index chooses; default slices", KINDS))
+    batch_dims: int = declared(BATCH_DIMS)
+    dtype: str = declared(Parameter.choice("of x and y; default float16", tuple(ALL_DTYPES), "float16"))
+    index_dtype: str = declared(INDEX_DTYPE)
+    dynamic: bool = declared(DYNAMIC)
+    dynamic_x: bool = declared(DYNAMIC_X)
 
 
-class Gather(ByIndices):
+class Gather(ByIndices[GatherParams]):
+    params_type: ClassVar[type[Params]] = GatherParams
     name: ClassVar[str] = "gather"
     reference: ClassVar[str] = "schedsearch.templates.indexing.reference:GatherReference"
     constructor: ClassVar[str] = "schedsearch:gather"
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
-
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+    def problems(self, params: GatherParams) -> Iterable[Problem]:
         found = list(index_problems(params))
         if found:
             return found
-        shape = dense_shape({**params, "axis": params["axis"] % len(params["x"])})
+        shape = dense_shape(params.replace(axis=params.axis % len(params.x)))
         if len(shape) > len(AXES):
             return [Problem("indices", f"y has {len(shape)} axes; allowed: up to {len(AXES)}")]
-        return too_large("indices", shape, dtype_of(params["dtype"]).nbytes)
+        return too_large("indices", shape, dtype_of(params.dtype).nbytes)
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def outputs(self, params: GatherParams) -> tuple[ArgSpec, ...]:
         shape = dense_shape(params)
-        y = ArgSpec("y", AXES[: len(shape)], shape, params["dtype"])
+        y = ArgSpec("y", AXES[: len(shape)], shape, params.dtype)
         return bounded(y) if _is_open(params) else (y,)
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+    def shape_functions(self, params: GatherParams) -> Mapping[str, ShapeFunction]:
         if not _is_open(params):
             return {}
         needs = {"x": Dependence.SHAPE, "indices": Dependence.SHAPE}
         return {"y": ShapeFunction(needs, _extent(params))}
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        return {"x": whole_numbers(params["dtype"]), **self.index_inputs(params)}
+    def check_inputs(self, params: GatherParams) -> Mapping[str, Domain]:
+        return {"x": whole_numbers(params.dtype), **self.index_inputs(params)}
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: GatherParams) -> Work:
         """Rows that no index chooses need not be read; at worst every index chooses the same one."""
         read = sum(spec.nbytes for spec in self.arguments(params)[1:])
         written = sum(spec.nbytes for spec in self.outputs(params))
         return Work(0, read + 2 * written, least_bytes=0 if _is_open(params) else read + written)
 
-    def label(self, params: Mapping[str, Any]) -> str:
+    def label(self, params: GatherParams) -> str:
         p = params
-        where = f"axis {p['axis']}" if p["by"] != "tuples" else f"batch_dims {p['batch_dims']}"
-        words = [f"gather {shown(p['x'])} by {p['by']} {shown(p['indices'])}", where]
+        where = f"axis {p.axis}" if p.by != "tuples" else f"batch_dims {p.batch_dims}"
+        words = [f"gather {shown(p.x)} by {p.by} {shown(p.indices)}", where]
         words += [name.replace("_", " ") for name in ("dynamic", "dynamic_x") if p[name]]
-        return " ".join([*words, dtype_of(p["dtype"]).short, *([] if p["index_dtype"] == "int64" else ["i32"])])
+        return " ".join([*words, dtype_of(p.dtype).short, *([] if p.index_dtype == "int64" else ["i32"])])
 
 
 GATHER = Gather()
 
 
-def _is_open(p: Mapping[str, Any]) -> bool:
+def _is_open(p: GatherParams) -> bool:
     """Whether extents of y are known at run time only."""
-    return bool(p["dynamic"] or p["dynamic_x"])
+    return bool(p.dynamic or p.dynamic_x)
 
 
-def _extent(p: Mapping[str, Any]) -> Callable[..., int]:
+def _extent(p: GatherParams) -> Callable[..., int]:
     """The shape function of y."""
-    if p["by"] == "tuples":
-        leading, skipped = len(p["indices"]) - 1, p["batch_dims"] + p["indices"][-1]
-        scalar = len(dense_shape(p)) > leading and skipped == len(p["x"])
+    if p.by == "tuples":
+        leading, skipped = len(p.indices) - 1, p.batch_dims + p.indices[-1]
+        scalar = len(dense_shape(p)) > leading and skipped == len(p.x)
         before = leading
     else:
-        leading, skipped, scalar = len(p["indices"]), p["axis"] + 1, False
-        before = p["axis"]
+        leading, skipped, scalar = len(p.indices), p.axis + 1, False
+        before = p.axis
 
     def of_slices(axis: int, x: Sequence[int], indices: Sequence[int]) -> int:
         if axis < before:
@@ -129,7 +133,7 @@ def _extent(p: Mapping[str, Any]) -> Callable[..., int]:
     def of_elements(axis: int, x: Sequence[int], indices: Sequence[int]) -> int:
         return indices[axis]
 
-    return {"slices": of_slices, "tuples": of_tuples, "elements": of_elements}[p["by"]]
+    return {"slices": of_slices, "tuples": of_tuples, "elements": of_elements}[p.by]
 
 
 def gather(
@@ -143,7 +147,7 @@ def gather(
     index_dtype: str = "int64",
     dynamic: bool = False,
     dynamic_x: bool = False,
-) -> Workload:
+) -> Workload[GatherParams]:
     """Elements of x that indices choose.
 
     Args:

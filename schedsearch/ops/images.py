@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from schedsearch.errors import Problem, did_you_mean
-from schedsearch.ops.base import ArgSpec, Parameter
+from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.layout import Layout
+from schedsearch.ops.params import Parameter, Params
 
 PLAIN = ("NHWC", "NCHW")
 MAX_BLOCK = 256  # channels
@@ -33,6 +34,15 @@ IMAGE_LAYOUT = Parameter(
 )
 
 
+class ImageParams(Params):
+    n: int
+    c: int
+    h: int
+    w: int
+    dtype: str
+    layout: str
+
+
 def image_layout_problems(layout: Any) -> list[Problem]:
     """A problem if a value is not a layout of images."""
     blocked = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
@@ -43,15 +53,15 @@ def image_layout_problems(layout: Any) -> list[Problem]:
     return [Problem("layout", f"layout {layout!r} is not possible{hint}; {allowed}")]
 
 
-def planes_of(p: Mapping[str, Any]) -> tuple[int, int]:
+def planes_of(p: ImageParams) -> tuple[int, int]:
     """(planes, channels of a pixel) of a workload with n, c and layout."""
-    if p["layout"] == "NHWC":
-        return p["n"], p["c"]
-    block = Layout.parse(p["layout"]).block("C")
-    return p["n"] * -(-p["c"] // block), block
+    if p.layout == "NHWC":
+        return p.n, p.c
+    block = Layout.parse(p.layout).block("C")
+    return p.n * -(-p.c // block), block
 
 
-def image(name: str, p: Mapping[str, Any], height: int, width: int) -> ArgSpec:
+def image(name: str, p: ImageParams, height: int, width: int) -> ArgSpec:
     """The array of n images with c channels, of the workload's layout and dtype."""
-    sizes = {"N": p["n"], "C": p["c"], "H": height, "W": width}
-    return ArgSpec(name, p["layout"], Layout.parse(p["layout"]).shape(sizes), p["dtype"])
+    sizes = {"N": p.n, "C": p.c, "H": height, "W": width}
+    return ArgSpec(name, p.layout, Layout.parse(p.layout).shape(sizes), p.dtype)

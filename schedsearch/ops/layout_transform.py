@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from schedsearch.errors import Problem, UsageError
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.base import ArgSpec, Op, Work
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import DTYPES, whole_numbers
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -34,70 +36,73 @@ def _layout(doc: str) -> Parameter:
     return Parameter(doc, {"type": "string", "pattern": f"^{_WORD}$"})
 
 
-_PARAMETERS = {
-    "n": _size("batch of images; left out for filters"),
-    "c": _size("channels of images; left out for filters"),
-    "o": _size("output channels of filters; left out for images"),
-    "i": _size("input channels of filters; left out for images"),
-    "h": Parameter.count("height"),
-    "w": Parameter.count("width"),
-    "layout": _layout("of x: NCHW, NHWC, NCHW32c, OIHW, OHWI, OIHW32o32i ..."),
-    "to": _layout("layout of y, over the same axes"),
-    "dtype": Parameter.choice("of x and y: any of 1, 2 or 4 bytes; default float16", DTYPES),
-}
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayoutTransformParams(Params):
+    """See `layout_transform`."""
+
+    n: int = declared(_size("batch of images; left out for filters"))
+    c: int = declared(_size("channels of images; left out for filters"))
+    o: int = declared(_size("output channels of filters; left out for images"))
+    i: int = declared(_size("input channels of filters; left out for images"))
+    h: int = declared(Parameter.count("height"))
+    w: int = declared(Parameter.count("width"))
+    layout: str = declared(_layout("of x: NCHW, NHWC, NCHW32c, OIHW, OHWI, OIHW32o32i ..."))
+    to: str = declared(_layout("layout of y, over the same axes"))
+    dtype: str = declared(Parameter.choice("of x and y: any of 1, 2 or 4 bytes; default float16", DTYPES))
 
 
-class LayoutTransform(Op):
+_PARAMETERS = LayoutTransformParams.parameters()
+
+
+class LayoutTransform(Op[LayoutTransformParams]):
+    params_type: ClassVar[type[Params]] = LayoutTransformParams
     name: ClassVar[str] = "layout_transform"
     reference: ClassVar[str] = "schedsearch.templates.layout_transform.reference:LayoutTransformReference"
     constructor: ClassVar[str] = "schedsearch:layout_transform"
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
-
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+    def problems(self, params: LayoutTransformParams) -> Iterable[Problem]:
         found = [problem for key in ("layout", "to") if (problem := _layout_problem(key, params[key]))]
         if found:
             return found
-        source, to = Layout.parse(params["layout"]), Layout.parse(params["to"])
+        source, to = Layout.parse(params.layout), Layout.parse(params.to)
         if sorted(source.axes) != sorted(to.axes):
             return [
                 Problem("to", f"to is {to}, but layout {source} has the axes {source.axes}; allowed: layouts of these axes")
             ]
         return [*_size_problems(params, source.axes), *_block_problems(source, to)]
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("x", params["layout"], Layout.parse(params["layout"]).shape(sizes(params)), params["dtype"]),)
+    def arguments(self, params: LayoutTransformParams) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", params.layout, Layout.parse(params.layout).shape(sizes(params)), params.dtype),)
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("y", params["to"], Layout.parse(params["to"]).shape(sizes(params)), params["dtype"]),)
+    def outputs(self, params: LayoutTransformParams) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("y", params.to, Layout.parse(params.to).shape(sizes(params)), params.dtype),)
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: LayoutTransformParams) -> Work:
         """No arithmetic. Padding of x counts as bytes of the argument, but no kernel has to read it."""
         nbytes = super().work(params).nbytes
         elements = 1
         for extent in sizes(params).values():
             elements *= extent
-        return Work(0, nbytes, least_bytes=elements * dtype_of(params["dtype"]).nbytes + self.outputs(params)[0].nbytes)
+        return Work(0, nbytes, least_bytes=elements * dtype_of(params.dtype).nbytes + self.outputs(params)[0].nbytes)
 
-    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+    def equality(self, params: LayoutTransformParams) -> Literal["exact", "rounded"]:
         return "exact"
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: LayoutTransformParams) -> Mapping[str, Domain]:
         """All integers that the format holds exactly, so that every byte of an element counts."""
-        return {"x": whole_numbers(params["dtype"])}
+        return {"x": whole_numbers(params.dtype)}
 
-    def label(self, params: Mapping[str, Any]) -> str:
-        extents = "x".join(str(params[axis.lower()]) for axis in Layout.parse(params["layout"]).axes)
-        return f"layout_transform {params['layout']} {extents} to {params['to']} {dtype_of(params['dtype']).short}"
+    def label(self, params: LayoutTransformParams) -> str:
+        extents = "x".join(str(params[axis.lower()]) for axis in Layout.parse(params.layout).axes)
+        return f"layout_transform {params.layout} {extents} to {params.to} {dtype_of(params.dtype).short}"
 
 
 LAYOUT_TRANSFORM = LayoutTransform()
 
 
-def sizes(params: Mapping[str, Any]) -> dict[str, int]:
+def sizes(params: LayoutTransformParams) -> dict[str, int]:
     """Axis -> logical extent, of normalised parameters."""
-    return {axis: params[axis.lower()] for axis in Layout.parse(params["layout"]).axes}
+    return {axis: params[axis.lower()] for axis in Layout.parse(params.layout).axes}
 
 
 def _layout_problem(key: str, word: str) -> Problem | None:
@@ -115,16 +120,16 @@ def _layout_problem(key: str, word: str) -> Problem | None:
     return None
 
 
-def _size_problems(params: Mapping[str, Any], axes: str) -> list[Problem]:
+def _size_problems(params: LayoutTransformParams, axes: str) -> list[Problem]:
     """Axes of the layout without a size, and sizes of axes that it does not have."""
     found = []
     for name in ("n", "c", "o", "i"):
         given = params[name]
         if name.upper() in axes and not given:
-            found.append(Problem(name, f"{name} ({_PARAMETERS[name].doc}) is missing; layout {params['layout']} needs it"))
+            found.append(Problem(name, f"{name} ({_PARAMETERS[name].doc}) is missing; layout {params.layout} needs it"))
         if name.upper() not in axes and given:
             found.append(
-                Problem(name, f"{name} is {given}, but layout {params['layout']} has no axis {name.upper()}; leave it out")
+                Problem(name, f"{name} is {given}, but layout {params.layout} has no axis {name.upper()}; leave it out")
             )
     return found
 
@@ -158,7 +163,7 @@ def layout_transform(
     o: int = 0,
     i: int = 0,
     dtype: str = "float16",
-) -> Workload:
+) -> Workload[LayoutTransformParams]:
     """A change of layout: y holds the elements of x, with zeros in the padding of its blocks.
 
     Args:

@@ -11,42 +11,48 @@ A box is (y1, x1, y2, x2), where the corners may be any two opposite ones, or wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.base import ArgSpec, Op, Work
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 LOWEST = -(2.0**24 - 1) * 2.0**104
-_PARAMETERS = {
-    "n": Parameter.count("images"),
-    "classes": Parameter.count("classes"),
-    "boxes": Parameter.count("boxes of an image"),
-    "max_output": Parameter.count("boxes to keep of an image and class, at most", size=False),
-    "iou_threshold": Parameter(
-        "boxes that overlap more are dropped; default 0", {"type": "number", "minimum": 0, "maximum": 1, "default": 0.0}
-    ),
-    "score_threshold": Parameter(
-        "boxes must score more; default: any finite score", {"type": "number", "default": LOWEST}
-    ),
-    "center_point_box": Parameter(
-        "boxes are (x, y, width, height), not two corners; default false", {"type": "boolean", "default": False}
-    ),
-}  # fmt: skip
 
 
-class Nms(Op):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NmsParams(Params):
+    """See `nms`."""
+
+    n: int = declared(Parameter.count("images"))
+    classes: int = declared(Parameter.count("classes"))
+    boxes: int = declared(Parameter.count("boxes of an image"))
+    max_output: int = declared(Parameter.count("boxes to keep of an image and class, at most", size=False))
+    iou_threshold: float = declared(
+        Parameter(
+            "boxes that overlap more are dropped; default 0", {"type": "number", "minimum": 0, "maximum": 1, "default": 0.0}
+        )
+    )
+    score_threshold: float = declared(
+        Parameter("boxes must score more; default: any finite score", {"type": "number", "default": LOWEST})
+    )
+    center_point_box: bool = declared(
+        Parameter("boxes are (x, y, width, height), not two corners; default false", {"type": "boolean", "default": False})
+    )
+
+
+class Nms(Op[NmsParams]):
+    params_type: ClassVar[type[Params]] = NmsParams
     name: ClassVar[str] = "nms"
     reference: ClassVar[str] = "schedsearch.templates.detection.reference:NmsReference"
     constructor: ClassVar[str] = "schedsearch:nms"
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         """No more boxes can be kept than there are. Thresholds are float32."""
@@ -59,44 +65,44 @@ class Nms(Op):
                 found[name] = float(np.float32(found[name]))
         return found, problems
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        if not abs(params["score_threshold"]) <= -LOWEST:
+    def problems(self, params: NmsParams) -> Iterable[Problem]:
+        if not abs(params.score_threshold) <= -LOWEST:
             allowed = "allowed: the finite numbers of float32"
-            yield Problem("score_threshold", f"score_threshold is {params['score_threshold']}; {allowed}")
-        size = params["n"] * params["classes"] * params["boxes"]
+            yield Problem("score_threshold", f"score_threshold is {params.score_threshold}; {allowed}")
+        size = params.n * params.classes * params.boxes
         if size > MAX_INT:
             yield Problem("boxes", f"there are {size} scores; allowed: up to {MAX_INT}")
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def arguments(self, params: NmsParams) -> tuple[ArgSpec, ...]:
         n, classes, boxes = (params[name] for name in ("n", "classes", "boxes"))
         scores = ArgSpec("scores", "ABC", (n, classes, boxes), "float32")
         return ArgSpec("boxes", "ABC", (n, boxes, 4), "float32"), scores
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        most = params["n"] * params["classes"] * params["max_output"]
+    def outputs(self, params: NmsParams) -> tuple[ArgSpec, ...]:
+        most = params.n * params.classes * params.max_output
         return bounded(ArgSpec("y", "AB", (most, 3), "int64"))
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+    def shape_functions(self, params: NmsParams) -> Mapping[str, ShapeFunction]:
         needs = {"boxes": Dependence.NOTHING, "scores": Dependence.SHAPE}
-        return {"y": ShapeFunction(needs, _extent(params["max_output"]), counted=True)}
+        return {"y": ShapeFunction(needs, _extent(params.max_output), counted=True)}
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: NmsParams) -> Mapping[str, Domain]:
         """Corners and sizes that are integers, and few different scores, so that many are equal."""
         scores = tuple(number / 64 for number in range(-16, 64))
         return {"boxes": Domain(range(33)), "scores": Domain(scores)}
 
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def timing_inputs(self, params: NmsParams) -> Mapping[str, Domain]:
         return {"boxes": Domain(range(1025)), "scores": Domain(tuple(number / 1024 for number in range(1024)))}
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: NmsParams) -> Work:
         nbytes = sum(spec.nbytes for spec in self.arguments(params))
         return Work(0, nbytes, least_bytes=self.arguments(params)[1].nbytes)
 
-    def label(self, params: Mapping[str, Any]) -> str:
+    def label(self, params: NmsParams) -> str:
         p = params
-        words = [f"nms {p['n']}x{p['classes']}x{p['boxes']} keep {p['max_output']} iou {p['iou_threshold']:g}"]
-        words += [f"score {p['score_threshold']:g}"] if p["score_threshold"] != LOWEST else []
-        return " ".join([*words, *(["centers"] if p["center_point_box"] else [])])
+        words = [f"nms {p.n}x{p.classes}x{p.boxes} keep {p.max_output} iou {p.iou_threshold:g}"]
+        words += [f"score {p.score_threshold:g}"] if p.score_threshold != LOWEST else []
+        return " ".join([*words, *(["centers"] if p.center_point_box else [])])
 
 
 NMS = Nms()
@@ -120,7 +126,7 @@ def nms(
     iou_threshold: float = 0.0,
     score_threshold: float = LOWEST,
     center_point_box: bool = False,
-) -> Workload:
+) -> Workload[NmsParams]:
     """Non-maximum suppression for each image and class: y, int64 (kept boxes at most, 3), and its extents in use.
 
     Its arguments are boxes, float32 (n, boxes, 4), and scores, float32 (n, classes, boxes).

@@ -8,64 +8,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.base import ArgSpec, Op, Work
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 DTYPES = tuple(name for name in ALL_DTYPES if not name.startswith("float8"))
 
-_PARAMETERS = {
-    "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
-    "dtype": Parameter.choice("of x; uint8 stands for bool; default float32", DTYPES, "float32"),
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NonZeroParams(Params):
+    """See `nonzero`."""
+
+    x: tuple[int, ...] = declared(extents(f"extents of x, 1 to {len(AXES)} of them"))
+    dtype: str = declared(Parameter.choice("of x; uint8 stands for bool; default float32", DTYPES, "float32"))
 
 
-class NonZero(Op):
+class NonZero(Op[NonZeroParams]):
+    params_type: ClassVar[type[Params]] = NonZeroParams
     name: ClassVar[str] = "nonzero"
     reference: ClassVar[str] = "schedsearch.templates.selection.reference:NonZeroReference"
     constructor: ClassVar[str] = "schedsearch:nonzero"
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
-
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        if (size := math.prod(params["x"])) > MAX_INT:
+    def problems(self, params: NonZeroParams) -> Iterable[Problem]:
+        if (size := math.prod(params.x)) > MAX_INT:
             yield Problem("x", f"x has {size} elements; allowed: up to {MAX_INT}")
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+    def arguments(self, params: NonZeroParams) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", AXES[: len(params.x)], params.x, params.dtype),)
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return bounded(ArgSpec("y", "AB", (len(params["x"]), math.prod(params["x"])), "int64"))
+    def outputs(self, params: NonZeroParams) -> tuple[ArgSpec, ...]:
+        return bounded(ArgSpec("y", "AB", (len(params.x), math.prod(params.x)), "int64"))
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+    def shape_functions(self, params: NonZeroParams) -> Mapping[str, ShapeFunction]:
         return {"y": ShapeFunction({"x": Dependence.SHAPE}, _extent, counted=True)}
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: NonZeroParams) -> Mapping[str, Domain]:
         """Most are zero; then most are not."""
         return {"x": Domain((1, 2, 3, 100), density=0.3, second=Domain((1, 2, 3, 100), density=0.9))}
 
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def timing_inputs(self, params: NonZeroParams) -> Mapping[str, Domain]:
         """A tenth is not zero."""
         return {"x": Domain((1,), density=0.1)}
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: NonZeroParams) -> Work:
         """The bytes of x; how much is written depends on them."""
         (x,) = self.arguments(params)
         return Work(0, x.nbytes, least_bytes=x.nbytes)
 
-    def label(self, params: Mapping[str, Any]) -> str:
-        return f"nonzero {shown(params['x'])} {dtype_of(params['dtype']).short}"
+    def label(self, params: NonZeroParams) -> str:
+        return f"nonzero {shown(params.x)} {dtype_of(params.dtype).short}"
 
 
 NONZERO = NonZero()
@@ -79,7 +82,7 @@ def _extent(axis: int, x: Sequence[int]) -> int:
     return len(x) if axis == 0 else size
 
 
-def nonzero(*, x: Sequence[int], dtype: str = "float32") -> Workload:
+def nonzero(*, x: Sequence[int], dtype: str = "float32") -> Workload[NonZeroParams]:
     """The places of the elements that are not zero: y, int64 (axes of x, elements of x), and its extents in use.
 
     Args:

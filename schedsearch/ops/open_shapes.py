@@ -15,19 +15,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.base import ArgSpec, Op, Work
 from schedsearch.ops.bounded import bounded, extents_of
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown, whole_numbers
 from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
-
-if TYPE_CHECKING:
-    pass
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 
 DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in (1, 2, 4, 8))
 _SHAPE = "the number of entries of `shape`; default: one for each extent of bound"
@@ -38,15 +36,23 @@ DYNAMIC = Parameter(
 BOUND = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_INT}, "maxItems": len(AXES)}
 
 
-class Arranged(Op):
+class ArrangedParams(Params):
+    dtype: str
+    dynamic: tuple[str, ...] = ()
+
+
+A = TypeVar("A", bound=ArrangedParams)
+
+
+class Arranged(Op[A]):
     """Subclasses say which arrays there are, what y's extents need, and the bound."""
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+    def problems(self, params: A) -> Iterable[Problem]:
         found = list(self.own_problems(params))
         if found:
             return found
         names = [spec.name for spec in self.arrays(params) if len(spec.shape) and spec.role != "index"]
-        for name in params.get("dynamic", ()):
+        for name in params.dynamic:
             if name not in names:
                 allowed = f"allowed: {', '.join(names)}"
                 found.append(Problem("dynamic", f"dynamic names {name!r}, which is no array of this operator; {allowed}"))
@@ -55,77 +61,82 @@ class Arranged(Op):
                 found.append(Problem("bound", f"{spec.name} has up to {spec.size} elements; allowed: up to {MAX_INT}"))
         return found
 
-    def own_problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+    def own_problems(self, params: A) -> Iterable[Problem]:
         return ()
 
     @abstractmethod
-    def arrays(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def arrays(self, params: A) -> tuple[ArgSpec, ...]:
         """The arguments without those that hold extents."""
 
     @abstractmethod
-    def result(self, params: Mapping[str, Any]) -> ArgSpec:
+    def result(self, params: A) -> ArgSpec:
         """y with its bound."""
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def arguments(self, params: A) -> tuple[ArgSpec, ...]:
         found = []
         for spec in self.arrays(params):
-            if spec.name in params.get("dynamic", ()):
+            if spec.name in params.dynamic:
                 name = extents_of(spec.name)
                 found += [replace(spec, extents=name), ArgSpec(name, "A", (len(spec.shape),), "int64")]
             else:
                 found.append(spec)
         return tuple(found)
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def outputs(self, params: A) -> tuple[ArgSpec, ...]:
         return bounded(self.result(params))
 
-    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+    def equality(self, params: A) -> Literal["exact", "rounded"]:
         return "exact"
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: A) -> Mapping[str, Domain]:
         """Integers, and extents that are the bounds; then one less where there are several."""
         found = {spec.name: whole_numbers(spec.dtype) for spec in self.arrays(params)}
         for spec in self.arrays(params):
-            if spec.name in params.get("dynamic", ()):
+            if spec.name in params.dynamic:
                 fewer = Domain(tuple(max(1, n - 1) for n in spec.shape), ordered=True)
                 found[extents_of(spec.name)] = Domain(spec.shape, ordered=True, second=fewer)
         return found
 
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def timing_inputs(self, params: A) -> Mapping[str, Domain]:
         """All of the bounds is in use."""
         numbers = self.check_inputs(params)
         return {spec.name: numbers[spec.name] for spec in self.arguments(params) if numbers[spec.name].ordered}
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: A) -> Work:
         read = sum(spec.nbytes for spec in self.arguments(params))
         return Work(0, read + self.result(params).nbytes, least_bytes=0)
 
-    def label(self, params: Mapping[str, Any]) -> str:
+    def label(self, params: A) -> str:
         arrays = " ".join(f"{spec.name}={shown(spec.shape)}" for spec in self.arrays(params) if spec.role != "index")
         words = [self.name, arrays, "to", shown(self.result(params).shape)]
         words += [f"axis {params['axis']}"] if "axis" in params else []
-        words += [f"dynamic {','.join(params['dynamic'])}"] if params.get("dynamic") else []
-        return " ".join([*(word for word in words if word), dtype_of(params["dtype"]).short])
+        words += [f"dynamic {','.join(params.dynamic)}"] if params.dynamic else []
+        return " ".join([*(word for word in words if word), dtype_of(params.dtype).short])
 
 
-class ByShape(Arranged):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ByShapeParams(ArrangedParams):
+    """Those that expand and reshape share."""
+
+    x: tuple[int, ...] = declared(extents(f"extents of x, 1 to {len(AXES)} of them; upper bounds with dynamic"))
+    bound: tuple[int, ...] = declared(Parameter("upper bounds of the extents of y", BOUND | {"minItems": 1}, size=True))
+    entries: int = declared(Parameter(_SHAPE, {"type": "integer", "minimum": 1, "maximum": len(AXES)}))
+    dtype: str = declared(Parameter.choice("of x and y; default float16", DTYPES, "float16"))
+    dynamic: tuple[str, ...] = declared(DYNAMIC)
+
+
+B = TypeVar("B", bound=ByShapeParams)
+
+
+class ByShape(Arranged[B]):
     """The argument `shape` says what y's extents are."""
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return {
-            "x": extents(f"extents of x, 1 to {len(AXES)} of them; upper bounds with dynamic"),
-            "bound": Parameter("upper bounds of the extents of y", BOUND | {"minItems": 1}, size=True),
-            "entries": Parameter(_SHAPE, {"type": "integer", "minimum": 1, "maximum": len(AXES)}),
-            "dtype": Parameter.choice("of x and y; default float16", DTYPES, "float16"),
-            "dynamic": DYNAMIC,
-        }
 
     def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**super().defaults(params), "entries": len(params.get("bound", ()))}
 
-    def arrays(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        x = ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"])
-        return x, ArgSpec("shape", "A", (params["entries"],), "int64", role="index", below=MAX_INT)
+    def arrays(self, params: B) -> tuple[ArgSpec, ...]:
+        x = ArgSpec("x", AXES[: len(params.x)], params.x, params.dtype)
+        return x, ArgSpec("shape", "A", (params.entries,), "int64", role="index", below=MAX_INT)
 
-    def result(self, params: Mapping[str, Any]) -> ArgSpec:
-        return ArgSpec("y", AXES[: len(params["bound"])], params["bound"], params["dtype"])
+    def result(self, params: B) -> ArgSpec:
+        return ArgSpec("y", AXES[: len(params.bound)], params.bound, params.dtype)

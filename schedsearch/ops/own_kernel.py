@@ -11,14 +11,15 @@ import re
 import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from schedsearch.errors import Problem
 from schedsearch.launch_rules import MAX_RANK, SCALAR_FORMATS
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, ScalarSpec, Work
+from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 
 Role = Literal["in", "out", "inout", "fixed", "scalar"]
 ARRAY_ROLES = ("in", "out", "inout")
@@ -29,18 +30,27 @@ _SIZE = {"type": "integer", "minimum": 0, "maximum": 2**40}
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 64}
 _LISTS = {"type": "array", "items": {"type": "array", "items": _SIZE, "maxItems": MAX_RANK}, "maxItems": 64}
 
-_PARAMETERS = {
-    "kernel": Parameter("qualified name of the function", {"type": "string"}),
-    "code": Parameter("digest of its code and of the constants that it captures", {"type": "string"}),
-    "arguments": Parameter("name:dtype:role of each argument; roles: in, out, inout, fixed, scalar", _TEXTS),
-    "sizes": Parameter("extents of each array, in the order of the arguments", _LISTS),
-    "strides": Parameter("strides of each array in elements; an empty list: contiguous", {**_LISTS, "default": []}),
-    "fixed": Parameter(
-        "values of the fixed scalars, which the grid depends on",
-        {"type": "array", "items": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "default": []},
-    ),
-    "verified_by": Parameter.choice("what kernels are compared with", ["reference", "default"]),
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OwnKernelParams(Params):
+    """See `own_kernel`."""
+
+    kernel: str = declared(Parameter("qualified name of the function", {"type": "string"}))
+    code: str = declared(Parameter("digest of its code and of the constants that it captures", {"type": "string"}))
+    arguments: tuple[str, ...] = declared(
+        Parameter("name:dtype:role of each argument; roles: in, out, inout, fixed, scalar", _TEXTS)
+    )
+    sizes: tuple[tuple[int, ...], ...] = declared(Parameter("extents of each array, in the order of the arguments", _LISTS))
+    strides: tuple[tuple[int, ...], ...] = declared(
+        Parameter("strides of each array in elements; an empty list: contiguous", {**_LISTS, "default": []})
+    )
+    fixed: tuple[int, ...] = declared(
+        Parameter(
+            "values of the fixed scalars, which the grid depends on",
+            {"type": "array", "items": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "default": []},
+        )
+    )
+    verified_by: str = declared(Parameter.choice("what kernels are compared with", ["reference", "default"]))
 
 
 @dataclass(frozen=True)
@@ -107,13 +117,14 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def arguments_of(params: Mapping[str, Any]) -> tuple[Argument, ...]:
+def arguments_of(params: OwnKernelParams) -> tuple[Argument, ...]:
     """The arguments in the order of the function's parameters, from normalised parameters of a workload."""
-    sizes, fixed = iter(params["sizes"]), iter(params["fixed"])
-    strides = iter(params["strides"] or [()] * len(params["sizes"]))
+    sizes, fixed = iter(params.sizes), iter(params.fixed)
+    strides = iter(params.strides or [()] * len(params.sizes))
     found = []
-    for text in params["arguments"]:
-        name, dtype, role = text.split(":")
+    for text in params.arguments:
+        name, dtype, word = text.split(":")
+        role = cast(Role, word)
         if role in ARRAY_ROLES:
             shape = next(sizes)
             found.append(Argument(name, dtype, role, shape, next(strides) or contiguous(shape)))
@@ -155,59 +166,57 @@ class Hints:
     scalars: Mapping[str, float] = ()  # type: ignore[assignment]
 
 
-class OwnKernel(Op):
+class OwnKernel(Op[OwnKernelParams]):
     """Attributes:
     sources: digest of the code -> a function that pickles the definition.
     received: digest of the code -> the pickled definition, as another process sent it.
     hints: made by the layer that knows definitions; takes the parameters of a workload.
     """
 
+    params_type: ClassVar[type[Params]] = OwnKernelParams
     name: ClassVar[str] = "own_kernel"
     reference: ClassVar[str] = "schedsearch.templates.own_kernel.reference:OwnKernelReference"
 
     def __init__(self) -> None:
         self.sources: dict[str, Callable[[], bytes]] = {}
         self.received: dict[str, bytes] = {}
-        self.hints: Callable[[Mapping[str, Any]], Hints] = lambda params: Hints()
+        self.hints: Callable[[OwnKernelParams], Hints] = lambda params: Hints()
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
-
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        found = [problem for text in params["arguments"] if (problem := _argument_problem(text))]
+    def problems(self, params: OwnKernelParams) -> Iterable[Problem]:
+        found = [problem for text in params.arguments if (problem := _argument_problem(text))]
         if found:
             return found
-        roles = [text.split(":")[2] for text in params["arguments"]]
+        roles = [text.split(":")[2] for text in params.arguments]
         arrays = sum(role in ARRAY_ROLES for role in roles)
-        if len(params["sizes"]) != arrays:
-            found.append(Problem("sizes", f"sizes has {len(params['sizes'])} lists; allowed: {arrays}, one for each array"))
-        if len(params["fixed"]) != roles.count("fixed"):
-            found.append(Problem("fixed", f"fixed has {len(params['fixed'])} values; allowed: {roles.count('fixed')}"))
-        if params["strides"] and len(params["strides"]) != arrays:
-            found.append(Problem("strides", f"strides has {len(params['strides'])} lists; allowed: none, or {arrays}"))
+        if len(params.sizes) != arrays:
+            found.append(Problem("sizes", f"sizes has {len(params.sizes)} lists; allowed: {arrays}, one for each array"))
+        if len(params.fixed) != roles.count("fixed"):
+            found.append(Problem("fixed", f"fixed has {len(params.fixed)} values; allowed: {roles.count('fixed')}"))
+        if params.strides and len(params.strides) != arrays:
+            found.append(Problem("strides", f"strides has {len(params.strides)} lists; allowed: none, or {arrays}"))
         if not {"out", "inout"} & set(roles):
             found.append(Problem("arguments", "no argument is an output; give one the role out or inout"))
         return found or _array_problems(arguments_of(params))
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def arguments(self, params: OwnKernelParams) -> tuple[ArgSpec, ...]:
         ranges = dict(self.hints(params).ranges)
         return tuple(
             each.spec(each.name, _below(each, ranges)) for each in arguments_of(params) if each.role in ("in", "inout")
         )
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def outputs(self, params: OwnKernelParams) -> tuple[ArgSpec, ...]:
         return tuple(each.spec(each.buffer) for each in arguments_of(params) if each.role in ("out", "inout"))
 
-    def scalars(self, params: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
+    def scalars(self, params: OwnKernelParams) -> tuple[ScalarSpec, ...]:
         values = dict(self.hints(params).scalars)
         found = [each for each in arguments_of(params) if each.role == "scalar"]
         return tuple(ScalarSpec(each.name, values.get(each.name, 1), dtype=each.dtype) for each in found)
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: OwnKernelParams) -> Work:
         hints = self.hints(params)
         return Work(hints.flops, super().work(params).nbytes, reduction=hints.reduction, least_bytes=1)
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: OwnKernelParams) -> Mapping[str, Domain]:
         """The ranges that the definition gives. Otherwise multiples of 1/4 up to 4 for floats, and small integers."""
         ranges = dict(self.hints(params).ranges)
         return {
@@ -216,19 +225,19 @@ class OwnKernel(Op):
             if each.role in ("in", "inout")
         }
 
-    def carried(self, params: Mapping[str, Any]) -> bytes | None:
-        source = self.sources.get(params["code"])
-        return self.received.get(params["code"]) if source is None else source()
+    def carried(self, params: OwnKernelParams) -> bytes | None:
+        source = self.sources.get(params.code)
+        return self.received.get(params.code) if source is None else source()
 
-    def receive(self, params: Mapping[str, Any], carried: bytes) -> None:
-        self.received[params["code"]] = carried
+    def receive(self, params: OwnKernelParams, carried: bytes) -> None:
+        self.received[params.code] = carried
 
-    def unrelated(self, params: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    def unrelated(self, params: OwnKernelParams, others: OwnKernelParams) -> bool:
         """Kernels of different names have different knobs."""
-        return bool(params["kernel"] != others["kernel"])
+        return bool(params.kernel != others.kernel)
 
-    def label(self, params: Mapping[str, Any]) -> str:
-        words = [params["kernel"]]
+    def label(self, params: OwnKernelParams) -> str:
+        words = [params.kernel]
         for each in arguments_of(params):
             if each.is_array:
                 order = "" if each.strides == contiguous(each.shape) else "s"

@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import (
-    ArgSpec,
-    Work,
-    judge,
-    missing_parameters,
-    plain,
-    unknown_parameters,
-)
+from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.conv2d_formats import (
     FORMAT_PARAMETERS,
     format_problems,
@@ -30,19 +23,30 @@ from schedsearch.ops.epilogues import (
     epilogue_output,
     parse_epilogue,
 )
-from schedsearch.ops.sum_of_products import SumOfProducts, default_out_dtype, number_problems
+from schedsearch.ops.params import judge, missing_parameters, plain, unknown_parameters
+from schedsearch.ops.sum_of_products import SumOfProducts, SumOfProductsParams, default_out_dtype, number_problems
 
 WEIGHT_LAYOUTS = ("NK", "KN")
 
 
-class MatrixProduct(SumOfProducts):
+class MatrixProductParams(SumOfProductsParams):
+    m: int
+    n: int
+    k: int
+    weight_layout: str
+
+
+M = TypeVar("M", bound=MatrixProductParams)
+
+
+class MatrixProduct(SumOfProducts[M]):
     """A base of operators. A subclass has the parameters n and k, those of FORMAT_PARAMETERS, an epilogue and its own."""
 
     @abstractmethod
-    def factors(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ArgSpec]:
+    def factors(self, p: M) -> tuple[ArgSpec, ArgSpec]:
         """x and weight."""
 
-    def shape_problems(self, p: Mapping[str, Any]) -> list[Problem]:
+    def shape_problems(self, p: M) -> list[Problem]:
         """Sizes and layouts that are possible one by one but not together."""
         return []
 
@@ -72,22 +76,23 @@ class MatrixProduct(SumOfProducts):
         out["epilogue"], wrong = parse_epilogue(out["epilogue"])
         problems += wrong
         if not problems:
-            problems += [*self.shape_problems(out), *number_problems(out, self.accumulator(out))]
+            p = self.typed(out)
+            problems += [*self.shape_problems(p), *number_problems(p, self.accumulator(p), p.out_dtype)]
         return out, problems
 
-    def arguments(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (*self.factors(p), *epilogue_arguments(p["epilogue"], self.accumulator(p), p["n"], p["dtype"]))
+    def arguments(self, p: M) -> tuple[ArgSpec, ...]:
+        return (*self.factors(p), *epilogue_arguments(p.epilogue, self.accumulator(p), p.n, p.dtype))
 
-    def outputs(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (epilogue_output(p["epilogue"], self.accumulator(p)),)
+    def outputs(self, p: M) -> tuple[ArgSpec, ...]:
+        return (epilogue_output(p.epilogue, self.accumulator(p)),)
 
-    def work(self, p: Mapping[str, Any]) -> Work:
+    def work(self, p: M) -> Work:
         """As `least_flops` of a convolution of one tap: `roofline` allows for algorithms such as Strassen's."""
         size = self.accumulator(p).size
-        flops = 2 * size * p["k"]
+        flops = 2 * size * p.k
         read = sum(factor.nbytes for factor in self.factors(p))
-        return Work(flops, super().work(p).nbytes, p["k"], flops, read + size * dtype_of(p["out_dtype"]).nbytes)
+        return Work(flops, super().work(p).nbytes, p.k, flops, read + size * dtype_of(p.out_dtype).nbytes)
 
-    def last_words(self, p: Mapping[str, Any]) -> str:
+    def last_words(self, p: M) -> str:
         """The end of a label: formats, zero points and the epilogue."""
-        return " ".join(self.format_words(p)) + "".join(f"+{stage}" for stage in p["epilogue"])
+        return " ".join(self.format_words(p)) + "".join(f"+{stage}" for stage in p.epilogue)

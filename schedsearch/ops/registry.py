@@ -10,7 +10,8 @@ import importlib
 import keyword
 
 from schedsearch.errors import Problem, UnknownOperatorError, did_you_mean
-from schedsearch.ops.base import RESERVED_NAMES, Op, Parameter
+from schedsearch.ops.base import RESERVED_NAMES, Op
+from schedsearch.ops.params import Parameter
 from schedsearch.plugins import Offer, PluginError, load, offers, the_offer
 from schedsearch.text import type_text
 

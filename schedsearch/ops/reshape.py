@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import Parameter
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
-from schedsearch.ops.open_shapes import ByShape
+from schedsearch.ops.open_shapes import ByShape, ByShapeParams
+from schedsearch.ops.params import Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 
-class Reshape(ByShape):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ReshapeParams(ByShapeParams):
+    """See `reshape`."""
+
+    allowzero: bool = declared(
+        Parameter("a 0 in shape is an extent of 0, not that of x; default false", {"type": "boolean", "default": False})
+    )
+
+
+class Reshape(ByShape[ReshapeParams]):
+    params_type: ClassVar[type[Params]] = ReshapeParams
     name: ClassVar[str] = "reshape"
     reference: ClassVar[str] = "schedsearch.templates.arrange.reference:ReshapeReference"
     constructor: ClassVar[str] = "schedsearch:reshape"
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        zero = "a 0 in shape is an extent of 0, not that of x; default false"
-        return {**super().parameters(), "allowzero": Parameter(zero, {"type": "boolean", "default": False})}
+    def own_problems(self, params: ReshapeParams) -> Iterable[Problem]:
+        if len(params.bound) != params.entries:
+            yield Problem("bound", f"bound has {len(params.bound)} extents, shape {params.entries}; give as many")
 
-    def own_problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        if len(params["bound"]) != params["entries"]:
-            yield Problem("bound", f"bound has {len(params['bound'])} extents, shape {params['entries']}; give as many")
-
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
-        allowzero = int(params["allowzero"])
+    def shape_functions(self, params: ReshapeParams) -> Mapping[str, ShapeFunction]:
+        allowzero = int(params.allowzero)
 
         def extent(axis: int, x: Sequence[int], shape: Sequence[int]) -> int:
             if shape[axis] > 0 or (shape[axis] == 0 and allowzero != 0):
@@ -68,9 +75,9 @@ class Reshape(ByShape):
         needs = {"x": Dependence.SHAPE, "shape": Dependence.VALUE}
         return {"y": ShapeFunction(needs, extent, problem, (message,))}
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: ReshapeParams) -> Mapping[str, Domain]:
         """Extents of y where x fits them, otherwise all elements along the first axis that has room for them."""
-        found, bound, size = super().check_inputs(params), params["bound"], math.prod(params["x"])
+        found, bound, size = super().check_inputs(params), params.bound, math.prod(params.x)
         wanted: tuple[int, ...] = bound
         if math.prod(bound) != size:
             room = next((axis for axis, most in enumerate(bound) if most >= size), 0)
@@ -84,7 +91,7 @@ RESHAPE = Reshape()
 
 def reshape(
     *, x: Sequence[int], bound: Sequence[int], allowzero: bool = False, dtype: str = "float16", dynamic: Sequence[str] = ()
-) -> Workload:
+) -> Workload[ReshapeParams]:
     """The elements of x in their order, with the extents in `shape`: -1 stands for all that is left, 0 for an extent of x.
 
     Args:

@@ -11,16 +11,17 @@ pixel; with `output_half_pixel` they are not, and are at least one pixel wide an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Parameter, Work
+from schedsearch.ops.base import ArgSpec, Op, Work
 from schedsearch.ops.bounded import DYNAMIC, bounded, count_argument
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.images import IMAGE_SIZES, image
+from schedsearch.ops.images import IMAGE_SIZES, ImageParams, image
+from schedsearch.ops.params import Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -31,32 +32,45 @@ DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("NHWC", "NCHW")
 _MOST_SAMPLES = 64  # along one side of a bin
 
-_PARAMETERS = {
-    **IMAGE_SIZES,
-    "rois": Parameter.count("regions of interest"),
-    "oh": Parameter.count("height of y"),
-    "ow": Parameter.count("width of y"),
-    "mode": Parameter.choice("what becomes of the samples of a bin; default average", MODES),
-    "coordinates": Parameter.choice("whether regions are shifted by half a pixel; default half_pixel", COORDINATES),
-    "sampling_ratio": Parameter(
-        "samples along each side of a bin; 0, the default: as many as it has pixels",
-        {"type": "integer", "minimum": 0, "maximum": _MOST_SAMPLES, "default": 0},
-    ),
-    "spatial_scale": Parameter("pixels of x for a unit of rois; default 1", {"type": "number", "default": 1.0}),
-    "dtype": Parameter.choice("of x and y; default float16", DTYPES),
-    "rois_dtype": Parameter.choice("of rois; default float32", DTYPES, "float32"),
-    "layout": Parameter.choice("of x and y; default NHWC", LAYOUTS),
-    "dynamic": DYNAMIC,
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoiAlignParams(ImageParams):
+    """See `roi_align`."""
+
+    n: int = declared(IMAGE_SIZES["n"])
+    c: int = declared(IMAGE_SIZES["c"])
+    h: int = declared(IMAGE_SIZES["h"])
+    w: int = declared(IMAGE_SIZES["w"])
+    rois: int = declared(Parameter.count("regions of interest"))
+    oh: int = declared(Parameter.count("height of y"))
+    ow: int = declared(Parameter.count("width of y"))
+    mode: str = declared(Parameter.choice("what becomes of the samples of a bin; default average", MODES))
+    coordinates: str = declared(
+        Parameter.choice("whether regions are shifted by half a pixel; default half_pixel", COORDINATES)
+    )
+    sampling_ratio: int = declared(
+        Parameter(
+            "samples along each side of a bin; 0, the default: as many as it has pixels",
+            {"type": "integer", "minimum": 0, "maximum": _MOST_SAMPLES, "default": 0},
+        )
+    )
+    spatial_scale: float = declared(
+        Parameter("pixels of x for a unit of rois; default 1", {"type": "number", "default": 1.0})
+    )
+    dtype: str = declared(Parameter.choice("of x and y; default float16", DTYPES))
+    rois_dtype: str = declared(Parameter.choice("of rois; default float32", DTYPES, "float32"))
+    layout: str = declared(Parameter.choice("of x and y; default NHWC", LAYOUTS))
+    dynamic: bool = declared(DYNAMIC)
 
 
-class RoiAlign(Op):
+_PARAMETERS = RoiAlignParams.parameters()
+
+
+class RoiAlign(Op[RoiAlignParams]):
+    params_type: ClassVar[type[Params]] = RoiAlignParams
     name: ClassVar[str] = "roi_align"
     reference: ClassVar[str] = "schedsearch.templates.detection.reference:RoiAlignReference"
     constructor: ClassVar[str] = "schedsearch:roi_align"
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         """The scale is a float32."""
@@ -67,58 +81,58 @@ class RoiAlign(Op):
             found["spatial_scale"] = float(np.float32(found["spatial_scale"]))
         return found, problems
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        if not 2.0**-16 <= params["spatial_scale"] <= 2.0**16:
-            yield Problem("spatial_scale", f"spatial_scale is {params['spatial_scale']}; allowed: 2**-16 to 2**16")
+    def problems(self, params: RoiAlignParams) -> Iterable[Problem]:
+        if not 2.0**-16 <= params.spatial_scale <= 2.0**16:
+            yield Problem("spatial_scale", f"spatial_scale is {params.spatial_scale}; allowed: 2**-16 to 2**16")
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        x = image("x", params, params["h"], params["w"])
-        rois = ArgSpec("rois", "AB", (params["rois"], 4), params["rois_dtype"])
-        indices = ArgSpec("batch_indices", "A", (params["rois"],), "int64", role="index", below=params["n"])
-        return (x, rois, indices, count_argument(rois)) if params["dynamic"] else (x, rois, indices)
+    def arguments(self, params: RoiAlignParams) -> tuple[ArgSpec, ...]:
+        x = image("x", params, params.h, params.w)
+        rois = ArgSpec("rois", "AB", (params.rois, 4), params.rois_dtype)
+        indices = ArgSpec("batch_indices", "A", (params.rois,), "int64", role="index", below=params.n)
+        return (x, rois, indices, count_argument(rois)) if params.dynamic else (x, rois, indices)
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        y = image("y", {**params, "n": params["rois"]}, params["oh"], params["ow"])
-        return bounded(replace(y)) if params["dynamic"] else (y,)
+    def outputs(self, params: RoiAlignParams) -> tuple[ArgSpec, ...]:
+        y = image("y", params.replace(n=params.rois), params.oh, params.ow)
+        return bounded(replace(y)) if params.dynamic else (y,)
 
-    def wrong_index(self, params: Mapping[str, Any], place: int, index: int, names: Mapping[str, str]) -> str:
-        x, count = names["x"], params["n"]
+    def wrong_index(self, params: RoiAlignParams, place: int, index: int, names: Mapping[str, str]) -> str:
+        x, count = names["x"], params.n
         where = f"the number of an image at [{place}] of {names['batch_indices']!r}"
         return f"{where} is {index}, but {x!r} has {count} images; allowed: 0 to {count - 1}"
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
-        if not params["dynamic"]:
+    def shape_functions(self, params: RoiAlignParams) -> Mapping[str, ShapeFunction]:
+        if not params.dynamic:
             return {}
         needs = {"x": Dependence.SHAPE, "rois": Dependence.SHAPE, "batch_indices": Dependence.NOTHING}
-        sizes = {"N": 0, "C": params["c"], "H": params["oh"], "W": params["ow"]}
-        return {"y": ShapeFunction(needs, _extent(tuple(sizes[axis] for axis in params["layout"])))}
+        sizes = {"N": 0, "C": params.c, "H": params.oh, "W": params.ow}
+        return {"y": ShapeFunction(needs, _extent(tuple(sizes[axis] for axis in params.layout)))}
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: RoiAlignParams) -> Mapping[str, Domain]:
         """Regions inside of the images, whose corners may be swapped: results jump a pixel outside of them."""
-        most = (min(params["h"], params["w"]) - 1) / params["spatial_scale"]
+        most = (min(params.h, params.w) - 1) / params.spatial_scale
         units = tuple(sorted({round(most * part / 64 * 4) / 4 for part in range(65) if round(most * part / 16) / 4 <= most}))
-        found = {"x": Domain(range(-8, 9)), "rois": Domain(units), "batch_indices": Domain(range(params["n"]))}
-        if params["dynamic"]:
-            found["rois_extents"] = Domain(range(params["rois"] + 1))
+        found = {"x": Domain(range(-8, 9)), "rois": Domain(units), "batch_indices": Domain(range(params.n))}
+        if params.dynamic:
+            found["rois_extents"] = Domain(range(params.rois + 1))
         return found
 
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def timing_inputs(self, params: RoiAlignParams) -> Mapping[str, Domain]:
         """Regions as for verification; all of a bounded array is in use."""
         found = {"rois": self.check_inputs(params)["rois"]}
-        return found | ({"rois_extents": Domain((params["rois"],))} if params["dynamic"] else {})
+        return found | ({"rois_extents": Domain((params.rois,))} if params.dynamic else {})
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: RoiAlignParams) -> Work:
         """An element's samples have coordinates of float32, whose roundoff counts as often as there are pixels."""
-        return Work(0, super().work(params).nbytes, 16 * (params["h"] + params["w"]))
+        return Work(0, super().work(params).nbytes, 16 * (params.h + params.w))
 
-    def label(self, params: Mapping[str, Any]) -> str:
+    def label(self, params: RoiAlignParams) -> str:
         p = params
-        words = [f"roi_align {p['n']}x{p['h']}x{p['w']}x{p['c']} {p['rois']} rois to {p['oh']}x{p['ow']}"]
+        words = [f"roi_align {p.n}x{p.h}x{p.w}x{p.c} {p.rois} rois to {p.oh}x{p.ow}"]
         words += [p[name] for name in ("mode", "coordinates") if p[name] != _PARAMETERS[name].schema["default"]]
-        words += [f"ratio {p['sampling_ratio']}"] if p["sampling_ratio"] else []
-        words += [f"scale {p['spatial_scale']:g}"] if p["spatial_scale"] != 1 else []
-        words += ["dynamic"] if p["dynamic"] else []
-        return " ".join([*words, dtype_of(p["dtype"]).short, p["layout"]])
+        words += [f"ratio {p.sampling_ratio}"] if p.sampling_ratio else []
+        words += [f"scale {p.spatial_scale:g}"] if p.spatial_scale != 1 else []
+        words += ["dynamic"] if p.dynamic else []
+        return " ".join([*words, dtype_of(p.dtype).short, p.layout])
 
 
 ROI_ALIGN = RoiAlign()
@@ -150,7 +164,7 @@ def roi_align(
     rois_dtype: str = "float32",
     layout: str = "NHWC",
     dynamic: bool = False,
-) -> Workload:
+) -> Workload[RoiAlignParams]:
     """Parts of images, each as oh x ow pixels.
 
     Its arguments are x, rois (rois, 4) with (x1, y1, x2, y2) in each row, and batch_indices, int64 (rois,).

@@ -10,10 +10,11 @@ With `dynamic_x` the extents of x are read from `x_extents`, and y is bounded: s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter, Work
+from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, whole_numbers
@@ -27,11 +28,13 @@ from schedsearch.ops.index_map import (
     INDEX_DTYPE,
     INDICES,
     ByIndices,
+    ByIndicesParams,
     X,
     dense_shape,
     index_map,
     index_problems,
 )
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -41,72 +44,75 @@ REDUCTIONS = ("none", "add", "max", "min")
 REDUCED_DTYPES = ("float32", "float64", "int32", "int64")
 _LARGEST = 64  # of integers to verify with: their sums are exact
 
-_PARAMETERS = {
-    "x": X,
-    "indices": INDICES,
-    "axis": AXIS,
-    "by": Parameter.choice("what an index chooses; default elements", KINDS),
-    "reduction": Parameter.choice("what becomes of an update and what is there already; default none", REDUCTIONS),
-    "dtype": Parameter.choice("of x, updates and y; default float32", tuple(ALL_DTYPES), "float32"),
-    "index_dtype": INDEX_DTYPE,
-    "dynamic": DYNAMIC,
-    "dynamic_x": DYNAMIC_X,
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScatterParams(ByIndicesParams):
+    """See `scatter`."""
+
+    x: tuple[int, ...] = declared(X)
+    indices: tuple[int, ...] = declared(INDICES)
+    axis: int = declared(AXIS)
+    by: str = declared(Parameter.choice("what an index chooses; default elements", KINDS))
+    reduction: str = declared(
+        Parameter.choice("what becomes of an update and what is there already; default none", REDUCTIONS)
+    )
+    dtype: str = declared(Parameter.choice("of x, updates and y; default float32", tuple(ALL_DTYPES), "float32"))
+    index_dtype: str = declared(INDEX_DTYPE)
+    dynamic: bool = declared(DYNAMIC)
+    dynamic_x: bool = declared(DYNAMIC_X)
 
 
-class Scatter(ByIndices):
+class Scatter(ByIndices[ScatterParams]):
+    params_type: ClassVar[type[Params]] = ScatterParams
     name: ClassVar[str] = "scatter"
     reference: ClassVar[str] = "schedsearch.templates.indexing.reference:ScatterReference"
     constructor: ClassVar[str] = "schedsearch:scatter"
     updated: ClassVar[str | None] = "y"
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
-
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+    def problems(self, params: ScatterParams) -> Iterable[Problem]:
         found = list(index_problems(params))
-        if params["reduction"] != "none" and params["dtype"] not in REDUCED_DTYPES:
+        if params.reduction != "none" and params.dtype not in REDUCED_DTYPES:
             allowed = ", ".join(REDUCED_DTYPES)
-            found.append(Problem("dtype", f"reduction {params['reduction']} of {params['dtype']}; allowed: {allowed}"))
+            found.append(Problem("dtype", f"reduction {params.reduction} of {params.dtype}; allowed: {allowed}"))
         if found:
             return found
-        p = {**params, "axis": params["axis"] % len(params["x"])}
+        p = params.replace(axis=params.axis % len(params.x))
         if len(dense_shape(p)) > len(AXES):
             return [Problem("indices", f"updates have {len(dense_shape(p))} axes; allowed: up to {len(AXES)}")]
         if (targets := index_map(p).targets) > MAX_INT:
             return [Problem("x", f"x has {targets} rows; allowed: up to {MAX_INT}")]
         return []
 
-    def more_arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def more_arguments(self, params: ScatterParams) -> tuple[ArgSpec, ...]:
         shape = dense_shape(params)
-        return (ArgSpec("updates", AXES[: len(shape)], shape, params["dtype"]),)
+        return (ArgSpec("updates", AXES[: len(shape)], shape, params.dtype),)
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        y = ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"])
-        return bounded(y) if params["dynamic_x"] else (y,)
+    def outputs(self, params: ScatterParams) -> tuple[ArgSpec, ...]:
+        y = ArgSpec("y", AXES[: len(params.x)], params.x, params.dtype)
+        return bounded(y) if params.dynamic_x else (y,)
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+    def shape_functions(self, params: ScatterParams) -> Mapping[str, ShapeFunction]:
         needs = {"x": Dependence.SHAPE, "indices": Dependence.NOTHING, "updates": Dependence.NOTHING}
-        return {"y": ShapeFunction(needs, _extent)} if params["dynamic_x"] else {}
+        return {"y": ShapeFunction(needs, _extent)} if params.dynamic_x else {}
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: ScatterParams) -> Mapping[str, Domain]:
         """Several updates have the same target. Sums of these numbers are exact in any order."""
-        whole = whole_numbers(params["dtype"]) if params["reduction"] == "none" else Domain(range(-_LARGEST, _LARGEST + 1))
+        whole = whole_numbers(params.dtype) if params.reduction == "none" else Domain(range(-_LARGEST, _LARGEST + 1))
         return {"x": whole, "updates": whole, **self.index_inputs(params)}
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: ScatterParams) -> Work:
         x, *others = self.arguments(params)
         return Work(
-            0, 2 * x.nbytes + 2 * sum(spec.nbytes for spec in others), least_bytes=0 if params["dynamic_x"] else x.nbytes
+            0, 2 * x.nbytes + 2 * sum(spec.nbytes for spec in others), least_bytes=0 if params.dynamic_x else x.nbytes
         )
 
-    def label(self, params: Mapping[str, Any]) -> str:
+    def label(self, params: ScatterParams) -> str:
         p = params
-        words = [f"scatter {shown(p['x'])} by {p['by']} {shown(p['indices'])}"]
-        words += [f"axis {p['axis']}"] if p["by"] == "elements" else []
-        words += [p["reduction"]] if p["reduction"] != "none" else []
+        words = [f"scatter {shown(p.x)} by {p.by} {shown(p.indices)}"]
+        words += [f"axis {p.axis}"] if p.by == "elements" else []
+        words += [p.reduction] if p.reduction != "none" else []
         words += [name.replace("_", " ") for name in ("dynamic", "dynamic_x") if p[name]]
-        return " ".join([*words, dtype_of(p["dtype"]).short, *([] if p["index_dtype"] == "int64" else ["i32"])])
+        return " ".join([*words, dtype_of(p.dtype).short, *([] if p.index_dtype == "int64" else ["i32"])])
 
 
 SCATTER = Scatter()
@@ -128,7 +134,7 @@ def scatter(
     index_dtype: str = "int64",
     dynamic: bool = False,
     dynamic_x: bool = False,
-) -> Workload:
+) -> Workload[ScatterParams]:
     """x with some elements replaced by updates, or combined with them.
 
     Args:

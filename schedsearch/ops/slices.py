@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
+from schedsearch.ops.base import ArgSpec
+from schedsearch.ops.params import MAX_INT, Parameter
 
 SLICE_OF = Parameter(
     "extents in memory of a larger array of which y is a slice along one axis; default: y is an array of its own",

@@ -11,10 +11,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter, Work
-from schedsearch.ops.data_movement import AXES, DTYPE, DataMovement, axis_numbers, axis_problems, extents, shown, too_large
+from schedsearch.ops.base import ArgSpec, Work
+from schedsearch.ops.data_movement import (
+    AXES,
+    DTYPE,
+    DataMovement,
+    MovementParams,
+    axis_numbers,
+    axis_problems,
+    extents,
+    shown,
+    too_large,
+)
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Box, Factor, Movement, row_strides
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 
 if TYPE_CHECKING:
@@ -28,16 +39,22 @@ def _positions(doc: str) -> Parameter:
     return Parameter(doc, {"type": "array", "items": one, "maxItems": len(AXES), "default": []})
 
 
-_PARAMETERS = {
-    "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
-    "begin": _positions("first position along each dimension; default: the whole dimension"),
-    "end": _positions("position after the last one, or with mode size the number of positions, -1 for all that follow"),
-    "strides": _positions("distance of positions; negative ones go backwards; default 1"),
-    "axes": axis_numbers("dimensions that begin, end and strides are about; default: 0, 1, ...", default=()),
-    "mode": Parameter.choice("what end means: end (a position) or size (a count, as TVM's slice_mode)", MODES),
-    "dtype": DTYPE,
-    "slice_of": SLICE_OF,
-}
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StridedSliceParams(MovementParams):
+    """See `strided_slice`."""
+
+    x: tuple[int, ...] = declared(extents(f"extents of x, 1 to {len(AXES)} of them"))
+    begin: tuple[int, ...] = declared(_positions("first position along each dimension; default: the whole dimension"))
+    end: tuple[int, ...] = declared(
+        _positions("position after the last one, or with mode size the number of positions, -1 for all that follow")
+    )
+    strides: tuple[int, ...] = declared(_positions("distance of positions; negative ones go backwards; default 1"))
+    axes: tuple[int, ...] = declared(
+        axis_numbers("dimensions that begin, end and strides are about; default: 0, 1, ...", default=())
+    )
+    mode: str = declared(Parameter.choice("what end means: end (a position) or size (a count, as TVM's slice_mode)", MODES))
+    dtype: str = declared(DTYPE)
+    slice_of: tuple[int, ...] = declared(SLICE_OF)
 
 
 @dataclass(frozen=True)
@@ -62,31 +79,29 @@ class _Cut:
         return after if after >= 0 or not self.count else -extent - 1
 
 
-class StridedSlice(DataMovement):
+class StridedSlice(DataMovement[StridedSliceParams]):
     """As ONNX's Slice with constant inputs, and as TVM's strided_slice.
 
     Workloads keep begin, end and strides of all dimensions in one form, so that equal slices have equal ids.
     """
 
+    params_type: ClassVar[type[Params]] = StridedSliceParams
     name: ClassVar[str] = "strided_slice"
     constructor: ClassVar[str] = "schedsearch:strided_slice"
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         found, problems = super().normalise(params)
         if problems:
             return found, problems
-        cuts = _cuts(found)
+        cuts = _cuts(self.typed(found))
         found["begin"] = tuple(cut.first for cut in cuts)
         found["end"] = tuple(cut.end(extent) if cut.count else 0 for cut, extent in zip(cuts, found["x"]))
         found["strides"] = tuple(cut.stride for cut in cuts)
         found["axes"], found["mode"] = (), "end"
         return found, []
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        rank, axes = len(params["x"]), params["axes"]
+    def problems(self, params: StridedSliceParams) -> Iterable[Problem]:
+        rank, axes = len(params.x), params.axes
         found = axis_problems("axes", axes, rank)
         for name in ("begin", "end", "strides"):
             count = len(params[name])
@@ -94,82 +109,80 @@ class StridedSlice(DataMovement):
                 found.append(Problem(name, f"{name} has {count} entries, axes has {len(axes)}; give one for each of axes"))
             elif count > rank:
                 found.append(Problem(name, f"{name} has {count} entries, but x has {rank} dimensions; give at most {rank}"))
-        if 0 in params["strides"]:
+        if 0 in params.strides:
             found.append(Problem("strides", "strides has 0; allowed: positive numbers, or negative ones to go backwards"))
-        if params["mode"] == "size":
+        if params.mode == "size":
             found += _size_problems(params)
-        return found or too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
+        return found or too_large("x", params.x, dtype_of(params.dtype).nbytes)
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+    def arguments(self, params: StridedSliceParams) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", AXES[: len(params.x)], params.x, params.dtype),)
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def outputs(self, params: StridedSliceParams) -> tuple[ArgSpec, ...]:
         return (
-            sliced(
-                ArgSpec("y", AXES[: len(params["x"])], tuple(cut.count for cut in _cuts(params)), params["dtype"]), params
-            ),
+            sliced(ArgSpec("y", AXES[: len(params.x)], tuple(cut.count for cut in _cuts(params)), params.dtype), params),
         )
 
-    def work(self, params: Mapping[str, Any]) -> Work:
+    def work(self, params: StridedSliceParams) -> Work:
         """The elements of y, read and written. Others need not be read."""
         nbytes = 2 * self.outputs(params)[0].nbytes
         return Work(0, nbytes, least_bytes=nbytes)
 
-    def movement(self, params: Mapping[str, Any]) -> Movement:
-        cuts, in_x = _cuts(params), row_strides(params["x"])
-        in_y = row_strides(params["slice_of"] or [cut.count for cut in cuts])
-        element_bytes = dtype_of(params["dtype"]).nbytes
+    def movement(self, params: StridedSliceParams) -> Movement:
+        cuts, in_x = _cuts(params), row_strides(params.x)
+        in_y = row_strides(params.slice_of or [cut.count for cut in cuts])
+        element_bytes = dtype_of(params.dtype).nbytes
         if not all(cut.count for cut in cuts):
             return Movement(element_bytes, ())
         factors = [Factor(cut.count, cut.stride * step, y) for cut, step, y in zip(cuts, in_x, in_y)]
         start = sum(cut.first * step for cut, step in zip(cuts, in_x))
         return Movement(element_bytes, (Box.of("x", factors, x_start=start),))
 
-    def sources(self, params: Mapping[str, Any], flat_indices: Any) -> tuple[Any, Any]:
+    def sources(self, params: StridedSliceParams, flat_indices: Any) -> tuple[Any, Any]:
         import numpy as np
 
         index = np.unravel_index(flat_indices, self.outputs(params)[0].shape)
-        at = [first + place * stride for first, place, stride in zip(params["begin"], index, params["strides"])]
-        return np.zeros_like(flat_indices), np.ravel_multi_index(at, params["x"])
+        at = [first + place * stride for first, place, stride in zip(params.begin, index, params.strides)]
+        return np.zeros_like(flat_indices), np.ravel_multi_index(at, params.x)
 
-    def label(self, params: Mapping[str, Any]) -> str:
-        ends = [stop if stop >= 0 else None for stop in params["end"]]
+    def label(self, params: StridedSliceParams) -> str:
+        ends = [stop if stop >= 0 else None for stop in params.end]
         words = [
             f"{first}:{'' if stop is None else stop}" + (f":{stride}" if stride != 1 else "")
-            for first, stop, stride in zip(params["begin"], ends, params["strides"])
+            for first, stop, stride in zip(params.begin, ends, params.strides)
         ]
-        label = f"strided_slice {shown(params['x'])} [{','.join(words)}] {dtype_of(params['dtype']).short}"
+        label = f"strided_slice {shown(params.x)} [{','.join(words)}] {dtype_of(params.dtype).short}"
         return " ".join([label, *slice_words(params)])
 
 
 STRIDED_SLICE = StridedSlice()
 
 
-def _cuts(params: Mapping[str, Any]) -> list[_Cut]:
+def _cuts(params: StridedSliceParams) -> list[_Cut]:
     """The slice along each dimension of x, of parameters without problems."""
-    x, rank = params["x"], len(params["x"])
-    axes = [axis % rank for axis in params["axes"]] or range(rank)
+    x, rank = params.x, len(params.x)
+    axes = [axis % rank for axis in params.axes] or range(rank)
     begin, end, strides = (dict(zip(axes, params[name])) for name in ("begin", "end", "strides"))
     cuts = []
     for axis, extent in enumerate(x):
         stop = end.get(axis)
-        if params["mode"] == "size" and stop is not None:
+        if params.mode == "size" and stop is not None:
             first = range(extent)[slice(begin.get(axis), None)]
             stop = None if stop == -1 else extent - len(first) + stop
         cuts.append(_Cut.of(extent, begin.get(axis), stop, strides.get(axis, 1)))
     return cuts
 
 
-def _size_problems(params: Mapping[str, Any]) -> list[Problem]:
+def _size_problems(params: StridedSliceParams) -> list[Problem]:
     found = []
-    if any(size < -1 for size in params["end"]):
-        least = min(params["end"])
+    if any(size < -1 for size in params.end):
+        least = min(params.end)
         found.append(
             Problem("end", f"end has {least}; with mode size allowed: a count, or -1 for all positions that follow")
         )
-    if any(stride != 1 for stride in params["strides"]):
+    if any(stride != 1 for stride in params.strides):
         found.append(
-            Problem("strides", f"strides is {list(params['strides'])}; mode size counts neighbours: leave strides out")
+            Problem("strides", f"strides is {list(params.strides)}; mode size counts neighbours: leave strides out")
         )
     return found
 
@@ -184,7 +197,7 @@ def strided_slice(
     mode: str = "end",
     dtype: str = "float16",
     slice_of: Sequence[int] = (),
-) -> Workload:
+) -> Workload[StridedSliceParams]:
     """A slice of x: y[i, j, ...] = x[begin[0] + i * strides[0], begin[1] + j * strides[1], ...].
 
     Lists that are shorter than x has dimensions leave the others whole.

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.along_axis import AlongAxis, axis_number
-from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
+from schedsearch.ops.along_axis import AlongAxis, AlongAxisParams, axis_number
+from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.topk import DTYPES as SHORT_DTYPES
 
 if TYPE_CHECKING:
@@ -29,22 +30,23 @@ if TYPE_CHECKING:
 DTYPES = (*SHORT_DTYPES, "int64")
 ORDERS = ("sorted", "first")
 
-_PARAMETERS = {
-    "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
-    "flat": Parameter("elements of all axes, not slices; default true", {"type": "boolean", "default": True}),
-    "axis": axis_number("the axis along which slices are compared, from 0, or from -1 backwards", 0),
-    "order": Parameter.choice("of y: sorted, or as they occur first; default sorted", ORDERS),
-    "dtype": Parameter.choice("of x and y; default float32", DTYPES, "float32"),
-}
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class UniqueParams(AlongAxisParams):
+    """See `unique`."""
+
+    x: tuple[int, ...] = declared(extents(f"extents of x, 1 to {len(AXES)} of them"))
+    flat: bool = declared(Parameter("elements of all axes, not slices; default true", {"type": "boolean", "default": True}))
+    axis: int = declared(axis_number("the axis along which slices are compared, from 0, or from -1 backwards", 0))
+    order: str = declared(Parameter.choice("of y: sorted, or as they occur first; default sorted", ORDERS))
+    dtype: str = declared(Parameter.choice("of x and y; default float32", DTYPES, "float32"))
 
 
-class Unique(AlongAxis):
+class Unique(AlongAxis[UniqueParams]):
+    params_type: ClassVar[type[Params]] = UniqueParams
     name: ClassVar[str] = "unique"
     reference: ClassVar[str] = "schedsearch.templates.selection.reference:UniqueReference"
     constructor: ClassVar[str] = "schedsearch:unique"
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return _PARAMETERS
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         """An array of one axis is flat."""
@@ -53,55 +55,55 @@ class Unique(AlongAxis):
             found["flat"] = found["flat"] or len(found["x"]) == 1
         return found, problems
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        if params["flat"] and params["axis"] % len(params["x"]):
-            yield Problem("axis", f"axis is {params['axis']}, but elements of all axes are compared; give flat: false")
-        yield from axis_problems("axis", (params["axis"],), len(params["x"]))
-        if (size := math.prod(params["x"])) > MAX_INT:
+    def problems(self, params: UniqueParams) -> Iterable[Problem]:
+        if params.flat and params.axis % len(params.x):
+            yield Problem("axis", f"axis is {params.axis}, but elements of all axes are compared; give flat: false")
+        yield from axis_problems("axis", (params.axis,), len(params.x))
+        if (size := math.prod(params.x)) > MAX_INT:
             yield Problem("x", f"x has {size} elements; allowed: up to {MAX_INT}")
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+    def arguments(self, params: UniqueParams) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", AXES[: len(params.x)], params.x, params.dtype),)
 
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+    def outputs(self, params: UniqueParams) -> tuple[ArgSpec, ...]:
         _, count, _ = sliced(params)
-        shape = (count,) if params["flat"] else params["x"]
-        y, y_extents = bounded(ArgSpec("y", AXES[: len(shape)], shape, params["dtype"]))
+        shape = (count,) if params.flat else params.x
+        y, y_extents = bounded(ArgSpec("y", AXES[: len(shape)], shape, params.dtype))
         indices, indices_extents = bounded(ArgSpec("indices", "A", (count,), "int64"))
         counts, counts_extents = bounded(replace(indices, name="counts"))
         inverse = ArgSpec("inverse", "A", (count,), "int64")
         return y, indices, inverse, counts, y_extents, indices_extents, counts_extents
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+    def shape_functions(self, params: UniqueParams) -> Mapping[str, ShapeFunction]:
         needs = {"x": Dependence.SHAPE}
-        whole = ShapeFunction(needs, _total if params["flat"] else _same, counted=True)
-        along = ShapeFunction(needs, _total if params["flat"] else _along(params["axis"]), counted=True)
+        whole = ShapeFunction(needs, _total if params.flat else _same, counted=True)
+        along = ShapeFunction(needs, _total if params.flat else _along(params.axis), counted=True)
         return {"y": whole, "indices": along, "counts": along}
 
-    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+    def equality(self, params: UniqueParams) -> Literal["exact", "rounded"]:
         return "exact"
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: UniqueParams) -> Mapping[str, Domain]:
         """Few different numbers for slices, so that some are equal; more for elements."""
-        most = 60 if params["flat"] else 1
-        return {"x": Domain(range(0 if dtype_of(params["dtype"]).kind == "uint" else -most, most + 1))}
+        most = 60 if params.flat else 1
+        return {"x": Domain(range(0 if dtype_of(params.dtype).kind == "uint" else -most, most + 1))}
 
-    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def timing_inputs(self, params: UniqueParams) -> Mapping[str, Domain]:
         return {"x": Domain(range(101))}
 
-    def label(self, params: Mapping[str, Any]) -> str:
+    def label(self, params: UniqueParams) -> str:
         p = params
-        words = [f"unique {shown(p['x'])}", *([] if p["flat"] else [f"axis {p['axis']}"])]
-        return " ".join([*words, *([] if p["order"] == "sorted" else ["as they occur"]), dtype_of(p["dtype"]).short])
+        words = [f"unique {shown(p.x)}", *([] if p.flat else [f"axis {p.axis}"])]
+        return " ".join([*words, *([] if p.order == "sorted" else ["as they occur"]), dtype_of(p.dtype).short])
 
 
 UNIQUE = Unique()
 
 
-def sliced(p: Mapping[str, Any]) -> tuple[int, int, int]:
+def sliced(p: UniqueParams) -> tuple[int, int, int]:
     """(outer, count, inner): x as an array of three dimensions whose second one numbers what is compared."""
-    shape, axis = p["x"], p["axis"]
-    if p["flat"]:
+    shape, axis = p.x, p.axis
+    if p.flat:
         return 1, math.prod(shape), 1
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
@@ -125,7 +127,9 @@ def _along(chosen: int) -> Callable[..., int]:
     return extent
 
 
-def unique(*, x: Sequence[int], flat: bool = True, axis: int = 0, order: str = "sorted", dtype: str = "float32") -> Workload:
+def unique(
+    *, x: Sequence[int], flat: bool = True, axis: int = 0, order: str = "sorted", dtype: str = "float32"
+) -> Workload[UniqueParams]:
     """The different elements or slices of x: y, indices, inverse, counts, and the extents in use of y, indices and counts.
 
     Args:

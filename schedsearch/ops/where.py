@@ -5,45 +5,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Parameter
+from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown
 from schedsearch.ops.dependence import Dependence, ShapeFunction
-from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged
+from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged, ArrangedParams
+from schedsearch.ops.params import Parameter, Params, declared
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 
-class Where(Arranged):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WhereParams(ArrangedParams):
+    """See `where`."""
+
+    c: tuple[int, ...] = declared(extents("extents of c; upper bounds with dynamic"))
+    a: tuple[int, ...] = declared(extents("extents of a; upper bounds with dynamic"))
+    b: tuple[int, ...] = declared(extents("extents of b; upper bounds with dynamic"))
+    dtype: str = declared(Parameter.choice("of a, b and y; default float16", DTYPES, "float16"))
+    dynamic: tuple[str, ...] = declared(DYNAMIC)
+
+
+class Where(Arranged[WhereParams]):
+    params_type: ClassVar[type[Params]] = WhereParams
     name: ClassVar[str] = "where"
     reference: ClassVar[str] = "schedsearch.templates.arrange.reference:WhereReference"
     constructor: ClassVar[str] = "schedsearch:where"
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return {
-            **{name: extents(f"extents of {name}; upper bounds with dynamic") for name in "cab"},
-            "dtype": Parameter.choice("of a, b and y; default float16", DTYPES, "float16"),
-            "dynamic": DYNAMIC,
-        }
-
-    def own_problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+    def own_problems(self, params: WhereParams) -> Iterable[Problem]:
         if _broadcast(*(params[name] for name in "cab")) is None:
             shapes = ", ".join(shown(params[name]) for name in "cab")
             yield Problem("c", f"c, a and b have the extents {shapes}; allowed: from the last one on, equal ones or 1")
 
-    def arrays(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        dtypes = ("uint8", params["dtype"], params["dtype"])
+    def arrays(self, params: WhereParams) -> tuple[ArgSpec, ...]:
+        dtypes = ("uint8", params.dtype, params.dtype)
         return tuple(ArgSpec(name, AXES[: len(params[name])], params[name], dtype) for name, dtype in zip("cab", dtypes))
 
-    def result(self, params: Mapping[str, Any]) -> ArgSpec:
+    def result(self, params: WhereParams) -> ArgSpec:
         shape = _broadcast(*(params[name] for name in "cab")) or ()
-        return ArgSpec("y", AXES[: len(shape)], shape, params["dtype"])
+        return ArgSpec("y", AXES[: len(shape)], shape, params.dtype)
 
-    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+    def shape_functions(self, params: WhereParams) -> Mapping[str, ShapeFunction]:
         rank = len(self.result(params).shape)
         skip_c, skip_a, skip_b = (rank - len(params[name]) for name in "cab")
 
@@ -69,7 +76,7 @@ class Where(Arranged):
         message = "c, a and b do not fit one another; allowed: from the last extent on, equal ones or 1"
         return {"y": ShapeFunction(dict.fromkeys("cab", Dependence.SHAPE), extent, problem, (message,))}
 
-    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+    def check_inputs(self, params: WhereParams) -> Mapping[str, Domain]:
         return {**super().check_inputs(params), "c": Domain(range(2))}
 
 
@@ -89,7 +96,7 @@ def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
 
 def where(
     *, c: Sequence[int], a: Sequence[int], b: Sequence[int], dtype: str = "float16", dynamic: Sequence[str] = ()
-) -> Workload:
+) -> Workload[WhereParams]:
     """a where c, an array of uint8, is not 0, elsewhere b; each repeated along axes of extent 1.
 
     Args:

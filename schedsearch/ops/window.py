@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, Parameter, is_int
+from schedsearch.ops.params import MAX_INT, Parameter, Params, is_int
 
 _MOST_TAPS = 64  # that bounds look at; more would only raise them
 
@@ -29,7 +29,19 @@ WINDOW_PARAMETERS: Mapping[str, Parameter] = {
     ),
     "dilation": Parameter("one number or [vertical, horizontal]; default 1", _number_or_list(1, 2, default=1)),
 }
+Pair = tuple[int, int]
+Padding = tuple[int, int, int, int]
 WINDOW_DEFAULTS: Mapping[str, Any] = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1)}
+
+
+class WindowParams(Params):
+    h: int
+    w: int
+    r: int
+    s: int
+    stride: Pair
+    padding: Padding
+    dilation: Pair
 
 
 @dataclass(frozen=True)
@@ -78,13 +90,13 @@ def _numbers(key: str, value: Any, least: int, lengths: Sequence[int], problems:
     return tuple(values * 2 if four and len(values) == 2 else values)
 
 
-def window_problems(p: Mapping[str, Any]) -> list[Problem]:
+def window_problems(p: WindowParams) -> list[Problem]:
     """A kernel that is larger than the padded input, so that the output would be empty."""
     problems = []
-    top, left, bottom, right = p["padding"]
+    top, left, bottom, right = p.padding
     for axis, size, kernel, dilation, before, after in (
-        ("r", p["h"], p["r"], p["dilation"][0], top, bottom),
-        ("s", p["w"], p["s"], p["dilation"][1], left, right),
+        ("r", p.h, p.r, p.dilation[0], top, bottom),
+        ("s", p.w, p.s, p.dilation[1], left, right),
     ):
         extent = (kernel - 1) * dilation + 1
         if extent > size + before + after:
@@ -100,23 +112,23 @@ def window_problems(p: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def output_hw(p: Mapping[str, Any]) -> tuple[int, int]:
+def output_hw(p: WindowParams) -> tuple[int, int]:
     """Output height and width."""
-    top, left, bottom, right = p["padding"]
+    top, left, bottom, right = p.padding
     return (
-        (p["h"] + top + bottom - (p["r"] - 1) * p["dilation"][0] - 1) // p["stride"][0] + 1,
-        (p["w"] + left + right - (p["s"] - 1) * p["dilation"][1] - 1) // p["stride"][1] + 1,
+        (p.h + top + bottom - (p.r - 1) * p.dilation[0] - 1) // p.stride[0] + 1,
+        (p.w + left + right - (p.s - 1) * p.dilation[1] - 1) // p.stride[1] + 1,
     )
 
 
-def reach(p: Mapping[str, Any], axis: int) -> Reach:
+def reach(p: WindowParams, axis: int) -> Reach:
     """Along h (axis 0) or w (axis 1). Algorithms such as Winograd's and the FFT may save all taps except one."""
-    size, taps = (p["h"], p["r"]) if axis == 0 else (p["w"], p["s"])
-    out, stride, dilation = output_hw(p)[axis], p["stride"][axis], p["dilation"][axis]
+    size, taps = (p.h, p.r) if axis == 0 else (p.w, p.s)
+    out, stride, dilation = output_hw(p)[axis], p.stride[axis], p.dilation[axis]
     used, most = 0, 0
     most_of_phase: dict[int, int] = {}  # taps of one phase may read the same inputs, those of two phases never do
     for tap in range(min(taps, _MOST_TAPS)):
-        first_input = tap * dilation - p["padding"][axis]
+        first_input = tap * dilation - p.padding[axis]
         first = max(0, -(first_input // stride))
         last = min(out - 1, (size - 1 - first_input) // stride)
         count = max(0, last - first + 1)
@@ -126,13 +138,13 @@ def reach(p: Mapping[str, Any], axis: int) -> Reach:
     return Reach(most, sum(most_of_phase.values()), used)
 
 
-def window_words(p: Mapping[str, Any]) -> list[str]:
+def window_words(p: WindowParams) -> list[str]:
     """Stride, padding and dilation for labels, as s2, p1 and d2; nothing for those at their default."""
     words = []
-    if p["stride"] != (1, 1):
-        words.append("s" + "x".join(map(str, dict.fromkeys(p["stride"]))))
-    if any(p["padding"]):
-        words.append("p" + ",".join(map(str, dict.fromkeys(p["padding"]) if len(set(p["padding"])) == 1 else p["padding"])))
-    if p["dilation"] != (1, 1):
-        words.append("d" + "x".join(map(str, dict.fromkeys(p["dilation"]))))
+    if p.stride != (1, 1):
+        words.append("s" + "x".join(map(str, dict.fromkeys(p.stride))))
+    if any(p.padding):
+        words.append("p" + ",".join(map(str, dict.fromkeys(p.padding) if len(set(p.padding)) == 1 else p.padding)))
+    if p.dilation != (1, 1):
+        words.append("d" + "x".join(map(str, dict.fromkeys(p.dilation))))
     return words

@@ -10,7 +10,7 @@ from typing import Any
 from schedsearch.device import preload
 from schedsearch.errors import ArgumentError, NoRecordError, UsageError, did_you_mean
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
-from schedsearch.ops.own_kernel import Argument, arguments_of, parameters_of
+from schedsearch.ops.own_kernel import Argument, OwnKernelParams, arguments_of, parameters_of
 from schedsearch.own.arguments import Given, read
 from schedsearch.own.calls import BoundCall, Launches
 from schedsearch.records.lookup import Lookup
@@ -66,7 +66,7 @@ class DeployedKernel:
 
     def __init__(self, name: str, db: Path, workloads: Sequence[Workload]) -> None:
         self.name, self.workloads = name, tuple(workloads)
-        self._arguments = arguments_of(self.workloads[0].params)
+        self._arguments = arguments_of(OwnKernelParams.of(self.workloads[0].params))
         self._launches = Launches(db, self._read, self._workload, ("exact", "same_architecture"))
 
     def __call__(self, *args: Any, stream: Any = None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 
 from schedsearch.config import Config
 from schedsearch.space import ConfigSpace
@@ -17,8 +17,17 @@ from schedsearch.target import Target
 from schedsearch.template.source import KernelSource
 from schedsearch.workload import Workload
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-class Template(ABC):
+    P = TypeVar("P", bound=Mapping[str, Any], default=Any)
+else:  # bare `Template` means `Template[Any]`; Python 3.11 cannot say that
+    from typing import TypeVar
+
+    P = TypeVar("P")
+
+
+class Template(ABC, Generic[P]):
     """Stateless. Subclasses set the class attributes and implement the four methods.
 
     Attributes:
@@ -39,15 +48,15 @@ class Template(ABC):
         return (self.op,)
 
     @abstractmethod
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[P], target: Target) -> str | None:
         """Why this template cannot run the workload on the target (one sentence: what, got, allowed), or None."""
 
     @abstractmethod
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[P], target: Target) -> ConfigSpace:
         """All legal configurations; never empty when `validate` returns None."""
 
     @abstractmethod
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[P], target: Target, space: ConfigSpace) -> Config:
         """A good configuration by formulas over shape and target.
 
         Args:
@@ -57,7 +66,7 @@ class Template(ABC):
             A configuration that is legal in `space`.
         """
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[P], target: Target, space: ConfigSpace) -> Config | None:
         """The configuration that one would write without tuning: no tiles, one element or vector at a time; legal in
         `space`.
 
@@ -67,10 +76,10 @@ class Template(ABC):
         return None
 
     @abstractmethod
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[P], target: Target, config: Config) -> KernelSource:
         """The kernel for one legal configuration. Plain Python: compiles nothing."""
 
-    def reuse(self, workload: Workload) -> Literal["never", "verified", "trusted"]:
+    def reuse(self, workload: Workload[P]) -> Literal["never", "verified", "trusted"]:
         """Whether machine code that was made for another workload may serve this one, if both kernels have the same
         functions and types of parameters, and only their launches differ: never, after it was verified for this workload, or
         as it is. Such kernels take sizes as numbers, and `kernel` returns the same function objects for all workloads.
@@ -78,7 +87,7 @@ class Template(ABC):
         return "never"
 
 
-class Reference(ABC):
+class Reference(ABC, Generic[P]):
     """The independent truth about one operator, with which every candidate is compared. Stateless.
 
     It is computed twice: by a naive kernel for all elements, and in NumPy for a few random ones. Both must agree.
@@ -92,7 +101,7 @@ class Reference(ABC):
 
     def truths(
         self,
-        workload: Workload,
+        workload: Workload[P],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         run: Callable[[KernelSource], Mapping[str, Any]],
@@ -111,7 +120,7 @@ class Reference(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
+    def kernel(self, workload: Workload[P], target: Target) -> KernelSource:
         """A naive kernel that writes the truth and bounds of rounding errors.
 
         Its parameters are named buffers and scalars of the workload, in any order:
@@ -128,7 +137,7 @@ class Reference(ABC):
     @abstractmethod
     def points(
         self,
-        workload: Workload,
+        workload: Workload[P],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,

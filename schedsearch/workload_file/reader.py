@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from schedsearch.errors import Problem, UnknownOperatorError, UsageError, WorkloadError
 from schedsearch.ops import Op, operator, operator_names, operators
-from schedsearch.ops.base import MAX_INT
+from schedsearch.ops.params import MAX_INT
 from schedsearch.ops.registry import RECORDED_ONLY
 from schedsearch.target import Target
 from schedsearch.task import Task, range_tasks

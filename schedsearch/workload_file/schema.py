@@ -28,7 +28,7 @@ from pydantic.fields import FieldInfo
 from schedsearch.errors import did_you_mean
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.ops import Op, Parameter, operators
-from schedsearch.ops.base import MAX_INT
+from schedsearch.ops.params import MAX_INT
 from schedsearch.tuner import TUNERS
 
 VERSION = 1

@@ -18,6 +18,7 @@ import numpy as np
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops import Layout
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import ConfigSpace, Constraint
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -28,7 +29,7 @@ from schedsearch.templates.parts.stages import epilogue_problem, moved_residual_
 from schedsearch.workload import Workload
 
 
-class Conv2dCpu(Template):
+class Conv2dCpu(Template[Conv2dParams]):
     """conv2d in fp32 on a CPU, NHWC or NCHW, groups included: direct, over packed channel blocks, in SIMD registers."""
 
     name = "conv2d_cpu"
@@ -36,16 +37,17 @@ class Conv2dCpu(Template):
     op = "conv2d"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        if workload.dtype != "float32":
-            return f"dtype {workload.dtype} is not supported on the CPU; allowed: float32"
-        if Layout.parse(workload.layout).blocks:
-            return f"layout is {workload.layout}; allowed: NHWC, NCHW"
-        if workload.output_layout != workload.layout:
-            return f"output_layout is {workload.output_layout}; allowed: {workload.layout}, as that of x"
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        p = workload.params
+        if p.dtype != "float32":
+            return f"dtype {p.dtype} is not supported on the CPU; allowed: float32"
+        if Layout.parse(p.layout).blocks:
+            return f"layout is {p.layout}; allowed: NHWC, NCHW"
+        if p.output_layout != p.layout:
+            return f"output_layout is {p.output_layout}; allowed: {p.layout}, as that of x"
         return epilogue_problem(workload, dtypes=("float32",), slices=True) or moved_residual_problem(workload)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
         x_layouts = ("packed", "direct") if shape.fits_unpadded else ("packed",)
         rules = (
@@ -58,14 +60,14 @@ class Conv2dCpu(Template):
                 lambda k: (
                     (k["x_layout"] == "packed")
                     | (not shape.depthwise)
-                    | ((shape.outputs % (k["oc_vectors"] * k["block"]) == 0) & (workload.layout == "NHWC"))
+                    | ((shape.outputs % (k["oc_vectors"] * k["block"]) == 0) & (workload.params.layout == "NHWC"))
                 ),
             ),
         )
         lanes_doc = "x of NCHW[x]c: channels per packed block and lanes of a vector"
         return tile_space(target, shape, x_layouts, lanes_doc, "input channels per step of the innermost loop", 4, rules)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The tile with the fewest modelled cycles per useful multiply-add. Everything else follows from it.
 
         A tile step issues ow_tile * oc_vectors multiply-adds, at most two per cycle and limited by their latency of four
@@ -93,13 +95,13 @@ class Conv2dCpu(Template):
             "order": "channels",
             "threads": max(allowed["threads"]),
         }
-        preferred = "direct" if "direct" in layouts and workload.layout == "NHWC" else "packed"
+        preferred = "direct" if "direct" in layouts and workload.params.layout == "NHWC" else "packed"
         return cheapest_tile(shape, space, base, (preferred, "packed"), cycles)
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         return plain_tile(space, target, {})
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         return source_of(Plan.of(workload, config), CpuEpilogue(workload), config["threads"])
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
@@ -37,7 +38,7 @@ _QUAD = 4
 _X_BLOCKS = (4, 8, 16, 32, 64)
 
 
-class Conv2dCpuInt8(Template):
+class Conv2dCpuInt8(Template[Conv2dParams]):
     """conv2d of int8 and uint8 on a CPU, in every layout, with groups and zero points: four channels in a 32-bit lane."""
 
     name = "conv2d_cpu_int8"
@@ -45,14 +46,15 @@ class Conv2dCpuInt8(Template):
     op = "conv2d"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        if workload.dtype not in INTEGERS:
-            return f"dtype is {workload.dtype}; allowed: {', '.join(INTEGERS)}"
-        if workload.output_layout != workload.layout:
-            return f"output_layout is {workload.output_layout}; allowed: {workload.layout}, as that of x"
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        p = workload.params
+        if p.dtype not in INTEGERS:
+            return f"dtype is {p.dtype}; allowed: {', '.join(INTEGERS)}"
+        if p.output_layout != p.layout:
+            return f"output_layout is {p.output_layout}; allowed: {p.layout}, as that of x"
         return epilogue_problem(workload, dtypes=OPERAND_DTYPES, converting=CONVERTING)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
         x_layouts = ("packed", "direct") if _fits_in_place(workload, shape) else ("packed",)
         rules = (
@@ -78,7 +80,7 @@ class Conv2dCpuInt8(Template):
         sums = int(needs_x_sums(workload))
         return tile_space(target, shape, x_layouts, *docs, 1, rules, further=(x_block,), sums=sums)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The tile with the fewest modelled cycles per useful multiply-add. Everything else follows from it.
 
         A tile step issues ow_tile * oc_vectors multiplications, one per cycle and limited by their latency of four cycles;
@@ -105,15 +107,17 @@ class Conv2dCpuInt8(Template):
         layouts = [str(value) for value in reversed(values["x_layout"])]
         return cheapest_tile(shape, space, base, layouts, cycles)
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         x_block = next(knob for knob in space.knobs if knob.name == "x_block")
         return plain_tile(space, target, {"x_block": x_block.values[-1]})
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         return source_of(workload, BytePlan.of(workload, config), config["threads"])
 
 
-def source_of(workload: Workload, plan: BytePlan, threads: int, *, constant_weights: bool = True) -> KernelSource:
+def source_of(
+    workload: Workload[Conv2dParams], plan: BytePlan, threads: int, *, constant_weights: bool = True
+) -> KernelSource:
     """The steps of one plan: pack x and the weights, then convolve."""
     epilogue, x, packed = CpuEpilogue(workload), "x" if plan.direct else "x_packed", Pointer("w_packed")
     pack_weight = KernelStep(
@@ -138,7 +142,7 @@ def _x_blocks(shape: Shape) -> tuple[int, ...]:
     return tuple(sorted({*up_to(_X_BLOCKS, most), most}))
 
 
-def _fits_in_place(workload: Workload, shape: Shape) -> bool:
+def _fits_in_place(workload: Workload[Conv2dParams], shape: Shape) -> bool:
     """Whether x can be read where it lies: nothing is padded, and four channels of a group are neighbours in memory."""
     run, stride = channel_runs("C", workload.signature[0])
     if not shape.fits_unpadded or stride != 1:

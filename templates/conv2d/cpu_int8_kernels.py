@@ -27,6 +27,7 @@ from schedsearch.backend.cpu_dot import QUAD, byte_tile_ops, dot_instruction, do
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.ops import ArgSpec
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.sum_of_products import accumulator_dtype
 from schedsearch.templates.conv2d.cpu_kernels import Shape, TilePlan
 from schedsearch.templates.parts.addressing import channel_runs, offset_along, plain_strides
@@ -71,7 +72,7 @@ class BytePlan(TilePlan):
     image_step: int | None = None
 
     @classmethod
-    def of(cls, workload: Workload, config: Config) -> BytePlan:
+    def of(cls, workload: Workload[Conv2dParams], config: Config) -> BytePlan:
         shape = Shape.of(workload)
         tile_channels = config["oc_vectors"] * config["block"]
         x = workload.signature[0]
@@ -80,7 +81,8 @@ class BytePlan(TilePlan):
             x_block = channel_runs("C", x)[0] or shape.reduced
         return cls(
             shape=shape, x=x, weight=workload.signature[1], y=workload.output,
-            x_shift=128 if workload.dtype == "int8" else 0, w_shift=128 if workload.weight_dtype == "uint8" else 0,
+            x_shift=128 if workload.params.dtype == "int8" else 0,
+            w_shift=128 if workload.params.weight_dtype == "uint8" else 0,
             x_sums=needs_x_sums(workload), ow_tile=config["ow_tile"], oc_vectors=config["oc_vectors"],
             block=config["block"], x_block=x_block, unroll=config["unroll"], oh_tile=config["oh_tile"],
             direct=config["x_layout"] == "direct", channels_inner=config["order"] == "channels",
@@ -141,10 +143,10 @@ class BytePlan(TilePlan):
         return group * self.shape.groups, group, block, h, w
 
 
-def needs_x_sums(workload: Workload) -> bool:
+def needs_x_sums(workload: Workload[Conv2dParams]) -> bool:
     """Whether the weights have an offset, so that the sums of x count."""
     depthwise = Shape.of(workload).depthwise  # its weights are shifted before they are multiplied
-    return not depthwise and (workload.weight_dtype == "uint8" or "weight" in workload.zero_points)
+    return not depthwise and (workload.params.weight_dtype == "uint8" or "weight" in workload.params.zero_points)
 
 
 def zero_point(epilogue: CpuEpilogue, name: str, shift: int) -> Callable[[Any], Any]:
@@ -256,7 +258,7 @@ def pack_weight_kernel(plan: BytePlan) -> Callable[..., None]:
     return pack_weight
 
 
-def convolve_kernel(plan: BytePlan, epilogue: CpuEpilogue, workload: Workload) -> Callable[..., None]:
+def convolve_kernel(plan: BytePlan, epilogue: CpuEpilogue, workload: Workload[Conv2dParams]) -> Callable[..., None]:
     """A work item is `oh_tile` output rows of one tile of output channels."""
     shape = plan.shape
     n_stride, group_stride, block_stride, h_stride, w_stride = plan.input_strides
@@ -343,14 +345,14 @@ def _operations(plan: BytePlan) -> tuple[Any, ...]:
     return ops.zero, multiply_add, multiply_add_one, ops.spill
 
 
-def _store_kernel(plan: BytePlan, epilogue: CpuEpilogue, workload: Workload) -> Callable[..., None]:
+def _store_kernel(plan: BytePlan, epilogue: CpuEpilogue, workload: Workload[Conv2dParams]) -> Callable[..., None]:
     """`store(sums, y, n, first channel of the group, of the tile, p, q, operands)`: the epilogue, and the elements of y."""
     yn_stride, yh_stride, yw_stride = plain_strides(plan.y, "NHW")
     channel_offset, (run, yk_stride) = offset_along("C", plan.y), channel_runs("C", plan.y)
     run = math.gcd(run, plan.tile_channels) or plan.tile_channels
     whole = plan.shape.outputs % plan.tile_channels == 0
     outputs, ow_tile, lanes, y_size = plan.shape.outputs, plan.ow_tile, plan.tile_channels, plan.y.size
-    w = workload
+    w = workload.params
     number = getattr(types, accumulator_dtype(w.dtype, w.weight_dtype, w.zero_points))
     element, fused = _parts(epilogue)
 

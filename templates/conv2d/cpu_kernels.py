@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from schedsearch.backend.cpu_ops import as_array, tile_ops
 from schedsearch.config import Config
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.workload import Workload
@@ -44,8 +45,9 @@ class Shape:
     padded_w: int
 
     @classmethod
-    def of(cls, p: Workload) -> Shape:
-        y = p.output
+    def of(cls, workload: Workload[Conv2dParams]) -> Shape:
+        p = workload.params
+        y = workload.output
         oh, ow = (y.shape[y.axes.index(axis)] for axis in "HW")
         depthwise = p.groups > 1 and p.groups == p.c == p.k
         groups = 1 if depthwise else p.groups
@@ -129,7 +131,7 @@ class Plan(TilePlan):
     own_weights: bool = False
 
     @classmethod
-    def of(cls, workload: Workload, config: Config) -> Plan:
+    def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
         x, weight = workload.signature[:2]
         return cls(
             shape=Shape.of(workload), ow_tile=config["ow_tile"], oc_vectors=config["oc_vectors"], block=config["block"],

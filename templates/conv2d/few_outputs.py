@@ -21,7 +21,7 @@ from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X, Grid, Pointer
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -52,7 +52,7 @@ BLOCKS_PER_SM = (1, 2, 3, 4, 6, 8)
 SHAPED_BY = frozenset({"sums", "row_words", "weight_words"})  # see `KernelStep`
 
 
-class Conv2dFewOutputs(Template):
+class Conv2dFewOutputs(Template[Conv2dParams]):
     """conv2d with up to 16 output channels: fp16 or bf16, sm_80 and later, stride 1, in NHWC; y in NHWC or NCHW."""
 
     name = "conv2d_few_outputs"
@@ -60,8 +60,8 @@ class Conv2dFewOutputs(Template):
     op = "conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        w = workload
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        w = workload.params
         if target.compute_capability < (8, 0):
             return "mma needs compute capability 8.0 or later, {} has {}.{}".format(target.name, *target.compute_capability)
         if w.dtype not in DTYPES:
@@ -76,17 +76,17 @@ class Conv2dFewOutputs(Template):
             return f"c is {w.c}; allowed: multiples of {MMA_CHANNELS}"
         if (*w.stride, *w.dilation) != (1, 1, 1, 1):
             return f"stride and dilation are {w.stride} and {w.dilation}; allowed: 1"
-        tile = row_tile(w, min(PIXELS))
+        tile = row_tile(workload, min(PIXELS))
         if registers(tile) > MAX_REGISTERS or tile.halves > MAX_MASK_BITS:
             return (
                 f"{w.r} x {w.s} taps of {w.c} channels need {registers(tile)} registers a thread; allowed: up to "
                 f"{MAX_REGISTERS}, and kernels up to {MAX_MASK_BITS // 2} wide"
             )
-        if reason := epilogue_problem(w, shuffles=True) or moved_residual_problem(w):
+        if reason := epilogue_problem(workload, shuffles=True) or moved_residual_problem(workload):
             return reason
-        return size_problem(w)
+        return size_problem(workload)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         out_h, out_w = CONV2D.output_hw(workload.params)
         knobs = (
             Knob("pixels", PIXELS, "output pixels of a row that a warp computes"),
@@ -116,14 +116,14 @@ class Conv2dFewOutputs(Template):
         )
         return ConfigSpace(knobs, constraints, _derived(workload, target))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The tiles whose loads fill the device with the least rows read twice; as many warps as registers allow."""
         few = space.restrict({"warps": [1, 4], "prefetch": [4]})
         return least_predicted(
             few, lambda q: (q["predicted_cycles"], q["pixels"], q["rows"], q["blocks_per_sm"], -q["warps"])
         )
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         plan, epilogue = Plan.of(workload, config), Epilogue(workload)
         step = KernelStep(
             build_kernel(workload, plan, epilogue),
@@ -138,9 +138,9 @@ class Conv2dFewOutputs(Template):
         return KernelSource("cuda", "native", (step,), alignments=alignments | {"x": 8, "weight": 8})
 
 
-def row_tile(workload: Workload, pixels: int) -> RowTile:
+def row_tile(workload: Workload[Conv2dParams], pixels: int) -> RowTile:
     """What a warp with this many pixels of a row computes from a row of x."""
-    w = workload
+    w = workload.params
     return RowTile(w.dtype, w.r, w.s, w.c // MMA_CHANNELS, pixels // MMA_PIXELS, math.ceil(w.k / MMA_COLUMNS))
 
 
@@ -149,10 +149,10 @@ def registers(tile: RowTile) -> int:
     return 2 * tile.row_words + tile.weight_words + tile.sums + BASE_REGISTERS
 
 
-def _derived(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
-    w = workload
-    out_h, out_w = CONV2D.output_hw(w.params)
-    by_pixels = {pixels: row_tile(w, pixels) for pixels in PIXELS}
+def _derived(workload: Workload[Conv2dParams], target: Target) -> dict[str, Callable[[Columns], Any]]:
+    w = workload.params
+    out_h, out_w = CONV2D.output_hw(w)
+    by_pixels = {pixels: row_tile(workload, pixels) for pixels in PIXELS}
 
     def of_tile(value: Callable[[RowTile], int]) -> Callable[[Columns], Any]:
         return lambda q: sum(np.where(q["pixels"] == pixels, value(tile), 0) for pixels, tile in by_pixels.items())
@@ -201,19 +201,19 @@ class Plan:
     tiles: int
 
     @classmethod
-    def of(cls, workload: Workload, config: Mapping[str, Any]) -> Plan:
+    def of(cls, workload: Workload[Conv2dParams], config: Mapping[str, Any]) -> Plan:
         out_h, out_w = CONV2D.output_hw(workload.params)
         pixels, rows, warps = config["pixels"], config["rows"], config["warps"]
         strips, bands = math.ceil(out_w / (pixels * warps)), math.ceil(out_h / rows)
         tile = row_tile(workload, pixels)
-        return cls(tile, pixels, rows, warps, config["prefetch"], strips, bands, workload.n * bands * strips)
+        return cls(tile, pixels, rows, warps, config["prefetch"], strips, bands, workload.params.n * bands * strips)
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
+def build_kernel(workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
     """The kernel (x, weight, y, *epilogue.params); addresses are u64."""
-    w, tile = workload, plan.tile
+    w, tile = workload.params, plan.tile
     height, top, left, taps_h = w.h, w.padding[0], w.padding[1], w.r
-    out_h = CONV2D.output_hw(w.params)[0]
+    out_h = CONV2D.output_hw(w)[0]
     pixels, rows, warps, strips, bands = plan.pixels, plan.rows, plan.warps, plan.strips, plan.bands
     pixel_bytes = w.c * ELEMENT_BYTES
     row_bytes, filter_bytes, image_rows, k = w.w * pixel_bytes, w.r * w.s * pixel_bytes, w.h, w.k
@@ -270,9 +270,9 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
 
 
 # --- The functions that the kernel captures ----------------------------------------------------------------------------
-def column_mask(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
+def column_mask(workload: Workload[Conv2dParams], plan: Plan) -> Callable[[Any], Any]:
     """`mask(column)`: for each of `RowTile.halves`, whether the thread's pixel at the tap is inside of the image."""
-    width, left, halves, per_tap = workload.w, workload.padding[1], plan.tile.halves, 2 * plan.tile.pixel_tiles
+    width, left, halves, per_tap = workload.params.w, workload.params.padding[1], plan.tile.halves, 2 * plan.tile.pixel_tiles
 
     def mask_of(column: Any) -> Any:
         mask = u32(0)
@@ -284,9 +284,9 @@ def column_mask(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     return mask_of
 
 
-def prefetch_row(workload: Workload, plan: Plan) -> Callable[..., None]:
+def prefetch_row(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., None]:
     """`fetch(x, image, row, stop, column, lane)`: brings the warp's part of the row `prefetch` rows ahead to L2."""
-    w, ahead = workload, plan.prefetch
+    w, ahead = workload.params, plan.prefetch
     pixel_bytes, image_rows, width = w.c * ELEMENT_BYTES, w.h, w.w
     row_bytes, part_bytes, rounds = width * pixel_bytes, plan.pixels * pixel_bytes, -(-plan.pixels * pixel_bytes // 4096)
     bring = row_mma.prefetch
@@ -306,12 +306,13 @@ def prefetch_row(workload: Workload, plan: Plan) -> Callable[..., None]:
     return fetch if ahead else nothing
 
 
-def store(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
+def store(workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
     """`store(sums, y, image, row, column, quarter, operands)`: the epilogue and the store of the window's first slot."""
-    tile, k, out_w = plan.tile, workload.k, CONV2D.output_hw(workload.params)[1]
+    p = workload.params
+    tile, k, out_w = plan.tile, p.k, CONV2D.output_hw(p)[1]
     strides = strides_of(workload, "y")
     of_image, of_channel, of_row, of_pixel = (strides[axis].outer for axis in "NCHW")
-    out_bytes, write = dtype_of(workload.out_dtype).nbytes, row_mma.store_element(workload.out_dtype)
+    out_bytes, write = dtype_of(p.out_dtype).nbytes, row_mma.store_element(p.out_dtype)
     single = epilogue.single
     parts, column_tiles = 2 * tile.pixel_tiles, tile.column_tiles
 

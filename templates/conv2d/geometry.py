@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.conv2d_formats import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import pixel_shuffle
@@ -119,10 +119,10 @@ class Im2col:
     own_weights: bool = False
 
     @classmethod
-    def of(cls, workload: Workload, x: Blocks | None = None, y: Blocks | None = None) -> Im2col:
+    def of(cls, workload: Workload[Conv2dParams], x: Blocks | None = None, y: Blocks | None = None) -> Im2col:
         """The GEMM of a workload, whose x and y lie in memory as its layout says unless `x` or `y` says otherwise."""
-        w = workload
-        out_h, out_w = CONV2D.output_hw(w.params)
+        w = workload.params
+        out_h, out_w = CONV2D.output_hw(w)
         top, left, bottom, right = w.padding
         upper = (right - (w.s - 1) * w.dilation[1], bottom - (w.r - 1) * w.dilation[0])
         x, y = x or Blocks.of(w.c, w.n, w.layout), y or Blocks.of(w.k, w.n, w.layout)
@@ -186,13 +186,13 @@ def channel_order(shuffle: PixelShuffle | None) -> ChannelOrder | None:
     return ChannelOrder(shuffle.out_channels, shuffle.pixels, 1)
 
 
-def merged_groups(workload: Workload) -> int:
+def merged_groups(workload: Workload[Conv2dParams]) -> int:
     """How many neighbouring groups of small integers a kernel takes as one, with zero weights between them.
 
     It takes the number that wastes the least depth of a wgmma, and of these the largest, whose tiles are wider. The channels
     of the merged groups are multiples of 16, which TMA and interleaved columns need; all groups together always are.
     """
-    w = workload
+    w = workload.params
     if w.groups == 1 or w.layout != "NHWC":
         return 1
     inputs, outputs = w.c // w.groups, w.k // w.groups
@@ -202,7 +202,7 @@ def merged_groups(workload: Workload) -> int:
 
 
 def problem(
-    workload: Workload,
+    workload: Workload[Conv2dParams],
     target: Target,
     *,
     every_dtype: bool = False,
@@ -226,7 +226,7 @@ def problem(
         takes_groups: takes any groups; otherwise only those of integers whose rows of weights `weight_rows` can widen.
         staged: as in `stages.epilogue_problem`.
     """
-    w = workload
+    w = workload.params
     dtypes = (*DTYPES, "float32", *INTEGERS, *FLOAT8) if every_dtype else (*DTYPES, *INTEGERS * integers)
     if target.compute_capability != (9, 0):
         got = ".".join(map(str, target.compute_capability))
@@ -236,34 +236,34 @@ def problem(
         return f"dtype is {w.dtype}; allowed: {', '.join(dtypes)}"
     if w.dtype == "float32" and w.precision != "tf32":
         return f"dtype is float32 with precision {w.precision}; allowed: tf32, as wgmma cuts factors to 10 stored bits"
-    if reason := zero_point_problem(w, weight_zero_point) or window_sums_problem(w):
+    if reason := zero_point_problem(workload, weight_zero_point) or window_sums_problem(workload):
         return reason
-    if reason := _layout_problem(w, takes_blocks):
+    if reason := _layout_problem(workload, takes_blocks):
         return reason
     of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32", *INTEGERS), "converting": CONVERTING}
     of_type = of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {}
-    if reason := epilogue_problem(w, staged=staged, shuffles=shuffles, slices=slices, **of_type):
+    if reason := epilogue_problem(workload, staged=staged, shuffles=shuffles, slices=slices, **of_type):
         return reason
-    if reason := _slice_problem(w):
+    if reason := _slice_problem(workload):
         return reason
-    if reason := _shuffle_problem(w):
+    if reason := _shuffle_problem(workload):
         return reason
     if w.groups != 1 and not takes_groups:
         if w.dtype not in INTEGERS:
             return f"groups is {w.groups}; allowed: 1"
-        if reason := _group_problem(w):
+        if reason := _group_problem(workload):
             return reason
     y_bytes = dtype_of(w.out_dtype).nbytes
     for name, multiple in (("c", ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes), ("k", max(8, ALIGNMENT_BYTES // y_bytes))):
-        if w.params[name] % multiple:
-            return f"{name} is {w.params[name]}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
-    return size_problem(w)
+        if w[name] % multiple:
+            return f"{name} is {w[name]}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
+    return size_problem(workload)
 
 
-def _slice_problem(workload: Workload) -> str | None:
+def _slice_problem(workload: Workload[Conv2dParams]) -> str | None:
     """Why the output cannot be stored into a slice by TMA."""
-    w = workload
-    if not w.output.slice_of:
+    w = workload.params
+    if not workload.output.slice_of:
         return None
     if w.layout != "NHWC":
         return f"y is a slice in {w.layout}; allowed: slices in NHWC"
@@ -273,9 +273,9 @@ def _slice_problem(workload: Workload) -> str | None:
     return None
 
 
-def _shuffle_problem(workload: Workload) -> str | None:
+def _shuffle_problem(workload: Workload[Conv2dParams]) -> str | None:
     """Why the output cannot be stored through depth_to_space by TMA."""
-    w = workload
+    w = workload.params
     shuffle = pixel_shuffle(w.epilogue, w.k)
     if shuffle is None:
         return None
@@ -291,16 +291,16 @@ def _shuffle_problem(workload: Workload) -> str | None:
         return f"depth_to_space of {w.dtype} in mode CRD; allowed: DCR"
     if shuffle.out_channels % 8:
         return f"k / block**2 of depth_to_space in mode CRD is {shuffle.out_channels}; allowed: multiples of 8"
-    return moved_residual_problem(w)
+    return moved_residual_problem(workload)
 
 
-def _group_problem(workload: Workload) -> str | None:
+def _group_problem(workload: Workload[Conv2dParams]) -> str | None:
     """Why groups of integers cannot be computed, merged or not."""
-    w = workload
+    w = workload.params
     inputs, outputs = w.c // w.groups, w.k // w.groups
     if inputs % 4:
         return f"a group has {inputs} input channels; allowed: multiples of 4"
-    if merged_groups(w) == 0 or (w.layout != "NHWC" and outputs % 16):
+    if merged_groups(workload) == 0 or (w.layout != "NHWC" and outputs % 16):
         return (
             f"groups of {inputs} input and {outputs} output channels do not merge to multiples of 16; allowed: those that "
             f"do, up to {MAX_MERGED} groups together, in NHWC"
@@ -308,8 +308,8 @@ def _group_problem(workload: Workload) -> str | None:
     return None
 
 
-def _layout_problem(workload: Workload, takes_blocks: bool) -> str | None:
-    w, block = workload, Layout.parse(workload.layout).block("C")
+def _layout_problem(workload: Workload[Conv2dParams], takes_blocks: bool) -> str | None:
+    w, block = workload.params, Layout.parse(workload.params.layout).block("C")
     if w.output_layout != w.layout:
         return f"output_layout is {w.output_layout}; allowed: {w.layout}, as that of x"
     if (w.layout, w.weight_layout) == ("NHWC", "OHWI"):

@@ -12,6 +12,7 @@ import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.space import ConfigSpace, Constraint, Knob
@@ -57,7 +58,7 @@ WEIGHT_STAGES = (0, 2, 3, 4, 6, 8, 12)
 BLOCKS_PER_SM = (1, 2, 3)
 
 
-class Conv2dHalo(Template):
+class Conv2dHalo(Template[Conv2dParams]):
     """conv2d for compute capability 9.0, R * S > 1 or groups: floats of 16 and 8 bits, TF32, int8 and uint8."""
 
     name = "conv2d_halo"
@@ -65,35 +66,35 @@ class Conv2dHalo(Template):
     op = "conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        w = workload
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        w = workload.params
         if reason := wgmma_problem(
-            w, target, every_dtype=True, takes_groups=True, shuffles=True, slices=True, staged=("residual",)
+            workload, target, every_dtype=True, takes_groups=True, shuffles=True, slices=True, staged=("residual",)
         ):
             return reason
-        if w.output.slice_of and not stages_y(w):
+        if workload.output.slice_of and not stages_y(workload):
             return f"y is a slice of {w.out_dtype}; allowed: outputs of 2 bytes or 1, which are stored by TMA"
-        if loads_residual(w) and dtype_of(w.out_dtype).nbytes != 2:
+        if loads_residual(workload) and dtype_of(w.out_dtype).nbytes != 2:
             return f"the residual has 16 bits and y is {w.out_dtype}; allowed: 16 bits both, or a residual of 32 bits"
-        if reason := shuffle_problem(w):
+        if reason := shuffle_problem(workload):
             return reason
         if w.r * w.s == 1 and w.groups == 1:
             return "the kernel is 1x1 and groups is 1; allowed: larger kernels, or groups (one tap shares no pixels)"
         if max(w.stride) > MAX_ELEMENT_STRIDE:
             return f"stride is {w.stride}; allowed: 1 to {MAX_ELEMENT_STRIDE}, TMA's element strides"
-        if not mergeable(w):
-            allowed = " and ".join(map(str, sorted({*units(w)})))
+        if not mergeable(workload):
+            allowed = " and ".join(map(str, sorted({*units(workload)})))
             return (
                 f"{w.groups} groups have {w.c // w.groups} input and {w.k // w.groups} output channels each, and "
                 f"{w.r * w.s} taps; allowed: multiples of {allowed} channels, or with up to {MAX_MERGED_TAPS} taps those of "
-                f"which several groups make such multiples, up to {chunk_channels(w)} and {WGMMA_CHANNELS}; "
+                f"which several groups make such multiples, up to {chunk_channels(workload)} and {WGMMA_CHANNELS}; "
                 "conv2d_mma takes all"
             )
-        pixels = math.prod(w.output.shape[:3])
+        pixels = math.prod(workload.output.shape[:3])
         if pixels > MAX_PIXELS - MAX_BOX**2:
             return f"the output has {pixels} pixels; allowed: less than 2**31 - 2**16, they are counted in 32 bits"
-        if not usable_tiles(w, target):
-            geometry = Geometry.of(w, min(mergeable(w)))
+        if not usable_tiles(workload, target):
+            geometry = Geometry.of(workload, min(mergeable(workload)))
             return (
                 f"the kernel reaches over (size - 1) * dilation / stride = {geometry.halo_h} x {geometry.halo_w} pixels of "
                 f"{geometry.phases} phases; allowed: what fits {MAX_BOX} x {MAX_BOX} pixels and "
@@ -101,7 +102,7 @@ class Conv2dHalo(Template):
             )
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         w, merges = workload, mergeable(workload)
         geometry, outputs = Geometry.of(workload, min(merges)), w.k // w.groups
         tiles = usable_tiles(w, target)
@@ -164,21 +165,21 @@ class Conv2dHalo(Template):
         )  # fmt: skip
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The configuration with the least predicted time; among equals, the fewest threads and the most patches."""
         return least_predicted(space, lambda q: (q["threads"], -q["patches"], -q["weight_stages"]))
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         plan = evaluate(workload, target, config)
         geometry = Geometry.of(workload, plan.merged)
         zero = ZeroPoint.of(workload)
         epilogue = Epilogue(workload, zero.params) if zero else Epilogue(workload)
-        shuffle = pixel_shuffle(workload.epilogue, workload.k)
+        shuffle = pixel_shuffle(workload.params.epilogue, workload.params.k)
         output: Param = Pointer("y")
         epilogue_params = epilogue.params
         alignments = {**dict.fromkeys(("x", "weight", "y"), ALIGNMENT_BYTES), **epilogue.alignments}
         if geometry.merged > 1:
-            alignments["weight"] = weight_piece(workload) * dtype_of(workload.weight_dtype).nbytes
+            alignments["weight"] = weight_piece(workload) * dtype_of(workload.params.weight_dtype).nbytes
         if stages_y(workload):
             output = pixel_map("y", workload, WGMMA_CHANNELS, plan.tile_w, 1, groups=geometry.groups)
             if shuffle:
@@ -188,7 +189,9 @@ class Conv2dHalo(Template):
             epilogue_params = tuple(residual if p == Pointer("residual") else p for p in epilogue_params)
             alignments["residual"] = ALIGNMENT_BYTES
         chunk = geometry.chunk
-        image = pixel_map("x", workload, chunk, plan.patch_w, plan.patch_h, groups=geometry.groups, stride=workload.stride)
+        image = pixel_map(
+            "x", workload, chunk, plan.patch_w, plan.patch_h, groups=geometry.groups, stride=workload.params.stride
+        )
         weights: Param = Pointer("weight")
         if geometry.merged == 1:
             weights = filter_map(workload, plan.bn, chunk, L2_PROMOTION_BYTES)

@@ -31,6 +31,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.backend.ops import shared_base
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.templates.conv2d import halo_weights
 from schedsearch.templates.conv2d.geometry import channel_order
@@ -60,7 +61,9 @@ SHAPED_BY = frozenset(
 )  # fmt: skip
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+def build_kernel(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
+) -> Callable[..., None]:
     """The kernel function of one configuration."""
     geometry, layout = Geometry.of(workload, plan.merged), plan.shared
     chunks, patches, turns, tile_h = geometry.chunks, plan.patches, plan.turns, plan.tile_h
@@ -74,7 +77,9 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     weights_offset, y_offset, residual_offset = map(layout.offset, ("weights", "y", "residual_full"))
     ring_barriers = _ring_barriers(plan)
     staged, staged_residual, warpgroups, stages = stages_y(workload), loads_residual(workload), plan.warpgroups, plan.stages
-    warpgroup_y_bytes = plan.positions * store_channels.position_bytes(workload.out_dtype) if staged and not in_turn else 0
+    warpgroup_y_bytes = (
+        plan.positions * store_channels.position_bytes(workload.params.out_dtype) if staged and not in_turn else 0
+    )
     row_patch_bytes = 0 if in_turn else tile_h * plan.patch_w * ROW_BYTES  # from a warpgroup to the one below
 
     load_patches = _load_patches(workload, geometry, plan)
@@ -82,7 +87,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     merge_weights = halo_weights.merge_weights(workload, geometry, plan, weights_offset)
     # Consumer warpgroups are numbered along a row of `warp_columns`, 64 output channels each.
     warp_columns, consumers = plan.channel_groups, plan.warpgroups * WARPGROUP
-    wgmma = Wgmma(workload.dtype)
+    wgmma = Wgmma(workload.params.dtype)
     accumulators, sum_type = wgmma.accumulators(plan.positions), wgmma.accumulator_type
     multiply_tile = _multiply_tile(workload, geometry, plan)
     staging_offset = _staging_offset(workload, plan)
@@ -201,14 +206,15 @@ def _own_place(geometry: Geometry, plan: Plan, tile_origin: Callable[..., Any]) 
     return own_place
 
 
-def _staging_offset(workload: Workload, plan: Plan) -> Callable[..., Any]:
+def _staging_offset(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., Any]:
     """Where a thread writes its part of a matrix of y that is staged."""
-    if pixel_shuffle(workload.epilogue, workload.k):
+    p = workload.params
+    if pixel_shuffle(p.epilogue, p.k):
         return store_channels.segment_offset(store_segment(workload), plan.positions)
-    return store_channels.transposed_offset(workload.out_dtype)
+    return store_channels.transposed_offset(p.out_dtype)
 
 
-def _releases_late(workload: Workload, geometry: Geometry, plan: Plan) -> bool:
+def _releases_late(workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan) -> bool:
     """Whether a warpgroup hands a patch, in which it stages y, back only during its next tile.
 
     This needs enough other patches: the next tile's last chunk but one must not need this patch.
@@ -216,25 +222,26 @@ def _releases_late(workload: Workload, geometry: Geometry, plan: Plan) -> bool:
     return _stages_in_place(workload, plan) and plan.patches >= (plan.turns - 1) * geometry.chunks + 2
 
 
-def _stages_in_place(workload: Workload, plan: Plan) -> bool:
+def _stages_in_place(workload: Workload[Conv2dParams], plan: Plan) -> bool:
     """Whether y is staged in the patch that it was computed from."""
     return stages_y(workload) and plan.turns > 1
 
 
-def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., Any]:
+def _multiply_tile(workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan) -> Callable[..., Any]:
     """All chunks and taps of a warpgroup's part of a tile.
 
     A buffer is handed back when the next step has been issued and its own has finished. Returns the state of both rings.
     """
+    p = workload.params
     taps, chunks, patches, resident = geometry.taps, geometry.chunks, plan.patches, plan.weight_stages == 0
     patch_bytes, stage_bytes, positions, merged = plan.patch_bytes, plan.bn * ROW_BYTES, plan.positions, geometry.merged > 1
     late_release, in_place = _releases_late(workload, geometry, plan), _stages_in_place(workload, plan)
     early_residual = loads_residual(workload) and not in_place
     take_patch, advance_patch = pipeline.consumer(patches, phases="some")
     take_weights, advance_weights = pipeline.consumer(plan.stages, phases="first" if resident else "all")
-    tap_address, advance_tap = _tap_address(workload, geometry, plan), _advance_tap(workload.s)
+    tap_address, advance_tap = _tap_address(workload, geometry, plan), _advance_tap(p.s)
     load_residual = _load_residual(geometry, plan)
-    wgmma = Wgmma(workload.weight_dtype, workload.dtype)
+    wgmma = Wgmma(p.weight_dtype, p.dtype)
     matrix = wgmma.matrix(ROW_BYTES)  # the swizzle depends on addresses only, so an operand may start at any row
     multiply, multiply_last = (wgmma.steps(positions, k_steps) for k_steps in geometry.k_steps)
     whole_chunks = chunks if geometry.k_steps[0] == geometry.k_steps[1] else chunks - 1
@@ -296,15 +303,16 @@ def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callab
 
 
 def _store_tile(
-    workload: Workload, geometry: Geometry, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
+    workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
 ) -> Callable[..., Any]:
     """Epilogue and store of a warpgroup's part of a tile; returns where it staged y, and the residual's parity."""
-    out_h, out_w, out_channels, outputs = geometry.out_h, geometry.out_w, workload.k, geometry.outputs
+    p = workload.params
+    out_h, out_w, out_channels, outputs = geometry.out_h, geometry.out_w, p.k, geometry.outputs
     tile_w, patch_bytes, octets = plan.tile_w, plan.patch_bytes, plan.positions // 8
-    staged, staged_residual, accumulator = stages_y(workload), loads_residual(workload), Wgmma(workload.dtype).accumulator
+    staged, staged_residual, accumulator = stages_y(workload), loads_residual(workload), Wgmma(p.dtype).accumulator
     late_release, in_place = _releases_late(workload, geometry, plan), _stages_in_place(workload, plan)
-    channel_step, second = store_channels.transposed_channels(workload.out_dtype)
-    shuffle, segment = pixel_shuffle(workload.epilogue, workload.k), store_segment(workload)
+    channel_step, second = store_channels.transposed_channels(p.out_dtype)
+    shuffle, segment = pixel_shuffle(p.epilogue, p.k), store_segment(workload)
     order = channel_order(shuffle)
     channel_of, step = (order.channel(), order.step) if order else (_same, 1)
     tile_rows = TileRows(plan.patch_w, out_w * out_channels, out_channels, second, step)
@@ -312,8 +320,8 @@ def _store_tile(
     correct = zero.transposed_correction(epilogue, octets, tile_rows) if zero else no_transposed_correction
     fused = not epilogue.identity
     load_residual = _load_residual(geometry, plan)
-    stage_y = store_channels.stage_transposed(workload.out_dtype if staged else "float16", octets, accumulator, segment)
-    send_y = store_channels.send_rows(geometry.groups > 1, plan.patch_w * store_channels.position_bytes(workload.out_dtype))
+    stage_y = store_channels.stage_transposed(p.out_dtype if staged else "float16", octets, accumulator, segment)
+    send_y = store_channels.send_rows(geometry.groups > 1, plan.patch_w * store_channels.position_bytes(p.out_dtype))
     if shuffle:
         run = out_channels // shuffle.block
         send_y = store_channels.send_segments(segment, plan.positions, plan.patch_w, out_h, out_channels, run)
@@ -393,16 +401,17 @@ def _tile_origin(geometry: Geometry, plan: Plan) -> Callable[..., Any]:
     return own_channels if resident else all_channels
 
 
-def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., None]:
+def _load_patches(workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan) -> Callable[..., None]:
     """Loads the patches of all tiles of a block, chunk by chunk."""
-    (stride_h, stride_w), (top, left) = workload.stride, workload.padding[:2]
+    p = workload.params
+    (stride_h, stride_w), (top, left) = p.stride, p.padding[:2]
     chunk_channels, chunks, patches, in_turn = geometry.chunk, geometry.chunks, plan.patches, plan.turns > 1
     tiles = plan.pixel_tiles if plan.weight_stages == 0 else plan.tiles
     loaded_bytes = geometry.phases * plan.patch_w * plan.patch_h * ROW_BYTES
     tile_origin = _tile_origin(geometry, plan)
     fill, advance, _ = pipeline.producer(patches, plan.patch_bytes, loaded_bytes)
     load_patch = gather.patch(
-        workload.stride, workload.dilation, geometry.phases, geometry.phases_w, plan.phase_bytes, geometry.groups > 1
+        p.stride, p.dilation, geometry.phases, geometry.phases_w, plan.phase_bytes, geometry.groups > 1
     )
 
     def load_patches(x: Any, shared: Any, full: Any, empty: Any, own_column: Any, first_tile: Any, next_tile: Any) -> None:
@@ -427,7 +436,7 @@ def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callabl
 
 
 def _warm(
-    workload: Workload, geometry: Geometry, plan: Plan, epilogue: Epilogue, tile_origin: Callable[..., Any]
+    workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan, epilogue: Epilogue, tile_origin: Callable[..., Any]
 ) -> Callable[..., None]:  # fmt: skip
     """`warm(lane, tile, own_column, operands)`: a warp brings what belongs to the channels of a tile to L1."""
     outputs, bn, load = geometry.outputs, plan.bn, warm_operands(workload, epilogue.params)
@@ -444,9 +453,9 @@ def _same(channel: Any) -> Any:
     return channel
 
 
-def _tap_address(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., Any]:
+def _tap_address(workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan) -> Callable[..., Any]:
     """`address(patch, tap_h, tap_w)`: the start of a tap's operand in its patch: the phase, plus the shift within it."""
-    (stride_h, stride_w), (dilation_h, dilation_w) = workload.stride, workload.dilation
+    (stride_h, stride_w), (dilation_h, dilation_w) = workload.params.stride, workload.params.dilation
     period_h, period_w, phases_w = geometry.period_h, geometry.period_w, geometry.phases_w
     phase_bytes, patch_w = plan.phase_bytes, plan.patch_w
 

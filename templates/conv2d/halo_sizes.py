@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.space import Columns
@@ -76,12 +76,12 @@ class Geometry:
     k_steps: tuple[int, int]
 
     @classmethod
-    def of(cls, workload: Workload, merged: int) -> Geometry:
-        w = workload
-        groups, chunk = w.groups // merged, chunk_channels(w)
+    def of(cls, workload: Workload[Conv2dParams], merged: int) -> Geometry:
+        w = workload.params
+        groups, chunk = w.groups // merged, chunk_channels(workload)
         chunks, wgmma_k = math.ceil(w.c // groups / chunk), Wgmma(w.dtype).k
         last = math.ceil((w.c // groups - (chunks - 1) * chunk) / wgmma_k)
-        out_h, out_w = CONV2D.output_hw(w.params)
+        out_h, out_w = CONV2D.output_hw(w)
         period_h, period_w = (stride // math.gcd(stride, dilation) for stride, dilation in zip(w.stride, w.dilation))
         halo_h, halo_w = (w.r - 1) * w.dilation[0] // w.stride[0], (w.s - 1) * w.dilation[1] // w.stride[1]
         return cls(
@@ -94,26 +94,28 @@ class Geometry:
         return self.phases_h * self.phases_w
 
 
-def chunk_channels(workload: Workload) -> int:
+def chunk_channels(workload: Workload[Conv2dParams]) -> int:
     """Input channels that a patch holds."""
-    return ROW_BYTES // dtype_of(workload.dtype).nbytes
+    return ROW_BYTES // dtype_of(workload.params.dtype).nbytes
 
 
-def units(workload: Workload) -> tuple[int, int]:
+def units(workload: Workload[Conv2dParams]) -> tuple[int, int]:
     """Input and output channels of 16 bytes, TMA's unit; of the outputs at least the 8 of a store of 32-bit numbers."""
-    inputs, outputs = (ALIGNMENT_BYTES // dtype_of(dtype).nbytes for dtype in (workload.dtype, workload.out_dtype))
+    inputs, outputs = (
+        ALIGNMENT_BYTES // dtype_of(dtype).nbytes for dtype in (workload.params.dtype, workload.params.out_dtype)
+    )
     return inputs, max(8, outputs)
 
 
-def mergeable(workload: Workload) -> tuple[int, ...]:
+def mergeable(workload: Workload[Conv2dParams]) -> tuple[int, ...]:
     """The numbers of neighbouring groups that can be computed as one; 1 means each separately, () that none is possible.
 
     TMA needs channels of a group in whole units. Merged groups may fill a wgmma; their weights must stay in shared memory.
     """
-    w = workload
+    w = workload.params
     inputs, outputs = w.c // w.groups, w.k // w.groups
-    input_unit, output_unit = units(w)
-    fills = min(chunk_channels(w) // inputs, WGMMA_CHANNELS // outputs) if w.r * w.s <= MAX_MERGED_TAPS else 1
+    input_unit, output_unit = units(workload)
+    fills = min(chunk_channels(workload) // inputs, WGMMA_CHANNELS // outputs) if w.r * w.s <= MAX_MERGED_TAPS else 1
     return tuple(
         merged
         for merged in range(1, max(1, min(w.groups, fills)) + 1)
@@ -121,52 +123,53 @@ def mergeable(workload: Workload) -> tuple[int, ...]:
     )
 
 
-def stages_y(workload: Workload) -> bool:
+def stages_y(workload: Workload[Conv2dParams]) -> bool:
     """Whether y goes through shared memory. Threads store 32-bit numbers directly from their registers."""
-    return dtype_of(workload.out_dtype).nbytes < 4
+    return dtype_of(workload.params.out_dtype).nbytes < 4
 
 
-def store_segment(workload: Workload) -> int:
+def store_segment(workload: Workload[Conv2dParams]) -> int:
     """Output channels of a position that one TMA store takes, and that staged y has in a row."""
-    shuffle = pixel_shuffle(workload.epilogue, workload.k)
-    return math.gcd(WGMMA_CHANNELS, workload.k // shuffle.block) if shuffle else WGMMA_CHANNELS
+    p = workload.params
+    shuffle = pixel_shuffle(p.epilogue, p.k)
+    return math.gcd(WGMMA_CHANNELS, p.k // shuffle.block) if shuffle else WGMMA_CHANNELS
 
 
-def shuffle_problem(workload: Workload) -> str | None:
+def shuffle_problem(workload: Workload[Conv2dParams]) -> str | None:
     """Why y cannot be stored through depth_to_space, beyond the limits of TMA, or None."""
-    w = workload
+    w = workload.params
     shuffle = pixel_shuffle(w.epilogue, w.k)
     if shuffle is None:
         return None
     if w.groups != 1 or dtype_of(w.out_dtype).nbytes != 2:
         return f"depth_to_space of {w.out_dtype} in {w.groups} groups; allowed: outputs of 16 bits, one group"
-    if store_segment(w) % 16:
+    if store_segment(workload) % 16:
         return f"k / block of depth_to_space is {w.k // shuffle.block}; allowed: multiples of 16"
     order = channel_order(shuffle)
     if order is not None and (order.block % 16 or (WGMMA_CHANNELS % order.block and order.block % WGMMA_CHANNELS)):
         return f"k / block**2 of depth_to_space in mode CRD is {order.block}; allowed: 16, 32 and multiples of 64"
-    return moved_residual_problem(w)
+    return moved_residual_problem(workload)
 
 
-def residual_bytes(workload: Workload) -> int:
+def residual_bytes(workload: Workload[Conv2dParams]) -> int:
     """Bytes of an element of the residual; 0 if there is none."""
     return sum(dtype_of(spec.dtype).nbytes for spec in workload.signature if spec.name == "residual")
 
 
-def loads_residual(workload: Workload) -> bool:
+def loads_residual(workload: Workload[Conv2dParams]) -> bool:
     """Whether TMA loads a residual of 16 bits to the place where y will be staged. Threads read others directly."""
     return residual_bytes(workload) == 2
 
 
-def overhead_registers(workload: Workload) -> int:
+def overhead_registers(workload: Workload[Conv2dParams]) -> int:
     if residual_bytes(workload) in (1, 4):
         return WIDE_RESIDUAL_REGISTERS
-    return EPILOGUE_REGISTERS if workload.epilogue else PLAIN_REGISTERS
+    return EPILOGUE_REGISTERS if workload.params.epilogue else PLAIN_REGISTERS
 
 
-def weight_piece(workload: Workload) -> int:
+def weight_piece(workload: Workload[Conv2dParams]) -> int:
     """Merged weights that are neighbours both in memory and in shared memory, at most 16 bytes of them."""
-    return math.gcd(workload.c // workload.groups, units(workload)[0])
+    return math.gcd(workload.params.c // workload.params.groups, units(workload)[0])
 
 
 def even_splits(size: int, most: int) -> list[int]:
@@ -174,7 +177,7 @@ def even_splits(size: int, most: int) -> list[int]:
     return sorted({part for parts in range(1, size + 1) if (part := math.ceil(size / parts)) <= most})
 
 
-def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], int]:
+def usable_tiles(workload: Workload[Conv2dParams], target: Target) -> dict[tuple[int, int], int]:
     """(tile_h, tile_w) -> positions of a wgmma, for tiles within its limit that fit one warpgroup's shared memory."""
     merged = min(mergeable(workload))
     geometry = Geometry.of(workload, merged)
@@ -197,14 +200,14 @@ def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], in
     return found
 
 
-def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
+def shared_layout(workload: Workload[Conv2dParams], q: Columns) -> SharedLayout:
     """Shared memory of a block: the patches, the stages of weights, y of each consumer warpgroup, the barriers.
 
     All operands are rows of 128 bytes, swizzled by address. A warpgroup in turn stages its y in the patch that it was
     computed from. The last positions may reach past the end of a patch: their columns are never stored.
     """
     in_turn, warpgroups = q["turns"] > 1, q["warpgroups"]
-    staged = position_bytes(workload.out_dtype) if stages_y(workload) else 0
+    staged = position_bytes(workload.params.out_dtype) if stages_y(workload) else 0
     return SharedLayout.of(
         patches=q["patches"] * q["patch_bytes"],
         weights=q["stages"] * q["bn"] * ROW_BYTES,
@@ -219,9 +222,9 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
     )
 
 
-def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
+def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities. It works on arrays and on single values."""
-    w, merges = workload, mergeable(workload)
+    w, merges = workload.params, mergeable(workload)
     geometry = Geometry.of(workload, min(merges))  # the sizes that do not depend on the number of merged groups
     inputs, outputs = w.c // w.groups, w.k // w.groups
     out_bytes = dtype_of(w.out_dtype).nbytes
@@ -230,7 +233,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     fit = card.halo
 
     # Rows of staged y start at multiples of 128 bytes, because TMA needs that.
-    row_unit = max(1, ROW_BYTES // (store_segment(w) * dtype_of(w.out_dtype).nbytes))
+    row_unit = max(1, ROW_BYTES // (store_segment(workload) * dtype_of(w.out_dtype).nbytes))
 
     def rounded(positions: Any, unit: int = SWIZZLE_ROWS) -> Any:
         return -(-positions // unit) * unit
@@ -250,7 +253,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         results = q["warpgroups"] / q["turns"] * WGMMA_CHANNELS * q["positions"]
         convert = 0 if out_bytes > 1 else results / card.requantised_per_cycle
         store = stored / l2_rate + fit.tile_cycles + convert
-        if residual_bytes(w):
+        if residual_bytes(workload):
             # The same number of bytes again; both are in flight during the multiplications.
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), fit.load_latency_cycles, 0)
         # Weights that stay are loaded while the first tile is multiplied; merged ones are written before. Blocks request the
@@ -367,7 +370,7 @@ class Plan:
     shared: SharedLayout
 
 
-def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> Plan:
+def evaluate(workload: Workload[Conv2dParams], target: Target, config: Mapping[str, Any]) -> Plan:
     """The plan of one configuration."""
     q = evaluated(derived_quantities(workload, target), config)
     return Plan(**q, shared=shared_layout(workload, q))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.templates.conv2d.geometry import channel_order
 from schedsearch.templates.conv2d.halo_sizes import Geometry, Plan, weight_piece
@@ -16,7 +17,9 @@ from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
 
-def load_weights(workload: Workload, geometry: Geometry, plan: Plan, tile_origin: Callable[..., Any]) -> Callable[..., None]:
+def load_weights(
+    workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan, tile_origin: Callable[..., Any]
+) -> Callable[..., None]:
     """Loads the weights: all of them once, or those of every tile. `tile_origin` returns a tile's group and channel last."""
     chunk_channels, load_filters = geometry.chunk, _load_filters(workload)
     taps, chunks, outputs, resident = geometry.taps, geometry.chunks, geometry.outputs, plan.weight_stages == 0
@@ -40,9 +43,10 @@ def load_weights(workload: Workload, geometry: Geometry, plan: Plan, tile_origin
     return load
 
 
-def _load_filters(workload: Workload) -> Callable[..., None]:
+def _load_filters(workload: Workload[Conv2dParams]) -> Callable[..., None]:
     """`load(to, weight, channel, tap, filter, barrier)`: a box of `maps.filter_map`, or of `ordered_filter_map`."""
-    order = channel_order(pixel_shuffle(workload.epilogue, workload.k))
+    p = workload.params
+    order = channel_order(pixel_shuffle(p.epilogue, p.k))
     block = order.block if order else 1
 
     def load(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
@@ -57,18 +61,21 @@ def _load_filters(workload: Workload) -> Callable[..., None]:
 
     if order:
         return load_ordered
-    return load_interleaved if store.interleaved(workload.out_dtype) else load
+    return load_interleaved if store.interleaved(p.out_dtype) else load
 
 
-def merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_offset: int) -> Callable[..., None]:
+def merge_weights(
+    workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan, weights_offset: int
+) -> Callable[..., None]:
     """Writes the weights of merged groups: zeros, and each group's weights for its own input channels.
 
     They are copied in pieces that fit in a row of zeros and in a row of one group's weights.
     """
+    p = workload.params
     taps, stage_bytes, consumers = geometry.taps, plan.bn * ROW_BYTES, plan.warpgroups * WARPGROUP
-    inputs, outputs = workload.c // workload.groups, workload.k // workload.groups
-    piece, element_bytes = weight_piece(workload), Wgmma(workload.dtype).element_bytes
-    piece_bytes, row_of = piece * element_bytes, _row_of_output(store.interleaved(workload.out_dtype))
+    inputs, outputs = p.c // p.groups, p.k // p.groups
+    piece, element_bytes = weight_piece(workload), Wgmma(p.dtype).element_bytes
+    piece_bytes, row_of = piece * element_bytes, _row_of_output(store.interleaved(p.out_dtype))
     tile_pieces = geometry.outputs * taps * inputs // piece
     copy, wait_copies = ptx.cp_async(piece_bytes), ptx.cp_async_wait(0)
     tap_chunks = geometry.outputs * ROW_BYTES // 16  # number of rows that are stored

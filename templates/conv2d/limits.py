@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.workload import Workload
 
 LARGEST_SIZE = 2**30  # of one axis: coordinates, and sums of two of them, stay within int32
 
 
-def size_problem(workload: Workload, **further: int) -> str | None:
+def size_problem(workload: Workload[Conv2dParams], **further: int) -> str | None:
     """The first size that is too large for 32-bit coordinates (one sentence: what, got, allowed), or None.
 
     Args:
         further: more sizes than those of the axes and of the reduction, by name; spaces for underscores.
     """
-    w = workload
+    w = workload.params
     top, left, bottom, right = w.padding
     sizes = {
         "n": w.n,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from schedsearch.launch import TensorMap
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.pixel_shuffle import PixelShuffle
@@ -17,13 +18,13 @@ ROW_BYTES = 128  # of a position in a patch, and of an output channel in a stage
 L2_PROMOTION_BYTES = 256  # for maps whose template has no knob for it
 
 
-def image_map(workload: Workload, gemm: Im2col, bm: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
+def image_map(workload: Workload[Conv2dParams], gemm: Im2col, bm: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
     """x as im2col columns of bm pixels x bk channels; coordinates (c, w, h, slice) of a base pixel, offsets (w, h) of a tap.
 
     A slice is a block of channels of an image, see `geometry.Blocks`. A row of bk channels is as wide as the swizzle (32, 64
     or 128 bytes).
     """
-    w, block = workload, gemm.x.size
+    w, block = workload.params, gemm.x.size
     size = dtype_of(w.dtype).nbytes
     return TensorMap(
         "x",
@@ -40,7 +41,7 @@ def image_map(workload: Workload, gemm: Im2col, bm: int, bk: int, l2_promotion_b
     )
 
 
-def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int, sets: int = 1) -> TensorMap:
+def filter_map(workload: Workload[Conv2dParams], bn: int, bk: int, l2_promotion_bytes: int, sets: int = 1) -> TensorMap:
     """weight as (channels of a group, taps, output channels), in boxes of bk x 1 x bn.
 
     The rank is 3 and not 2 (channels * taps, output channels), so that the last box of a tap ends in zeros and not in the
@@ -50,7 +51,7 @@ def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int, se
     Args:
         sets: of weights, one after the other, as if they were more output channels.
     """
-    w, channels, taps = workload, workload.c // workload.groups, workload.r * workload.s
+    w, channels, taps = workload.params, workload.params.c // workload.params.groups, workload.params.r * workload.params.s
     filters = sets * w.k
     size = dtype_of(w.weight_dtype).nbytes
     if interleaved(w.out_dtype):
@@ -77,7 +78,7 @@ def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int, se
     )
 
 
-def blocked_filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
+def blocked_filter_map(workload: Workload[Conv2dParams], bn: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
     """Weights in OIHW[x]o[x]i, in boxes of bk input and up to bn output channels of a tap.
 
     Without interleaved columns the axes are (input channels of a block, output channels of a block, blocks of input channels
@@ -86,7 +87,7 @@ def blocked_filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes:
     With interleaved columns the output channels of a block are three axes, as in `filter_map`, and all blocks with their
     taps are one. A box then has output channels of one block.
     """
-    w = workload
+    w = workload.params
     block, size = Layout.parse(w.weight_layout).block("I"), dtype_of(w.weight_dtype).nbytes
     row, matrix = block * size, block * block * size
     inputs = w.c // w.groups // block * w.r * w.s  # blocks of input channels, with their taps
@@ -111,10 +112,12 @@ def blocked_filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes:
     )
 
 
-def ordered_filter_map(workload: Workload, order: ChannelOrder, bn: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
+def ordered_filter_map(
+    workload: Workload[Conv2dParams], order: ChannelOrder, bn: int, bk: int, l2_promotion_bytes: int
+) -> TensorMap:
     """weight as (channels, taps, columns of a block, blocks), in boxes of bk x 1 x bn columns: the output channels in an
     order of their own. The columns of a box fill whole blocks, or lie within one."""
-    w, taps = workload, workload.r * workload.s
+    w, taps = workload.params, workload.params.r * workload.params.s
     size = dtype_of(w.weight_dtype).nbytes
     filter_bytes = taps * w.c * size
     return TensorMap(
@@ -129,21 +132,22 @@ def ordered_filter_map(workload: Workload, order: ChannelOrder, bn: int, bk: int
     )
 
 
-def output_map(workload: Workload, output: Output, segment: int, rows: int) -> TensorMap:
+def output_map(workload: Workload[Conv2dParams], output: Output, segment: int, rows: int) -> TensorMap:
     """y as (output channels, pixels), or (channels of a block, pixels, slices), in boxes of `segment` x `rows`.
 
     A segment is as wide as the swizzle, or 8 elements. For slices, see `store.Output`. Through depth_to_space, boxes are
     those of `store.ShuffledOutput`.
     """
-    size = dtype_of(workload.out_dtype).nbytes
+    p = workload.params
+    size = dtype_of(p.out_dtype).nbytes
     if isinstance(output, ShuffledOutput):
         return shuffled_map(workload, output.shuffle, output.out_w, segment, output.box_pixels)
-    row = (workload.slice_of if output.plain else output.block) * size
+    row = (p.slice_of if output.plain else output.block) * size
     slices = math.prod(workload.output.shape) // (output.rows * output.block)
     several = not output.plain
     return TensorMap(
         "y",
-        workload.out_dtype,
+        p.out_dtype,
         dims=(output.block, output.rows, *(slices,) * several),
         strides_bytes=(row, *(output.rows * row,) * several),
         element_strides=(1, 1, *(1,) * several),
@@ -152,19 +156,21 @@ def output_map(workload: Workload, output: Output, segment: int, rows: int) -> T
     )
 
 
-def shuffled_map(workload: Workload, shuffle: PixelShuffle, out_w: int, segment: int, pixels: int) -> TensorMap:
+def shuffled_map(
+    workload: Workload[Conv2dParams], shuffle: PixelShuffle, out_w: int, segment: int, pixels: int
+) -> TensorMap:
     """y as the four axes of `store.ShuffledOutput`, in boxes of `segment` channels of `pixels` pixels of a row.
 
     Args:
         out_w: pixels of a row before depth_to_space.
     """
-    size = dtype_of(workload.out_dtype).nbytes
+    size = dtype_of(workload.params.out_dtype).nbytes
     run = shuffle.channels // shuffle.block
     line = out_w * run * size
     lines = math.prod(workload.output.shape) // (out_w * shuffle.channels)
     return TensorMap(
         "y",
-        workload.out_dtype,
+        workload.params.out_dtype,
         dims=(run, out_w, shuffle.block, lines),
         strides_bytes=(run * size, line, shuffle.block * line),
         element_strides=(1, 1, 1, 1),
@@ -175,7 +181,7 @@ def shuffled_map(workload: Workload, shuffle: PixelShuffle, out_w: int, segment:
 
 def pixel_map(
     buffer: str,
-    workload: Workload,
+    workload: Workload[Conv2dParams],
     channels: int,
     width: int,
     height: int,
@@ -206,9 +212,9 @@ def pixel_map(
     )
 
 
-def patch_map(workload: Workload, patch_w: int, patch_h: int) -> TensorMap:
+def patch_map(workload: Workload[Conv2dParams], patch_w: int, patch_h: int) -> TensorMap:
     """x as (values of a row, h, n), in boxes of one patch; rows of the patch are not swizzled."""
-    w = workload
+    w = workload.params
     row_bytes = w.w * w.c * dtype_of(w.dtype).nbytes
     return TensorMap(
         "x",

@@ -22,6 +22,7 @@ from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X, Grid, Pointer
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.conv2d_formats import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
@@ -43,7 +44,7 @@ from schedsearch.workload import Workload
 DTYPES = ("float16", "bfloat16", "float32", *FLOAT8, *INTEGERS)
 
 
-class Conv2dMma(Template):
+class Conv2dMma(Template[Conv2dParams]):
     """Supports every shape, stride, dilation, padding, group count, layout and epilogue."""
 
     name = "conv2d_mma"
@@ -51,32 +52,32 @@ class Conv2dMma(Template):
     op = "conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        w = workload
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        w = workload.params
         if w.dtype not in DTYPES:
             return f"dtype must be one of {', '.join(DTYPES)}, got {w.dtype}"
         needed = (8, 9) if w.dtype in FLOAT8 else (8, 0)
         if target.compute_capability < needed:
             (major, minor), has = needed, "{}.{}".format(*target.compute_capability)
             return f"{w.dtype} needs compute capability {major}.{minor} or later, {target.name} has {has}"
-        if reason := zero_point_problem(w, of_weight=True) or window_sums_problem(w):
+        if reason := zero_point_problem(workload, of_weight=True) or window_sums_problem(workload):
             return reason
         of_one_byte: dict[str, Any] = {
             "dtypes": ("float16", "bfloat16", "float32", "int32", "uint32", *BYTES),
             "converting": CONVERTING,
         }
         if reason := epilogue_problem(
-            w, shuffles=True, slices=True, **(of_one_byte if w.dtype in (*FLOAT8, *INTEGERS) else {})
+            workload, shuffles=True, slices=True, **(of_one_byte if w.dtype in (*FLOAT8, *INTEGERS) else {})
         ):
             return reason
-        if reason := moved_residual_problem(w):
+        if reason := moved_residual_problem(workload):
             return reason
-        return size_problem(w, stride=max(w.stride))
+        return size_problem(workload, stride=max(w.stride))
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         return config_space(workload, target)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The tile with the least estimated time: the number of waves over the SMs times multiplications plus loads of one.
 
         Per unit of depth, a tile of bm x bn does bm bn multiply-adds and loads bm + bn elements. Loading one element costs
@@ -123,7 +124,7 @@ class Conv2dMma(Template):
             **({"merged": gemm.merged} if len(gemms.by_merged) > 1 else {}),
         )  # fmt: skip
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         return source_of(workload, Plan.of(workload, config), config["blocks_per_sm"])
 
 
@@ -138,7 +139,7 @@ def _warp_tile_of_small_copies(bm: int, bn: int, registers_per_word: int) -> tup
     return 16, max(16, bn // 2)
 
 
-def source_of(workload: Workload, plan: Plan, blocks_per_sm: int) -> KernelSource:
+def source_of(workload: Workload[Conv2dParams], plan: Plan, blocks_per_sm: int) -> KernelSource:
     """The steps of one plan. If images have weights of their own, `weight` is that of all, and x has no zero point."""
     zero, windows, gemm = ZeroPoint.of(workload), WindowSums.of(workload), plan.gemm
     further = (*(zero.params if zero else ()), *(windows.params if windows else ()))
@@ -159,7 +160,7 @@ def source_of(workload: Workload, plan: Plan, blocks_per_sm: int) -> KernelSourc
     steps: list[KernelStep] = []
     workspaces: dict[str, int] = {}
     if gemm.repacked:
-        filters = workload.replace(n=1, k=workload.n * workload.k) if plan.own_weights else workload
+        filters = workload.replace(n=1, k=workload.params.n * workload.params.k) if plan.own_weights else workload
         rows = WeightRows(filters, gemm.merged)
         steps.append(rows.step())
         workspaces[ROWS] = rows.nbytes

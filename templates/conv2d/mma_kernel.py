@@ -15,7 +15,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.backend.ops import shared_base
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.templates.conv2d.mma_sizes import Plan
 from schedsearch.templates.conv2d.mma_store import ChannelCorrections, output
 from schedsearch.templates.conv2d.ring import CHUNK_BYTES, OUTSIDE, filter_sets, swizzle
@@ -30,7 +30,9 @@ from schedsearch.workload import Workload
 SHAPED_BY = frozenset({"accumulators", "rows_x"})
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
+def build_kernel(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections
+) -> Callable[..., None]:
     """The kernel of one configuration. It takes (x, weight, y, *epilogue.params); addresses are u64."""
     index = i64 if plan.wide_counts else i32
     tiles, steps, stages, persistent = plan.tiling.tiles, plan.steps, plan.stages, plan.persistent
@@ -180,14 +182,14 @@ def _count(plan: Plan) -> Any:
 
 
 # --- Load -------------------------------------------------------------------------------------------------------------
-def load_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
+def load_order(workload: Workload[Conv2dParams], plan: Plan) -> Callable[[Any], Any]:
     """`place_in_x(thread)` returns the (row, column of chunks) of x that a thread loads first.
 
     Neighbouring threads load neighbours in memory: chunks of one block of channels, then pixels, then further blocks.
     """
     chunks, row_step = plan.chunks, plan.row_step
     run_chunks = math.gcd(strides_of(workload, "x")["C"].run(plan.gemm.c) // plan.gemm.mma.chunk, chunks) or 1
-    across = chunks if workload.layout == "NHWC" else run_chunks
+    across = chunks if workload.params.layout == "NHWC" else run_chunks
     if across == chunks:
         return lambda thread: (u32(thread // chunks), u32(thread % chunks))
 
@@ -198,14 +200,14 @@ def load_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     return by_blocks
 
 
-def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
+def pixels(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., None]:
     """`locate(x, m_first, m_stop, row, group, h0, w0, x_rows)` finds the pixels that a thread loads.
 
     It writes for each of the thread's rows the coordinates of the first tap and that element's address.
     """
     count, rows, row_step, element_bytes = _count(plan), plan.rows_x, plan.row_step, plan.gemm.element_bytes
     out_w, out_pixels = CONV2D.output_hw(workload.params)[1], plan.gemm.pixels
-    (stride_h, stride_w), (pad_top, pad_left) = workload.stride, workload.padding[:2]
+    (stride_h, stride_w), (pad_top, pad_left) = workload.params.stride, workload.params.padding[:2]
     pixel_of, group_elements = _pixel(workload), _group_elements(workload, plan)
 
     def locate(
@@ -227,7 +229,7 @@ def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
     return locate
 
 
-def _pixel(workload: Workload) -> Callable[[Any, Any, Any], Any]:
+def _pixel(workload: Workload[Conv2dParams]) -> Callable[[Any, Any, Any], Any]:
     """`pixel_of(n, row, column)`: offset in x of a pixel's first channel; the pixel may lie outside of the image."""
     strides = strides_of(workload, "x")
     rows, columns = strides["N"].outer // strides["H"].outer, strides["H"].outer // strides["W"].outer
@@ -239,21 +241,22 @@ def _pixel(workload: Workload) -> Callable[[Any, Any, Any], Any]:
     return pixel_of
 
 
-def _group_elements(workload: Workload, plan: Plan) -> int:
+def _group_elements(workload: Workload[Conv2dParams], plan: Plan) -> int:
     """Elements of x from one group of channels to the next. A group has whole blocks, if there are blocks."""
     channels = strides_of(workload, "x")["C"]
     return plan.gemm.c // channels.block * channels.outer
 
 
-def pixel_loads(workload: Workload, plan: Plan) -> Callable[..., None]:
+def pixel_loads(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., None]:
     """`load(stage, step, row, column, h0, w0, x_rows)` loads the thread's chunks of x, and zeros outside of the image."""
+    p = workload.params
     rows, row_step, bm, bk, row_bytes = plan.rows_x, plan.row_step, plan.bm, plan.bk, plan.row_bytes
     piece, c_group, kk_total, flip = plan.gemm.piece_x, plan.gemm.c, plan.gemm.depth, swizzle(plan.chunks)
     chunk, element_bytes = plan.gemm.mma.chunk, plan.gemm.element_bytes
     pieces, copy, ragged = chunk // piece, ptx.cp_async(piece * element_bytes), bm % row_step != 0
-    h, w, kernel_w, padded = workload.h, workload.w, workload.s, any(workload.padding)
+    h, w, kernel_w, padded = p.h, p.w, p.s, any(p.padding)
     pixel_of, channel_of = _pixel(workload), strides_of(workload, "x")["C"].offset()
-    dilation_h, dilation_w = workload.dilation
+    dilation_h, dilation_w = p.dilation
     one_tap = c_group % bk == 0  # a step then lies within one tap, and all threads do the same arithmetic
 
     def load(stage: Any, step: Any, row: Any, column: Any, h0: Any, w0: Any, x_rows: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from schedsearch.config import Config
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.templates.conv2d.placement import neighbours
@@ -50,17 +50,17 @@ class Gemm(RingGemm):
     out_bytes: int
 
     @classmethod
-    def of(cls, workload: Workload, merged: int = 1) -> Gemm:
-        w, mma = workload, mma_of(workload)
+    def of(cls, workload: Workload[Conv2dParams], merged: int = 1) -> Gemm:
+        w, mma = workload.params, mma_of(workload)
         chunk, groups = mma.chunk, w.groups // merged
         k, c = w.k // groups, w.c // groups
         kk = w.r * w.s * c
-        out_h, out_w = CONV2D.output_hw(w.params)
+        out_h, out_w = CONV2D.output_hw(w)
         short = mma.element_bytes == 1 and kk % WORD_BYTES != 0
         repacked = merged > 1 or w.weight_layout != "OHWI" or short
-        row = WeightRows(w, merged).row if repacked else kk
+        row = WeightRows(workload, merged).row if repacked else kk
         out_bytes = dtype_of(w.out_dtype).nbytes
-        run = math.gcd(neighbours(w, k), k)
+        run = math.gcd(neighbours(workload, k), k)
         return cls(
             mma=mma,
             groups=groups,
@@ -73,7 +73,7 @@ class Gemm(RingGemm):
             element_bytes=mma.element_bytes,
             row=row,
             repacked=repacked,
-            piece_x=_piece(strides_of(w, "x")["C"].run(c), chunk),
+            piece_x=_piece(strides_of(workload, "x")["C"].run(c), chunk),
             piece_w=_piece(row, chunk),
             vector=next(size for size in _VECTORS[out_bytes] if run % size == 0),
             out_bytes=out_bytes,
@@ -93,11 +93,14 @@ class Gemms:
     takes_batch_knob: bool
 
     @classmethod
-    def of(cls, workload: Workload) -> Gemms:
-        w = workload
+    def of(cls, workload: Workload[Conv2dParams]) -> Gemms:
+        w = workload.params
         # Configurations of these workloads were recorded without the knobs `batch` and `merged`, and keep their ids.
         first = w.dtype in ("float16", "bfloat16") and (w.layout, w.weight_layout) == ("NHWC", "OHWI")
-        return cls({merged: Gemm.of(w, merged) for merged in ((1,) if first else _mergeable(w))}, not first and w.n > 1)
+        return cls(
+            {merged: Gemm.of(workload, merged) for merged in ((1,) if first else _mergeable(workload))},
+            not first and w.n > 1,
+        )
 
     @property
     def single(self) -> Gemm:
@@ -112,9 +115,9 @@ class Gemms:
         return values[np.searchsorted(list(self.by_merged), k["merged"])]
 
 
-def _mergeable(workload: Workload) -> tuple[int, ...]:
+def _mergeable(workload: Workload[Conv2dParams]) -> tuple[int, ...]:
     """How many groups may be merged, in increasing order."""
-    w = workload
+    w = workload.params
     k, c_bytes = w.k // w.groups, w.c // w.groups * dtype_of(w.dtype).nbytes
     powers = (2**i for i in range(MOST_MERGED.bit_length()))
     return tuple(
@@ -133,9 +136,9 @@ def _piece(elements: int, chunk: int) -> int:
     return math.gcd(elements, chunk)
 
 
-def mma_of(workload: Workload) -> Mma:
+def mma_of(workload: Workload[Conv2dParams]) -> Mma:
     """The instruction that multiplies the workload's elements."""
-    w = workload
+    w = workload.params
     return Mma(w.dtype, w.weight_dtype, 3 if w.dtype == "float32" and w.precision == "fp32" else 1)
 
 
@@ -155,7 +158,7 @@ class Plan(RingPlan[Gemm]):
     persistent: bool
 
     @classmethod
-    def of(cls, workload: Workload, config: Config) -> Plan:
+    def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
         knobs = {name: config[name] for name in ("bm", "bn", "bk", "wm", "wn", "slices", "stages", "panel")}
         gemm = Gemm.of(workload, int(config.get("merged", 1)))
         return cls(gemm=gemm, persistent=config["blocks_per_sm"] > 0, bound=config.get("batch") == "bound", **knobs)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schedsearch.launch import MAX_GRID_X
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.mma_sizes import Gemms, shared_bytes
@@ -22,7 +23,7 @@ from schedsearch.templates.conv2d.tiles import (
 from schedsearch.workload import Workload
 
 
-def config_space(workload: Workload, target: Target) -> ConfigSpace:
+def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
     """All configurations of conv2d_mma."""
     gemms = Gemms.of(workload)
     unit = gemms.single.mma.k

@@ -13,6 +13,7 @@ from typing import Any
 
 from numba import cuda
 
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.templates.conv2d.mma_sizes import Plan
 from schedsearch.templates.conv2d.placement import shuffled_offset
 from schedsearch.templates.parts import ptx
@@ -24,7 +25,9 @@ from schedsearch.templates.parts.zero_points import SCALAR, TABLE, ZeroPoint
 from schedsearch.workload import Workload
 
 
-def output(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
+def output(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections
+) -> Callable[..., None]:
     """`store(y, shared, thread, m_first, m_stop, group, k_first, k_left, operands)` writes the staged tile of y."""
     count = i64 if plan.wide_counts else u32
     bm, threads, vectors = plan.bm, plan.threads, plan.bn // plan.gemm.vector
@@ -49,7 +52,7 @@ def output(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Chan
     return store
 
 
-def store_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
+def store_order(workload: Workload[Conv2dParams], plan: Plan) -> Callable[[Any], Any]:
     """`place(item)` returns the (row, first channel) in the tile of a vector of channels.
 
     Neighbouring items are neighbours in memory: channels of one block, then pixels, then further blocks.
@@ -57,7 +60,7 @@ def store_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     bm, bn, vector = plan.bm, plan.bn, plan.gemm.vector
     vectors = bn // vector
     across = vectors
-    if workload.output_layout != "NHWC":
+    if workload.params.output_layout != "NHWC":
         across = math.gcd(strides_of(workload, "y")["C"].block, bn) // vector
 
     def in_rows(item: Any) -> Any:
@@ -71,10 +74,10 @@ def store_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     return in_rows if across == vectors else in_blocks
 
 
-def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
+def offsets(workload: Workload[Conv2dParams], plan: Plan) -> Callable[[Any, Any], Any]:
     """`offset_of(m, k)`: the offset in y of channel k of output pixel m, in elements."""
     count = i64 if plan.wide_counts else u32
-    strides, out_pixels, k_all = strides_of(workload, "y"), plan.gemm.pixels, workload.slice_of
+    strides, out_pixels, k_all = strides_of(workload, "y"), plan.gemm.pixels, workload.params.slice_of
     image_elements, pixel_elements, channel_of = strides["N"].outer, strides["W"].outer, strides["C"].offset()
 
     def in_rows(m: Any, k: Any) -> Any:
@@ -92,7 +95,7 @@ def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
             return offset_in_y(n, m - n * out_pixels, k)
 
         return shuffled
-    return in_rows if workload.output_layout == "NHWC" else in_blocks
+    return in_rows if workload.params.output_layout == "NHWC" else in_blocks
 
 
 # --- Neighbouring channels of a pixel ---------------------------------------------------------------------------------
@@ -100,7 +103,9 @@ def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
 # memory. `place` is what `ChannelCorrections.places` gives for the pixel.
 
 
-def one_channel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
+def one_channel(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections
+) -> Callable[..., None]:
     slices, slice_bytes, single = plan.slices, plan.slice_bytes, epilogue.single
     sum_type, whole = plan.gemm.mma.accumulator_type, plan.gemm.mma.accumulator == "int32"
     load = ptx.load_shared_i32 if whole else ptx.load_shared_f32
@@ -115,27 +120,29 @@ def one_channel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections:
     return finish
 
 
-def _writer(workload: Workload, plan: Plan) -> Callable[[Any, Any], None]:
+def _writer(workload: Workload[Conv2dParams], plan: Plan) -> Callable[[Any, Any], None]:
     """`write(address, value)` writes one element of y."""
     accumulator, out_bytes = plan.gemm.mma.accumulator, plan.gemm.out_bytes
     zero = plan.gemm.mma.accumulator_type(0)
     if out_bytes == 4:
         return ptx.store_global_f32 if accumulator == "float32" else ptx.store_global_u32
     if out_bytes == 2:
-        pack_two = ptx.pack_pair(workload.out_dtype, accumulator)
+        pack_two = ptx.pack_pair(workload.params.out_dtype, accumulator)
         return lambda address, value: ptx.store_global_u16(address, pack_two(value, zero))
-    pack_four = ptx.pack_bytes(workload.out_dtype)
+    pack_four = ptx.pack_bytes(workload.params.out_dtype)
     return lambda address, value: ptx.store_global_u8(address, pack_four(value, zero, zero, zero))
 
 
-def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
+def pairs(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections
+) -> Callable[..., None]:
     """8 or 2 channels of 2 bytes, or 2 of 4 bytes."""
     slices, slice_bytes, pair, vector = plan.slices, plan.slice_bytes, epilogue.pair, plan.gemm.vector
     accumulator, sum_type, out_bytes = plan.gemm.mma.accumulator, plan.gemm.mma.accumulator_type, plan.gemm.out_bytes
     whole, number = accumulator == "int32", vector // 2
     load = ptx.load_shared_i32x2 if whole else ptx.load_shared_f32x2
     store_words = ptx.store_global_b32x2 if whole else ptx.store_global_f32x2
-    pack = ptx.pack_pair(workload.out_dtype if out_bytes == 2 else "float16", accumulator)
+    pack = ptx.pack_pair(workload.params.out_dtype if out_bytes == 2 else "float16", accumulator)
     correct = corrections.of(2)
 
     def sums(staged: Any, place: Any, k: Any, operands: Any) -> Any:
@@ -167,10 +174,12 @@ def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Chann
     return two_words if out_bytes == 4 else four_words if vector == 8 else one_word
 
 
-def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections) -> Callable[..., None]:
+def four_bytes(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections
+) -> Callable[..., None]:
     """Four channels of one byte. A warp then reads and writes neighbouring words, without bank conflicts."""
     slices, slice_bytes, pair = plan.slices, plan.slice_bytes, epilogue.pair
-    load, pack = ptx.load_shared_i32x4, ptx.pack_bytes(workload.out_dtype)
+    load, pack = ptx.load_shared_i32x4, ptx.pack_bytes(workload.params.out_dtype)
     correct = corrections.of(4)
 
     def finish(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:

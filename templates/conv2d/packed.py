@@ -25,7 +25,7 @@ from typing import Any
 from schedsearch.config import Config
 from schedsearch.launch import Pointer
 from schedsearch.ops import ArgSpec, Layout
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
@@ -48,7 +48,7 @@ _PREFIXES = {"x": "pack_", "y": "unpack_"}
 _BLOCKS = (16, 32, 64, 128)  # channels of a block of x, besides all of them
 
 
-class Conv2dPacked(Template):
+class Conv2dPacked(Template[Conv2dParams]):
     """conv2d for compute capability 9.0 in every layout and with any number of channels, one group; dtypes of conv2d_wgmma.
 
     A configuration is one of conv2d_wgmma for the packed workload, plus the form of packed x, and the tiles that pack x and
@@ -60,13 +60,14 @@ class Conv2dPacked(Template):
     op = "conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        if any(stage.kind.moves for stage in workload.epilogue):
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        p = workload.params
+        if any(stage.kind.moves for stage in p.epilogue):
             return "the epilogue has depth_to_space; allowed: without, as y may have to be packed"
         if workload.output.slice_of:
-            return f"y is a slice of {workload.slice_of} channels; allowed: an array of its own, as y may have to be packed"
-        if workload.groups != 1:
-            return f"groups is {workload.groups}; allowed: 1"
+            return f"y is a slice of {p.slice_of} channels; allowed: an array of its own, as y may have to be packed"
+        if p.groups != 1:
+            return f"groups is {p.groups}; allowed: 1"
         if _INNER.validate(workload, target) is None:
             return f"{workload.label} needs no packing; conv2d_wgmma takes such workloads as they are"
         packed = Packed(workload, target)
@@ -77,16 +78,16 @@ class Conv2dPacked(Template):
                 return f"{name}: {reason}"
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         packed = Packed(workload, target)
         forms: dict[Choice, ConfigSpace] = {(form.x, form.batch): packed.space(form) for form in packed.forms}
         xs, batches = (tuple(dict.fromkeys(values)) for values in zip(*forms))
         x = Knob("x", xs, "channels of a block of packed x; the most are all of them, in NHWC")
-        knobs = (x, dataclasses.replace(batch_knob(workload.n), values=batches))
+        knobs = (x, dataclasses.replace(batch_knob(workload.params.n), values=batches))
         space = one_of(knobs, forms)
         return joined(space, _own_space(packed.repacks["y"], _PREFIXES["y"])) if "y" in packed.repacks else space
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """x in NHWC, conv2d_wgmma's default for that, and layout_transform_cuda's for the steps around it."""
         packed = Packed(workload, target)
         form = packed.forms[0]
@@ -99,7 +100,7 @@ class Conv2dPacked(Template):
                 values |= {_PREFIXES[name] + knob: own[knob] for knob in _TUNED if knob in own}
         return Config(values)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         packed = Packed(workload, target)
         form = packed.form(config["x"], config["batch"])
         inner_names = _INNER.space(packed.workload, target, form.gemm).names
@@ -143,11 +144,11 @@ class Form:
 class Packed:
     """The convolution over packed arguments, and the changes of layout around it."""
 
-    original: Workload
+    original: Workload[Conv2dParams]
     target: Target
 
     @functools.cached_property
-    def workload(self) -> Workload:
+    def workload(self) -> Workload[Conv2dParams]:
         """The same convolution in NHWC and OHWI, with channels filled up to what TMA needs."""
         w = self.original
         channels = ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes
@@ -173,7 +174,7 @@ class Packed:
 
     def form(self, x: int, batch: Any) -> Form:
         """The form with blocks of x channels. All channels in one block are NHWC."""
-        w, count = self.workload, -(-self.workload.c // x)
+        w, count = self.workload, -(-self.workload.params.c // x)
         folded = batch == "folded"
         if count == 1:
             layout, blocks = "NHWC", Blocks.folded(x, w.n, x)
@@ -242,16 +243,16 @@ def _nests(layout: Layout, block: int) -> bool:
     return all(unit % block == 0 or block % unit == 0 for unit in layout.units("C"))
 
 
-def _extents(w: Workload, spec: ArgSpec) -> dict[str, int]:
+def _extents(w: Workload[Conv2dParams], spec: ArgSpec) -> dict[str, int]:
     """Axis -> logical extent of an argument or output of a convolution of one group."""
     out_h, out_w = CONV2D.output_hw(w.params)
     if spec.name == "x":
-        return {"N": w.n, "C": w.c, "H": w.h, "W": w.w}
+        return {"N": w.params.n, "C": w.params.c, "H": w.params.h, "W": w.params.w}
     if spec.name == "weight":
-        return {"O": w.k, "I": w.c, "H": w.r, "W": w.s}
+        return {"O": w.params.k, "I": w.params.c, "H": w.params.r, "W": w.params.s}
     if spec.axes == "K":
-        return {"K": w.k}
-    return {"N": w.n, "C": w.k, "H": out_h, "W": out_w}
+        return {"K": w.params.k}
+    return {"N": w.params.n, "C": w.params.k, "H": out_h, "W": out_w}
 
 
 def _own_config(repack: Repack, config: Mapping[str, Any], prefix: str | None) -> Config:

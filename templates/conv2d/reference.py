@@ -14,7 +14,7 @@ import numpy as np
 
 from schedsearch.backend.access import access
 from schedsearch.ops import ArgSpec
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.ops.layout import Layout
@@ -40,34 +40,38 @@ from schedsearch.workload import Workload
 _CHANNELS = 4  # output channels per thread; the kernel has one line for each
 
 
-class Conv2dReference(SumReference):
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
-        groups_of_channels = math.ceil(workload.k // workload.groups / _CHANNELS)
-        oh, ow = CONV2D.output_hw(workload.params)
-        items = workload.n * workload.groups * groups_of_channels * oh * ow
+class Conv2dReference(SumReference[Conv2dParams]):
+    def kernel(self, workload: Workload[Conv2dParams], target: Target) -> KernelSource:
+        p = workload.params
+        groups_of_channels = math.ceil(p.k // p.groups / _CHANNELS)
+        oh, ow = CONV2D.output_hw(p)
+        items = p.n * p.groups * groups_of_channels * oh * ow
         function = _kernel(workload, target)
         return reference_source(workload, target, function, items, operands=stage_operands(workload))
 
-    def sums(self, workload: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
+    def sums(
+        self, workload: Workload[Conv2dParams], arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any
+    ) -> Any:
         return _sums(workload, arrays, scalars, flat)
 
 
-def _kernel(p: Workload, target: Target) -> Callable[..., None]:
+def _kernel(workload: Workload[Conv2dParams], target: Target) -> Callable[..., None]:
     """f(x, weight, y, magnitude, operands of the epilogue, start, stop) for addresses, float32s, and a range of items."""
+    p = workload.params
     load, load_weight = access(target.kind).load(p.dtype), access(target.kind).load(p.weight_dtype)
-    integers, rounded = not dtype(p.dtype).is_float, is_float(p.output)
+    integers, rounded = not dtype(p.dtype).is_float, is_float(workload.output)
     zero = 0 if integers else 0.0
     write, items = truth_writer(target, rounded), sharer(target)
-    finish, zero_points = stages_function(p, target), zero_points_function(p)
-    place = _place(p)
-    x_arg, w_arg, y_arg = p.signature[0], p.signature[1], computed_output(p)
+    finish, zero_points = stages_function(workload, target), zero_points_function(workload)
+    place = _place(workload)
+    x_arg, w_arg, y_arg = workload.signature[0], workload.signature[1], computed_output(workload)
     x_bytes, weight_bytes = dtype(p.dtype).nbytes, dtype(p.weight_dtype).nbytes
     xn, _, xh, xw = (x_bytes * stride for stride in plain_strides(x_arg, "NCHW"))
     _, _, wr, ws = (weight_bytes * stride for stride in plain_strides(w_arg, "OIHW"))
     yn, _, yp, yq = plain_strides(y_arg, "NCHW")  # elements
     x_channel, y_channel = offset_along("C", x_arg, x_bytes), offset_along("C", y_arg)
     filter_offset, weight_channel = offset_along("O", w_arg, weight_bytes), offset_along("I", w_arg, weight_bytes)
-    oh, ow = CONV2D.output_hw(p.params)
+    oh, ow = CONV2D.output_hw(p)
     height, width, kr, ks = p.h, p.w, p.r, p.s
     groups, reduced, outputs = p.groups, p.c // p.groups, p.k // p.groups
     quads = math.ceil(outputs / _CHANNELS)
@@ -131,9 +135,9 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     return of_two_factors(convolve, target, rounded)
 
 
-def _place(p: Workload) -> Callable[..., Any]:
+def _place(p: Workload[Conv2dParams]) -> Callable[..., Any]:
     """`place(at, n, k, row, column)`: the offset in y of the element at offset `at` of the output before depth_to_space."""
-    shuffle = pixel_shuffle(p.epilogue, p.k)
+    shuffle = pixel_shuffle(p.params.epilogue, p.params.k)
     if shuffle is None:
         return lambda at, n, k, row, column: at
     crd, block, pixels, channels = shuffle.mode == "CRD", shuffle.block, shuffle.pixels, shuffle.out_channels
@@ -150,14 +154,15 @@ def _place(p: Workload) -> Callable[..., Any]:
 # ---- NumPy
 
 
-def _sums(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
-    n, k, row, q = _logical(p.output, flat)
+def _sums(workload: Workload[Conv2dParams], arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
+    p = workload.params
+    n, k, row, q = _logical(workload.output, flat)
     if shuffle := pixel_shuffle(p.epilogue, p.k):
         k, row, q = shuffle.source(k, row, q)
         flat = np.ravel_multi_index(tuple({"N": n, "C": k, "H": row, "W": q}[axis] for axis in p.output_layout),
-                                    computed_output(p).shape)  # fmt: skip
+                                    computed_output(workload).shape)  # fmt: skip
     reduced, outputs = p.c // p.groups, p.k // p.groups
-    x, weight = p.signature[:2]
+    x, weight = workload.signature[:2]
     channel = (k // outputs * reduced)[:, None] + np.arange(reduced)
     h = (row * p.stride[0] - p.padding[0])[:, None] + np.arange(p.r) * p.dilation[0]
     w = (q * p.stride[1] - p.padding[1])[:, None] + np.arange(p.s) * p.dilation[1]
@@ -177,7 +182,7 @@ def _sums(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], 
     pixels = gather(arrays, x, _indices(x, axes_x)) - scalars.get("x_zero_point", 0.0)
     filters = gather(arrays, weight, _indices(weight, axes_w)) - scalars.get("weight_zero_point", 0.0)
     y = np.einsum("pcrs,pcrs->p", np.where(inside, pixels, 0.0), filters)
-    return apply_stages(p, y, arrays, scalars, k, flat)
+    return apply_stages(workload, y, arrays, scalars, k, flat)
 
 
 def _logical(spec: ArgSpec, flat: Any) -> tuple[Any, ...]:

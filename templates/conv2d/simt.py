@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from schedsearch.config import Config
 from schedsearch.launch import Float32, Grid, Param, Pointer, Scalar
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
@@ -32,7 +33,7 @@ DTYPES = {"float32": (5, 0), "int8": (6, 1), "uint8": (6, 1)}  # of x, and the l
 SUM_THREADS = 32
 
 
-class Conv2dSimt(Template):
+class Conv2dSimt(Template[Conv2dParams]):
     """Supports every shape, stride, dilation, padding, layout, group count, zero point and epilogue of its dtypes."""
 
     name = "conv2d_simt"
@@ -40,12 +41,13 @@ class Conv2dSimt(Template):
     op = "conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        if workload.dtype not in DTYPES:
-            return f"dtype is {workload.dtype}; allowed: {', '.join(DTYPES)}"
-        if target.compute_capability < (least := DTYPES[workload.dtype]):
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        p = workload.params
+        if p.dtype not in DTYPES:
+            return f"dtype is {p.dtype}; allowed: {', '.join(DTYPES)}"
+        if target.compute_capability < (least := DTYPES[p.dtype]):
             needed, found = (".".join(map(str, each)) for each in (least, target.compute_capability))
-            return f"{workload.dtype} needs compute capability {needed} or later, {target.name} has {found}"
+            return f"{p.dtype} needs compute capability {needed} or later, {target.name} has {found}"
         if reason := epilogue_problem(
             workload, dtypes=("float16", "bfloat16", "float32", "int32", "uint32", *BYTES), converting=CONVERTING,
             shuffles=True, slices=True,
@@ -58,14 +60,14 @@ class Conv2dSimt(Template):
         return size_problem(
             workload,
             output_pixels_of_an_image=gemm.pixels,
-            stride=max(workload.stride),
+            stride=max(p.stride),
             the_number_of_tiles=least_tiles,
         )
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         return config_space(workload, target)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The tile with the least estimated time: the number of waves over the SMs times products plus loads of one.
 
         Per word of depth, a tile of bm x bn does bm bn products and loads bm + bn words. Loading one word costs as much as
@@ -101,25 +103,26 @@ class Conv2dSimt(Template):
                 break
         return config
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """One output of one thread in tiles of 16 x 8, without loads ahead of more than a step."""
         config = Config(
-            bm=16, bn=8, bk=4, tm=1, tn=1, stages=2, copy="registers", batch="bound" if workload.n > 1 else "folded",
+            bm=16, bn=8, bk=4, tm=1, tn=1, stages=2, copy="registers", batch="bound" if workload.params.n > 1 else "folded",
             panel=1, blocks_per_sm=0,
         )  # fmt: skip
         return None if space.check(config) else config
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         return source_of(workload, target, Plan.of(workload, config), config["blocks_per_sm"])
 
 
-def source_of(workload: Workload, target: Target, plan: Plan, blocks_per_sm: int) -> KernelSource:
+def source_of(workload: Workload[Conv2dParams], target: Target, plan: Plan, blocks_per_sm: int) -> KernelSource:
     """The steps of one plan. If images have weights of their own, `weight` is that of all images."""
+    p = workload.params
     epilogue, gemm = Epilogue(workload, capability=target.compute_capability), plan.gemm
-    filters = workload.replace(n=1, k=workload.n * workload.k) if plan.own_weights else workload
+    filters = workload.replace(n=1, k=p.n * p.k) if plan.own_weights else workload
     rows = WeightRows(filters, multiple=gemm.product.elements)
     steps, workspaces = [rows.step()], {ROWS: rows.nbytes}
-    if "x" in workload.zero_points:
+    if "x" in p.zero_points:
         workspaces["weight_sums"] = WORD_BYTES * filters.k
         add_up = build_sums(workload, gemm), (Pointer(ROWS), Pointer("weight_sums")), Grid(filters.k), SUM_THREADS
         steps.append(KernelStep(*add_up, SUM_THREADS * CHUNK_BYTES, constant=True, shaped_by=frozenset()))
@@ -138,7 +141,7 @@ def source_of(workload: Workload, target: Target, plan: Plan, blocks_per_sm: int
     if gemm.vector > 1:
         alignments |= epilogue.alignments
     alignments |= {
-        "x": max(WORD_BYTES * gemm.piece, dtype_of(workload.dtype).nbytes),
+        "x": max(WORD_BYTES * gemm.piece, dtype_of(p.dtype).nbytes),
         "weight": rows.alignment,
         "y": gemm.vector * dtype_of(workload.output.dtype).nbytes,
     }
@@ -153,6 +156,6 @@ def _thread_tile(bm: int, bn: int) -> tuple[int, int]:
     return tm, tn
 
 
-def _scalar(name: str, workload: Workload) -> Param:
+def _scalar(name: str, workload: Workload[Conv2dParams]) -> Param:
     """A call-time scalar; 0 if the workload does not have it."""
     return Scalar(name) if any(scalar.name == name for scalar in workload.scalars) else Float32(0.0)

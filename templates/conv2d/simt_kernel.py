@@ -14,6 +14,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.backend.ops import shared_base
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.placement import shuffled_offset
 from schedsearch.templates.conv2d.ring import CHUNK_BYTES, filter_sets, swizzle
@@ -41,7 +42,9 @@ from schedsearch.workload import Workload
 SHAPED_BY = frozenset({"sums_count"})  # names that the kernel and its functions capture; see `KernelStep`
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, capability: tuple[int, int]) -> Callable[..., None]:
+def build_kernel(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, capability: tuple[int, int]
+) -> Callable[..., None]:
     """The kernel of one configuration.
 
     It takes (x, rows, weight_sums, y, x_zero_point, weight_zero_point, *epilogue.params): addresses are u64, zero points
@@ -167,9 +170,9 @@ def zeros(gemm: Gemm) -> Any:
     return f32 if gemm.product.accumulator == "float32" else i32
 
 
-def products(workload: Workload, plan: Plan) -> Callable[..., None]:
+def products(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., None]:
     """`multiply(sums, row_sums, x_chunk, w_chunk)`: one chunk of a step. It adds up x if the weight has a zero point."""
-    summed = "weight" in workload.zero_points
+    summed = "weight" in workload.params.zero_points
     distances = plan.threads_m * plan.row_bytes, plan.threads_n * plan.row_bytes
     multiply_chunk = simt.multiply_chunk(plan.gemm.product, plan.tm, plan.tn, *distances, summed)
 
@@ -182,14 +185,15 @@ def products(workload: Workload, plan: Plan) -> Callable[..., None]:
     return multiply_and_sum if summed else multiply
 
 
-def correction(workload: Workload, plan: Plan) -> Callable[..., None]:
+def correction(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., None]:
     """`correct(sums, row_sums, column_sums, weight_sums, group, k, x_zero_point, weight_zero_point)`: zero points.
 
     `k` is the thread's first channel in the group. All sums are exact: they wrap around at 32 bits, as those of a 32-bit
     integer do.
     """
-    gemm, tn, threads_n, of_x = plan.gemm, plan.tn, plan.threads_n, "x" in workload.zero_points
-    k_total, count = gemm.k, gemm.c * workload.r * workload.s
+    p = workload.params
+    gemm, tn, threads_n, of_x = plan.gemm, plan.tn, plan.threads_n, "x" in p.zero_points
+    k_total, count = gemm.k, gemm.c * p.r * p.s
     subtract, load = simt.subtract_zero_points(plan.tm, plan.tn), simt.load_words(1)
 
     def correct(
@@ -207,11 +211,13 @@ def correction(workload: Workload, plan: Plan) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         pass
 
-    return correct if workload.zero_points else nothing
+    return correct if p.zero_points else nothing
 
 
 # --- Store ------------------------------------------------------------------------------------------------------------
-def output(workload: Workload, plan: Plan, epilogue: Epilogue, capability: tuple[int, int]) -> Callable[..., None]:
+def output(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, capability: tuple[int, int]
+) -> Callable[..., None]:
     """`store(y, shared, thread, part, image, m_first, group, k_first, operands)` writes a staged part of the tile to y.
 
     It applies the epilogue to `vector` channels at once.
@@ -265,9 +271,9 @@ def output(workload: Workload, plan: Plan, epilogue: Epilogue, capability: tuple
 
 
 # --- The sums of filters ----------------------------------------------------------------------------------------------
-def build_sums(workload: Workload, gemm: Gemm) -> Callable[..., None]:
+def build_sums(workload: Workload[Conv2dParams], gemm: Gemm) -> Callable[..., None]:
     """The kernel (rows, weight_sums): the sum of each filter's elements, int32. A block of 32 threads has a filter."""
-    chunks, load, add = gemm.chunks, simt.load_words(CHUNK), simt.sum_of_elements[workload.weight_dtype]
+    chunks, load, add = gemm.chunks, simt.load_words(CHUNK), simt.sum_of_elements[workload.params.weight_dtype]
     load_sum = simt.load_shared(1, "int32")
 
     def add_up(rows: Any, weight_sums: Any) -> None:

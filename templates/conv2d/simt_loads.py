@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.ring import CHUNK_BYTES, OUTSIDE, swizzle
 from schedsearch.templates.conv2d.simt_sizes import Gemm, Plan
@@ -26,7 +26,7 @@ MOST_ROWS = 16  # rows of x that a thread loads, and rows or columns that it mul
 MOST_HELD = 64  # words on their way through registers, of both operands together
 
 
-def pixel_of(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
+def pixel_of(workload: Workload[Conv2dParams], plan: Plan) -> Callable[[Any, Any], Any]:
     """`pixel_of(image, m)` returns (image, pixel in it) of place m on the axis of pixels that tiles are cut from."""
     image_pixels = plan.gemm.pixels
 
@@ -79,15 +79,19 @@ def filling(gemm: Gemm) -> Callable[[Any], Any]:
     return zero_points if gemm.fills_padding else zero
 
 
-def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
+def pixels(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., None]:
     """`locate(x, image, m_first, row, group, h0, w0, x_rows)` finds the pixels that a thread loads.
 
     It writes for each of the thread's rows the coordinates of the first tap and the address of the group's first channel
     there.
     """
     rows, row_step, m_total, c_group = plan.rows_x, plan.row_step, plan.pixels, plan.gemm.c
-    (stride_h, stride_w), (pad_top, pad_left) = workload.stride, workload.padding[:2]
-    strides, size, out_w = strides_of(workload, "x"), dtype_of(workload.dtype).nbytes, CONV2D.output_hw(workload.params)[1]
+    (stride_h, stride_w), (pad_top, pad_left) = workload.params.stride, workload.params.padding[:2]
+    strides, size, out_w = (
+        strides_of(workload, "x"),
+        dtype_of(workload.params.dtype).nbytes,
+        CONV2D.output_hw(workload.params)[1],
+    )
     per_image, per_row, per_pixel = strides["N"].outer, strides["H"].outer, strides["W"].outer
     of_pixel, of_channel = pixel_of(workload, plan), strides["C"].offset()
 
@@ -140,11 +144,11 @@ def word_loads(product: simt.Product, piece: int, channels: AxisStrides, c: int)
     return {0: single_bytes, 1: one, 2: two, 4: four}[piece]
 
 
-def taps(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
+def taps(workload: Workload[Conv2dParams], plan: Plan) -> Callable[[Any], Any]:
     """`tap(kk)` of a word of the reduction: (rows down, columns right, offset in x in elements, channel in the group)."""
     gemm, strides = plan.gemm, strides_of(workload, "x")
-    elements, tap_words, kernel_w = gemm.product.elements, gemm.tap_words, workload.s
-    (dilation_h, dilation_w), per_row, per_pixel = workload.dilation, strides["H"].outer, strides["W"].outer
+    elements, tap_words, kernel_w = gemm.product.elements, gemm.tap_words, workload.params.s
+    (dilation_h, dilation_w), per_row, per_pixel = workload.params.dilation, strides["H"].outer, strides["W"].outer
 
     def tap(kk: Any) -> Any:
         number = u32(kk // u32(tap_words))
@@ -157,13 +161,14 @@ def taps(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     return tap
 
 
-def pixel_loads(workload: Workload, plan: Plan) -> Loads:
+def pixel_loads(workload: Workload[Conv2dParams], plan: Plan) -> Loads:
     """`begin(stage, step, row, column, h0, w0, x_rows, held, fill)` and `finish(stage, row, column, held)` for x."""
-    gemm, size = plan.gemm, dtype_of(workload.dtype).nbytes
+    p = workload.params
+    gemm, size = plan.gemm, dtype_of(p.dtype).nbytes
     rows, row_step, bm, bk, row_bytes, flip = (
         plan.rows_x, plan.row_step, plan.bm, plan.bk, plan.row_bytes, swizzle(plan.chunks),
     )  # fmt: skip
-    words, ragged, h, w = gemm.depth, plan.bm % plan.row_step != 0, workload.h, workload.w
+    words, ragged, h, w = gemm.depth, plan.bm % plan.row_step != 0, p.h, p.w
     piece = max(gemm.piece, 1)
     pieces, piece_bytes = CHUNK // piece, piece * simt.WORD_BYTES
     tap, of_channel = taps(workload, plan), strides_of(workload, "x")["C"].offset()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from schedsearch.config import Config
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.placement import neighbours
 from schedsearch.templates.conv2d.ring import CHUNK_BYTES, RingGemm, RingPlan
@@ -41,29 +41,30 @@ class Gemm(RingGemm):
     fills_padding: bool
 
     @classmethod
-    def of(cls, workload: Workload) -> Gemm:
-        product = Product.of(workload.dtype, workload.weight_dtype)
-        out_h, out_w = CONV2D.output_hw(workload.params)
-        k, c = workload.k // workload.groups, workload.c // workload.groups
-        size = dtype_of(workload.dtype).nbytes
+    def of(cls, workload: Workload[Conv2dParams]) -> Gemm:
+        p = workload.params
+        product = Product.of(p.dtype, p.weight_dtype)
+        out_h, out_w = CONV2D.output_hw(p)
+        k, c = p.k // p.groups, p.c // p.groups
+        size = dtype_of(p.dtype).nbytes
         run = strides_of(workload, "x")["C"].run(c)
         tap_words = ceil_div(c, product.elements)
         run_out = neighbours(workload, k)
         return cls(
             product=product,
-            groups=workload.groups,
-            images=workload.n,
+            groups=p.groups,
+            images=p.n,
             pixels=out_h * out_w,
             k=k,
             c=c,
             tap_words=tap_words,
-            depth=workload.r * workload.s * tap_words,
+            depth=p.r * p.s * tap_words,
             element_bytes=WORD_BYTES,
             piece=next((words for words in (4, 2, 1) if run * size % (words * WORD_BYTES) == 0), 0),
             pixels_first=run * size <= CHUNK_BYTES,
             vector=4 if k % 4 == 0 and run_out % 4 == 0 else 1,
             pixels_first_out=run_out <= 4,
-            fills_padding="x" in workload.zero_points and any(workload.padding),
+            fills_padding="x" in p.zero_points and any(p.padding),
         )
 
     @property
@@ -86,7 +87,7 @@ class Plan(RingPlan[Gemm]):
     asynchronous: bool
 
     @classmethod
-    def of(cls, workload: Workload, config: Config) -> Plan:
+    def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
         knobs = {name: config[name] for name in ("bm", "bn", "bk", "tm", "tn", "stages", "panel")}
         gemm = Gemm.of(workload)
         return cls(gemm=gemm, asynchronous=config["copy"] == "async", bound=config["batch"] == "bound", **knobs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.limits import LARGEST_SIZE
@@ -29,7 +30,7 @@ ASYNC_CAPABILITY = (8, 0)  # cp.async
 LEAST_ROWS = 8  # threads along each side of a tile; the swizzle repeats after 8 rows
 
 
-def config_space(workload: Workload, target: Target) -> ConfigSpace:
+def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
     """All configurations of conv2d_simt."""
     gemm = Gemm.of(workload)
     asynchronous = target.compute_capability >= ASYNC_CAPABILITY and gemm.piece > 0 and not gemm.fills_padding

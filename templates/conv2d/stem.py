@@ -29,6 +29,7 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -78,7 +79,7 @@ REGISTER_STEPS = (2, 4, 6, 12)
 BLOCKS_PER_SM = (1, 2, 3, 4)
 
 
-class Conv2dStem(Template):
+class Conv2dStem(Template[Conv2dParams]):
     """conv2d for compute capability 9.0 and S * C up to 64: fp16 and bf16 with sums in fp32, int8 and uint8 with int32."""
 
     name = "conv2d_stem"
@@ -86,16 +87,16 @@ class Conv2dStem(Template):
     op = "conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        w = workload
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        w = workload.params
         if w.groups != 1:
             return f"groups is {w.groups}; allowed: 1"
         if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
             return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
         slices = dtype_of(w.out_dtype).nbytes < 4  # stored by TMA
-        if reason := geometry.problem(w.replace(c=ALIGNMENT_BYTES), target, integers=True, slices=slices):
+        if reason := geometry.problem(workload.replace(c=ALIGNMENT_BYTES), target, integers=True, slices=slices):
             return reason  # any number of channels is possible
-        runs = Runs.of(w)
+        runs = Runs.of(workload)
         octet = runs.octet_values
         if w.s * w.c > MAX_RUN:
             return f"s * c is {w.s * w.c}; allowed: up to {MAX_RUN}, the values that a row of the kernel meets"
@@ -109,12 +110,12 @@ class Conv2dStem(Template):
             return f"w * c is {w.w * w.c}; allowed: less than 2**30, coordinates have 32 bits"
         if w.k > MAX_CHANNELS:
             return f"k is {w.k}; allowed: up to {MAX_CHANNELS}, wgmma's columns"
-        if w.k > MAX_CHANNELS_AHEAD and reads_bytes(w):
+        if w.k > MAX_CHANNELS_AHEAD and reads_bytes(workload):
             return f"k is {w.k}, and the residual has 8 bits; allowed: up to {MAX_CHANNELS_AHEAD}, it is loaded to registers"
-        pixels = math.prod(w.output.shape[:3])
+        pixels = math.prod(workload.output.shape[:3])
         if pixels > MAX_PIXELS - MAX_BOX**2:
             return f"the output has {pixels} pixels; allowed: less than 2**31 - 2**16, they are counted in 32 bits"
-        if not usable_tiles(w, target):
+        if not usable_tiles(workload, target):
             return (
                 f"stride {w.stride} and a kernel that reaches over {(w.r - 1) * w.dilation[0] + 1} x {w.s} pixels; allowed: "
                 f"patches of {MAX_BOX} rows x {MAX_BOX} values that fit {target.shared_bytes_per_block} bytes of shared "
@@ -122,9 +123,11 @@ class Conv2dStem(Template):
             )
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         steps, base = Runs.of(workload).steps, BASE_REGISTERS
-        base += RESIDUAL_REGISTERS + workload.k // 8 if reads_bytes(workload) else 0  # and words that are loaded ahead
+        base += (
+            RESIDUAL_REGISTERS + workload.params.k // 8 if reads_bytes(workload) else 0
+        )  # and words that are loaded ahead
         smallest_covering = min((s for s in REGISTER_STEPS if s >= steps), default=max(REGISTER_STEPS))
         knobs = (
             Knob("tile_w", tuple(usable_tiles(workload, target)), "output pixels of a row of a tile of 64"),
@@ -152,14 +155,14 @@ class Conv2dStem(Template):
         )
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The configuration with the least predicted time; among equals, the most patches, then the fewest threads."""
         return least_predicted(
             space,
             lambda q: (-q["patches"], q["threads"] * q["blocks_per_sm"], q["blocks_per_sm"], -q["register_steps"]),
         )
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         plan, zero, staging = evaluate(workload, target, config), ZeroPoint.of(workload), Staging.of(workload)
         epilogue = Epilogue(workload, zero.params) if zero else Epilogue(workload)
         output: Param = Pointer("y")
@@ -174,8 +177,8 @@ class Conv2dStem(Template):
             min_blocks_per_sm=plan.blocks_per_sm,
             shaped_by=SHAPED_BY,
         )
-        weight_bytes = dtype_of(workload.weight_dtype).nbytes * piece(workload)
-        if zero and workload.c % 4 == 0:
+        weight_bytes = dtype_of(workload.params.weight_dtype).nbytes * piece(workload)
+        if zero and workload.params.c % 4 == 0:
             weight_bytes = max(weight_bytes, 4)  # see `ZeroPoint.step`
         alignments = {"x": ALIGNMENT_BYTES, "weight": weight_bytes, "y": ALIGNMENT_BYTES, **epilogue.alignments}
         if zero is None:
@@ -183,19 +186,21 @@ class Conv2dStem(Template):
         return KernelSource("cuda", "sm_90a", (zero.step(), step), zero.workspaces, {**alignments, **zero.alignments})
 
 
-def piece(workload: Workload) -> int:
+def piece(workload: Workload[Conv2dParams]) -> int:
     """Values of weight per load: the most that never cross the end of a run, up to a word."""
     runs = Runs.of(workload)
-    return math.gcd(workload.s * workload.c, runs.skipped, runs.word_values)
+    return math.gcd(workload.params.s * workload.params.c, runs.skipped, runs.word_values)
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+def build_kernel(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
+) -> Callable[..., None]:
     """The kernel function of one configuration."""
     runs, layout, staging = Runs.of(workload), plan.shared, Staging.of(workload)
-    wgmma = Wgmma(workload.dtype, workload.weight_dtype)
+    wgmma = Wgmma(workload.params.dtype, workload.params.weight_dtype)
     tile_w, tiles = plan.tile_w, plan.tiles
     groups, patches, patch_bytes = plan.warpgroups, plan.patches, plan.patch_bytes
 
@@ -292,10 +297,11 @@ def _place_of(tile_w: int) -> Callable[[Any], Any]:
     return place_of
 
 
-def _load_patch(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., None]:
+def _load_patch(workload: Workload[Conv2dParams], runs: Runs, plan: Plan) -> Callable[..., None]:
     """One thread loads the patch of a tile."""
-    (stride_h, stride_w), (top, left) = workload.stride, workload.padding[:2]
-    channels, before = workload.c, runs.skipped + runs.lead
+    p = workload.params
+    (stride_h, stride_w), (top, left) = p.stride, p.padding[:2]
+    channels, before = p.c, runs.skipped + runs.lead
     loaded_bytes = plan.patch_w * plan.patch_h * runs.element_bytes
     tile_origin = walk.rectangles(plan.row_tiles, plan.strips, plan.tile_h, plan.tile_w)
 
@@ -323,12 +329,13 @@ def _load_first_patches(plan: Plan, load_patch: Callable[..., None]) -> Callable
     return load_first_patches
 
 
-def _load_weights(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., None]:
+def _load_weights(workload: Workload[Conv2dParams], runs: Runs, plan: Plan) -> Callable[..., None]:
     """All threads of a block write the weights to shared memory in wgmma's layout, with runs padded to whole octets."""
-    kernel_h, out_channels, columns, threads = workload.r, workload.k, runs.columns, plan.threads
+    p = workload.params
+    kernel_h, out_channels, columns, threads = p.r, p.k, runs.columns, plan.threads
     run_octets, run_values, skipped, all_octets = runs.octets, runs.values, runs.skipped, 2 * runs.steps
     weight_chunks, element_bytes, octet_values = columns * all_octets, runs.element_bytes, runs.octet_values
-    run, channel_of = _load_octet(workload), channel_of_column(workload.out_dtype)
+    run, channel_of = _load_octet(workload), channel_of_column(p.out_dtype)
 
     def load_weights(weight: Any, shared: Any, thread: Any) -> None:
         for chunk in range(thread, weight_chunks, threads):
@@ -350,7 +357,7 @@ def _load_weights(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., N
     return load_weights
 
 
-def _load_octet(workload: Workload) -> Callable[..., Any]:
+def _load_octet(workload: Workload[Conv2dParams]) -> Callable[..., Any]:
     """`load(address, first, stop)`: an octet of weights as four words; those not in [first, stop) are zero."""
     if Runs.of(workload).element_bytes == 2:
         return load_run(piece(workload))

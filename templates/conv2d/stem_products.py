@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schedsearch.backend.ops import device_op
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.templates.conv2d.stem_sizes import OCTET_BYTES, ROW_BYTES, STEPS_OF_ROW, WORD_BYTES, Plan, Runs
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.casts import u32
@@ -20,15 +21,15 @@ from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
 
-def octet_offsets(workload: Workload, patch_w: int) -> list[int | None]:
+def octet_offsets(workload: Workload[Conv2dParams], patch_w: int) -> list[int | None]:
     """For each octet of k, its distance in bytes from a pixel's first value in the patch; None for an octet of filler."""
-    w, runs = workload, Runs.of(workload)
+    w, runs = workload.params, Runs.of(workload)
     row_bytes = w.dilation[0] * patch_w * runs.element_bytes
     offsets: list[int | None] = [row * row_bytes + octet * OCTET_BYTES for row in range(w.r) for octet in range(runs.octets)]
     return offsets + [None] * (2 * runs.steps - len(offsets))
 
 
-def multiply_patch(workload: Workload, patch_w: int, register_steps: int) -> Callable[..., Any]:
+def multiply_patch(workload: Workload[Conv2dParams], patch_w: int, register_steps: int) -> Callable[..., Any]:
     """A device operation: the 64 pixels of a warpgroup times all weights, over all of k, from patch to accumulators.
 
     It takes (accumulators[columns // 2], pixel, pixel_8, shift, shift_8, first_mask, last_mask, weights). `pixel` is the
@@ -37,7 +38,7 @@ def multiply_patch(workload: Workload, patch_w: int, register_steps: int) -> Cal
     that are of the run in its first and last octet: the patch holds other values beside it, which may be infinite. Whole
     numbers need no masks, because the weights beside a run are zero. `weights` is the weights' matrix descriptor.
     """
-    runs, wgmma = Runs.of(workload), Wgmma(workload.dtype, workload.weight_dtype)
+    runs, wgmma = Runs.of(workload), Wgmma(workload.params.dtype, workload.params.weight_dtype)
     masks: list[tuple[str, ...]] = [()] * runs.octets
     if masked(workload) and runs.skipped:
         masks[0] += ("$first_mask",)
@@ -47,9 +48,9 @@ def multiply_patch(workload: Workload, patch_w: int, register_steps: int) -> Cal
     return _multiply_patch(offsets, tuple(masks), runs.shifted, runs.columns, register_steps, wgmma)
 
 
-def masked(workload: Workload) -> bool:
+def masked(workload: Workload[Conv2dParams]) -> bool:
     """Whether values beside a run must be cleared: an infinity among them, times a zero weight, would be NaN."""
-    return Wgmma(workload.dtype).accumulator == "float32"
+    return Wgmma(workload.params.dtype).accumulator == "float32"
 
 
 @functools.cache
@@ -109,11 +110,11 @@ def _load_word(to: str, pixel: str, shift: str, offset: int | None, shifted: boo
 
 
 # --- The functions that the kernel captures ----------------------------------------------------------------------------
-def address_of_value(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., Any]:
+def address_of_value(workload: Workload[Conv2dParams], runs: Runs, plan: Plan) -> Callable[..., Any]:
     """`address_of(first_patch, row, column, value)`: (address, shift) of a value of the run of a pixel of the tile.
 
     The address is rounded down to a word; the shift counts the bits that this dropped."""
-    stride_h, patch_w, pixel_values, lead = workload.stride[0], plan.patch_w, runs.pixel_values, runs.lead
+    stride_h, patch_w, pixel_values, lead = workload.params.stride[0], plan.patch_w, runs.pixel_values, runs.lead
     element_bytes, within_word = runs.element_bytes, WORD_BYTES - runs.element_bytes
 
     def address_of(first_patch: Any, row: Any, column: Any, value: Any) -> Any:
@@ -123,7 +124,7 @@ def address_of_value(workload: Workload, runs: Runs, plan: Plan) -> Callable[...
     return address_of
 
 
-def masks_of_word(workload: Workload, runs: Runs) -> Callable[[Any], Any]:
+def masks_of_word(workload: Workload[Conv2dParams], runs: Runs) -> Callable[[Any], Any]:
     """`masks_of(value)`: the masks of `multiply_patch` for a word that starts at this value of an octet."""
     skipped, last_values = runs.skipped, runs.values - (runs.octets - 1) * runs.octet_values
 

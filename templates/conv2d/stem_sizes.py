@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
@@ -61,8 +62,8 @@ class Runs:
     columns: int
 
     @classmethod
-    def of(cls, workload: Workload) -> Runs:
-        w = workload
+    def of(cls, workload: Workload[Conv2dParams]) -> Runs:
+        w = workload.params
         size = dtype_of(w.dtype).nbytes
         word, octet = WORD_BYTES // size, OCTET_BYTES // size
         pixel_values, left = w.stride[1] * w.c, w.padding[1] * w.c
@@ -106,10 +107,10 @@ class Staging:
     segments: int
 
     @classmethod
-    def of(cls, workload: Workload) -> Staging:
-        size, columns = dtype_of(workload.out_dtype).nbytes, Runs.of(workload).columns
+    def of(cls, workload: Workload[Conv2dParams]) -> Staging:
+        size, columns = dtype_of(workload.params.out_dtype).nbytes, Runs.of(workload).columns
         channels = 64
-        if interleaved(workload.out_dtype):
+        if interleaved(workload.params.out_dtype):
             channels = min(size for size in (32, 64, ROW_BYTES) if size >= min(columns, ROW_BYTES))
         return cls(channels, channels * size, math.ceil(columns / channels) if size < 4 else 0)
 
@@ -122,7 +123,7 @@ class Staging:
         return self.segments * self.segment_bytes
 
 
-def usable_tiles(workload: Workload, target: Target) -> list[int]:
+def usable_tiles(workload: Workload[Conv2dParams], target: Target) -> list[int]:
     """The values of `tile_w` whose patches start at multiples of 16 bytes, and fit in one TMA box and in shared memory with
     one warpgroup."""
     found = []
@@ -142,7 +143,7 @@ def bank_rounds(pixel_bytes: int) -> int:
     return max(sum(word % 32 == bank for word in words) for bank in range(32))
 
 
-def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
+def shared_layout(workload: Workload[Conv2dParams], q: Columns) -> SharedLayout:
     """Shared memory of a block: the weights, then y, patches and barriers of each warpgroup.
 
     Weights are rows of 128 bytes of a channel. They and y are swizzled: 16-byte chunk ^= number of the 128-byte line.
@@ -157,11 +158,11 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
     )
 
 
-def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
+def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities. It works on arrays and on single values."""
-    w, runs = workload, Runs.of(workload)
+    w, runs = workload.params, Runs.of(workload)
     octet = runs.octet_values
-    _, out_h, out_w, _ = w.output.shape
+    _, out_h, out_w, _ = workload.output.shape
     out_bytes = dtype_of(w.out_dtype).nbytes
     card = machine(target)
     fit = card.stem
@@ -169,8 +170,10 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     y_bytes = GROUP_PIXELS * w.k * out_bytes  # of a tile
     words = 4 * 4 * runs.steps * bank_rounds(runs.pixel_bytes) * (2 if runs.shifted else 1)  # cycles of a tile's loads
     requantise = GROUP_PIXELS * w.k / card.requantised_per_cycle if out_bytes == 1 else 0  # cycles of a tile
-    like_y = [dtype_of(operand.dtype).nbytes for operand in epilogue_operands(w) if operand.present and operand.axes == "y"]
-    operand_bytes = runs.element_bytes * w.n * w.h * w.w * w.c + (out_bytes + sum(like_y)) * math.prod(w.output.shape)
+    like_y = [
+        dtype_of(operand.dtype).nbytes for operand in epilogue_operands(workload) if operand.present and operand.axes == "y"
+    ]
+    operand_bytes = runs.element_bytes * w.n * w.h * w.w * w.c + (out_bytes + sum(like_y)) * math.prod(workload.output.shape)
     memory_cycles = operand_bytes / (fit.memory_bytes_per_cycle * target.sms)
 
     def predicted_cycles(q: Columns) -> Any:
@@ -256,7 +259,7 @@ class Plan:
     shared: SharedLayout
 
 
-def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> Plan:
+def evaluate(workload: Workload[Conv2dParams], target: Target, config: Mapping[str, Any]) -> Plan:
     """The plan of one configuration."""
     q = evaluated(derived_quantities(workload, target), config)
     return Plan(**q, shared=shared_layout(workload, q))

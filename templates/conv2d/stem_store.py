@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.templates.conv2d.stem_sizes import Plan, Staging
 from schedsearch.templates.parts import ptx, store, walk
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
@@ -35,7 +36,7 @@ def channel_of_column(out_dtype: str) -> Callable[[Any], Any]:
 
 
 def end_of_tile(
-    workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
 ) -> tuple[int, Callable[..., None], Callable[..., None]]:
     """The functions of the end of a tile: (words_ahead, load_ahead, finish).
 
@@ -46,7 +47,7 @@ def end_of_tile(
     `load_ahead(ahead, tile, lane, places, operands)` must have loaded them.
     """
     out_channels, tile_w, columns = workload.output.shape[3], plan.tile_w, plan.columns
-    octets, interleaved, accumulator = out_channels // 8, store.interleaved(workload.out_dtype), epilogue.accumulator
+    octets, interleaved, accumulator = out_channels // 8, store.interleaved(workload.params.out_dtype), epilogue.accumulator
     pixels_8 = workload.output.shape[2] if tile_w == 8 else 8  # from pixel lane / 4 of a warp to the one after 8
     fragment_of, correct = _fragment_of(workload, plan), _correction(zero, epilogue, octets, interleaved, pixels_8)
     words_ahead, fused = epilogue.words_ahead(octets, interleaved), not epilogue.identity
@@ -60,7 +61,7 @@ def end_of_tile(
         staging.segment_bytes,
     )
     flip_of, stage_y = _flip_of(staging), _stage(workload, staging, columns // 8, accumulator)
-    store_direct = _store_direct(octets, pixels_8 * out_channels, Wgmma(workload.dtype).accumulator)
+    store_direct = _store_direct(octets, pixels_8 * out_channels, Wgmma(workload.params.dtype).accumulator)
     group_barrier = ptx.group_barrier(plan.warpgroups, WARPGROUP)
 
     def load_ahead(ahead: Any, tile: Any, lane: Any, places: Any, operands: Any) -> None:
@@ -92,12 +93,12 @@ def end_of_tile(
     return words_ahead, load_ahead, finish
 
 
-def _fragment_of(workload: Workload, plan: Plan) -> Callable[..., Any]:
+def _fragment_of(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., Any]:
     """`fragment_of(tile, lane, places)`: (image, row, column) of the tile, (pixel, k, offset) of the thread's first value,
     and whether its two pixels are inside of y."""
     _, out_h, out_w, out_channels = workload.output.shape
     tile_origin = walk.rectangles(plan.row_tiles, plan.strips, plan.tile_h, plan.tile_w)
-    neighbours = 4 if store.interleaved(workload.out_dtype) else 2
+    neighbours = 4 if store.interleaved(workload.params.out_dtype) else 2
 
     def fragment_of(tile: Any, lane: Any, places: Any) -> Any:
         tile_row, tile_column, tile_row_8, tile_column_8 = places
@@ -137,12 +138,13 @@ def _flip_of(staging: Staging) -> Callable[[Any], Any]:
     return flip_of
 
 
-def _stage(workload: Workload, staging: Staging, octets: int, accumulator: str) -> Callable[..., None]:
+def _stage(workload: Workload[Conv2dParams], staging: Staging, octets: int, accumulator: str) -> Callable[..., None]:
     """Packs accumulators into rows of segments, see `store.stage_pairs`."""
+    p = workload.params
     chunks, segment_bytes = staging.row_bytes // 16, staging.segment_bytes
-    if store.interleaved(workload.out_dtype):
-        return store.stage_bytes(workload.out_dtype, octets, chunks, segment_bytes)
-    out_dtype = workload.out_dtype if staging.segments else "float16"  # not used for numbers of 32 bits
+    if store.interleaved(p.out_dtype):
+        return store.stage_bytes(p.out_dtype, octets, chunks, segment_bytes)
+    out_dtype = p.out_dtype if staging.segments else "float16"  # not used for numbers of 32 bits
     return store.stage_pairs(out_dtype, octets, 8, segment_bytes, accumulator)
 
 

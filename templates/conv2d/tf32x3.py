@@ -30,6 +30,7 @@ from numba import cuda
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops import ArgSpec
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -49,7 +50,7 @@ _CHANNELS = {"x": "C", "weight": "I"}  # the axis that the parts are placed alon
 _LOW_PART = {"x": 0, "weight": 1}  # the place of the fine part; the coarse part has the other two
 
 
-class Conv2dTf32x3(Template):
+class Conv2dTf32x3(Template[Conv2dParams]):
     """conv2d for compute capability 9.0: float32 with errors of float32, by three TF32 products.
 
     Layouts are those of conv2d_wgmma: NHWC and OHWI, or NCHW[x]c and OIHW[x]o[x]i.
@@ -62,35 +63,35 @@ class Conv2dTf32x3(Template):
     op = "conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        w = workload
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        w = workload.params
         if w.dtype != "float32":
             return f"dtype is {w.dtype}; allowed: float32"
         if w.precision != "fp32":
             return f"precision is {w.precision}; allowed: fp32; conv2d_wgmma computes TF32 with one product"
         if w.c % CHUNK:
             return f"c is {w.c}; allowed: multiples of {CHUNK}, TMA's strides are of 16 bytes"
-        products = w.work.reduction
+        products = workload.work.reduction
         if products < LEAST_PRODUCTS:
             return f"a sum has {products} products; allowed: at least {LEAST_PRODUCTS}, as each has an error of its own"
-        reason = _INNER.validate(split_workload(w), target)
-        return reason and f"as {split_workload(w).label}: {reason}"
+        reason = _INNER.validate(split_workload(workload), target)
+        return reason and f"as {split_workload(workload).label}: {reason}"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         return _INNER.space(split_workload(workload), target)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """conv2d_wgmma's default for the split workload."""
         return _INNER.default(split_workload(workload), target, space)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         inner = _INNER.kernel(split_workload(workload), target, config)
         return over_prepared(inner, [_split(spec) for spec in workload.signature[:2]])
 
 
-def split_workload(workload: Workload) -> Workload:
+def split_workload(workload: Workload[Conv2dParams]) -> Workload[Conv2dParams]:
     """The convolution of the parts: three times the channels, in TF32."""
-    return workload.replace(c=PARTS * workload.c, precision="tf32")
+    return workload.replace(c=PARTS * workload.params.c, precision="tf32")
 
 
 def _split(spec: ArgSpec) -> Prepared:

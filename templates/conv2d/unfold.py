@@ -29,6 +29,7 @@ from numba import cuda
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer, Scalar
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
@@ -56,7 +57,7 @@ _INNER = Conv2dWgmma()
 _X, _WEIGHT = "x_unfolded", "weight_unfolded"
 
 
-class Conv2dUnfold(Template):
+class Conv2dUnfold(Template[Conv2dParams]):
     """conv2d for compute capability 9.0 and channels that are not a multiple of 8: fp16/bf16 in, fp16, bf16 or fp32 out.
 
     A configuration is one of conv2d_wgmma for the unfolded workload, plus the distribution of the unfolding over threads.
@@ -67,8 +68,8 @@ class Conv2dUnfold(Template):
     op = "conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        w = workload
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
+        w = workload.params
         if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
             return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
         if w.output_layout != w.layout:
@@ -81,9 +82,9 @@ class Conv2dUnfold(Template):
         chunk, most = CHUNK_BYTES // size, MAX_UNFOLDED_BYTES // size
         if w.c % chunk == 0:
             return f"c is {w.c}; allowed: no multiples of {chunk}, which conv2d_wgmma takes as they are"
-        if size == 2 and (reason := epilogue_problem(w, slices=True)):
+        if size == 2 and (reason := epilogue_problem(workload, slices=True)):
             return reason
-        unfolded = Unfolded.of(w)
+        unfolded = Unfolded.of(workload)
         if unfolded.channels > most:
             return f"s * c is {w.s * w.c}; allowed: up to {most}, the channels of an unfolded pixel"
         for meaning, elements in (
@@ -96,7 +97,7 @@ class Conv2dUnfold(Template):
         reason = _INNER.validate(unfolded.workload, target)
         return reason and f"as {unfolded.workload.label}: {reason}"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         unfolded = Unfolded.of(workload)
         inner = _INNER.space(unfolded.workload, target)
         most = 2 * unfolded.chunks  # most chunks per block; more would be idle
@@ -125,7 +126,7 @@ class Conv2dUnfold(Template):
         }
         return ConfigSpace(knobs, constraints, derived)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """conv2d_wgmma's default for the unfolded workload. Two chunks per thread if that still fills the device twice."""
         unfolded = Unfolded.of(workload)
         threads = max(
@@ -135,7 +136,7 @@ class Conv2dUnfold(Template):
         inner = _INNER.default(unfolded.workload, target, _INNER.space(unfolded.workload, target))
         return Config({**inner, "unfold_threads": threads, "unfold_chunks": chunks})
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         unfolded = Unfolded.of(workload)
         threads, chunks = config["unfold_threads"], config["unfold_chunks"]
         inner_config = Config({name: config[name] for name in _INNER.space(unfolded.workload, target).names})
@@ -151,7 +152,7 @@ class Conv2dUnfold(Template):
         loaded = unfolded.element_bytes * unfolded.piece
         aligned_weight = loaded
         if before:  # the table of a zero point; the weights are those of R x 1 taps over S * C channels
-            zero = ZeroPoint.of(unfolded.workload.replace(c=workload.s * workload.c))
+            zero = ZeroPoint.of(unfolded.workload.replace(c=workload.params.s * workload.params.c))
             assert zero is not None and len(before) == 1
             before, aligned_weight = [zero.step()], max(loaded, 4)
         x = Prepared("x", _X, CHUNK_BYTES * unfolded.x_chunks, unfold, loaded)
@@ -175,7 +176,7 @@ class Unfolded:
         element_bytes: of x and weight.
     """
 
-    workload: Workload
+    workload: Workload[Conv2dParams]
     channels: int
     pixel_chunks: int
     row_chunks: int
@@ -185,18 +186,18 @@ class Unfolded:
     element_bytes: int
 
     @classmethod
-    def of(cls, workload: Workload) -> Unfolded:
-        w = workload
-        out_w = w.output.shape[2]
+    def of(cls, workload: Workload[Conv2dParams]) -> Unfolded:
+        w = workload.params
+        out_w = workload.output.shape[2]
         size = dtype_of(w.dtype).nbytes
         chunk = CHUNK_BYTES // size
         pixel_chunks = math.ceil(w.s * w.c / chunk)
         top, _, bottom, _ = w.padding
-        inner = w.replace(
+        inner = workload.replace(
             w=out_w, c=pixel_chunks * chunk, s=1, stride=(w.stride[0], 1), padding=(top, 0, bottom, 0),
             dilation=(w.dilation[0], 1),
         )  # fmt: skip
-        assert inner.output == w.output
+        assert inner.output == workload.output
         return cls(
             inner,
             pixel_chunks * chunk,
@@ -222,9 +223,9 @@ class Unfolded:
         return -(-self.x_chunks // block_chunks) - (-self.weight_chunks // block_chunks)
 
 
-def _zero_point(workload: Workload) -> tuple[Scalar, ...]:
+def _zero_point(workload: Workload[Conv2dParams]) -> tuple[Scalar, ...]:
     """The further parameters of the unfolding: the zero point of x, if it has one."""
-    return (Scalar(SCALAR),) if "x" in workload.zero_points else ()
+    return (Scalar(SCALAR),) if "x" in workload.params.zero_points else ()
 
 
 def _loads(unfolded: Unfolded) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
@@ -270,28 +271,29 @@ def _loads(unfolded: Unfolded) -> tuple[Callable[..., Any], Callable[..., Any], 
     def zero(scalars: Any) -> Any:
         return u32(0)
 
-    fill_of = zero_point if "x" in unfolded.workload.zero_points else zero
+    fill_of = zero_point if "x" in unfolded.workload.params.zero_points else zero
     if unfolded.element_bytes == 2:
         return halves, words_of_halves, fill_of
     return run_of_bytes, words_of_bytes, fill_of
 
 
-def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callable[..., None]:
+def build_unfold(workload: Workload[Conv2dParams], threads: int, thread_chunks: int) -> Callable[..., None]:
     """The kernel (x, x_unfolded, weight, weight_unfolded): blocks of `threads` threads, with `thread_chunks` chunks each.
 
     Neighbouring threads write neighbouring chunks and mostly read the same lines. A block finds its row of pixels in 64 bits
     if there are that many chunks. From there on 32 bits are enough.
     """
+    p = workload.params
     unfolded = Unfolded.of(workload)
-    c, width, left = workload.c, workload.w, workload.padding[1]
-    stride_w, dilation_w = workload.stride[1], workload.dilation[1]
-    row_elements, taps_elements = width * c, workload.s * c
+    c, width, left = p.c, p.w, p.padding[1]
+    stride_w, dilation_w = p.stride[1], p.dilation[1]
+    row_elements, taps_elements = width * c, p.s * c
     pixel_chunks, row_chunks = unfolded.pixel_chunks, unfolded.row_chunks
     x_chunks, weight_chunks = unfolded.x_chunks, unfolded.weight_chunks
     block_chunks = threads * thread_chunks
     x_blocks = -(-x_chunks // block_chunks)
     count = u64 if x_chunks + block_chunks >= 2**32 else u32
-    contiguous = dilation_w == 1 or workload.s == 1  # neighbouring taps are neighbours in x
+    contiguous = dilation_w == 1 or p.s == 1  # neighbouring taps are neighbours in x
     chunk_elements, element_bytes = unfolded.chunk, unfolded.element_bytes
     run, words, fill_of = _loads(unfolded)
 

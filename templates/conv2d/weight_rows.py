@@ -16,6 +16,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.template import KernelStep
 from schedsearch.templates.parts import ptx
@@ -44,18 +45,18 @@ class WeightRows:
         multiple: a tap has a multiple of this number of elements, a power of two.
     """
 
-    workload: Workload
+    workload: Workload[Conv2dParams]
     merged: int = 1
     multiple: int = 1
 
     @property
     def element_bytes(self) -> int:
-        return dtype_of(self.workload.weight_dtype).nbytes
+        return dtype_of(self.workload.params.weight_dtype).nbytes
 
     @property
     def group_channels(self) -> int:
         """Input channels of a group of the workload."""
-        return int(self.workload.c // self.workload.groups)
+        return int(self.workload.params.c // self.workload.params.groups)
 
     @property
     def tap(self) -> int:
@@ -66,12 +67,12 @@ class WeightRows:
     def row(self) -> int:
         """Elements from one row to the next: whole chunks of 16 bytes."""
         chunk = CHUNK_BYTES // self.element_bytes
-        return int(-(-self.workload.r * self.workload.s * self.tap // chunk) * chunk)
+        return int(-(-self.workload.params.r * self.workload.params.s * self.tap // chunk) * chunk)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the workspace."""
-        return int(self.workload.k) * self.row * self.element_bytes
+        return int(self.workload.params.k) * self.row * self.element_bytes
 
     @property
     def piece(self) -> int:

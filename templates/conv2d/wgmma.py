@@ -36,6 +36,7 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -95,7 +96,7 @@ CLUSTER_SIDES = (1, 2, 4)
 MAX_CLUSTER = 8  # blocks that every device takes
 
 
-class Conv2dWgmma(Template):
+class Conv2dWgmma(Template[Conv2dParams]):
     """conv2d for compute capability 9.0: floats of 16 and 8 bits and TF32 with sums in fp32, int8 and uint8 with int32."""
 
     name = "conv2d_wgmma"
@@ -103,7 +104,7 @@ class Conv2dWgmma(Template):
     op = "conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         reason = geometry.problem(
             workload, target, every_dtype=True, takes_blocks=True, shuffles=True, slices=True, weight_zero_point=True
         )
@@ -117,7 +118,7 @@ class Conv2dWgmma(Template):
             )
         return gemm.problem(max_tile_rows=GROUP_ROWS * max(GROUPS))
 
-    def space(self, workload: Workload, target: Target, gemm: Im2col | None = None) -> ConfigSpace:
+    def space(self, workload: Workload[Conv2dParams], target: Target, gemm: Im2col | None = None) -> ConfigSpace:
         """The configurations; x and y lie in memory as `gemm` says, or else as the workload's layout says."""
         w = workload = _merged(workload)
         gemm = gemm or Im2col.of(workload)
@@ -223,7 +224,7 @@ class Conv2dWgmma(Template):
         constraints += tuple(_block_constraint(w, block) for block in _column_blocks(gemm))
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target, gemm))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The configuration with the least predicted time; among equals, the smallest cluster and the deepest ring.
 
         Short reductions with 8-bit results take a ring of about 4 stages instead.
@@ -232,7 +233,7 @@ class Conv2dWgmma(Template):
         group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is the only value with one column tile
         # 256 gains at most 2 %, and loses up to 17 % if pixels are not a multiple of 128 bytes.
         few = {"l2_promotion": [128], "group_m": sorted({1, group_m})}
-        of_8_bits = store.interleaved(workload.out_dtype)
+        of_8_bits = store.interleaved(workload.params.out_dtype)
 
         def ties(q: Columns) -> tuple[Any, ...]:
             # Rings of 8 and 12 stages took 2 to 11 % longer than 4 for 32x56x56x64 -> 256 in int8.
@@ -241,7 +242,9 @@ class Conv2dWgmma(Template):
 
         return least_predicted(space.restrict(few), ties)
 
-    def kernel(self, workload: Workload, target: Target, config: Config, gemm: Im2col | None = None) -> KernelSource:
+    def kernel(
+        self, workload: Workload[Conv2dParams], target: Target, config: Config, gemm: Im2col | None = None
+    ) -> KernelSource:
         """The kernel; x and y lie in memory as `gemm` says, or else as the workload's layout says.
 
         With a zero point of the weight x lies as the layout says.
@@ -250,7 +253,7 @@ class Conv2dWgmma(Template):
         return windows.before(source) if windows else source
 
     def without_window_sums(
-        self, workload: Workload, target: Target, config: Config, gemm: Im2col | None = None
+        self, workload: Workload[Conv2dParams], target: Target, config: Config, gemm: Im2col | None = None
     ) -> KernelSource:
         """The same for templates that move x to a workspace, where it may lie differently.
 
@@ -296,20 +299,20 @@ class Conv2dWgmma(Template):
         return KernelSource("cuda", "sm_90a", steps, workspaces, alignments)
 
 
-def _merged(workload: Workload) -> Workload:
+def _merged(workload: Workload[Conv2dParams]) -> Workload[Conv2dParams]:
     """The workload with neighbouring small groups as one."""
     merged = geometry.merged_groups(workload)
-    return workload if merged == 1 else workload.replace(groups=workload.groups // merged)
+    return workload if merged == 1 else workload.replace(groups=workload.params.groups // merged)
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------
 
 
 def build_kernel(
-    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: FragmentCorrections
+    workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: FragmentCorrections
 ) -> Callable[..., None]:
     """The kernel function of one configuration."""
-    wgmma, layout = Wgmma(workload.dtype, workload.weight_dtype), plan.shared
+    wgmma, layout = Wgmma(workload.params.dtype, workload.params.weight_dtype), plan.shared
     bn, stages, split_k, turns, k_steps, columns = plan.bn, plan.stages, plan.split_k, plan.turns, plan.k_steps, gemm.columns
     in_turn, by_tma = turns > 1, stores_by_tma(workload)
     full_offset, empty_offset, sums_offset = (layout.offset(region) for region in ("full", "empty", "sums_full"))
@@ -462,7 +465,7 @@ def _column_blocks(gemm: Im2col) -> list[int]:
     return [gemm.filter_block] if gemm.filter_block else [] if gemm.y.plain else [gemm.y.size]
 
 
-def _block_constraint(workload: Workload, block: int) -> Constraint:
+def _block_constraint(workload: Workload[Conv2dParams], block: int) -> Constraint:
     def fits(columns: Any) -> Any:
         return (columns % block == 0) | (block % np.maximum(columns, 1) == 0)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of
 from schedsearch.templates.parts import cluster, gather, pipeline, store, walk
@@ -28,10 +29,10 @@ def tile_origin(plan: Plan) -> Callable[..., Any]:
     return origin
 
 
-def load_tiles_of(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[..., None]:
+def load_tiles_of(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -> Callable[..., None]:
     """One thread loads this block's part of the operands of all its tiles, step by step."""
     bk, stages, in_turn = plan.bk, plan.stages, plan.turns > 1
-    row_bytes = bk * Wgmma(workload.dtype).element_bytes
+    row_bytes = bk * Wgmma(workload.params.dtype).element_bytes
     a_bytes, stage_bytes = plan.bm * row_bytes, (plan.bm + plan.bn) * row_bytes
     own_pixels, own_filters = plan.bm // plan.cluster_n, plan.bn // plan.cluster_m  # the part that a block loads
     dilation_h, dilation_w = gemm.dilation
@@ -51,7 +52,7 @@ def load_tiles_of(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[...,
     elif gemm.order:
         load_filters = _load_ordered_filters(gemm.order.block, tiles.m > 1)
     else:
-        load_filters = _load_filters(gemm, bk, tiles.m > 1, store.interleaved(workload.out_dtype))
+        load_filters = _load_filters(gemm, bk, tiles.m > 1, store.interleaved(workload.params.out_dtype))
 
     def load_tiles(  # type: ignore[no-untyped-def]
         xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
@@ -159,13 +160,13 @@ def _load_filters(gemm: Im2col, bk: int, multicast: bool, interleaved: bool) -> 
     return load_box if gemm.x.plain else load_of_block
 
 
-def _load_blocked_filters(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[..., Any]:
+def _load_blocked_filters(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -> Callable[..., Any]:
     """As `_load_filters`: loads the boxes of `maps.blocked_filter_map` for a block's part of the tile's columns."""
     bk, block, taps = plan.bk, gemm.filter_block, gemm.taps
     inputs, own_filters = gemm.channels // block * taps, plan.bn // plan.cluster_m
     boxes, box_columns = max(1, own_filters // block), min(own_filters, block)
-    box_bytes = box_columns * bk * Wgmma(workload.dtype).element_bytes
-    split, columns_are_interleaved = _channel_in_block(gemm, bk), store.interleaved(workload.out_dtype)
+    box_bytes = box_columns * bk * Wgmma(workload.params.dtype).element_bytes
+    split, columns_are_interleaved = _channel_in_block(gemm, bk), store.interleaved(workload.params.out_dtype)
     load_box = cluster.tma_load_boxes(5 if columns_are_interleaved else 4, plan.cluster_m > 1)
 
     def load_interleaved(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
@@ -44,22 +45,22 @@ def useful_bks(channels: int, dtype: str = "float16") -> tuple[int, ...]:
     return tuple(kept)
 
 
-def octets_per_block(workload: Workload, q: Columns) -> Any:
+def octets_per_block(workload: Workload[Conv2dParams], q: Columns) -> Any:
     """Octets of the tile's columns that each block of a split tile adds up. The last blocks may have fewer."""
     unit = store_columns(workload)
     return -(-q["bn"] // (unit * q["split_k"])) * (unit // 8)
 
 
-def store_columns(workload: Workload) -> int:
+def store_columns(workload: Workload[Conv2dParams]) -> int:
     """Columns that a thread's registers must fill together: 16 of 8-bit outputs, whose columns are interleaved, else 8."""
-    return 16 if interleaved(workload.out_dtype) else 8
+    return 16 if interleaved(workload.params.out_dtype) else 8
 
 
-def store_segment(workload: Workload, gemm: Im2col, q: Mapping[str, Any]) -> int:
+def store_segment(workload: Workload[Conv2dParams], gemm: Im2col, q: Mapping[str, Any]) -> int:
     """Columns that one TMA store writes: the largest of 16, 32, 64, 128 bytes that divides those of all blocks of a tile
     and the channels of a block of y, or those that are neighbours after depth_to_space."""
     unit = store_columns(workload)
-    widest = LINE_BYTES // (unit * dtype_of(workload.out_dtype).nbytes)
+    widest = LINE_BYTES // (unit * dtype_of(workload.params.out_dtype).nbytes)
     of_block = widest if gemm.y.plain else gemm.y.size // unit
     if gemm.shuffle:
         of_block = gemm.columns // gemm.shuffle.block // unit
@@ -74,38 +75,39 @@ def output_of(gemm: Im2col, bm: int) -> Output:
     return ShuffledOutput(*sizes, gemm.shuffle, gemm.out_w) if gemm.shuffle else Output(*sizes)
 
 
-def staged_bytes(workload: Workload, columns: Any) -> Any:
+def staged_bytes(workload: Workload[Conv2dParams], columns: Any) -> Any:
     """Bytes of shared memory for a row of `columns` columns of y; 0 if y does not go through it."""
     if not stores_by_tma(workload):
         return 0 * columns
-    nbytes = dtype_of(workload.out_dtype).nbytes
+    nbytes = dtype_of(workload.params.out_dtype).nbytes
     return nbytes * (staged_columns(columns) if nbytes == WORD_BYTES else columns)
 
 
-def stores_by_tma(workload: Workload) -> bool:
+def stores_by_tma(workload: Workload[Conv2dParams]) -> bool:
     """Whether y goes through shared memory: rows of y must begin at multiples of 16 bytes."""
-    row_elements: int = workload.slice_of or workload.k
-    return row_elements * dtype_of(workload.out_dtype).nbytes % 16 == 0
+    p = workload.params
+    row_elements: int = p.slice_of or p.k
+    return row_elements * dtype_of(p.out_dtype).nbytes % 16 == 0
 
 
-def stage_bytes(workload: Workload, q: Columns) -> Any:
+def stage_bytes(workload: Workload[Conv2dParams], q: Columns) -> Any:
     """A stage has bm rows of x, wgmma's A, then bn rows of the weights, its B: K-major, swizzled over their width."""
-    return (q["bm"] + q["bn"]) * q["bk"] * dtype_of(workload.dtype).nbytes
+    return (q["bm"] + q["bn"]) * q["bk"] * dtype_of(workload.params.dtype).nbytes
 
 
-def sums_bytes(workload: Workload, q: Columns) -> Any:
+def sums_bytes(workload: Workload[Conv2dParams], q: Columns) -> Any:
     """Bytes that the other blocks of a split tile send: 32-bit sums of this block's columns, 16 per thread and octet."""
     return (q["split_k"] - 1) * octets_per_block(workload, q) * q["bm"] * 32
 
 
-def ring_bytes(workload: Workload, q: Columns) -> Any:
+def ring_bytes(workload: Workload[Conv2dParams], q: Columns) -> Any:
     """Bytes of the stages. At the end of a split tile, the other blocks' sums overwrite them, followed by y."""
     y = q["bm"] * staged_bytes(workload, octets_per_block(workload, q) * 8)
     at_end = np.where(q["split_k"] == 1, 0, sums_bytes(workload, q) + y)
     return np.maximum(q["stages"] * stage_bytes(workload, q), at_end)
 
 
-def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
+def shared_layout(workload: Workload[Conv2dParams], q: Columns) -> SharedLayout:
     """Shared memory of a block: the ring, y of each consumer group, the barriers."""
     split = q["split_k"] > 1
     return SharedLayout.of(
@@ -129,11 +131,11 @@ def l2_row_cost(channels: int, bk: int, fit: Im2colFit, element_bytes: int = 2) 
 
 
 def derived_quantities(
-    workload: Workload, target: Target, gemm: Im2col | None = None
+    workload: Workload[Conv2dParams], target: Target, gemm: Im2col | None = None
 ) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities. It works on arrays and on single values."""
     gemm = gemm or Im2col.of(workload)
-    w, out_bytes = workload, dtype_of(workload.out_dtype).nbytes
+    w, out_bytes = workload.params, dtype_of(workload.params.out_dtype).nbytes
     element_bytes = dtype_of(w.dtype).nbytes
     card = machine(target)
     fit = card.im2col
@@ -269,7 +271,9 @@ class Plan:
     shared: SharedLayout
 
 
-def evaluate(workload: Workload, target: Target, config: Mapping[str, Any], gemm: Im2col | None = None) -> Plan:
+def evaluate(
+    workload: Workload[Conv2dParams], target: Target, config: Mapping[str, Any], gemm: Im2col | None = None
+) -> Plan:
     """The plan of one configuration."""
     gemm = gemm or Im2col.of(workload)
     q = evaluated(derived_quantities(workload, target, gemm), config)

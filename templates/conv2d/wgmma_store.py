@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.launch import Pointer
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of, stores_by_tma
@@ -36,7 +37,7 @@ class FragmentCorrections:
     windows: WindowSums | None
 
     @classmethod
-    def of_workload(cls, workload: Workload) -> FragmentCorrections:
+    def of_workload(cls, workload: Workload[Conv2dParams]) -> FragmentCorrections:
         """Those of a workload, whose groups are not merged yet."""
         return cls(ZeroPoint.of(workload), WindowSums.of(workload))
 
@@ -56,7 +57,7 @@ class FragmentCorrections:
         of_x = self.zero.correction(epilogue, octets, interleaved) if self.zero else no_correction
         of_weight = no_window_correction
         if self.windows:
-            of_weight = self.windows.correction(epilogue, octets, interleaved, groups == self.windows.workload.groups)
+            of_weight = self.windows.correction(epilogue, octets, interleaved, groups == self.windows.workload.params.groups)
         first_pixel, rows = output.first_pixel(), output.rows
 
         def correct(values: Any, columns: Any, row: Any, first_row: Any, k: Any, operands: Any) -> None:
@@ -68,7 +69,7 @@ class FragmentCorrections:
 
 
 def finish_of(
-    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: FragmentCorrections
+    workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan, epilogue: Epilogue, corrections: FragmentCorrections
 ) -> tuple[Callable[..., Any], int, Callable[..., None], Callable[..., None]]:
     """The functions of the end of a tile: (begin_store, words_ahead, load_ahead, finish).
 
@@ -76,23 +77,24 @@ def finish_of(
     warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on, and stores it. If there are
     `words_ahead`, `load_ahead(ahead, row, column, inside_columns, lane, warp_row, operands)` must have loaded them.
     """
-    output, own_octets, accumulator = output_of(gemm, plan.bm), plan.own_octets, Wgmma(workload.dtype).accumulator
-    rows, fused, interleaved = output.rows, not epilogue.identity, store.interleaved(workload.out_dtype)
+    p = workload.params
+    output, own_octets, accumulator = output_of(gemm, plan.bm), plan.own_octets, Wgmma(p.dtype).accumulator
+    rows, fused, interleaved = output.rows, not epilogue.identity, store.interleaved(p.out_dtype)
     first_pair = output.fragment(4 if interleaved else 2)
-    correct = corrections.of(epilogue, output, own_octets, interleaved, workload.groups)
+    correct = corrections.of(epilogue, output, own_octets, interleaved, p.groups)
     channel_of = gemm.order.channel() if gemm.order else _same
     layout, words_ahead = _layout_of(gemm, output), epilogue.words_ahead(own_octets, interleaved)
     fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *layout)
     load: Any = epilogue.load_ahead(own_octets, 8 * output.block, *layout) if words_ahead else None
     staging_offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
-    if stores_by_tma(workload) and dtype_of(workload.out_dtype).nbytes == WORD_BYTES:
+    if stores_by_tma(workload) and dtype_of(p.out_dtype).nbytes == WORD_BYTES:
         words = WordStaging(own_octets, plan.segment, staging_offset, accumulator)
         begin_store, store_part = staged_words(output, words, plan.consumer_groups)
     elif stores_by_tma(workload):
-        staging = store.Staging(workload.out_dtype, own_octets, plan.segment, staging_offset, accumulator)
+        staging = store.Staging(p.out_dtype, own_octets, plan.segment, staging_offset, accumulator)
         begin_store, store_part = store.staged(output, staging, plan.consumer_groups)
     else:
-        in_memory = output.with_pitch(workload.slice_of) if output.plain else output
+        in_memory = output.with_pitch(p.slice_of) if output.plain else output
         begin_store, store_part = store.direct(in_memory, own_octets, accumulator)
 
     def load_ahead(

@@ -12,7 +12,7 @@ from schedsearch.launch_rules import MAX_STEPS
 from schedsearch.ops import Layout
 from schedsearch.ops.data_movement import DataMovement
 from schedsearch.ops.dtypes import dtype
-from schedsearch.ops.layout_transform import LayoutTransform, sizes
+from schedsearch.ops.layout_transform import LayoutTransform, LayoutTransformParams, sizes
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -75,7 +75,7 @@ def _movers(workload: Workload, target: Target) -> list[tuple[str, Mover]]:
     definition = workload.definition
     if isinstance(definition, LayoutTransform):
         source, to = Layout.parse(workload.layout), Layout.parse(workload.to)
-        p = Permutation.of(source, to, sizes(workload.params), dtype(workload.dtype).nbytes)
+        p = Permutation.of(source, to, sizes(LayoutTransformParams.of(workload.params)), dtype(workload.dtype).nbytes)
         return [("x", Mover(Move.of_permutation(p), target))]
     assert isinstance(definition, DataMovement)
     movement = definition.movement(workload.params)

@@ -71,7 +71,7 @@ def _nothing(x: Any, y: Any, start: Any, stop: Any) -> None:
     pass
 
 
-def _definition(workload: Workload) -> DataMovement:
+def _definition(workload: Workload) -> DataMovement[Any]:
     definition = workload.definition
     assert isinstance(definition, DataMovement)
     return definition

@@ -20,6 +20,7 @@ import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.window import output_hw
 from schedsearch.space import ConfigSpace, Constraint, Knob
@@ -41,7 +42,7 @@ _STACK_BYTES = 1 << 20  # of a thread's work item; threads have 8 MiB
 _CACHE_BYTES = 1 << 15  # in which the default keeps a work item
 
 
-class DepthwiseConv2dCpu(Template):
+class DepthwiseConv2dCpu(Template[DepthwiseConv2dParams]):
     """depthwise_conv2d in every direction, layout and format of floats on a CPU."""
 
     name = "depthwise_conv2d_cpu"
@@ -49,17 +50,17 @@ class DepthwiseConv2dCpu(Template):
     op = "depthwise_conv2d"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        if not dtype_of(workload.dtype).is_float:
-            return f"dtype is {workload.dtype}; allowed: {', '.join(FLOATS)}"
+    def validate(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
+        p = workload.params
+        if not dtype_of(p.dtype).is_float:
+            return f"dtype is {p.dtype}; allowed: {', '.join(FLOATS)}"
         if (least := _stack_bytes(workload, _BLOCKS[0], 1)) > _STACK_BYTES:
             return (
-                f"a row of w={workload.w} for a kernel of {workload.r}x{workload.s} takes {least} bytes of fast memory; "
-                f"allowed: {_STACK_BYTES}"
+                f"a row of w={p.w} for a kernel of {p.r}x{p.s} takes {least} bytes of fast memory; allowed: {_STACK_BYTES}"
             )
-        return epilogue_problem(workload, dtypes=OPERAND_DTYPES) if workload.epilogue else None
+        return epilogue_problem(workload, dtypes=OPERAND_DTYPES) if p.epilogue else None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> ConfigSpace:
         rows = _row_values(workload)
         table = {(block, each): _stack_bytes(workload, block, each) for block in _BLOCKS for each in rows}
 
@@ -83,26 +84,27 @@ class DepthwiseConv2dCpu(Template):
             {"stack_bytes": stack_bytes},
         )
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
         """Vectors of a register, or of a row's pixels if these are fewer; and the most rows that stay in the cache and leave
         each thread four work items."""
+        p = workload.params
         values = {knob.name: [int(value) for value in knob.values] for knob in space.knobs}
         threads = max(values["threads"])
-        extent = workload.c if workload.layout == "NHWC" else output_hw(workload.params)[1]
+        extent = p.c if p.layout == "NHWC" else output_hw(p)[1]
         block = min(lanes_of(target), max(_BLOCKS[0], 1 << (extent - 1).bit_length()))
-        blocks = workload.n * (math.ceil(workload.c / block) if workload.layout == "NHWC" else workload.c)
+        blocks = p.n * (math.ceil(p.c / block) if p.layout == "NHWC" else p.c)
 
         def fits(rows: int) -> bool:
             tiles = blocks * math.ceil(max(values["rows"]) / rows)
             return _stack_bytes(workload, block, rows) <= _CACHE_BYTES and tiles >= 4 * threads
 
         rows = max((rows for rows in values["rows"] if fits(rows)), default=1)
-        items = blocks // workload.n
+        items = blocks // p.n
         splits = next((split for split in values["splits"] if split * items >= 2 * threads), max(values["splits"]))
         tile = max(value for value in values["tile"] if value <= (vector_registers(target) - 10) // 4)
         return Config({"block": block, "tile": tile, "rows": rows, "splits": splits, "threads": threads})
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """One vector at a time, one row for each work item, on all cores."""
         values = space.values
         return Config(
@@ -112,9 +114,9 @@ class DepthwiseConv2dCpu(Template):
             }
         )  # fmt: skip
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[DepthwiseConv2dParams], target: Target, config: Config) -> KernelSource:
         halves = [workload]
-        if workload.direction == "grad_both":
+        if workload.params.direction == "grad_both":
             halves = [
                 workload.replace(direction="grad_input", deterministic=False),
                 workload.replace(direction="grad_weight"),
@@ -132,26 +134,27 @@ class DepthwiseConv2dCpu(Template):
         return KernelSource("cpu", "native", tuple(steps), workspaces, alignments=aligned)
 
 
-def _sums_over_taps(workload: Workload, config: Config) -> KernelStep:
+def _sums_over_taps(workload: Workload[DepthwiseConv2dParams], config: Config) -> KernelStep:
     """The step that computes y or dx."""
-    forward = workload.direction == "forward"
+    p = workload.params
+    forward = p.direction == "forward"
     plan = (forward_plan if forward else grad_input_plan)(workload, config)
     source, weight = workload.signature[:2]
     finish, operands = None, _before(workload)
-    if workload.epilogue:
+    if p.epilogue:
         epilogue = CpuEpilogue(workload)
         finish, operands = epilogue.apply, epilogue.params
-    elif workload.accumulate:
+    elif p.accumulate:
         finish = gradient_finish(workload.output, True)
     kernel = correlate_kernel(plan, source, weight, workload.output, finish)
     arguments = (Pointer(source.name), Pointer("weight"), Pointer(workload.output.name), *operands)
     return KernelStep(kernel, arguments, Grid(plan.items), config["threads"])
 
 
-def _weight_gradient(workload: Workload, plan: Plan, config: Config) -> tuple[KernelStep, KernelStep]:
+def _weight_gradient(workload: Workload[DepthwiseConv2dParams], plan: Plan, config: Config) -> tuple[KernelStep, KernelStep]:
     """The steps that compute parts of dw and add them."""
     splits, threads = config["splits"], config["threads"]
-    finish = gradient_finish(workload.output, workload.accumulate)
+    finish = gradient_finish(workload.output, workload.params.accumulate)
     reduce = reduce_kernel(plan, workload.signature[0], workload.signature[1], splits)
     add = sum_kernel(plan, workload.output, splits, finish)
     arguments = (Pointer("parts"), Pointer("dw"), *_before(workload))
@@ -161,32 +164,32 @@ def _weight_gradient(workload: Workload, plan: Plan, config: Config) -> tuple[Ke
     )
 
 
-def _before(workload: Workload) -> tuple[Param, ...]:
+def _before(workload: Workload[DepthwiseConv2dParams]) -> tuple[Param, ...]:
     return tuple(Pointer(spec.name) for spec in workload.signature if spec.aliases == workload.output.name)
 
 
-def _row_values(workload: Workload) -> tuple[int, ...]:
+def _row_values(workload: Workload[DepthwiseConv2dParams]) -> tuple[int, ...]:
     """Rows of a work item: up to all rows of the results."""
     config = Config({"block": _BLOCKS[0], "rows": 1, "tile": 1})
     most = max(plan.all_rows for plan in _plans(workload, config).values())
     return (*(rows for rows in _ROWS if rows < most), most)
 
 
-def _splits(workload: Workload) -> tuple[int, ...]:
+def _splits(workload: Workload[DepthwiseConv2dParams]) -> tuple[int, ...]:
     """Parts of dw, at most one for each image's row; one where dw is not computed."""
-    if workload.direction not in ("grad_weight", "grad_both"):
+    if workload.params.direction not in ("grad_weight", "grad_both"):
         return (1,)
-    return tuple(split for split in _SPLITS if split <= workload.n * output_hw(workload.params)[0])
+    return tuple(split for split in _SPLITS if split <= workload.params.n * output_hw(workload.params)[0])
 
 
-def _plans(workload: Workload, config: Config) -> dict[str, Plan]:
+def _plans(workload: Workload[DepthwiseConv2dParams], config: Config) -> dict[str, Plan]:
     """The plans of a workload's kernels, by direction."""
     plans = {"grad_input": grad_input_plan, "grad_weight": forward_plan, "forward": forward_plan}
-    wanted = ("grad_input", "grad_weight") if workload.direction == "grad_both" else (workload.direction,)
+    wanted = ("grad_input", "grad_weight") if workload.params.direction == "grad_both" else (workload.params.direction,)
     return {direction: plans[direction](workload, config) for direction in wanted}
 
 
-def _stack_bytes(workload: Workload, block: int, rows: int) -> int:
+def _stack_bytes(workload: Workload[DepthwiseConv2dParams], block: int, rows: int) -> int:
     """Of a work item with the largest tile."""
     plans = _plans(workload, Config({"block": block, "rows": rows, "tile": _TILES[-1]}))
     return max(plan.stack_bytes + 4 * plan.rows * plan.columns * plan.place for plan in plans.values())

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from schedsearch.backend.cpu_taps import Tap
 from schedsearch.config import Config
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.window import output_hw
 from schedsearch.workload import Workload
 
@@ -163,9 +164,9 @@ class Plan:
         return 4 * (self.planes_size + self.run_vectors * self.lanes + weights)
 
 
-def forward_plan(workload: Workload, config: Config) -> Plan:
+def forward_plan(workload: Workload[DepthwiseConv2dParams], config: Config) -> Plan:
     """From x to y, also for the gradient of the weight, which has the same planes of x."""
-    p, (rows_out, columns_out) = workload, output_hw(workload.params)
+    p, (rows_out, columns_out) = workload.params, output_hw(workload.params)
     phased = p.layout == "NCHW"
     lanes, rows = config["block"], min(config["rows"], rows_out)
     h = _forward_axis(p.h, p.r, p.stride[0], p.dilation[0], p.padding[0], phased)
@@ -190,9 +191,9 @@ def forward_plan(workload: Workload, config: Config) -> Plan:
     )  # fmt: skip
 
 
-def grad_input_plan(workload: Workload, config: Config) -> Plan:
+def grad_input_plan(workload: Workload[DepthwiseConv2dParams], config: Config) -> Plan:
     """From dy to dx. Rows of results count from the top of the padding, in strides."""
-    p, (oh, ow) = workload, output_hw(workload.params)
+    p, (oh, ow) = workload.params, output_hw(workload.params)
     lanes, place, (top, left) = config["block"], 1 if p.layout == "NCHW" else config["block"], p.padding[:2]
     first_row, first_column = top // p.stride[0], left // p.stride[1]
     all_rows = (p.h - 1 + top) // p.stride[0] - first_row + 1

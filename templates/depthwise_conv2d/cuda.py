@@ -10,6 +10,7 @@ import numpy as np
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops.conv2d_formats import INTEGERS
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -39,7 +40,7 @@ from schedsearch.workload import Workload
 MOST_STRIDE_SUMS = 128  # of dx: a patch has an integer of strides along both axes
 
 
-class DepthwiseConv2dCuda(Template):
+class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
     """y and dx: a thread computes patches of pixels for a vector of channels, with all taps unrolled."""
 
     name = "depthwise_conv2d_cuda"
@@ -47,23 +48,24 @@ class DepthwiseConv2dCuda(Template):
     op = "depthwise_conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
+        p = workload.params
         if problem := direction_problem(workload, "forward", "grad_input") or size_problem(workload, target):
             return problem
         shape = Shape.of(workload)
         if (least := shape.rows.down * shape.columns.down) > MOST_STRIDE_SUMS:
             return f"a gradient's patch has the strides' product, {least}, elements; allowed: up to {MOST_STRIDE_SUMS}"
-        if workload.dtype not in INTEGERS:
+        if p.dtype not in INTEGERS:
             return epilogue_problem(workload)
-        if workload.r * workload.s > MOST_EXACT_TAPS:
+        if p.r * p.s > MOST_EXACT_TAPS:
             return (
-                f"filters of {workload.r * workload.s} taps; allowed: up to {MOST_EXACT_TAPS}, of which sums of products of "
+                f"filters of {p.r * p.s} taps; allowed: up to {MOST_EXACT_TAPS}, of which sums of products of "
                 "8-bit numbers are exact in float32; conv2d with groups takes more"
             )
         dtypes = ("float16", "bfloat16", "float32", "int32", "uint32", *BYTES)
         return epilogue_problem(workload, dtypes=dtypes, converting=CONVERTING)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
 
         def blocks(k: Columns) -> Any:
@@ -96,7 +98,7 @@ class DepthwiseConv2dCuda(Template):
         )
         return ConfigSpace(knobs, [*rules_of(shape, target), strips], derived)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The patch with the least estimated time; see docs/kernels/depthwise.md."""
         shape = Shape.of(workload)
 
@@ -109,7 +111,7 @@ class DepthwiseConv2dCuda(Template):
 
         return first_roomy(space, target, choices())
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """One pixel of one channel a thread."""
         shape = Shape.of(workload)
         tile_h, tile_w = shape.rows.down, shape.columns.down
@@ -119,20 +121,21 @@ class DepthwiseConv2dCuda(Template):
             (each for threads in (128, 1) for each in _configurations(shape, target, 1, tile_h, tile_w, threads)),
         )
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[DepthwiseConv2dParams], target: Target, config: Config) -> KernelSource:
+        p = workload.params
         shape = Shape.of(workload)
         patch = Patch.of(workload, config["tile_h"], config["tile_w"], shape.tap_h, shape.tap_w, config["vector"])
         blocks = Blocks(
             patch, shape.images, shape.channels, config["channels"], config["columns"], config["rows"], config["strip"]
         )
         rounds = Rounds(patch, shape.filters)
-        epilogue = Epilogue(workload, capability=target.compute_capability) if workload.direction == "forward" else None
+        epilogue = Epilogue(workload, capability=target.compute_capability) if p.direction == "forward" else None
         source, to, weight = arrays_of(workload)
         before, direct = f"{to}_before", config["filters"] == "direct"
         step = KernelStep(
             build_kernel(workload, blocks, rounds, epilogue, config["border"] == "branch", direct),
             (
-                Pointer(source), Pointer(weight), Pointer(before, optional=not workload.accumulate), Pointer(to),
+                Pointer(source), Pointer(weight), Pointer(before, optional=not p.accumulate), Pointer(to),
                 *(epilogue.params if epilogue else ()),
             ),
             Grid(blocks.count),
@@ -142,12 +145,12 @@ class DepthwiseConv2dCuda(Template):
         )  # fmt: skip
         read, written = patch.alignments
         alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature} | {source: read, to: written}
-        if workload.dtype in INTEGERS:  # y may have wider elements, which are stored in pieces
+        if p.dtype in INTEGERS:  # y may have wider elements, which are stored in pieces
             alignments[to] = min(written * dtype_of(workload.output.dtype).nbytes, VECTOR_BYTES)
-        if workload.accumulate:
+        if p.accumulate:
             alignments[before] = written
         if direct:
-            neighbours = patch.vector if workload.weight_layout in ("HWOI", "HWIO") else filter_pieces(patch)[0].length
+            neighbours = patch.vector if p.weight_layout in ("HWOI", "HWIO") else filter_pieces(patch)[0].length
             alignments[weight] = neighbours * patch.nbytes
         return KernelSource("cuda", "native", (step,), alignments=alignments)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from schedsearch.config import Config
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
@@ -24,7 +25,7 @@ _OF_DX = (DepthwiseConv2dPlanesCuda(), DepthwiseConv2dCuda())  # the first that 
 _OF_DW = (DepthwiseConv2dDwPlanesCuda(), DepthwiseConv2dDwCuda())
 
 
-class DepthwiseConv2dBothCuda(Template):
+class DepthwiseConv2dBothCuda(Template[DepthwiseConv2dParams]):
     """dx and dw. A configuration is one of the template of dx (`dx_...`), and one of the template of dw (`dw_...`). They are
     those of small planes where these take the workload."""
 
@@ -33,19 +34,19 @@ class DepthwiseConv2dBothCuda(Template):
     op = "depthwise_conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        if workload.direction != "grad_both":
-            return f"direction is {workload.direction}; allowed: grad_both"
+    def validate(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
+        if workload.params.direction != "grad_both":
+            return f"direction is {workload.params.direction}; allowed: grad_both"
         for name, (template, half) in _halves(workload, target).items():
             if problem := template.validate(half, target):
                 return f"{name}: {problem}"
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> ConfigSpace:
         halves = _halves(workload, target)
         return side_by_side({name: template.space(half, target) for name, (template, half) in halves.items()})
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The defaults of both."""
         found: dict[str, Any] = {}
         for name, (template, half) in _halves(workload, target).items():
@@ -53,7 +54,7 @@ class DepthwiseConv2dBothCuda(Template):
             found |= {name + knob: value for knob, value in own.items()}
         return Config(found)
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """The plain configurations of both."""
         found: dict[str, Any] = {}
         for name, (template, half) in _halves(workload, target).items():
@@ -63,7 +64,7 @@ class DepthwiseConv2dBothCuda(Template):
             found |= {name + knob: value for knob, value in own.items()}
         return Config(found)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[DepthwiseConv2dParams], target: Target, config: Config) -> KernelSource:
         of_dx, of_dw = (
             template.kernel(half, target, Config(own_values(config, name)))
             for name, (template, half) in _halves(workload, target).items()
@@ -76,13 +77,15 @@ class DepthwiseConv2dBothCuda(Template):
         )
 
 
-def _halves(workload: Workload, target: Target) -> dict[str, tuple[Template, Workload]]:
+def _halves(
+    workload: Workload[DepthwiseConv2dParams], target: Target
+) -> dict[str, tuple[Template, Workload[DepthwiseConv2dParams]]]:
     """Prefix of knobs -> the template and the workload of a gradient."""
     dx = workload.replace(direction="grad_input", deterministic=False)
     dw = workload.replace(direction="grad_weight")
     return {"dx_": (_first(_OF_DX, dx, target), dx), "dw_": (_first(_OF_DW, dw, target), dw)}
 
 
-def _first(templates: Sequence[Template], workload: Workload, target: Target) -> Template:
+def _first(templates: Sequence[Template], workload: Workload[DepthwiseConv2dParams], target: Target) -> Template:
     """The first of some templates that takes a workload, or the last one."""
     return next((each for each in templates[:-1] if each.validate(workload, target) is None), templates[-1])

@@ -9,6 +9,7 @@ import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -44,7 +45,7 @@ SUMS = "filter_sums"
 TILE = 64  # pixels along each side of what a block covers at once, if it is large
 
 
-class DepthwiseConv2dDwCuda(Template):
+class DepthwiseConv2dDwCuda(Template[DepthwiseConv2dParams]):
     """dw: blocks add up the products of patches of dy and x; a second kernel, or atomics, add up the blocks' results."""
 
     name = "depthwise_conv2d_dw_cuda"
@@ -52,7 +53,7 @@ class DepthwiseConv2dDwCuda(Template):
     op = "depthwise_conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
         if problem := direction_problem(workload, "grad_weight") or size_problem(workload, target):
             return problem
         shape = Shape.of(workload)
@@ -61,7 +62,7 @@ class DepthwiseConv2dDwCuda(Template):
             return f"dy has {units} tiles of {TILE} x {TILE} pixels; allowed: less than 2**30, blocks count them in 32 bits"
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
 
         def units(k: Columns) -> Any:
@@ -82,7 +83,7 @@ class DepthwiseConv2dDwCuda(Template):
             "waves": lambda k: k["blocks"] * k["threads"] / (target.sms * target.threads_per_sm),
             "patches": lambda k: k["units"] / k["splits"],
         }
-        combine = ("workspace",) if workload.deterministic else ("workspace", "atomic")
+        combine = ("workspace",) if workload.params.deterministic else ("workspace", "atomic")
         knobs = [
             *knobs_of(shape),
             Knob("splits", SPLITS, "blocks that share channels; each adds up a part of the images"),
@@ -99,7 +100,7 @@ class DepthwiseConv2dDwCuda(Template):
         ]
         return ConfigSpace(knobs, rules, derived)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The patch with the least estimated time, and splits for two blocks on each multiprocessor."""
         shape = Shape.of(workload)
 
@@ -110,18 +111,19 @@ class DepthwiseConv2dDwCuda(Template):
 
         return first_roomy(space, target, choices())
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """One pixel of one channel at a time."""
         shape = Shape.of(workload)
         return first_roomy(
             space, target, (each for threads in (128, 1) for each in _configurations(shape, target, 1, 1, 1, threads))
         )
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[DepthwiseConv2dParams], target: Target, config: Config) -> KernelSource:
+        p = workload.params
         reduction = reduction_of(workload, config)
-        blocks, element = reduction.blocks, dtype_of(workload.dtype).nbytes
-        before = Pointer("dw_before", optional=not workload.accumulate)
-        alone, in_place = reduction.splits == 1, reduction.atomic and workload.dtype == "float32"
+        blocks, element = reduction.blocks, dtype_of(p.dtype).nbytes
+        before = Pointer("dw_before", optional=not p.accumulate)
+        alone, in_place = reduction.splits == 1, reduction.atomic and p.dtype == "float32"
         out = Pointer("dw" if alone or in_place else SUMS)
         steps, workspaces = [], {}
         if out.buffer == SUMS:
@@ -146,7 +148,7 @@ class DepthwiseConv2dDwCuda(Template):
         return KernelSource("cuda", "native", tuple(steps), workspaces, alignments)
 
 
-def reduction_of(workload: Workload, config: Config) -> Reduction:
+def reduction_of(workload: Workload[DepthwiseConv2dParams], config: Config) -> Reduction:
     """How the sums of one configuration come together."""
     shape = Shape.of(workload)
     patch = Patch.of(workload, config["tile_h"], config["tile_w"], shape.tap_h, shape.tap_w, config["vector"])

@@ -17,6 +17,7 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import MAX_BLOCK_THREADS, MAX_GRID_X, Grid, Pointer
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -48,7 +49,7 @@ from schedsearch.workload import Workload
 THREADS_OF_A_DEFAULT = (128, 256, 64, 32, 512)  # in the order of preference
 
 
-class DepthwiseConv2dDwPlanesCuda(Template):
+class DepthwiseConv2dDwPlanesCuda(Template[DepthwiseConv2dParams]):
     """dw in NCHW: planes of up to 32 columns, those of several channels to a block, staged in shared memory."""
 
     name = "depthwise_conv2d_dw_planes_cuda"
@@ -56,7 +57,7 @@ class DepthwiseConv2dDwPlanesCuda(Template):
     op = "depthwise_conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
         if problem := direction_problem(workload, "grad_weight") or planes_problem(workload, target):
             return problem
         shape = Shape.of(workload)
@@ -67,7 +68,7 @@ class DepthwiseConv2dDwPlanesCuda(Template):
             return f"no planes with strips of rows fit {target.shared_bytes_per_block} bytes of shared memory"
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
         whole, planes_bytes = _whole(shape), sum(plane_bytes_of(shape))
 
@@ -113,20 +114,20 @@ class DepthwiseConv2dDwPlanesCuda(Template):
         ]
         return ConfigSpace(knobs, rules, derived)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
         """Strips and planes for blocks of about 128 threads, and splits for 512 threads on each multiprocessor."""
         return next(_configurations(workload, target, space))
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """One image after the other."""
         return next((each for each in _configurations(workload, target, space) if each["buffers"] == 1), None)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[DepthwiseConv2dParams], target: Target, config: Config) -> KernelSource:
         shape, strip = Shape.of(workload), strip_of(workload, config["tile_h"])
         reduction = _reduction(shape, strip, config)
         threads, alone = reduction.blocks.threads, reduction.splits == 1
         of_planes = config["planes"] * sum(plane_bytes_of(shape)) + VECTOR_BYTES
-        before = Pointer("dw_before", optional=not workload.accumulate)
+        before = Pointer("dw_before", optional=not workload.params.accumulate)
         out = Pointer("dw" if alone else SUMS)
         fitting = min(target.registers_per_sm // (threads * config["registers"]), target.threads_per_sm // threads, 32)
         steps = [
@@ -144,12 +145,14 @@ class DepthwiseConv2dDwPlanesCuda(Template):
             steps.append(
                 KernelStep(reduce, (out, before, Pointer("dw")), Grid(reduction.reduce_blocks), REDUCE_THREADS, shared)
             )
-        element = dtype_of(workload.dtype).nbytes
+        element = dtype_of(workload.params.dtype).nbytes
         alignments = {arg.name: element for arg in (*workload.signature, workload.output)}
         return KernelSource("cuda", "native", tuple(steps), workspaces, alignments | {"x": VECTOR_BYTES, "dy": VECTOR_BYTES})
 
 
-def build_kernel(workload: Workload, reduction: Reduction, strip: Strip, buffers: int) -> Callable[..., None]:
+def build_kernel(
+    workload: Workload[DepthwiseConv2dParams], reduction: Reduction, strip: Strip, buffers: int
+) -> Callable[..., None]:
     """The kernel (x, dy, before, sums): it writes dw if there is one split, else the workspace."""
     blocks, patch = reduction.blocks, strip.patch
     planes, strips, threads, channels = blocks.lanes, blocks.down, blocks.threads, blocks.channels
@@ -225,7 +228,7 @@ def _larger(one: Any, other: Any) -> Any:
     return one * (one >= other) + other * (one < other)
 
 
-def _configurations(workload: Workload, target: Target, space: ConfigSpace) -> Iterator[Config]:
+def _configurations(workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Iterator[Config]:
     """Legal configurations, the best first; a third of the registers is free, because compilers differ from the estimate."""
     shape = Shape.of(workload)
     for threads in THREADS_OF_A_DEFAULT:

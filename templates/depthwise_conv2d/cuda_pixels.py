@@ -14,6 +14,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.backend.ops import shared_base
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.depthwise_conv2d import patch_text
 from schedsearch.templates.depthwise_conv2d.patches import Patch, arrays_of, filter_strides
@@ -131,7 +132,8 @@ class Rounds:
 
 
 def build_kernel(
-    workload: Workload, blocks: Blocks, rounds: Rounds, epilogue: Epilogue | None, branch: bool, direct: bool
+    workload: Workload[DepthwiseConv2dParams], blocks: Blocks, rounds: Rounds, epilogue: Epilogue | None,
+    branch: bool, direct: bool
 ) -> Callable[..., None]:  # fmt: skip
     """The kernel (source, weight, before, target, *epilogue operands) of y or dx.
 
@@ -141,16 +143,17 @@ def build_kernel(
         branch: patches inside of the image have code of their own.
         direct: threads read their filters from global memory, not from shared memory. Needs a single round.
     """
+    p = workload.params
     patch, strip, down, blocks_across = blocks.patch, blocks.strip, blocks.down, blocks.across
     source_name, target_name, _ = arrays_of(workload)
     source_strides, target_strides = strides_of(workload, source_name), strides_of(workload, target_name)
-    element, out = dtype_of(workload.dtype).nbytes, workload.output.dtype
+    element, out = dtype_of(p.dtype).nbytes, workload.output.dtype
     out_element = dtype_of(out).nbytes
     source_image, source_channel = source_strides["N"].outer, source_strides["C"].outer
     target_image, target_channel = target_strides["N"].outer, target_strides["C"].outer
     target_row, target_column = patch.target
     channels, vector, block_channels = blocks.channels, patch.vector, blocks.block_channels
-    filters, multiplier = rounds.filters, workload.multiplier
+    filters, multiplier = rounds.filters, p.multiplier
     per_source = 1 if filters > 1 else multiplier  # target channels that read the same source channel
     tile_h, tile_w, sums_count = patch.tile_h, patch.tile_w, patch.sums
     row_targets, column_targets = patch.rows.targets, patch.columns.targets
@@ -169,7 +172,7 @@ def build_kernel(
     of_filter, of_tap_row, of_tap_column = (filter_strides(workload)[axis].outer for axis in "OHW")
     filter_steps = (of_filter, of_tap_row, of_tap_column) if direct else None
     correlate = patch_text.correlate(patch, block_channels * SUM_BYTES, branch, filter_steps)
-    finish = patch_text.finish(patch, epilogue, out, workload.accumulate)
+    finish = patch_text.finish(patch, epilogue, out, p.accumulate)
 
     def kernel(source: Any, weight: Any, before: Any, target: Any, *operands: Any) -> None:
         shared, thread = shared_base(), u32(cuda.threadIdx.x)
@@ -262,14 +265,14 @@ def _reach(patch: Patch) -> tuple[int, int]:
 
 
 def filter_copies(
-    workload: Workload, blocks: Blocks, rounds: Rounds, zero_points: Callable[[Any], Any]
+    workload: Workload[DepthwiseConv2dParams], blocks: Blocks, rounds: Rounds, zero_points: Callable[[Any], Any]
 ) -> Callable[..., None]:
     """`copy_filters(shared, weight, thread, first target channel, operands)`: the filters of a block's channels as float32.
 
     Shared memory has the axes (filter of a channel, round, tap, channel).
     """
     patch, filters = rounds.patch, rounds.filters
-    strides, element = filter_strides(workload), dtype_of(workload.dtype).nbytes
+    strides, element = filter_strides(workload), dtype_of(workload.params.dtype).nbytes
     of_filter, of_row, of_column = (strides[axis].outer for axis in "OHW")
     taps, block_channels, threads, channels = rounds.taps, blocks.block_channels, blocks.threads, blocks.channels
     tap_h, tap_w, columns_of_taps = patch.tap_h, patch.tap_w, rounds.columns

@@ -17,6 +17,7 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import MAX_BLOCK_THREADS, MAX_GRID_X, Grid, Pointer
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -57,7 +58,7 @@ BLOCK_CYCLES = 100  # that a block takes besides its threads' work
 SHARED_BYTES_OF_A_DEFAULT = 32 * 1024  # so that several blocks are on the way on each multiprocessor
 
 
-class DepthwiseConv2dPlanesCuda(Template):
+class DepthwiseConv2dPlanesCuda(Template[DepthwiseConv2dParams]):
     """y and dx in NCHW: planes of up to 32 columns, several to a block, staged in shared memory."""
 
     name = "depthwise_conv2d_planes_cuda"
@@ -65,9 +66,9 @@ class DepthwiseConv2dPlanesCuda(Template):
     op = "depthwise_conv2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        if not dtype_of(workload.dtype).is_float:
-            return f"dtype is {workload.dtype}; allowed: formats of floats, depthwise_conv2d_cuda takes all"
+    def validate(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
+        if not dtype_of(workload.params.dtype).is_float:
+            return f"dtype is {workload.params.dtype}; allowed: formats of floats, depthwise_conv2d_cuda takes all"
         if problem := direction_problem(workload, "forward", "grad_input") or planes_problem(workload, target):
             return problem
         shape = Shape.of(workload)
@@ -80,7 +81,7 @@ class DepthwiseConv2dPlanesCuda(Template):
             )
         return epilogue_problem(workload)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> ConfigSpace:
         shape, heights = Shape.of(workload), heights_of(workload)
         element, all_planes = shape.nbytes, shape.images * shape.channels
         bytes_of_planes = plane_bytes_of(shape)
@@ -119,26 +120,27 @@ class DepthwiseConv2dPlanesCuda(Template):
         ]
         return ConfigSpace(knobs, rules, derived)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The strip, the planes and the order with the least estimated time; see docs/kernels/depthwise.md."""
         found = {config: _cycles(workload, target, config) for config in _configurations(workload, space)}
         small = [each for each in found if _shared_bytes(workload, each) <= SHARED_BYTES_OF_A_DEFAULT]
         return min(small or found, key=lambda each: found[each])
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """The lowest strips and the fewest planes."""
         return next(iter(_configurations(workload, space)))
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[DepthwiseConv2dParams], target: Target, config: Config) -> KernelSource:
+        p = workload.params
         shape, strip = Shape.of(workload), strip_of(workload, config["tile_h"])
         planes = Planes(strip, shape.images * shape.channels, shape.channels, config["planes"], config["order"])
-        epilogue = Epilogue(workload, capability=target.compute_capability) if workload.direction == "forward" else None
+        epilogue = Epilogue(workload, capability=target.compute_capability) if p.direction == "forward" else None
         source, to, weight = arrays_of(workload)
         before = f"{to}_before"
         step = KernelStep(
             build_kernel(workload, planes, epilogue),
             (
-                Pointer(source), Pointer(weight), Pointer(before, optional=not workload.accumulate), Pointer(to),
+                Pointer(source), Pointer(weight), Pointer(before, optional=not p.accumulate), Pointer(to),
                 *(epilogue.params if epilogue else ()),
             ),
             Grid(planes.blocks),
@@ -148,7 +150,7 @@ class DepthwiseConv2dPlanesCuda(Template):
         )  # fmt: skip
         alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}
         alignments |= {source: VECTOR_BYTES, to: VECTOR_BYTES}
-        if workload.accumulate:
+        if p.accumulate:
             alignments[before] = VECTOR_BYTES
         return KernelSource("cuda", "native", (step,), alignments=alignments)
 
@@ -214,19 +216,20 @@ class Planes:
         return planes_first if self.order == "planes" else strips_first
 
 
-def planes_problem(workload: Workload, target: Target) -> str | None:
+def planes_problem(workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
     """Why planes of the workload cannot be staged in the shared memory of the target; None if they can."""
+    p = workload.params
     if problem := size_problem(workload, target):
         return problem
     if target.compute_capability < LEAST_CAPABILITY:
         found = ".".join(map(str, target.compute_capability))
         return f"asynchronous copies need compute capability 8.0 or later, {target.name} has {found}"
-    if workload.layout != "NCHW":
-        return f"layout is {workload.layout}; allowed: NCHW, whose planes are contiguous"
-    if workload.multiplier != 1:
-        return f"multiplier is {workload.multiplier}; allowed: 1"
-    if max(workload.r, workload.s) > MOST_UNROLLED_TAPS:
-        return f"the filter is {workload.r} x {workload.s}; allowed: up to {MOST_UNROLLED_TAPS} taps along an axis"
+    if p.layout != "NCHW":
+        return f"layout is {p.layout}; allowed: NCHW, whose planes are contiguous"
+    if p.multiplier != 1:
+        return f"multiplier is {p.multiplier}; allowed: 1"
+    if max(p.r, p.s) > MOST_UNROLLED_TAPS:
+        return f"the filter is {p.r} x {p.s}; allowed: up to {MOST_UNROLLED_TAPS} taps along an axis"
     columns = Shape.of(workload).columns
     widest = max(columns.targets, columns.sources)
     if widest > MOST_COLUMNS:
@@ -234,7 +237,9 @@ def planes_problem(workload: Workload, target: Target) -> str | None:
     return None
 
 
-def build_kernel(workload: Workload, planes: Planes, epilogue: Epilogue | None) -> Callable[..., None]:
+def build_kernel(
+    workload: Workload[DepthwiseConv2dParams], planes: Planes, epilogue: Epilogue | None
+) -> Callable[..., None]:
     """The kernel (source, weight, before, target, *epilogue operands) of y or dx; `before` is dx_before."""
     strip, patch = planes.strip, planes.strip.patch
     threads, of_block, count, channels = planes.threads, planes.of_block, planes.count, planes.channels
@@ -242,7 +247,7 @@ def build_kernel(workload: Workload, planes: Planes, epilogue: Epilogue | None) 
     element, target_offset = patch.nbytes, planes.target_offset
     sums_count, taps, tile_h = patch.tile_h * strip.width, patch.tap_h * patch.tap_w, patch.tile_h
     row_up, row_down, width = patch.rows.up, patch.rows.down, strip.width
-    plane_elements, accumulate = target_bytes // element, workload.accumulate
+    plane_elements, accumulate = target_bytes // element, workload.params.accumulate
     place = planes.place()
     copy_in, copy_out = copy_in_of(threads), _copy_out(threads, element)
     of_filter, of_row, of_column = (filter_strides(workload)[axis].outer for axis in "OHW")
@@ -299,7 +304,7 @@ def _copy_out(threads: int, element: int) -> Callable[..., None]:
 # ---- configurations
 
 
-def heights_of(workload: Workload) -> tuple[int, ...]:
+def heights_of(workload: Workload[DepthwiseConv2dParams]) -> tuple[int, ...]:
     """Rows that a strip may have."""
     shape = Shape.of(workload)
     unit, targets = shape.rows.down, shape.rows.targets
@@ -307,7 +312,7 @@ def heights_of(workload: Workload) -> tuple[int, ...]:
     return tuple(sorted({height for height in found if height * shape.columns.targets <= MOST_SUMS})) or (unit,)
 
 
-def strip_of(workload: Workload, height: int) -> Strip:
+def strip_of(workload: Workload[DepthwiseConv2dParams], height: int) -> Strip:
     shape = Shape.of(workload)
     unit = shape.columns.down
     width = -(-shape.columns.targets // unit) * unit
@@ -319,7 +324,7 @@ def plane_bytes_of(shape: Shape) -> tuple[int, int]:
     return rows.sources * columns.sources * shape.nbytes, rows.targets * columns.targets * shape.nbytes
 
 
-def _fits(workload: Workload, target: Target, planes: int, height: int) -> bool:
+def _fits(workload: Workload[DepthwiseConv2dParams], target: Target, planes: int, height: int) -> bool:
     shape, strip = Shape.of(workload), strip_of(workload, height)
     whole = math.lcm(*(least_planes(each // shape.nbytes, shape.nbytes) for each in plane_bytes_of(shape)))
     strips = -(-shape.rows.targets // height)
@@ -333,7 +338,7 @@ def _fits(workload: Workload, target: Target, planes: int, height: int) -> bool:
     )
 
 
-def _shared_bytes(workload: Workload, config: Config) -> int:
+def _shared_bytes(workload: Workload[DepthwiseConv2dParams], config: Config) -> int:
     return int(config["planes"]) * sum(plane_bytes_of(Shape.of(workload)))
 
 
@@ -343,7 +348,7 @@ def _blocks_per_sm(target: Target, planes: Planes, registers: int) -> int:
     return int(max(1, fitting))
 
 
-def _configurations(workload: Workload, space: ConfigSpace) -> Iterator[Config]:
+def _configurations(workload: Workload[DepthwiseConv2dParams], space: ConfigSpace) -> Iterator[Config]:
     """All configurations with a third of the registers free, because compilers differ from the estimate."""
     shape = Shape.of(workload)
     for height in heights_of(workload):
@@ -356,7 +361,7 @@ def _configurations(workload: Workload, space: ConfigSpace) -> Iterator[Config]:
                     yield config
 
 
-def _cycles(workload: Workload, target: Target, config: Config) -> float:
+def _cycles(workload: Workload[DepthwiseConv2dParams], target: Target, config: Config) -> float:
     """Estimated cycles: instructions or accesses to shared memory, whichever take longer, and what one thread takes."""
     shape, strip = Shape.of(workload), strip_of(workload, config["tile_h"])
     planes = Planes(strip, shape.images * shape.channels, shape.channels, config["planes"], config["order"])

@@ -12,6 +12,7 @@ import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.launch import MAX_BLOCK_THREADS, MAX_GRID_X
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -64,17 +65,18 @@ class Shape:
     filters: int
 
     @classmethod
-    def of(cls, workload: Workload) -> Shape:
+    def of(cls, workload: Workload[DepthwiseConv2dParams]) -> Shape:
+        p = workload.params
         rows, columns = Axis.of(workload, 0), Axis.of(workload, 1)
-        nbytes = dtype_of(workload.dtype).nbytes
-        of_dx = workload.direction == "grad_input"
-        channels = workload.c if of_dx else workload.c * workload.multiplier
-        together = workload.layout == "NHWC" and workload.multiplier == 1
+        nbytes = dtype_of(p.dtype).nbytes
+        of_dx = p.direction == "grad_input"
+        channels = p.c if of_dx else p.c * p.multiplier
+        together = p.layout == "NHWC" and p.multiplier == 1
         longest = math.gcd(channels, VECTOR_BYTES // nbytes) if together else 1
         vectors = tuple(n for n in (1, 2, 4, 8) if n <= longest)
         return cls(
-            rows, columns, workload.n, channels, nbytes, workload.layout == "NHWC", vectors,
-            unrolled(rows), unrolled(columns), workload.multiplier if of_dx else 1,
+            rows, columns, p.n, channels, nbytes, p.layout == "NHWC", vectors,
+            unrolled(rows), unrolled(columns), p.multiplier if of_dx else 1,
         )  # fmt: skip
 
     @property
@@ -110,14 +112,15 @@ def unrolled(axis: Axis) -> int:
     return min(axis.taps, max(MOST_UNROLLED_TAPS // unit, 1) * unit)
 
 
-def size_problem(workload: Workload, target: Target) -> str | None:
+def size_problem(workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
     """Why no kernel can count the workload's sizes, or why the target cannot run it (one sentence), or None."""
-    least = LEAST_CAPABILITY[workload.dtype]
+    p = workload.params
+    least = LEAST_CAPABILITY[p.dtype]
     if target.compute_capability < least:
         needed, found = (".".join(map(str, each)) for each in (least, target.compute_capability))
-        return f"{workload.dtype} needs compute capability {needed} or later, {target.name} has {found}"
+        return f"{p.dtype} needs compute capability {needed} or later, {target.name} has {found}"
     shape = Shape.of(workload)
-    sizes = {"n": workload.n, "c * multiplier": workload.c * workload.multiplier}
+    sizes = {"n": p.n, "c * multiplier": p.c * p.multiplier}
     for name, axis in (("h", shape.rows), ("w", shape.columns)):
         reach = axis.taps * abs(axis.tap_step) + abs(axis.shift) + 64 * axis.up
         sizes[f"{name} with padding and filter"] = max(axis.sources, axis.targets * axis.up) + reach
@@ -133,12 +136,13 @@ def size_problem(workload: Workload, target: Target) -> str | None:
     return None
 
 
-def direction_problem(workload: Workload, *allowed: str) -> str | None:
+def direction_problem(workload: Workload[DepthwiseConv2dParams], *allowed: str) -> str | None:
     """Why a template that computes the `allowed` directions refuses a workload, or None."""
-    if workload.direction in allowed:
+    p = workload.params
+    if p.direction in allowed:
         return None
-    problem = f"direction is {workload.direction}; allowed: {', '.join(allowed)}"
-    if workload.direction == "grad_both":
+    problem = f"direction is {p.direction}; allowed: {', '.join(allowed)}"
+    if p.direction == "grad_both":
         problem += "; depthwise_conv2d_both_cuda computes both gradients"
     return problem
 

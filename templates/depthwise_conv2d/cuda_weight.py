@@ -15,6 +15,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.backend.ops import shared_base
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.depthwise_conv2d import patch_text
 from schedsearch.templates.depthwise_conv2d.cuda_pixels import SUM_BYTES, Blocks, Rounds
@@ -90,14 +91,19 @@ class Reduction:
         return -(-self.filter_elements // (REDUCE_THREADS // self.reduce_parts))
 
 
-def build_kernel(workload: Workload, reduction: Reduction) -> Callable[..., None]:
+def build_kernel(workload: Workload[DepthwiseConv2dParams], reduction: Reduction) -> Callable[..., None]:
     """The kernel (x, dy, before, sums): it writes dw if there is one split, else the workspace or what atomics add to."""
     blocks, patch = reduction.blocks, reduction.blocks.patch
     source_strides, target_strides = (strides_of(workload, name) for name in arrays_of(workload)[:2])
-    element = dtype_of(workload.dtype).nbytes
+    element = dtype_of(workload.params.dtype).nbytes
     source_image, source_channel = source_strides["N"].outer, source_strides["C"].outer
     target_image, target_channel = target_strides["N"].outer, target_strides["C"].outer
-    channels, multiplier, vector, block_channels = blocks.channels, workload.multiplier, patch.vector, blocks.block_channels
+    channels, multiplier, vector, block_channels = (
+        blocks.channels,
+        workload.params.multiplier,
+        patch.vector,
+        blocks.block_channels,
+    )
     tile_h, tile_w, down, across = patch.tile_h, patch.tile_w, blocks.down, blocks.across
     row_targets, column_targets = patch.rows.targets, patch.columns.targets
     row_up, column_up = patch.rows.up, patch.columns.up
@@ -150,11 +156,12 @@ def build_kernel(workload: Workload, reduction: Reduction) -> Callable[..., None
     return kernel
 
 
-def block_sums(workload: Workload, reduction: Reduction) -> Callable[..., None]:
+def block_sums(workload: Workload[DepthwiseConv2dParams], reduction: Reduction) -> Callable[..., None]:
     """`add_up(sums, shared, thread, first channel, first tap's row and column, split, before, out)`.
 
     Shared memory has a row for each sum of a thread, with the threads side by side, then the sums of parts of the threads.
     """
+    p = workload.params
     blocks, patch, parts = reduction.blocks, reduction.blocks.patch, reduction.parts
     threads, lanes, pixels = blocks.threads, blocks.lanes, blocks.across * blocks.down
     lane_step, pixel_step = (1, lanes) if patch.channels_last else (pixels, 1)
@@ -162,12 +169,12 @@ def block_sums(workload: Workload, reduction: Reduction) -> Callable[..., None]:
     tap_w, taps_h, taps_w = patch.tap_w, patch.rows.taps, patch.columns.taps
     second = sums_count * threads * SUM_BYTES
     elements, alone, atomic = reduction.filter_elements, reduction.splits == 1, reduction.atomic
-    strides, element = filter_strides(workload), dtype_of(workload.dtype).nbytes
+    strides, element = filter_strides(workload), dtype_of(p.dtype).nbytes
     of_filter, of_row, of_column = (strides[axis].outer for axis in "OHW")
-    to_filter = alone or (atomic and workload.dtype == "float32")  # the order of dw; that of the workspace is (tap, channel)
+    to_filter = alone or (atomic and p.dtype == "float32")  # the order of dw; that of the workspace is (tap, channel)
     store_sums = patch_text.store_sums(sums_count, threads * SUM_BYTES)
     store_one = patch_text.store_sums(1, SUM_BYTES)
-    write = patch_text.write_gradient(workload.dtype, workload.accumulate)
+    write = patch_text.write_gradient(p.dtype, p.accumulate)
     write_part, add_to_global = patch_text.write_gradient("float32", False), patch_text.add_to_global()
 
     def add_up(
@@ -211,18 +218,19 @@ def block_sums(workload: Workload, reduction: Reduction) -> Callable[..., None]:
     return add_up
 
 
-def build_reduce(workload: Workload, reduction: Reduction) -> Callable[..., None]:
+def build_reduce(workload: Workload[DepthwiseConv2dParams], reduction: Reduction) -> Callable[..., None]:
     """The kernel (parts, before, dw) that adds up the splits of the workspace, or converts what atomics added up."""
+    p = workload.params
     splits = 1 if reduction.atomic else reduction.splits
     elements, parts = reduction.filter_elements, reduction.reduce_parts
     own_elements = REDUCE_THREADS // parts
     channels, taps_w = reduction.blocks.channels, reduction.blocks.patch.columns.taps
-    strides, element = filter_strides(workload), dtype_of(workload.dtype).nbytes
+    strides, element = filter_strides(workload), dtype_of(p.dtype).nbytes
     of_filter, of_row, of_column = (strides[axis].outer for axis in "OHW")
     step = parts * elements * SUM_BYTES
     add_strided = patch_text.add_strided(step)
     store_one = patch_text.store_sums(1, SUM_BYTES)
-    write = patch_text.write_gradient(workload.dtype, workload.accumulate)
+    write = patch_text.write_gradient(p.dtype, p.accumulate)
 
     def reduce(sums: Any, before: Any, dw: Any) -> None:
         shared, thread = shared_base(), u32(cuda.threadIdx.x)
@@ -249,9 +257,9 @@ def build_reduce(workload: Workload, reduction: Reduction) -> Callable[..., None
     return reduce
 
 
-def build_start(workload: Workload, count: int) -> Callable[..., None]:
+def build_start(workload: Workload[DepthwiseConv2dParams], count: int) -> Callable[..., None]:
     """The kernel (before, sums) that writes what atomics add to: `count` zeros, or the float32 gradient before."""
-    starts_before = workload.accumulate and workload.dtype == "float32"
+    starts_before = workload.params.accumulate and workload.params.dtype == "float32"
     write = patch_text.write_gradient("float32", starts_before)
 
     def start(before: Any, sums: Any) -> None:

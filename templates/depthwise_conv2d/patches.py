@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.window import output_hw
 from schedsearch.templates.parts.addressing import AxisStrides, strides_of
@@ -47,12 +48,13 @@ class Axis:
     shift: int
 
     @classmethod
-    def of(cls, workload: Workload, axis: int) -> Axis:
+    def of(cls, workload: Workload[DepthwiseConv2dParams], axis: int) -> Axis:
         """Along h (axis 0) or w (axis 1). For grad_weight the targets are those of dy."""
-        image, taps = (workload.h, workload.r) if axis == 0 else (workload.w, workload.s)
-        output = output_hw(workload.params)[axis]
-        stride, dilation, before = workload.stride[axis], workload.dilation[axis], workload.padding[axis]
-        if workload.direction == "grad_input":
+        p = workload.params
+        image, taps = (p.h, p.r) if axis == 0 else (p.w, p.s)
+        output = output_hw(p)[axis]
+        stride, dilation, before = p.stride[axis], p.dilation[axis], p.padding[axis]
+        if p.direction == "grad_input":
             return cls(output, image, taps, 1, stride, -dilation, before)
         return cls(image, output, taps, stride, 1, dilation, -before)
 
@@ -127,12 +129,15 @@ class Patch:
     zero_points: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, workload: Workload, tile_h: int, tile_w: int, tap_h: int, tap_w: int, vector: int) -> Patch:
+    def of(
+        cls, workload: Workload[DepthwiseConv2dParams], tile_h: int, tile_w: int, tap_h: int, tap_w: int, vector: int
+    ) -> Patch:
+        p = workload.params
         source, target = (_strides(workload, name) for name in arrays_of(workload)[:2])
         axes = Axis.of(workload, 0), Axis.of(workload, 1)
-        channels_last = workload.layout == "NHWC"
-        found = cls(*axes, tile_h, tile_w, tap_h, tap_w, vector, workload.dtype, channels_last, source, target)
-        return replace(found, weight_dtype=workload.weight_dtype, zero_points=workload.zero_points)
+        channels_last = p.layout == "NHWC"
+        found = cls(*axes, tile_h, tile_w, tap_h, tap_w, vector, p.dtype, channels_last, source, target)
+        return replace(found, weight_dtype=p.weight_dtype, zero_points=p.zero_points)
 
     @property
     def nbytes(self) -> int:
@@ -200,11 +205,11 @@ def _existing(axis: Axis, tile: int, taps: int) -> dict[int, list[tuple[int, int
     return {source: pairs for source, pairs in inside.items() if pairs}
 
 
-def arrays_of(workload: Workload) -> tuple[str, str, str]:
+def arrays_of(workload: Workload[DepthwiseConv2dParams]) -> tuple[str, str, str]:
     """Names of the source, the target and the filters; of grad_weight's targets, that is dy."""
     return {
         "forward": ("x", "y", "weight"), "grad_input": ("dy", "dx", "weight"), "grad_weight": ("x", "dy", "dw"),
-    }[workload.direction]  # fmt: skip
+    }[workload.params.direction]  # fmt: skip
 
 
 def pieces(wanted: Iterable[int], aligned: int, element_bytes: int) -> tuple[Piece, ...]:
@@ -229,11 +234,11 @@ def filter_pieces(patch: Patch) -> tuple[Piece, ...]:
     return pieces(range(elements), elements, patch.nbytes)
 
 
-def _strides(workload: Workload, name: str) -> tuple[int, int]:
+def _strides(workload: Workload[DepthwiseConv2dParams], name: str) -> tuple[int, int]:
     strides = strides_of(workload, name)
     return strides["H"].outer, strides["W"].outer
 
 
-def filter_strides(workload: Workload) -> dict[str, AxisStrides]:
+def filter_strides(workload: Workload[DepthwiseConv2dParams]) -> dict[str, AxisStrides]:
     """Strides of the weight, or dw: O, H and W."""
     return strides_of(workload, arrays_of(workload)[2])

@@ -14,6 +14,7 @@ import numpy as np
 from schedsearch.backend.access import access
 from schedsearch.launch import Param, Pointer
 from schedsearch.ops import ArgSpec
+from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.window import output_hw
 from schedsearch.target import Target
@@ -42,15 +43,15 @@ _PARTS = "dw_parts"  # workspace of sums and sums of magnitudes
 _PART_SUMS = 1 << 18  # that are computed at once
 
 
-class DepthwiseConv2dReference(Reference):
+class DepthwiseConv2dReference(Reference[DepthwiseConv2dParams]):
     """The magnitude is the sum of the products' magnitudes after the epilogue, or with the gradient before.
 
     Integers are those of conv2d with groups of one channel."""
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
-        if not dtype(workload.dtype).is_float:
+    def kernel(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> KernelSource:
+        if not dtype(workload.params.dtype).is_float:
             return Conv2dReference().kernel(as_convolution(workload), target)
-        if workload.direction == "forward":
+        if workload.params.direction == "forward":
             function, items = _forward_kernel(workload, target), workload.output.size
             return reference_source(workload, target, function, items, operands=stage_operands(workload))
         steps = [step for output in workload.outputs for step in _GRADIENTS[output.name](workload, target)]
@@ -60,14 +61,14 @@ class DepthwiseConv2dReference(Reference):
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[DepthwiseConv2dParams],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,
         output: str = "y",
     ) -> Any:
         """See `Reference.points`. Omitted scalars have their defaults. Arrays of bfloat16 may hold values or their bits."""
-        if not dtype(workload.dtype).is_float:
+        if not dtype(workload.params.dtype).is_float:
             return Conv2dReference().points(as_convolution(workload), arrays, scalars, flat_indices, output)
         flat = np.asarray(flat_indices, np.int64)
         spec = next(each for each in workload.outputs if each.name == output)
@@ -82,9 +83,9 @@ class DepthwiseConv2dReference(Reference):
 # ---- kernels
 
 
-def _forward_kernel(p: Workload, target: Target) -> Callable[..., None]:
+def _forward_kernel(p: Workload[DepthwiseConv2dParams], target: Target) -> Callable[..., None]:
     write, items, finish, y_sum = writer(target), sharer(target), stages_function(p, target), _y_sum(p, target)
-    step, extent = _axis_step(p.output, "C"), p.c * p.multiplier
+    step, extent = _axis_step(p.output, "C"), p.params.c * p.params.multiplier
 
     def convolve(x: Any, weight: Any, y: Any, magnitude: Any, operands: Any, start: Any, stop: Any) -> None:
         for at in items(start, stop):
@@ -102,9 +103,9 @@ def _forward_kernel(p: Workload, target: Target) -> Callable[..., None]:
     return on_cpu if target.kind == "cpu" else on_cuda
 
 
-def _gradient_writer(p: Workload, target: Target) -> Callable[[Any, Any, Any, Any, Any, Any], None]:
+def _gradient_writer(p: Workload[DepthwiseConv2dParams], target: Target) -> Callable[[Any, Any, Any, Any, Any, Any], None]:
     """`put(before, out, magnitude, at, total, bound)`; with `accumulate` the gradient before is an addend."""
-    write, read = writer(target), reader(target, p.dtype)
+    write, read = writer(target), reader(target, p.params.dtype)
 
     def replace(before: Any, out: Any, magnitude: Any, at: Any, total: Any, bound: Any) -> None:
         write(out, at, total)
@@ -115,16 +116,16 @@ def _gradient_writer(p: Workload, target: Target) -> Callable[[Any, Any, Any, An
         write(out, at, total + old)
         write(magnitude, at, bound + abs(old))
 
-    return add if p.accumulate else replace
+    return add if p.params.accumulate else replace
 
 
-def _results(p: Workload, output: ArgSpec) -> list[Param]:
+def _results(p: Workload[DepthwiseConv2dParams], output: ArgSpec) -> list[Param]:
     """The gradient before, which is any pointer unless it counts, the gradient, and its magnitude."""
     before = next((each.name for each in p.signature if each.aliases == output.name), output.name)
     return [Pointer(before), Pointer(output.name), Pointer(magnitude_of(output.name))]
 
 
-def _dx_steps(p: Workload, target: Target) -> list[KernelStep]:
+def _dx_steps(p: Workload[DepthwiseConv2dParams], target: Target) -> list[KernelStep]:
     items, dx_sum, put = sharer(target), _dx_sum(p, target), _gradient_writer(p, target)
 
     def dx_kernel(dy: Any, weight: Any, before: Any, dx: Any, magnitude: Any, start: Any, stop: Any) -> None:
@@ -136,7 +137,7 @@ def _dx_steps(p: Workload, target: Target) -> list[KernelStep]:
     return [reference_step(target, dx_kernel, [Pointer("dy"), Pointer("weight"), *_results(p, output)], output.size)]
 
 
-def _dw_steps(p: Workload, target: Target) -> list[KernelStep]:
+def _dw_steps(p: Workload[DepthwiseConv2dParams], target: Target) -> list[KernelStep]:
     """There are few filters, and each of their elements is a sum over all images. So the sums are cut into parts."""
     items, part_of, put = sharer(target), _dw_part(p, target), _gradient_writer(p, target)
     read, write, output = reader(target, "float64"), writer(target), p.outputs[-1]
@@ -162,9 +163,9 @@ def _dw_steps(p: Workload, target: Target) -> list[KernelStep]:
     ]
 
 
-def _dw_parts(p: Workload) -> tuple[int, int]:
+def _dw_parts(p: Workload[DepthwiseConv2dParams]) -> tuple[int, int]:
     """(parts of each sum, rows of dy in a part)."""
-    rows = p.n * output_hw(p.params)[0]
+    rows = p.params.n * output_hw(p.params)[0]
     rows_a_part = -(-rows // max(1, min(rows, _PART_SUMS // p.outputs[-1].size)))
     return -(-rows // rows_a_part), rows_a_part
 
@@ -172,10 +173,14 @@ def _dw_parts(p: Workload) -> tuple[int, int]:
 _GRADIENTS = {"dx": _dx_steps, "dw": _dw_steps}
 
 
-def _y_sum(p: Workload, target: Target) -> Sum:
+def _y_sum(workload: Workload[DepthwiseConv2dParams], target: Target) -> Sum:
+    p = workload.params
     load = access(target.kind).load(p.dtype)
-    n_of, o_of, row_of, column_of = _indices(p.output, "NCHW")
-    (xn, xc, xh, xw), (wo, _, wr, ws) = _byte_strides(p.signature[0], "NCHW"), _byte_strides(p.signature[1], "OIHW")
+    n_of, o_of, row_of, column_of = _indices(workload.output, "NCHW")
+    (xn, xc, xh, xw), (wo, _, wr, ws) = (
+        _byte_strides(workload.signature[0], "NCHW"),
+        _byte_strides(workload.signature[1], "OIHW"),
+    )
     height, width, kr, ks, multiplier = p.h, p.w, p.r, p.s, p.multiplier
     (stride_h, stride_w), (dilation_h, dilation_w), (top, left) = p.stride, p.dilation, p.padding[:2]
 
@@ -200,12 +205,13 @@ def _y_sum(p: Workload, target: Target) -> Sum:
     return y_sum
 
 
-def _dx_sum(p: Workload, target: Target) -> Sum:
+def _dx_sum(workload: Workload[DepthwiseConv2dParams], target: Target) -> Sum:
+    p = workload.params
     load = access(target.kind).load(p.dtype)
-    arguments = {each.name: each for each in p.signature}
-    n_of, c_of, h_of, w_of = _indices(p.outputs[0], "NCHW")
+    arguments = {each.name: each for each in workload.signature}
+    n_of, c_of, h_of, w_of = _indices(workload.outputs[0], "NCHW")
     (yn, yo, yp, yq), (wo, _, wr, ws) = _byte_strides(arguments["dy"], "NCHW"), _byte_strides(arguments["weight"], "OIHW")
-    (oh, ow), kr, ks, multiplier = output_hw(p.params), p.r, p.s, p.multiplier
+    (oh, ow), kr, ks, multiplier = output_hw(p), p.r, p.s, p.multiplier
     (stride_h, stride_w), (dilation_h, dilation_w), (top, left) = p.stride, p.dilation, p.padding[:2]
 
     def dx_sum(factors: Any, at: Any) -> Any:
@@ -232,15 +238,16 @@ def _dx_sum(p: Workload, target: Target) -> Sum:
     return dx_sum
 
 
-def _dw_part(p: Workload, target: Target) -> Callable[[Any, Any, Any], Any]:
+def _dw_part(workload: Workload[DepthwiseConv2dParams], target: Target) -> Callable[[Any, Any, Any], Any]:
     """`part_of(factors, at, part)`: the sum over some rows of dy."""
+    p = workload.params
     load = access(target.kind).load(p.dtype)
-    arguments = {each.name: each for each in p.signature}
-    o_of, _, r_of, s_of = _indices(p.outputs[-1], "OIHW")
+    arguments = {each.name: each for each in workload.signature}
+    o_of, _, r_of, s_of = _indices(workload.outputs[-1], "OIHW")
     (xn, xc, xh, xw), (yn, yo, yp, yq) = (_byte_strides(arguments[name], "NCHW") for name in ("x", "dy"))
-    height, width, (oh, ow), multiplier = p.h, p.w, output_hw(p.params), p.multiplier
+    height, width, (oh, ow), multiplier = p.h, p.w, output_hw(p), p.multiplier
     (stride_h, stride_w), (dilation_h, dilation_w), (top, left) = p.stride, p.dilation, p.padding[:2]
-    rows, rows_a_part = p.n * oh, _dw_parts(p)[1]
+    rows, rows_a_part = p.n * oh, _dw_parts(workload)[1]
 
     def part_of(factors: Any, at: Any, part: Any) -> Any:
         x, dy = factors
@@ -295,8 +302,9 @@ def _place(spec: ArgSpec, **index: Any) -> tuple[Any, ...]:
     return tuple(index[axis] for axis in spec.axes)
 
 
-def _y_points(p: Workload, arrays: Mapping[str, Any], spec: ArgSpec, flat: Any) -> Any:
-    x, weight = p.signature[:2]
+def _y_points(workload: Workload[DepthwiseConv2dParams], arrays: Mapping[str, Any], spec: ArgSpec, flat: Any) -> Any:
+    p = workload.params
+    x, weight = workload.signature[:2]
     at = {axis: index[:, None, None] for axis, index in _logical(spec, flat).items()}
     r, s = np.arange(p.r)[None, :, None], np.arange(p.s)[None, None, :]
     h, w = at["H"] * p.stride[0] - p.padding[0] + r * p.dilation[0], at["W"] * p.stride[1] - p.padding[1] + s * p.dilation[1]
@@ -307,9 +315,10 @@ def _y_points(p: Workload, arrays: Mapping[str, Any], spec: ArgSpec, flat: Any) 
     return np.sum(np.where(inside, pixels, 0.0) * taps, axis=(1, 2))
 
 
-def _dx_points(p: Workload, arrays: Mapping[str, Any], spec: ArgSpec, flat: Any) -> Any:
-    dy, weight = (next(each for each in p.signature if each.name == name) for name in ("dy", "weight"))
-    (oh, ow), at = output_hw(p.params), {axis: i[:, None, None, None] for axis, i in _logical(spec, flat).items()}
+def _dx_points(workload: Workload[DepthwiseConv2dParams], arrays: Mapping[str, Any], spec: ArgSpec, flat: Any) -> Any:
+    p = workload.params
+    dy, weight = (next(each for each in workload.signature if each.name == name) for name in ("dy", "weight"))
+    (oh, ow), at = output_hw(p), {axis: i[:, None, None, None] for axis, i in _logical(spec, flat).items()}
     j, r, s = np.ogrid[: p.multiplier, : p.r, : p.s]
     # An output reads this element with the tap (r, s) if its window begins r * dilation rows above and s * dilation left.
     rows, row_rest = np.divmod(at["H"] + p.padding[0] - r * p.dilation[0], p.stride[0])
@@ -321,10 +330,11 @@ def _dx_points(p: Workload, arrays: Mapping[str, Any], spec: ArgSpec, flat: Any)
     return np.sum(np.where(reads, gradients, 0.0) * taps, axis=(1, 2, 3))
 
 
-def _dw_points(p: Workload, arrays: Mapping[str, Any], spec: ArgSpec, flat: Any) -> Any:
+def _dw_points(workload: Workload[DepthwiseConv2dParams], arrays: Mapping[str, Any], spec: ArgSpec, flat: Any) -> Any:
     """A sum has millions of products. Each channel of dy and x, and each tap's part of them, is cut out of the arrays."""
-    x, dy = (next(each for each in p.signature if each.name == name) for name in ("x", "dy"))
-    (oh, ow), at, everything = output_hw(p.params), _logical(spec, flat), slice(None)
+    p = workload.params
+    x, dy = (next(each for each in workload.signature if each.name == name) for name in ("x", "dy"))
+    (oh, ow), at, everything = output_hw(p), _logical(spec, flat), slice(None)
     top, left, bottom, right = p.padding
     found = np.empty(len(flat))
     for o in np.unique(at["O"]):

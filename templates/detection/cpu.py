@@ -10,6 +10,8 @@ from schedsearch.backend.cpu_ops import as_array, note_index
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray, Pointer
+from schedsearch.ops.nms import NmsParams
+from schedsearch.ops.roi_align import RoiAlignParams
 from schedsearch.ops.wrong_index import WRONG_INDEX
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
@@ -26,7 +28,7 @@ from schedsearch.workload import Workload
 _CHANNELS = (32, 128, 512)
 
 
-class NmsCpu(Template):
+class NmsCpu(Template[NmsParams]):
     """A work item has an image and class. It takes the best candidate from a heap until enough are kept."""
 
     name = "nms_cpu"
@@ -34,31 +36,31 @@ class NmsCpu(Template):
     op = "nms"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[NmsParams], target: Target) -> str | None:
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[NmsParams], target: Target) -> ConfigSpace:
         return ConfigSpace((threads_knob(target),))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[NmsParams], target: Target, space: ConfigSpace) -> Config:
         return Config(threads=space.values["threads"][-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        p, groups = workload, workload.n * workload.classes
-        boxes, scores = (NumbaArray(spec.name, "float32", (spec.size,), (4,)) for spec in p.signature)
+    def kernel(self, workload: Workload[NmsParams], target: Target, config: Config) -> KernelSource:
+        p, groups = workload.params, workload.params.n * workload.params.classes
+        boxes, scores = (NumbaArray(spec.name, "float32", (spec.size,), (4,)) for spec in workload.signature)
         words = NumbaArray("scores", "uint32", scores.shape, (4,))
-        y, y_extents = (NumbaArray(spec.name, "int64", (spec.size,), (8,)) for spec in p.outputs)
+        y, y_extents = (NumbaArray(spec.name, "int64", (spec.size,), (8,)) for spec in workload.outputs)
         sizes = {"heaps": groups * p.boxes, "kept": groups * p.max_output, "kept_counts": groups}
         heaps, kept, kept_counts = (NumbaArray(name, "int64", (size,), (8,)) for name, size in sizes.items())
         params = (boxes, words, scores, heaps, kept, kept_counts)
         steps = (
-            KernelStep(_suppress_kernel(p), params, Grid(groups), min(groups, config["threads"])),
-            KernelStep(_collect_kernel(p), (kept, kept_counts, y, y_extents), Grid(1), 1),
+            KernelStep(_suppress_kernel(workload), params, Grid(groups), min(groups, config["threads"])),
+            KernelStep(_collect_kernel(workload), (kept, kept_counts, y, y_extents), Grid(1), 1),
         )
         return KernelSource("cpu", "native", steps, {name: 8 * size for name, size in sizes.items()})
 
 
-class RoiAlignCpu(Template):
+class RoiAlignCpu(Template[RoiAlignParams]):
     """A work item has a region. It adds up the samples of some channels of a bin at a time."""
 
     name = "roi_align_cpu"
@@ -66,18 +68,18 @@ class RoiAlignCpu(Template):
     op = "roi_align"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[RoiAlignParams], target: Target) -> str | None:
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        channels = tuple(n for n in _CHANNELS if n == _CHANNELS[0] or n < 2 * workload.c)
+    def space(self, workload: Workload[RoiAlignParams], target: Target) -> ConfigSpace:
+        channels = tuple(n for n in _CHANNELS if n == _CHANNELS[0] or n < 2 * workload.params.c)
         return ConfigSpace((Knob("channels", channels, "channels of a bin that are sampled together"), threads_knob(target)))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[RoiAlignParams], target: Target, space: ConfigSpace) -> Config:
         return Config(channels=space.values["channels"][-1], threads=space.values["threads"][-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        p = workload
+    def kernel(self, workload: Workload[RoiAlignParams], target: Target, config: Config) -> KernelSource:
+        p = workload.params
         batch = NumbaArray("batch_indices", "int64", (p.rois,), (8,))
         extents, y_extents = batch, batch  # read and written only with `dynamic`
         if p.dynamic:
@@ -85,12 +87,13 @@ class RoiAlignCpu(Template):
             y_extents = NumbaArray("y_extents", "int64", (4,), (8,))
         wrong_index = Pointer(WRONG_INDEX, optional=True)
         params = (Pointer("x"), Pointer("rois"), batch, extents, Pointer("y"), y_extents, wrong_index)
-        step = KernelStep(_roi_kernel(p, config["channels"]), params, Grid(p.rois), min(p.rois, config["threads"]))
+        step = KernelStep(_roi_kernel(workload, config["channels"]), params, Grid(p.rois), min(p.rois, config["threads"]))
         return KernelSource("cpu", "native", (step,))
 
 
-def _suppress_kernel(p: Workload) -> Callable[..., None]:
+def _suppress_kernel(workload: Workload[NmsParams]) -> Callable[..., None]:
     """The kernel (boxes, words, scores, heaps, kept, kept_counts, start, stop) over images and classes."""
+    p = workload.params
     count, classes, most = p.boxes, p.classes, p.max_output
     threshold, iou, key, corners = (
         p.score_threshold,
@@ -131,8 +134,9 @@ def _suppress_kernel(p: Workload) -> Callable[..., None]:
     return suppress
 
 
-def _collect_kernel(p: Workload) -> Callable[..., None]:
+def _collect_kernel(workload: Workload[NmsParams]) -> Callable[..., None]:
     """The kernel (kept, kept_counts, y, y_extents, start, stop) of one item."""
+    p = workload.params
     groups, classes, most = p.n * p.classes, p.classes, p.max_output
 
     def collect(kept: Any, kept_counts: Any, y: Any, y_extents: Any, start: Any, stop: Any) -> None:
@@ -149,18 +153,19 @@ def _collect_kernel(p: Workload) -> Callable[..., None]:
     return collect
 
 
-def _roi_kernel(p: Workload, channels: int) -> Callable[..., None]:
+def _roi_kernel(workload: Workload[RoiAlignParams], channels: int) -> Callable[..., None]:
     """The kernel (x, rois, batch_indices, rois_extents, y, y_extents, wrong_index, start, stop) over regions. A region of an
     image that there is not is zeros."""
+    p = workload.params
     count, height, width, oh, ow, regions = p.c, p.h, p.w, p.oh, p.ow, p.rois
-    images, size, out_size, image = p.n, p.n * p.c * p.h * p.w, p.outputs[0].size, p.c * p.h * p.w
+    images, size, out_size, image = p.n, p.n * p.c * p.h * p.w, workload.outputs[0].size, p.c * p.h * p.w
     channels_last = p.layout == "NHWC"
     pixel, plane, out_pixel, out_plane = (count, 1, count, 1) if channels_last else (1, height * width, 1, oh * ow)
     element, roi_element, widen, widen_roi = (
         element_type(p.dtype), element_type(p.rois_dtype), widened(p.dtype), widened(p.rois_dtype)
     )  # fmt: skip
-    narrow, memory, side_h, side_w = narrowed(p.dtype), stack_memory(4 * channels), side(p, oh), side(p, ow)
-    averages, dynamic, shape, lowest = p.mode == "average", p.dynamic, p.outputs[0].shape, -math.inf
+    narrow, memory, side_h, side_w = narrowed(p.dtype), stack_memory(4 * channels), side(workload, oh), side(workload, ow)
+    averages, dynamic, shape, lowest = p.mode == "average", p.dynamic, workload.outputs[0].shape, -math.inf
     scale, offset = p.spatial_scale, 0.5 if p.coordinates == "half_pixel" else 0.0
 
     def roi_align(

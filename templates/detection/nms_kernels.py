@@ -11,6 +11,7 @@ from typing import Any
 
 from numba import cuda
 
+from schedsearch.ops.nms import NmsParams
 from schedsearch.templates.parts.casts import f32, i32, i64
 from schedsearch.templates.selection.block import block_sum, pad, sorter
 from schedsearch.templates.selection.keys import index_of, key_of, pair
@@ -19,9 +20,9 @@ from schedsearch.workload import Workload
 WORD = 64  # candidates of a word of bits, and of a tile
 
 
-def order_kernel(p: Workload, threads: int) -> Callable[..., None]:
+def order_kernel(p: Workload[NmsParams], threads: int) -> Callable[..., None]:
     """The kernel (words, scores, order, counts): the boxes of an image and class that score enough, the best first."""
-    boxes, threshold = p.boxes, p.score_threshold
+    boxes, threshold = p.params.boxes, p.params.score_threshold
     key, sort = key_of("float32", True), sorter(threads)
 
     def order_boxes(words, scores, order, counts) -> None:  # type: ignore[no-untyped-def]
@@ -49,8 +50,9 @@ def order_kernel(p: Workload, threads: int) -> Callable[..., None]:
     return order_boxes
 
 
-def overlap_kernel(p: Workload) -> Callable[..., None]:
+def overlap_kernel(workload: Workload[NmsParams]) -> Callable[..., None]:
     """The kernel (boxes, order, counts, drops): 64 threads compare a tile of candidates with a tile of later ones."""
+    p = workload.params
     boxes, classes, tiles, threshold = p.boxes, p.classes, -(-p.boxes // WORD), p.iou_threshold
     corners, numbers = corners_of(p.center_point_box), 4 * WORD
 
@@ -86,9 +88,10 @@ def overlap_kernel(p: Workload) -> Callable[..., None]:
     return overlap
 
 
-def sweep_kernel(p: Workload, threads: int) -> Callable[..., None]:
+def sweep_kernel(workload: Workload[NmsParams], threads: int) -> Callable[..., None]:
     """The kernel (order, counts, drops, kept, kept_counts): a block goes through the candidates of an image and class, 64 at
     a time. One thread decides which of a tile stay; then all threads mark what these drop of the tiles behind."""
+    p = workload.params
     boxes, most, tiles = p.boxes, p.max_output, -(-p.boxes // WORD)
 
     def sweep(order, counts, drops, kept, kept_counts) -> None:  # type: ignore[no-untyped-def]
@@ -137,8 +140,9 @@ def sweep_kernel(p: Workload, threads: int) -> Callable[..., None]:
     return sweep
 
 
-def gather_kernel(p: Workload, threads: int) -> Callable[..., None]:
+def gather_kernel(workload: Workload[NmsParams], threads: int) -> Callable[..., None]:
     """The kernel (kept, kept_counts, y, y_extents): the kept boxes of all images and classes, one behind the other."""
+    p = workload.params
     classes, most, groups, total = p.classes, p.max_output, p.n * p.classes, block_sum(threads)
 
     def collect(kept, kept_counts, y, y_extents) -> None:  # type: ignore[no-untyped-def]

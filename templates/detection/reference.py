@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.ops.nms import NmsParams
+from schedsearch.ops.roi_align import RoiAlignParams
 from schedsearch.templates.parts.whole_reference import WholeReference
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class NmsReference(WholeReference):
+class NmsReference(WholeReference[NmsParams]):
     """Greedy: the best box that is left drops those that overlap it. Overlaps are float32, as kernels compute them."""
 
-    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        p = workload
+    def compute(self, workload: Workload[NmsParams], arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        p = workload.params
         boxes, scores = (np.asarray(arrays[name], np.float32) for name in ("boxes", "scores"))
         if p.center_point_box:
             half = boxes[..., 2:] / np.float32(2)
@@ -43,11 +45,11 @@ class NmsReference(WholeReference):
         return {"y": np.array(rows, np.int64).reshape(-1, 3)}
 
 
-class RoiAlignReference(WholeReference):
+class RoiAlignReference(WholeReference[RoiAlignParams]):
     """Samples in float64, region by region."""
 
-    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        p = workload
+    def compute(self, workload: Workload[RoiAlignParams], arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        p = workload.params
         x = np.asarray(arrays["x"], np.float64)
         x = x if p.layout == "NCHW" else x.transpose(0, 3, 1, 2)
         used = int(arrays["rois_extents"][0]) if "rois_extents" in arrays else p.rois
@@ -65,7 +67,7 @@ class RoiAlignReference(WholeReference):
                 sides.append((samples, *_between(at, size)))
             (gh, top, bottom, down, in_h), (gw, left, right, across, in_w) = sides
             if gh and gw:
-                y[number] = _bins(p, image, (top, bottom, down, in_h), (left, right, across, in_w), gh, gw)
+                y[number] = _bins(workload, image, (top, bottom, down, in_h), (left, right, across, in_w), gh, gw)
         return {"y": y if p.layout == "NCHW" else y.transpose(0, 2, 3, 1)}
 
 

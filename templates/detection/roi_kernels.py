@@ -9,6 +9,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.roi_align import RoiAlignParams
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.ptx import note_index
@@ -17,12 +18,13 @@ from schedsearch.workload import Workload
 LOWEST = f32(-math.inf)
 
 
-def roi_kernel(p: Workload, vector: int, each: int, threads: int) -> Callable[..., None]:
+def roi_kernel(workload: Workload[RoiAlignParams], vector: int, each: int, threads: int) -> Callable[..., None]:
     """The kernel (x, rois, batch_indices, rois_extents, y, y_extents, wrong_index): a thread has `each` vectors of channels
     of a bin. A region of an image that there is not is zeros.
 
     The bins of neighbouring threads are neighbours in memory: in NHWC they differ in channels, in NCHW in their column.
     """
+    p = workload.params
     images, n_channels, height, width, oh, ow, regions = p.n, p.c, p.h, p.w, p.oh, p.ow, p.rois
     channels_last, element = p.layout == "NHWC", dtype_of(p.dtype).nbytes
     groups, bins, roi_bytes = n_channels // (vector * each), oh * ow, 4 * dtype_of(p.rois_dtype).nbytes
@@ -35,8 +37,8 @@ def roi_kernel(p: Workload, vector: int, each: int, threads: int) -> Callable[..
     roi_words, load_roi, unpack_roi = (
         vectors.words_of(p.rois_dtype, 4), vectors.load(p.rois_dtype, 4), vectors.unpack(p.rois_dtype, 4)
     )  # fmt: skip
-    side_h, side_w, place = side(p, oh), side(p, ow), between
-    averages, dynamic, shape, larger = p.mode == "average", p.dynamic, p.outputs[0].shape, vectors.larger
+    side_h, side_w, place = side(workload, oh), side(workload, ow), between
+    averages, dynamic, shape, larger = p.mode == "average", p.dynamic, workload.outputs[0].shape, vectors.larger
     scale, offset = f32(p.spatial_scale), f32(0.5 if p.coordinates == "half_pixel" else 0.0)
 
     def roi_align(x, rois, batch_indices, rois_extents, y, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
@@ -104,9 +106,9 @@ def roi_kernel(p: Workload, vector: int, each: int, threads: int) -> Callable[..
     return roi_align
 
 
-def side(p: Workload, count: int) -> Callable[[Any, Any], Any]:
+def side(p: Workload[RoiAlignParams], count: int) -> Callable[[Any, Any], Any]:
     """`side(start, end)` for kernels: (start, extent of a bin, its samples) along a side of a region of `count` bins."""
-    at_least_one, ratio = p.coordinates != "half_pixel", p.sampling_ratio
+    at_least_one, ratio = p.params.coordinates != "half_pixel", p.params.sampling_ratio
 
     def along(start: Any, end: Any) -> Any:
         extent = f32(end - start)

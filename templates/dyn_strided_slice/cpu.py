@@ -9,7 +9,7 @@ from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.launch import Grid
 from schedsearch.ops.dtypes import dtype
-from schedsearch.ops.dyn_strided_slice import count_of_size, count_to, first_position, sliced_by
+from schedsearch.ops.dyn_strided_slice import DynStridedSliceParams, count_of_size, count_to, first_position, sliced_by
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -20,31 +20,32 @@ from schedsearch.workload import Workload
 _SHARES = 8  # of a thread
 
 
-class DynStridedSliceCpu(Template):
+class DynStridedSliceCpu(Template[DynStridedSliceParams]):
     """Rows along the last dimension, which are copied where their elements are neighbours."""
 
     name = "dyn_strided_slice_cpu"
     op = "dyn_strided_slice"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[DynStridedSliceParams], target: Target) -> str | None:
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[DynStridedSliceParams], target: Target) -> ConfigSpace:
         return ConfigSpace((Knob("threads", tuple(range(1, target.sms + 1)), "threads that share the rows"),))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[DynStridedSliceParams], target: Target, space: ConfigSpace) -> Config:
         return Config(threads=target.sms)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[DynStridedSliceParams], target: Target, config: Config) -> KernelSource:
         shares = _SHARES * config["threads"]
         step = KernelStep(slice_kernel(workload, shares), parameters(workload), Grid(shares), config["threads"])
         return KernelSource("cpu", "native", (step,))
 
 
-def slice_kernel(p: Workload, shares: int) -> Callable[..., None]:
+def slice_kernel(workload: Workload[DynStridedSliceParams], shares: int) -> Callable[..., None]:
     """The kernel (x, x_extents, begin, end, strides, y, y_extents, *strides, start, stop) over shares of the rows."""
-    shape, bound, entry_of, rank, entries = p.x, p.bound, sliced_by(p.params), len(p.x), p.entries
+    p = workload.params
+    shape, bound, entry_of, rank, entries = p.x, p.bound, sliced_by(p), len(p.x), p.entries
     dynamic, strided, by_size = p.dynamic, p.strided, p.mode == "size"
     index = i64 if p.index_dtype == "int64" else i32
     element = {1: u8, 2: u16, 4: u32, 8: u64}[dtype(p.dtype).nbytes]

@@ -20,7 +20,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.ops.dtypes import dtype
-from schedsearch.ops.dyn_strided_slice import count_of_size, count_to, first_position, sliced_by
+from schedsearch.ops.dyn_strided_slice import DynStridedSliceParams, count_of_size, count_to, first_position, sliced_by
 from schedsearch.templates.parts import moves
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.workload import Workload
@@ -42,12 +42,12 @@ _ENTRIES = 13  # the run in vectors, outer merged dimensions, the run's rest, an
 _EXTENT, _FACTOR, _X_STEP, _Y_STEP = 0, 1, 2, 3  # the factor is for division, or a dimension's first element
 
 
-def exact_by_factor(p: Workload) -> bool:
+def exact_by_factor(p: Workload[DynStridedSliceParams]) -> bool:
     """Whether all numbers of units are small enough for division by multiplication."""
-    return bool(math.prod(p.bound) < EXACT_BELOW)
+    return bool(math.prod(p.params.bound) < EXACT_BELOW)
 
 
-def slice_kernel(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
+def slice_kernel(p: Workload[DynStridedSliceParams], threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
     """The kernel (x, x_extents, begin, end, strides, y, y_extents, *strides of x and y in elements).
 
     Args:
@@ -55,7 +55,7 @@ def slice_kernel(p: Workload, threads: int, unroll: int, streaming: bool) -> Cal
         unroll: units that a thread loads before it stores any.
         streaming: lines of y are the first to leave the caches.
     """
-    rank = len(p.x)
+    rank = len(p.params.x)
     words = _ENTRIES + 4 * (2 * rank + 1)
     describe_axis, merge, finish = _describe_axis(p), _merge(p), _finish(rank)
     copy = _copy(p, threads, unroll, streaming)
@@ -82,9 +82,10 @@ def slice_kernel(p: Workload, threads: int, unroll: int, streaming: bool) -> Cal
 # ---- the description
 
 
-def _describe_axis(p: Workload) -> Callable[..., None]:
+def _describe_axis(workload: Workload[DynStridedSliceParams]) -> Callable[..., None]:
     """`describe_axis(shared, axis, x_extents, begin, end, strides, steps)`: the extent is -1 if it is impossible."""
-    shape, bound, entry_of, rank = p.x, p.bound, sliced_by(p.params), len(p.x)
+    p = workload.params
+    shape, bound, entry_of, rank = p.x, p.bound, sliced_by(p), len(p.x)
     dynamic, strided, by_size = p.dynamic, p.strided, p.mode == "size"
     read_extent, read_position = _read_integer("int64"), _read_integer(p.index_dtype)
     axes = _ENTRIES + 4 * (rank + 1)
@@ -119,9 +120,9 @@ def _describe_axis(p: Workload) -> Callable[..., None]:
     return describe_axis
 
 
-def _merge(p: Workload) -> Callable[[Any, Any, Any], None]:
+def _merge(p: Workload[DynStridedSliceParams]) -> Callable[[Any, Any, Any], None]:
     """`merge(shared, x, y)`: the merged dimensions, and the units of runs."""
-    rank, nbytes = len(p.x), dtype(p.dtype).nbytes
+    rank, nbytes = len(p.params.x), dtype(p.params.dtype).nbytes
     axes, last = _ENTRIES + 4 * (rank + 1), _ENTRIES + 4 * rank
 
     def merge(shared: Any, x: Any, y: Any) -> None:
@@ -205,12 +206,15 @@ def _finish(rank: int) -> Callable[[Any, Any, Any], None]:
 # ---- copying
 
 
-def _copy(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[[Any, Any], None]:
+def _copy(
+    workload: Workload[DynStridedSliceParams], threads: int, unroll: int, streaming: bool
+) -> Callable[[Any, Any], None]:
     """`copy(shared, kind)`: this block's share of the units of a kind."""
+    p = workload.params
     rank, nbytes, span = len(p.x), dtype(p.dtype).nbytes, threads * unroll
     short = max(math.prod(p.x), math.prod(p.bound)) * nbytes + 2 * VECTOR_BYTES < 2**31
     offset = i32 if short else i64  # within x and within y, in bytes
-    number, divide = (u32, _quotient) if exact_by_factor(p) else (u64, _slow_quotient)
+    number, divide = (u32, _quotient) if exact_by_factor(workload) else (u64, _slow_quotient)
     move = _move(nbytes, offset, number, threads, unroll, streaming)
     for width in (2, 4, 8, 16):
         if width > nbytes:

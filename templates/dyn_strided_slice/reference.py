@@ -9,7 +9,7 @@ import numpy as np
 
 from schedsearch.launch import Pointer
 from schedsearch.ops.dtypes import dtype
-from schedsearch.ops.dyn_strided_slice import sliced_by
+from schedsearch.ops.dyn_strided_slice import DynStridedSliceParams, sliced_by
 from schedsearch.ops.movement import row_strides
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
@@ -20,16 +20,17 @@ from schedsearch.workload import Workload
 _UNDEFINED = -(2**63)  # the truth of an integer beyond the extents; NaN is that of a float
 
 
-class DynStridedSliceReference(Reference):
+class DynStridedSliceReference(Reference[DynStridedSliceParams]):
     """An item for each element of y within its bound. Each finds its own position."""
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
-        shape, bound, entry_of, rank = workload.x, workload.bound, sliced_by(workload.params), len(workload.x)
-        x_steps, y_steps, entries = row_strides(shape), row_strides(bound), workload.entries
-        dynamic, strided, by_size = workload.dynamic, workload.strided, workload.mode == "size"
-        is_float = dtype(workload.dtype).is_float
-        read, items = reader(target, workload.dtype), sharer(target)
-        read_position, read_extent = reader(target, workload.index_dtype), reader(target, "int64")
+    def kernel(self, workload: Workload[DynStridedSliceParams], target: Target) -> KernelSource:
+        p = workload.params
+        shape, bound, entry_of, rank = p.x, p.bound, sliced_by(p), len(p.x)
+        x_steps, y_steps, entries = row_strides(shape), row_strides(bound), p.entries
+        dynamic, strided, by_size = p.dynamic, p.strided, p.mode == "size"
+        is_float = dtype(p.dtype).is_float
+        read, items = reader(target, p.dtype), sharer(target)
+        read_position, read_extent = reader(target, p.index_dtype), reader(target, "int64")
         write, write_extent = writer(target, "float64" if is_float else "int64"), writer(target, "int64")
         undefined = np.nan if is_float else _UNDEFINED
         size = workload.outputs[0].size
@@ -89,7 +90,7 @@ class DynStridedSliceReference(Reference):
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[DynStridedSliceParams],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,
@@ -99,9 +100,9 @@ class DynStridedSliceReference(Reference):
         if output == "y_extents":
             extents: np.ndarray[Any, np.dtype[Any]] = np.array([len(each) for each in places], np.int64)
             return extents[np.asarray(flat_indices, np.int64)]
-        index = np.unravel_index(np.asarray(flat_indices, np.int64), workload.bound)
+        index = np.unravel_index(np.asarray(flat_indices, np.int64), workload.params.bound)
         inside = np.logical_and.reduce([digit < len(each) for digit, each in zip(index, places)])
-        is_float = dtype(workload.dtype).is_float
+        is_float = dtype(workload.params.dtype).is_float
         number, undefined = (np.float64, np.nan) if is_float else (np.int64, _UNDEFINED)
         found: np.ndarray[Any, np.dtype[Any]] = np.full(index[0].shape, undefined, number)
         if inside.any():
@@ -110,22 +111,23 @@ class DynStridedSliceReference(Reference):
         return found
 
 
-def positions(workload: Workload, arrays: Mapping[str, Any]) -> list[range]:
+def positions(workload: Workload[DynStridedSliceParams], arrays: Mapping[str, Any]) -> list[range]:
     """The positions in x along each dimension; empty ones if the slice is impossible."""
-    extents = [int(n) for n in arrays.get("x_extents", workload.x)]
+    p = workload.params
+    extents = [int(n) for n in arrays.get("x_extents", p.x)]
     found, possible = [], True
-    for axis, (entry, most) in enumerate(zip(sliced_by(workload.params), workload.x)):
+    for axis, (entry, most) in enumerate(zip(sliced_by(p), p.x)):
         extent = min(extents[axis], most)
         if entry < 0:
             found.append(range(extent))
             continue
         begin, end = int(arrays["begin"][entry]), int(arrays["end"][entry])
-        step = int(arrays["strides"][entry]) if workload.strided else 1
-        possible = possible and step != 0 and (workload.mode == "end" or end >= -1)
-        if workload.mode == "size":
+        step = int(arrays["strides"][entry]) if p.strided else 1
+        possible = possible and step != 0 and (p.mode == "end" or end >= -1)
+        if p.mode == "size":
             chosen = range(extent)[begin:]
             found.append(chosen if end == -1 else chosen[: max(end, 0)])
         else:
             found.append(range(extent)[begin : end : step or 1])
-    possible = possible and all(len(each) <= most for each, most in zip(found, workload.bound))
+    possible = possible and all(len(each) <= most for each, most in zip(found, p.bound))
     return found if possible else [range(0)] * len(found)

@@ -8,7 +8,7 @@ from typing import Any
 from schedsearch.backend.cpu_ops import as_array, round_to_even, rounded_product
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
-from schedsearch.ops.elementwise import reads_of
+from schedsearch.ops.elementwise import ElementwiseParams, reads_of
 from schedsearch.ops.expressions import parse_expression
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
@@ -26,7 +26,7 @@ _PIECES = (1024, 4096, 16384)
 _MAX_ITEMS = 2**31 - 1
 
 
-class ElementwiseCpu(Template):
+class ElementwiseCpu(Template[ElementwiseParams]):
     """A work item is a piece of y along which every input has equal steps."""
 
     name = "elementwise_cpu"
@@ -34,11 +34,11 @@ class ElementwiseCpu(Template):
     op = "elementwise"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[ElementwiseParams], target: Target) -> str | None:
         items = _items(workload, _PIECES[-1])
         return None if items <= _MAX_ITEMS else f"y has {items} parts; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[ElementwiseParams], target: Target) -> ConfigSpace:
         pieces = tuple(n for n in _PIECES if _items(workload, n) <= _MAX_ITEMS)
         return ConfigSpace(
             (
@@ -47,28 +47,29 @@ class ElementwiseCpu(Template):
             )
         )
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[ElementwiseParams], target: Target, space: ConfigSpace) -> Config:
         """The numbers of a work item stay in the first-level cache. All cores."""
         values = space.values
         return Config(piece=values["piece"][min(1, len(values["piece"]) - 1)], threads=values["threads"][-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[ElementwiseParams], target: Target, config: Config) -> KernelSource:
         params = (Pointer("y"), *(Pointer(spec.name) for spec in workload.signature))
         items = _items(workload, config["piece"])
         step = KernelStep(elementwise_kernel(workload, config["piece"]), params, Grid(items), min(config["threads"], items))
         return KernelSource("cpu", "native", (step,))
 
 
-def elementwise_kernel(p: Workload, piece: int) -> Callable[..., None]:
+def elementwise_kernel(workload: Workload[ElementwiseParams], piece: int) -> Callable[..., None]:
     """The kernel (y, *inputs, start, stop) over pieces of runs."""
-    size, run, place = p.output.whole, _run(p), place_of(p.output)
+    p = workload.params
+    size, run, place = workload.output.whole, _run(workload), place_of(workload.output)
     pieces, narrow, element = -(-run // piece), narrowed(p.out_dtype), element_type(p.out_dtype)
     compute = program(
-        parse_expression(p.expression), [spec.name for spec in p.signature], nearest(_nearest_whole, rounded_product)
+        parse_expression(p.expression), [spec.name for spec in workload.signature], nearest(_nearest_whole, rounded_product)
     )
     fetch: Callable[..., Any] = _no_numbers
     places: Callable[..., Any] = _no_places
-    for slot, (spec, read) in enumerate(zip(p.signature, reads_of(p.params))):
+    for slot, (spec, read) in enumerate(zip(workload.signature, reads_of(p))):
         spread = Spread.of(read, p.y)
         places = _then_place(places, spread.offset(i64))
         fetch = _then_number(fetch, slot, spec.size, element_type(spec.dtype), widened(spec.dtype), spread.step)
@@ -112,11 +113,11 @@ def _then_place(before: Any, offset: Any) -> Callable[[Any], Any]:
     return places
 
 
-def _run(p: Workload) -> int:
+def _run(p: Workload[ElementwiseParams]) -> int:
     """Elements of y, neighbours in memory, along which every input has equal steps."""
-    return min(p.output.runs[0], *(Spread.of(read, p.y).inner for read in reads_of(p.params)))
+    return min(p.output.runs[0], *(Spread.of(read, p.params.y).inner for read in reads_of(p.params)))
 
 
-def _items(p: Workload, piece: int) -> int:
+def _items(p: Workload[ElementwiseParams], piece: int) -> int:
     run = _run(p)
     return p.output.size // run * -(-run // piece)

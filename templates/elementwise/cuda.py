@@ -13,7 +13,7 @@ from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.launch_rules import MAX_GRID_X
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.elementwise import Read, reads_of
+from schedsearch.ops.elementwise import ElementwiseParams, Read, reads_of
 from schedsearch.ops.expressions import parse_expression
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -32,7 +32,7 @@ UNROLLS = (1, 2, 4)
 _HELD_WORDS = 64  # registers of loads in flight
 
 
-class ElementwiseCuda(Template):
+class ElementwiseCuda(Template[ElementwiseParams]):
     """A thread loads vectors of every input, computes, and stores a vector."""
 
     name = "elementwise_cuda"
@@ -40,13 +40,13 @@ class ElementwiseCuda(Template):
     op = "elementwise"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[ElementwiseParams], target: Target) -> str | None:
         if problem := target.older_than(LEAST_CAPABILITY):
             return problem
         blocks = workload.output.size // THREADS[0]
         return None if blocks < MAX_GRID_X else f"y has {workload.output.size} elements; allowed: less than 2**37"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[ElementwiseParams], target: Target) -> ConfigSpace:
         knobs = (
             Knob("vector", _vectors(workload), "neighbouring elements of y"),
             Knob("unroll", UNROLLS, "vectors of a thread that are loaded before the first is computed"),
@@ -68,7 +68,7 @@ class ElementwiseCuda(Template):
         )
         return ConfigSpace(knobs, rules, {"held_words": held_words})
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[ElementwiseParams], target: Target, space: ConfigSpace) -> Config:
         """Accesses of 16 bytes by most arrays, two vectors of a thread if there are many, blocks of 256 threads."""
         sizes = [spec.dtype for spec in (*workload.signature, workload.output) if spec.size == workload.output.size]
         wanted = MOST_BYTES // max(dtype_of(dtype).nbytes for dtype in sizes)
@@ -80,34 +80,39 @@ class ElementwiseCuda(Template):
                 return config
         return Config(vector=1, unroll=1, threads=256)
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[ElementwiseParams], target: Target, space: ConfigSpace) -> Config | None:
         """One element of y a thread."""
         return Config(vector=1, unroll=1, threads=128)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[ElementwiseParams], target: Target, config: Config) -> KernelSource:
         vector, unroll, threads = config["vector"], config["unroll"], config["threads"]
         function = elementwise_kernel(workload, vector, unroll, threads)
         params = (Pointer("y"), *(Pointer(spec.name) for spec in workload.signature))
         step = KernelStep(function, params, Grid(-(-workload.output.size // (vector * unroll * threads))), threads)
-        y_bytes = min(vector * dtype_of(workload.out_dtype).nbytes, MOST_BYTES)
+        y_bytes = min(vector * dtype_of(workload.params.out_dtype).nbytes, MOST_BYTES)
         alignments = {"y": y_bytes} | {
-            read.name: min(Spread.of(read, workload.y).pieces(vector)[0] * dtype_of(read.dtype).nbytes, MOST_BYTES)
+            read.name: min(Spread.of(read, workload.params.y).pieces(vector)[0] * dtype_of(read.dtype).nbytes, MOST_BYTES)
             for read in reads_of(workload.params)
         }
         return KernelSource("cuda", "native", (step,), alignments=alignments)
 
 
-def elementwise_kernel(p: Workload, vector: int, unroll: int, threads: int) -> Callable[..., None]:
+def elementwise_kernel(workload: Workload[ElementwiseParams], vector: int, unroll: int, threads: int) -> Callable[..., None]:
     """The kernel (y, *inputs). Vectors of neighbouring threads are neighbours."""
-    size = p.output.size
-    position = u32 if max(size, *(spec.size for spec in p.signature)) < 2**31 else u64
-    fetch, widen, held = _fetches(p, vector, position)
+    p = workload.params
+    size = workload.output.size
+    position = u32 if max(size, *(spec.size for spec in workload.signature)) < 2**31 else u64
+    fetch, widen, held = _fetches(workload, vector, position)
     functions = nearest(_nearest_whole, ptx.multiply_f32)
-    compute = program(parse_expression(p.expression), [spec.name for spec in p.signature], functions)
-    words_out, out_bytes, inputs = vectors.words_of(p.out_dtype, vector), dtype_of(p.out_dtype).nbytes, len(p.signature)
+    compute = program(parse_expression(p.expression), [spec.name for spec in workload.signature], functions)
+    words_out, out_bytes, inputs = (
+        vectors.words_of(p.out_dtype, vector),
+        dtype_of(p.out_dtype).nbytes,
+        len(workload.signature),
+    )
     pack, store = vectors.pack(p.out_dtype, vector), vectors.store(p.out_dtype, vector)
     all_held, numbers, items = held * unroll, vector * inputs, size // vector
-    env, place = _env(inputs, vector), place_of(p.output)
+    env, place = _env(inputs, vector), place_of(workload.output)
 
     def apply(y, *arrays) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(all_held, u32)
@@ -140,7 +145,9 @@ def _nearest_whole(x: Any) -> Any:
     return f32(-whole) if x < f32(0) else whole
 
 
-def _fetches(p: Workload, vector: int, position: Any) -> tuple[Callable[..., None], Callable[..., None], int]:
+def _fetches(
+    p: Workload[ElementwiseParams], vector: int, position: Any
+) -> tuple[Callable[..., None], Callable[..., None], int]:
     """`fetch(words, at, arrays, place, valid)` loads a vector of every input, and `widen(words, at, numbers)` makes float32
     of it; and how many words the vectors take.
     """
@@ -148,7 +155,7 @@ def _fetches(p: Workload, vector: int, position: Any) -> tuple[Callable[..., Non
     widen: Callable[..., None] = _widen_nothing
     held = 0
     for slot, read in enumerate(reads_of(p.params)):
-        spread = Spread.of(read, p.y)
+        spread = Spread.of(read, p.params.y)
         count, pieces = spread.pieces(vector)
         apart = 1 if spread.step == 0 else count * spread.step
         load = _in_pieces(vectors.load(read.dtype, count), pieces, apart * dtype_of(read.dtype).nbytes, read.dtype, count)
@@ -227,16 +234,16 @@ def _then_number(before: Callable[[Any, Any], Any], at: int) -> Callable[[Any, A
     return env
 
 
-def _vectors(workload: Workload) -> tuple[int, ...]:
+def _vectors(workload: Workload[ElementwiseParams]) -> tuple[int, ...]:
     """Elements of y of a thread: powers of two that divide every run of y along which an input has equal steps, up to 16
     bytes of the narrowest array."""
-    inners = [Spread.of(read, workload.y).inner for read in reads_of(workload.params)]
+    inners = [Spread.of(read, workload.params.y).inner for read in reads_of(workload.params)]
     narrowest = min(dtype_of(spec.dtype).nbytes for spec in (*workload.signature, workload.output))
     widest = math.gcd(MOST_BYTES // narrowest, *vector_limits(workload.output), *inners)
     return tuple(1 << i for i in range(widest.bit_length()))
 
 
-def _words_of(read: Read, vector: int, workload: Workload) -> int:
+def _words_of(read: Read, vector: int, workload: Workload[ElementwiseParams]) -> int:
     """Words that the elements of an input for a vector of y take."""
-    count, pieces = Spread.of(read, workload.y).pieces(vector)
+    count, pieces = Spread.of(read, workload.params.y).pieces(vector)
     return vectors.words_of(read.dtype, count) * pieces

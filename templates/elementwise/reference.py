@@ -9,7 +9,7 @@ import numpy as np
 
 from schedsearch.launch import Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.elementwise import reads_of
+from schedsearch.ops.elementwise import ElementwiseParams, reads_of
 from schedsearch.ops.expressions import Expression, parse_expression
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference, magnitude_of
@@ -21,15 +21,15 @@ from schedsearch.templates.parts.reference import gather, reader, reference_step
 from schedsearch.workload import Workload
 
 
-class ElementwiseReference(Reference):
+class ElementwiseReference(Reference[ElementwiseParams]):
     """Integer outputs are not rounded, but limited to their format: see `ArgSpec.roundings`."""
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
+    def kernel(self, workload: Workload[ElementwiseParams], target: Target) -> KernelSource:
         compute = program(_expression(workload), [spec.name for spec in workload.signature], BOUNDED)
-        items, write, limit = sharer(target), writer(target), _limit(workload.out_dtype)
+        items, write, limit = sharer(target), writer(target), _limit(workload.params.out_dtype)
         fetch: Callable[..., Any] = _no_numbers
         for slot, read in enumerate(reads_of(workload.params)):
-            fetch = _then(fetch, slot, reader(target, read.dtype), Spread.of(read, workload.y).offset(i64))
+            fetch = _then(fetch, slot, reader(target, read.dtype), Spread.of(read, workload.params.y).offset(i64))
 
         def apply(y: Any, magnitude: Any, arrays: Any, start: Any, stop: Any) -> None:
             for at in items(start, stop):
@@ -55,13 +55,13 @@ class ElementwiseReference(Reference):
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[ElementwiseParams],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,
         output: str = "y",
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        places = np.unravel_index(np.asarray(flat_indices, np.int64), workload.y)
+        places = np.unravel_index(np.asarray(flat_indices, np.int64), workload.params.y)
         values = {}
         for spec, read in zip(workload.signature, reads_of(workload.params)):
             own = places[len(places) - len(read.shape) :]
@@ -71,13 +71,13 @@ class ElementwiseReference(Reference):
             )
             values[spec.name] = gather(arrays, spec, index)
         found = np.broadcast_to(_expression(workload).evaluate(values), np.shape(flat_indices)).astype(np.float64)
-        row = dtype_of(workload.out_dtype)
+        row = dtype_of(workload.params.out_dtype)
         return found if row.is_float else np.clip(found, row.lowest, row.largest)
 
 
-def _expression(workload: Workload) -> Expression:
-    found = parse_expression(workload.expression)
-    return found if dtype_of(workload.out_dtype).is_float else found.without_last_rounding()
+def _expression(workload: Workload[ElementwiseParams]) -> Expression:
+    found = parse_expression(workload.params.expression)
+    return found if dtype_of(workload.params.out_dtype).is_float else found.without_last_rounding()
 
 
 def _limit(dtype: str) -> Callable[[Any], Any]:

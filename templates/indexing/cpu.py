@@ -9,7 +9,7 @@ from schedsearch.backend.cpu_ops import note_index
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray, Param
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.index_map import IndexMap
+from schedsearch.ops.index_map import ByIndicesParams, IndexMap
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -23,7 +23,7 @@ _ROWS = (1, 16, 256)
 _LEAST_COLUMNS = 64  # neighbours of a row that a thread of scatter has
 
 
-class GatherCpu(Template):
+class GatherCpu(Template[ByIndicesParams]):
     """A work item has some rows."""
 
     name = "gather_cpu"
@@ -31,18 +31,18 @@ class GatherCpu(Template):
     op = "gather"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[ByIndicesParams], target: Target) -> str | None:
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[ByIndicesParams], target: Target) -> ConfigSpace:
         rows = map_of(workload).rows
         knobs = Knob("rows", tuple(n for n in _ROWS if n == 1 or n <= rows), "rows of a work item"), threads_knob(target)
         return ConfigSpace(knobs)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[ByIndicesParams], target: Target, space: ConfigSpace) -> Config:
         return Config(rows=space.values["rows"][-1], threads=space.values["threads"][-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[ByIndicesParams], target: Target, config: Config) -> KernelSource:
         m, arrays = map_of(workload), arrays_of(workload)
         params: tuple[Param, ...] = (
             _bits(arrays["x"]), arrays["indices"], arrays["indices_extents"], arrays["x_extents"], _bits(arrays["y"]),
@@ -53,7 +53,7 @@ class GatherCpu(Template):
         return KernelSource("cpu", "native", (step,))
 
 
-class ScatterCpu(SharedByThreads):
+class ScatterCpu(SharedByThreads[ByIndicesParams]):
     """A work item has some columns of all rows, so that rows of one target come one after the other."""
 
     name = "scatter_cpu"
@@ -62,16 +62,16 @@ class ScatterCpu(SharedByThreads):
     shared = "columns"
     least = _LEAST_COLUMNS
 
-    def items(self, workload: Workload) -> int:
+    def items(self, workload: Workload[ByIndicesParams]) -> int:
         return map_of(workload).run
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[ByIndicesParams], target: Target, config: Config) -> KernelSource:
         m, arrays, threads = map_of(workload), arrays_of(workload), config["threads"]
         views = _bits(arrays["x"]), _bits(arrays["y"])
         size = workload.outputs[0].size
         shares = -(-size // 4096)
         steps = [KernelStep(_copy_kernel(size), views, Grid(shares), min(threads, shares), restores=True)]
-        moved = workload.reduction == "none"
+        moved = workload.params.reduction == "none"
         params: tuple[Param, ...] = (
             arrays["indices"], arrays["indices_extents"], arrays["x_extents"],
             *(_bits(arrays[name]) if moved else arrays[name] for name in ("updates", "y")), arrays["y_extents"], WRONG,
@@ -82,10 +82,11 @@ class ScatterCpu(SharedByThreads):
         return KernelSource("cpu", "native", tuple(steps))
 
 
-def gather_kernel(p: Workload, m: IndexMap, rows: int) -> Callable[..., None]:
+def gather_kernel(workload: Workload[ByIndicesParams], m: IndexMap, rows: int) -> Callable[..., None]:
     """The kernel (x, indices, indices_extents, x_extents, y, y_extents, wrong_index, start, stop) over groups of rows."""
+    p = workload.params
     find, counts, run, all_rows = finder(m, p.dynamic_x), counter(m, p.dynamic), m.run, m.rows
-    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic or p.dynamic_x
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(workload), p.dynamic or p.dynamic_x
 
     def gather(
         x: Any, indices: Any, indices_extents: Any, x_extents: Any, y: Any, y_extents: Any, wrong_index: Any, start: Any,
@@ -108,11 +109,12 @@ def gather_kernel(p: Workload, m: IndexMap, rows: int) -> Callable[..., None]:
     return gather
 
 
-def scatter_kernel(p: Workload, m: IndexMap, columns: int) -> Callable[..., None]:
+def scatter_kernel(workload: Workload[ByIndicesParams], m: IndexMap, columns: int) -> Callable[..., None]:
     """The kernel (indices, indices_extents, x_extents, updates, y, y_extents, wrong_index, start, stop) over groups of
     columns."""
+    p = workload.params
     find, counts, run, rows = finder(m, p.dynamic_x), counter(m, p.dynamic), m.run, m.rows
-    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic_x
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(workload), p.dynamic_x
     combine = _COMBINE[p.reduction]
 
     def scatter(

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray, Param, Pointer
 from schedsearch.launch_rules import MAX_GRID_X
-from schedsearch.ops.base import MAX_INT
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.index_map import IndexMap, index_map
+from schedsearch.ops.index_map import ByIndicesParams, IndexMap, index_map
+from schedsearch.ops.params import MAX_INT
 from schedsearch.ops.wrong_index import WRONG_INDEX
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
@@ -27,20 +27,20 @@ _COPY_THREADS = 256
 WRONG = Pointer(WRONG_INDEX, optional=True)
 
 
-class _RowsCuda(Template):
+class _RowsCuda(Template[ByIndicesParams]):
     """`lanes` threads share a row of neighbours, `each` rows at a time, and move it in vectors."""
 
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[ByIndicesParams], target: Target) -> str | None:
         m = map_of(workload)
         if m.rows > MAX_GRID_X:
             return f"indices choose {m.rows} rows; allowed: less than 2**31"
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[ByIndicesParams], target: Target) -> ConfigSpace:
         m, vectors = map_of(workload), self._vectors(workload)
-        longest = m.run * dtype_of(workload.dtype).nbytes // vectors[-1]
+        longest = m.run * dtype_of(workload.params.dtype).nbytes // vectors[-1]
         knobs = (
             Knob("vector", vectors, "bytes of an access"),
             Knob("lanes", tuple(n for n in LANES if n < 2 * longest) or (1,), "threads that share a row"),
@@ -49,19 +49,19 @@ class _RowsCuda(Template):
         )
         return ConfigSpace(knobs, (Constraint("a block has whole rows", lambda k: k["lanes"] <= k["threads"]),))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[ByIndicesParams], target: Target, space: ConfigSpace) -> Config:
         """The widest accesses, a thread for each of a row, up to a warp; several rows where there are many."""
         m, values = map_of(workload), space.values
         vector = values["vector"][-1]
-        wanted = min(m.run * dtype_of(workload.dtype).nbytes // vector, 32)
+        wanted = min(m.run * dtype_of(workload.params.dtype).nbytes // vector, 32)
         lanes = min((n for n in values["lanes"] if n >= wanted), default=values["lanes"][-1])
         busy = target.sms * 2048
         each = max(n for n in EACH if n == 1 or m.rows * lanes >= 2 * n * busy)
         return Config(vector=vector, lanes=lanes, each=each, threads=256)
 
-    def _vectors(self, workload: Workload) -> tuple[int, ...]:
+    def _vectors(self, workload: Workload[ByIndicesParams]) -> tuple[int, ...]:
         """Bytes of an access that divide those of a row."""
-        element = dtype_of(workload.dtype).nbytes
+        element = dtype_of(workload.params.dtype).nbytes
         widest = math.gcd(map_of(workload).run * element, MOST_BYTES)
         return tuple(n for n in (1, 2, 4, 8, 16) if element <= n <= widest)
 
@@ -71,7 +71,7 @@ class GatherCuda(_RowsCuda):
     version = 3
     op = "gather"
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[ByIndicesParams], target: Target, config: Config) -> KernelSource:
         m, arrays = map_of(workload), arrays_of(workload)
         params = (
             Pointer("x"), arrays["indices"], arrays["indices_extents"], arrays["x_extents"], Pointer("y"),
@@ -87,23 +87,23 @@ class ScatterCuda(_RowsCuda):
     version = 3
     op = "scatter"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[ByIndicesParams], target: Target) -> str | None:
         if problem := super().validate(workload, target):
             return problem
         words = _copied(workload)[2]
         return None if words <= MAX_INT * _COPY_THREADS else f"x has {words} words; allowed: less than 2**39"
 
-    def _vectors(self, workload: Workload) -> tuple[int, ...]:
+    def _vectors(self, workload: Workload[ByIndicesParams]) -> tuple[int, ...]:
         """Combined elements are updated one by one."""
-        return super()._vectors(workload)[: 1 if workload.reduction != "none" else None]
+        return super()._vectors(workload)[: 1 if workload.params.reduction != "none" else None]
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[ByIndicesParams], target: Target, config: Config) -> KernelSource:
         m, arrays = map_of(workload), arrays_of(workload)
         word, size, words = _copied(workload)
         views = tuple(NumbaArray(name, word, (words,), (size,)) for name in ("x", "y"))
         steps = [KernelStep(copy_on_gpu, views, Grid(-(-words // _COPY_THREADS)), _COPY_THREADS, restores=True)]
         shape = config["lanes"], config["each"], config["threads"]
-        if workload.reduction != "none":
+        if workload.params.reduction != "none":
             params: tuple[Param, ...] = (
                 *(arrays[name] for name in ("indices", "indices_extents", "x_extents", "updates", "y", "y_extents")),
                 WRONG,
@@ -123,7 +123,7 @@ class ScatterCuda(_RowsCuda):
         return KernelSource("cuda", "native", tuple(steps), {"last": 4 * m.targets}, alignments)
 
 
-def map_of(workload: Workload) -> IndexMap:
+def map_of(workload: Workload[ByIndicesParams]) -> IndexMap:
     return index_map(workload.params)
 
 
@@ -134,7 +134,7 @@ class _Absent(dict[str, NumbaArray]):
         return self["indices"]
 
 
-def arrays_of(workload: Workload) -> Mapping[str, NumbaArray]:
+def arrays_of(workload: Workload[ByIndicesParams]) -> Mapping[str, NumbaArray]:
     """The arguments and outputs as flat arrays of Numba; 16-bit floats and shorter ones as their bits."""
     found = _Absent()
     for spec in (*workload.signature, *workload.outputs):
@@ -150,7 +150,7 @@ def _grid(m: IndexMap, config: Config) -> Grid:
 _WORDS = ("int64", "int32", "uint16", "uint8")
 
 
-def _copied(workload: Workload) -> tuple[str, int, int]:
+def _copied(workload: Workload[ByIndicesParams]) -> tuple[str, int, int]:
     """The words in which x is copied: their dtype, bytes and number."""
     nbytes: int = workload.outputs[0].nbytes
     word = next(name for name in _WORDS if nbytes % dtype_of(name).nbytes == 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.index_map import IndexMap
+from schedsearch.ops.index_map import ByIndicesParams, IndexMap
 from schedsearch.templates.indexing.places import counter, extents_writer, finder, noter
 from schedsearch.templates.parts import moves
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
@@ -16,13 +16,16 @@ from schedsearch.templates.parts.ptx import note_index
 from schedsearch.workload import Workload
 
 
-def gather_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, threads: int) -> Callable[..., None]:
+def gather_kernel(
+    workload: Workload[ByIndicesParams], m: IndexMap, vector: int, lanes: int, each: int, threads: int
+) -> Callable[..., None]:
     """The kernel (x, indices, indices_extents, x_extents, y, y_extents, wrong_index). A wrong index gives zeros."""
+    p = workload.params
     rows, row_bytes, apart = m.rows, m.run * dtype_of(p.dtype).nbytes, threads // lanes
     words = moves.words_of(vector)
     held, load, store = words * each, moves.load_global(vector), moves.store_global(vector)
     find, counts = finder(m, p.dynamic_x), counter(m, p.dynamic)
-    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic or p.dynamic_x
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(workload), p.dynamic or p.dynamic_x
 
     def gather(x, indices, indices_extents, x_extents, y, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(held, u32)
@@ -54,9 +57,12 @@ def gather_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, 
     return gather
 
 
-def replace_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, threads: int) -> Callable[..., None]:
+def replace_kernel(
+    workload: Workload[ByIndicesParams], m: IndexMap, vector: int, lanes: int, each: int, threads: int
+) -> Callable[..., None]:
     """The kernel (updates, indices, indices_extents, x_extents, last, y): rows that are the last of their target replace
     it."""
+    p = workload.params
     rows, row_bytes, apart = m.rows, m.run * dtype_of(p.dtype).nbytes, threads // lanes
     words = moves.words_of(vector)
     held, load, store = words * each, moves.load_global(vector), moves.store_global(vector)
@@ -88,11 +94,12 @@ def replace_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int,
     return replace
 
 
-def mark_kernel(p: Workload, m: IndexMap) -> Callable[..., None]:
+def mark_kernel(workload: Workload[ByIndicesParams], m: IndexMap) -> Callable[..., None]:
     """The kernel (indices, indices_extents, x_extents, last, y_extents, wrong_index): the last row of updates for each
     target, and the extents of y."""
+    p = workload.params
     rows, find, counts = m.rows, finder(m, p.dynamic_x), counter(m, p.dynamic)
-    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic_x
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(workload), p.dynamic_x
 
     def mark(indices, indices_extents, x_extents, last, y_extents, wrong_index) -> None:  # type: ignore[no-untyped-def]
         row = i64(i64(cuda.blockIdx.x) * 256 + cuda.threadIdx.x)
@@ -108,12 +115,15 @@ def mark_kernel(p: Workload, m: IndexMap) -> Callable[..., None]:
     return mark
 
 
-def combine_kernel(p: Workload, m: IndexMap, lanes: int, each: int, threads: int) -> Callable[..., None]:
+def combine_kernel(
+    workload: Workload[ByIndicesParams], m: IndexMap, lanes: int, each: int, threads: int
+) -> Callable[..., None]:
     """The kernel (indices, indices_extents, x_extents, updates, y, y_extents, wrong_index): rows are combined with their
     targets."""
+    p = workload.params
     rows, run, apart = m.rows, m.run, threads // lanes
     find, counts = finder(m, p.dynamic_x), counter(m, p.dynamic)
-    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(p), p.dynamic_x
+    note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(workload), p.dynamic_x
     adds, raises = p.reduction == "add", p.reduction == "max"
 
     def combine(  # type: ignore[no-untyped-def]

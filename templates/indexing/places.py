@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from schedsearch.ops.index_map import IndexMap, Term
+from schedsearch.ops.index_map import ByIndicesParams, IndexMap, Term
 from schedsearch.templates.parts.casts import i64, u32
 from schedsearch.workload import Workload
 
@@ -67,13 +67,13 @@ def counter(m: IndexMap, dynamic: bool) -> Callable[[Any, Any], Any]:
     return counts if dynamic else _always
 
 
-def extents_writer(p: Workload) -> Callable[[Any, Any, Any], None]:
+def extents_writer(p: Workload[ByIndicesParams]) -> Callable[[Any, Any, Any], None]:
     """`write(indices_extents, x_extents, y_extents)` for kernels: the extents of y by the operator's shape function."""
     write: Callable[[Any, Any, Any], None] = _write_nothing
     function = p.shape_functions.get("y")
     if function is None:
         return write
-    open_arrays = {"indices": p.dynamic, "x": p.dynamic_x}
+    open_arrays = {"indices": p.params.dynamic, "x": p.params.dynamic_x}
     given = [[(name, axis) if open_arrays[name] else n for axis, n in enumerate(p.params[name])] for name in function.inputs]
     for axis in range(len(p.outputs[0].shape)):
         write = _and_write(write, axis, function.extent(axis, *given))

@@ -9,6 +9,7 @@ import numpy as np
 
 from schedsearch.ops.bounded import extents_of, in_use
 from schedsearch.ops.dependence import evaluate
+from schedsearch.ops.index_map import ByIndicesParams
 from schedsearch.templates.parts.whole_reference import WholeReference
 from schedsearch.workload import Workload
 
@@ -16,8 +17,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _COMBINE: Mapping[str, Callable[..., Any]] = {"add": np.add.at, "max": np.maximum.at, "min": np.minimum.at}
 
 
-class GatherReference(WholeReference):
-    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+class GatherReference(WholeReference[ByIndicesParams]):
+    def compute(self, workload: Workload[ByIndicesParams], arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         used = {name: _extents(workload, arrays, name) for name in ("x", "indices")}
         places, valid = chosen(workload.params, _indices(workload, arrays), used["x"])
         x = np.asarray(arrays["x"]).reshape(-1)
@@ -29,19 +30,20 @@ class GatherReference(WholeReference):
         return {"y": y[in_use(y.shape, extents)], "y_extents": np.array(extents, np.int64)}
 
 
-class ScatterReference(WholeReference):
-    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+class ScatterReference(WholeReference[ByIndicesParams]):
+    def compute(self, workload: Workload[ByIndicesParams], arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        p = workload.params
         used = _extents(workload, arrays, "x")
-        places, valid = chosen(workload.params, _indices(workload, arrays), used)
+        places, valid = chosen(p, _indices(workload, arrays), used)
         updates = np.asarray(arrays["updates"])[tuple(slice(0, n) for n in places.shape)]
         y = np.array(arrays["x"]).reshape(-1)
         at, values = places[valid], updates[valid]
-        if workload.reduction == "none":
+        if p.reduction == "none":
             for place, value in zip(at, values):  # the last one stays
                 y[place] = value
         else:
-            _COMBINE[workload.reduction](y, at, values)
-        return {"y": y.reshape(workload.x)[in_use(workload.x, used) if workload.dynamic_x else ...]}
+            _COMBINE[p.reduction](y, at, values)
+        return {"y": y.reshape(p.x)[in_use(p.x, used) if p.dynamic_x else ...]}
 
 
 def chosen(p: Mapping[str, Any], indices: Array, extents: Sequence[int]) -> tuple[Array, Array]:
@@ -80,15 +82,16 @@ def chosen(p: Mapping[str, Any], indices: Array, extents: Sequence[int]) -> tupl
     return places, np.broadcast_to(valid, places.shape)
 
 
-def _indices(workload: Workload, arrays: Mapping[str, Array]) -> Array:
+def _indices(workload: Workload[ByIndicesParams], arrays: Mapping[str, Array]) -> Array:
     """The indices in use; tuples are whole."""
+    p = workload.params
     used = list(_extents(workload, arrays, "indices"))
-    if workload.by == "tuples":
-        used[-1] = workload.indices[-1]
-    return np.asarray(arrays["indices"], np.int64)[in_use(workload.indices, used)]
+    if p.by == "tuples":
+        used[-1] = p.indices[-1]
+    return np.asarray(arrays["indices"], np.int64)[in_use(p.indices, used)]
 
 
-def _extents(workload: Workload, arrays: Mapping[str, Array], name: str) -> list[int]:
+def _extents(workload: Workload[ByIndicesParams], arrays: Mapping[str, Array], name: str) -> list[int]:
     """The extents in use of an argument."""
     bound = workload.params[name]
     return [min(int(used), most) for used, most in zip(arrays.get(extents_of(name), bound), bound)]

@@ -10,7 +10,7 @@ from schedsearch.backend.cpu_ops import as_array
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
-from schedsearch.ops.layer_norm import rows_of
+from schedsearch.ops.layer_norm import LayerNormParams, rows_of
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -23,7 +23,7 @@ _SUMS = (4, 8, 16, 32)
 _MAX_ITEMS = 2**31 - 1
 
 
-class LayerNormCpu(Template):
+class LayerNormCpu(Template[LayerNormParams]):
     """A work item is a row, over which it passes three times: for the mean, the variance and the results."""
 
     name = "layer_norm_cpu"
@@ -31,11 +31,11 @@ class LayerNormCpu(Template):
     op = "layer_norm"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[LayerNormParams], target: Target) -> str | None:
         rows, _ = rows_of(workload.params)
         return None if rows <= _MAX_ITEMS else f"x has {rows} rows; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[LayerNormParams], target: Target) -> ConfigSpace:
         return ConfigSpace(
             (
                 Knob("sums", _SUMS, "partial sums of a row, which the processor adds side by side"),
@@ -43,24 +43,25 @@ class LayerNormCpu(Template):
             )
         )
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[LayerNormParams], target: Target, space: ConfigSpace) -> Config:
         """Sums that fill two registers of AVX-512, or one row. All cores."""
         return Config(sums=_SUMS[-1], threads=space.values["threads"][-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[LayerNormParams], target: Target, config: Config) -> KernelSource:
         rows, _ = rows_of(workload.params)
         step = KernelStep(
             rows_kernel(workload, config["sums"]),
-            (Pointer("x"), Pointer("scale"), Pointer("bias", optional=not workload.bias), Pointer("y")),
+            (Pointer("x"), Pointer("scale"), Pointer("bias", optional=not workload.params.bias), Pointer("y")),
             Grid(rows),
             min(config["threads"], rows),
         )
         return KernelSource("cpu", "native", (step,))
 
 
-def rows_kernel(p: Workload, sums: int) -> Callable[..., None]:
+def rows_kernel(workload: Workload[LayerNormParams], sums: int) -> Callable[..., None]:
     """The kernel (x, scale, bias, y, start, stop) over rows."""
-    rows, length = rows_of(p.params)
+    p = workload.params
+    rows, length = rows_of(p)
     size, whole = rows * length, length // sums * sums
     epsilon, centred, has_bias = f32(p.epsilon), p.centred, p.bias
     element, widen, narrow, memory = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype), stack_memory(4 * sums)

@@ -9,7 +9,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.layer_norm import rows_of
+from schedsearch.ops.layer_norm import LayerNormParams, rows_of
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.groups import over_group
@@ -19,13 +19,14 @@ from schedsearch.workload import Workload
 SLOTS = 2  # of shared memory: one for the sums, one for the squares
 
 
-def rows_kernel(p: Workload, vector: int, lanes: int, threads: int) -> Callable[..., None]:
+def rows_kernel(workload: Workload[LayerNormParams], vector: int, lanes: int, threads: int) -> Callable[..., None]:
     """The kernel (x, scale, bias, y): `lanes` threads share a row.
 
     Thread t of a row has its vectors t, t + lanes, t + 2 lanes ... They stay in registers if there are few, and are read
     again for each pass otherwise. The variance is the mean square of distances from the mean, which loses no digits.
     """
-    rows, length = rows_of(p.params)
+    p = workload.params
+    rows, length = rows_of(p)
     element, words = dtype_of(p.dtype).nbytes, vectors.words_of(p.dtype, vector)
     parts, rows_of_block = -(-length // (vector * lanes)), threads // lanes
     stays = parts * vector <= MOST_HELD

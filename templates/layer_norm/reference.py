@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.ops.layer_norm import rows_of
+from schedsearch.ops.layer_norm import LayerNormParams, rows_of
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
 from schedsearch.templates.parts.reference import gather, reader, reference_source, sharer, writer
@@ -17,7 +17,7 @@ from schedsearch.workload import Workload
 _ERRORS = 8.0  # of a difference, a root, a division, two products and a sum
 
 
-class LayerNormReference(Reference):
+class LayerNormReference(Reference[LayerNormParams]):
     """Each item is a row.
 
     The sums' errors grow with the length of a row, which multiplies the magnitude: those of the mean by the mean of |x|,
@@ -25,15 +25,16 @@ class LayerNormReference(Reference):
     here.
     """
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
-        (rows, length), epsilon = rows_of(workload.params), workload.epsilon
+    def kernel(self, workload: Workload[LayerNormParams], target: Target) -> KernelSource:
+        p = workload.params
+        (rows, length), epsilon = rows_of(p), p.epsilon
         read, scales, write, items = (
-            reader(target, workload.dtype),
+            reader(target, p.dtype),
             reader(target, "float32"),
             writer(target),
             sharer(target),
         )
-        centred, has_bias = workload.centred, workload.bias
+        centred, has_bias = p.centred, p.bias
 
         def normalise(x: Any, scale: Any, bias: Any, y: Any, magnitude: Any, start: Any, stop: Any) -> None:
             for row in items(start, stop):
@@ -57,7 +58,7 @@ class LayerNormReference(Reference):
                     small = own + abs(addend) + abs(number * weight)
                     write(magnitude, first + i, own + abs(weight) * large + _ERRORS * small / length)
 
-        if workload.bias:
+        if p.bias:
             return reference_source(workload, target, normalise, items=rows)
 
         def without_bias(x: Any, scale: Any, y: Any, magnitude: Any, start: Any, stop: Any) -> None:
@@ -67,21 +68,22 @@ class LayerNormReference(Reference):
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[LayerNormParams],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,
         output: str = "y",
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        _, length = rows_of(workload.params)
+        p = workload.params
+        _, length = rows_of(p)
         arguments = {spec.name: spec for spec in workload.signature}
         flat = np.asarray(flat_indices, np.int64)
         rows, own = np.unique(flat // length, return_inverse=True)
         x = np.stack([gather(arrays, arguments["x"], row * length + np.arange(length)) for row in rows])
-        distance = x - x.mean(axis=1, keepdims=True) if workload.centred else x
-        normal = distance / np.sqrt((distance**2).mean(axis=1, keepdims=True) + workload.epsilon)
+        distance = x - x.mean(axis=1, keepdims=True) if p.centred else x
+        normal = distance / np.sqrt((distance**2).mean(axis=1, keepdims=True) + p.epsilon)
         column = flat % length
         found = normal[own, column] * gather(arrays, arguments["scale"], column)
-        if workload.bias:
+        if p.bias:
             found = found + gather(arrays, arguments["bias"], column)
         return np.asarray(found)

@@ -10,7 +10,7 @@ from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops import Layout
 from schedsearch.ops.dtypes import dtype
-from schedsearch.ops.layout_transform import sizes
+from schedsearch.ops.layout_transform import LayoutTransformParams, sizes
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -26,7 +26,7 @@ _MAX_TILES = 2**31 - 1
 _WORTHWHILE_BYTES = 4096  # of a tile of the default; shorter runs get longer tiles
 
 
-class LayoutTransformCpu(Template):
+class LayoutTransformCpu(Template[LayoutTransformParams]):
     """Any change of layout on a CPU."""
 
     name = "layout_transform_cpu"
@@ -34,12 +34,12 @@ class LayoutTransformCpu(Template):
     op = "layout_transform"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[LayoutTransformParams], target: Target) -> str | None:
         p = _permutation(workload)
         tiles = tile_count(p, _TILES[-1], _TILES[-1])
         return None if tiles <= _MAX_TILES else f"y has {tiles} tiles; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[LayoutTransformParams], target: Target) -> ConfigSpace:
         p = _permutation(workload)
         columns = _up_to(p.x_column.extent, p)
         rows = _up_to(p.y_run.extent, p)
@@ -53,7 +53,7 @@ class LayoutTransformCpu(Template):
             )
         )
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[LayoutTransformParams], target: Target, space: ConfigSpace) -> Config:
         """Tiles of 64 x 64 elements; longer ones where a run is short. All cores."""
         values = space.values
         p = _permutation(workload)
@@ -63,14 +63,14 @@ class LayoutTransformCpu(Template):
             columns, rows = values["tile_x"][0], _nearest(values["tile_y"], _WORTHWHILE_BYTES // p.element_bytes)
         return Config(tile_x=columns, tile_y=rows, inner="y", along="y", threads=values["threads"][-1])
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[LayoutTransformParams], target: Target, space: ConfigSpace) -> Config | None:
         """The loops over y in its order, on all cores, without tiles along x."""
         values = space.values
         return Config(
             tile_x=values["tile_x"][0], tile_y=values["tile_y"][-1], inner="y", along="y", threads=values["threads"][-1]
         )
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[LayoutTransformParams], target: Target, config: Config) -> KernelSource:
         p = _permutation(workload)
         function = transform_kernel(p, config["tile_x"], config["tile_y"], config["inner"] == "y", config["along"] == "y")
         items = tile_count(p, config["tile_x"], config["tile_y"])
@@ -109,9 +109,10 @@ def transform_kernel(p: Permutation, columns: int, rows: int, writes_neighbours:
     return transform
 
 
-def _permutation(workload: Workload) -> Permutation:
-    source, to = Layout.parse(workload.layout), Layout.parse(workload.to)
-    return Permutation.of(source, to, sizes(workload.params), dtype(workload.dtype).nbytes)
+def _permutation(workload: Workload[LayoutTransformParams]) -> Permutation:
+    p = workload.params
+    source, to = Layout.parse(p.layout), Layout.parse(p.to)
+    return Permutation.of(source, to, sizes(p), dtype(p.dtype).nbytes)
 
 
 def _up_to(extent: int, p: Permutation) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from schedsearch.ops import Layout
 from schedsearch.ops.dtypes import dtype
-from schedsearch.ops.layout_transform import sizes
+from schedsearch.ops.layout_transform import LayoutTransformParams, sizes
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
 from schedsearch.templates.parts.casts import i64
@@ -17,12 +17,12 @@ from schedsearch.templates.parts.reference import gather, reader, reference_sour
 from schedsearch.workload import Workload
 
 
-class LayoutTransformReference(Reference):
+class LayoutTransformReference(Reference[LayoutTransformParams]):
     """Each item is a position in y. Its dimensions give the index along every axis, and these the position in x."""
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
-        is_float = dtype(workload.dtype).is_float
-        read, items = reader(target, workload.dtype), sharer(target)
+    def kernel(self, workload: Workload[LayoutTransformParams], target: Target) -> KernelSource:
+        is_float = dtype(workload.params.dtype).is_float
+        read, items = reader(target, workload.params.dtype), sharer(target)
         write, zero = writer(target, "float64" if is_float else "int64"), 0.0 if is_float else 0
         source_of = _source_of(workload)
 
@@ -38,18 +38,18 @@ class LayoutTransformReference(Reference):
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[LayoutTransformParams],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,
         output: str = "y",
     ) -> np.ndarray[Any, np.dtype[Any]]:
         x, extents = workload.signature[0], sizes(workload.params)
-        index = _logical(Layout.parse(workload.to), workload.output.shape, np.asarray(flat_indices, np.int64))
+        index = _logical(Layout.parse(workload.params.to), workload.output.shape, np.asarray(flat_indices, np.int64))
         inside = np.all([index[axis] < extent for axis, extent in extents.items()], axis=0)
         clipped = {axis: np.minimum(index[axis], extent - 1) for axis, extent in extents.items()}
         values = np.where(inside, gather(arrays, x, Layout.parse(x.axes).offset(extents, clipped)), 0.0)
-        return values if dtype(workload.dtype).is_float else values.astype(np.int64)
+        return values if dtype(workload.params.dtype).is_float else values.astype(np.int64)
 
 
 def _logical(layout: Layout, shape: tuple[int, ...], flat: Any) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def _dimensions(layout: Layout) -> list[tuple[str, int]]:
     return [(axis, left[axis].pop(0)) for axis in (letter.upper() for letter in layout.dimensions)]
 
 
-def _source_of(workload: Workload) -> Callable[[Any], Any]:
+def _source_of(workload: Workload[LayoutTransformParams]) -> Callable[[Any], Any]:
     """`source_of(position in y)` for kernels: the position in x, or -1 in the padding."""
-    extents, to, source = sizes(workload.params), Layout.parse(workload.to), Layout.parse(workload.layout)
+    extents, to, source = sizes(workload.params), Layout.parse(workload.params.to), Layout.parse(workload.params.layout)
     find: Callable[[Any], Any] = _found
     for axis in to.axes:
         find = _then_axis(find, _index_along(to, workload.output.shape, axis), extents[axis], _offset(source, extents, axis))

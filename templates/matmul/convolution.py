@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedsearch.ops import ArgSpec
+from schedsearch.ops.conv2d import Conv2dParams
+from schedsearch.ops.products import MatrixProductParams
 from schedsearch.workload import Workload
 
 _LONGEST_ROW = 64  # pixels; the CPU's kernels share rows among threads
@@ -33,31 +35,31 @@ class Convolution:
         repeats_x: all images are the same one, which lies in memory once.
     """
 
-    workload: Workload
+    workload: Workload[Conv2dParams]
     own_weights: bool
     x: ArgSpec
     weight: ArgSpec
     repeats_x: bool
 
     @classmethod
-    def of(cls, product: Workload, *, rows: bool = False) -> Convolution:
+    def of(cls, product: Workload[MatrixProductParams], *, rows: bool = False) -> Convolution:
         """The convolution of a dense or batch_matmul workload.
 
         Args:
             rows: pixels are cut into rows of an image, where their number has a fitting divisor; otherwise they are one row.
         """
-        p, batch = product, product.params.get("b", 1)
-        x_layout, x_batch = p.params.get("x_layout", "MK"), p.params.get("x_batch", batch)
-        own_weights = batch > 1 and p.params.get("weight_batch", 1) == batch
+        p, batch = product.params, product.params.get("b", 1)
+        x_layout, x_batch = p.get("x_layout", "MK"), p.get("x_batch", batch)
+        own_weights = batch > 1 and p.get("weight_batch", 1) == batch
         folded = not own_weights and x_layout == "MK" and x_batch == batch
         images, pixels = (1, p.m * batch) if folded else (batch, p.m)
         w = _row(pixels) if rows else pixels
         h = pixels // w
-        workload = Workload(
+        workload: Workload[Conv2dParams] = Workload(
             "conv2d",
             {
                 "n": images, "h": h, "w": w, "c": p.k, "k": p.n, "r": 1, "s": 1,
-                **{key: p.params[key] for key in ("dtype", "weight_dtype", "out_dtype", "precision", "zero_points")},
+                **{key: p[key] for key in ("dtype", "weight_dtype", "out_dtype", "precision", "zero_points")},
                 "epilogue": p.epilogue,
             },
         )  # fmt: skip

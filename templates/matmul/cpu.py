@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from schedsearch.config import Config
+from schedsearch.ops.products import MatrixProductParams
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
@@ -25,7 +26,7 @@ _LEAST_PRODUCTS = 2**18  # of a thread: some 20 microseconds
 _FLOATS, _INTEGERS = cpu.Conv2dCpu(), cpu_int8.Conv2dCpuInt8()
 
 
-class _MatmulCpu(Template):
+class _MatmulCpu(Template[MatrixProductParams]):
     """A base of templates; `inner` is the template of the convolution whose space and kernels it takes."""
 
     op = "dense"
@@ -36,23 +37,23 @@ class _MatmulCpu(Template):
     def ops(self) -> tuple[str, ...]:
         return ("dense", "batch_matmul")
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[MatrixProductParams], target: Target) -> str | None:
         return self.inner.validate(Convolution.of(workload, rows=True).workload, target)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[MatrixProductParams], target: Target) -> ConfigSpace:
         product = Convolution.of(workload, rows=True)
         space = self.inner.space(product.workload, target)
         reads_in_place = product.x.axes == "NHWC" and not product.repeats_x
         return space if reads_in_place else space.restrict({"x_layout": ["packed"]})
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[MatrixProductParams], target: Target, space: ConfigSpace) -> Config:
         """The default of conv2d, with no more threads than have work for longer than it takes to wake them."""
         config = self.inner.default(Convolution.of(workload, rows=True).workload, target, space)
         counts = [int(count) for knob in space.knobs if knob.name == "threads" for count in knob.values]
         busy = max(count for count in counts if count == 1 or count * _LEAST_PRODUCTS <= workload.flops // 2)
         return Config({**config, "threads": busy})
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[MatrixProductParams], target: Target, space: ConfigSpace) -> Config | None:
         return self.inner.plain(Convolution.of(workload, rows=True).workload, target, space)
 
 
@@ -63,7 +64,7 @@ class MatmulCpu(_MatmulCpu):
     version = cpu.Conv2dCpu.version
     inner = _FLOATS
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[MatrixProductParams], target: Target, config: Config) -> KernelSource:
         product = Convolution.of(workload, rows=True)
         plan = dataclasses.replace(
             Plan.of(product.workload, config),
@@ -82,7 +83,7 @@ class MatmulCpuInt8(_MatmulCpu):
     version = cpu_int8.Conv2dCpuInt8.version
     inner = _INTEGERS
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[MatrixProductParams], target: Target, config: Config) -> KernelSource:
         product = Convolution.of(workload, rows=True)
         plan = dataclasses.replace(
             BytePlan.of(product.workload, config),

@@ -13,7 +13,9 @@ from abc import abstractmethod
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X
 from schedsearch.ops import ArgSpec, Layout
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.products import MatrixProductParams
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
@@ -34,7 +36,7 @@ X_ALL = "x_all"  # the workspace of a matrix of x for each product
 ROWS_OF = {"x": "MK", "weight": "NK"}  # the layouts of matrices that the kernels read
 
 
-class _MatmulCuda(Template):
+class _MatmulCuda(Template[MatrixProductParams]):
     """A base of templates; `inner` is the template of the convolution whose space and kernels it takes."""
 
     op = "dense"
@@ -50,32 +52,31 @@ class _MatmulCuda(Template):
     def source(self, product: Convolution, target: Target, config: Config) -> KernelSource:
         """The kernel over x in MK, one matrix for each product, and weight in NK."""
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[MatrixProductParams], target: Target) -> str | None:
+        p = workload.params
         product = Convolution.of(in_rows(workload))
         if reason := self.inner.validate(product.workload, target):
             return f"as {product.workload.label}: {reason}"
-        if product.own_weights and "x" in workload.zero_points and not self.subtracts_own:
+        if product.own_weights and "x" in p.zero_points and not self.subtracts_own:
             return "x has a zero point, and products have weights of their own; allowed: one of the two"
-        if product.workload.n * ceil_div(workload.m, LEAST_TILE) * ceil_div(workload.n, LEAST_TILE) > MAX_GRID_X:
-            return (
-                f"y has {product.workload.n} matrices of {workload.m} x {workload.n}; allowed: below 2**31 tiles of 16 x 16"
-            )
+        if product.workload.params.n * ceil_div(p.m, LEAST_TILE) * ceil_div(p.n, LEAST_TILE) > MAX_GRID_X:
+            return f"y has {product.workload.params.n} matrices of {p.m} x {p.n}; allowed: below 2**31 tiles of 16 x 16"
         return transposed_problem(workload, target)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[MatrixProductParams], target: Target) -> ConfigSpace:
         """The configurations for one of the products; all products have the same."""
         return self.inner.space(_one_product(Convolution.of(in_rows(workload))), target)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[MatrixProductParams], target: Target, space: ConfigSpace) -> Config:
         """The default of conv2d for one product on its share of the multiprocessors."""
         product = Convolution.of(in_rows(workload))
-        share = max(1, target.sms // product.workload.n) if product.own_weights else target.sms
+        share = max(1, target.sms // product.workload.params.n) if product.own_weights else target.sms
         return self.inner.default(_one_product(product), dataclasses.replace(target, sms=share), space)
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[MatrixProductParams], target: Target, space: ConfigSpace) -> Config | None:
         return self.inner.plain(_one_product(Convolution.of(in_rows(workload))), target, space)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[MatrixProductParams], target: Target, config: Config) -> KernelSource:
         product = Convolution.of(in_rows(workload))
         source = self.source(product, target, config)
         if product.repeats_x:
@@ -90,13 +91,13 @@ class MatmulWgmma(_MatmulCuda):
     version = Conv2dWgmma.version
     inner = _WGMMA = Conv2dWgmma()
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[MatrixProductParams], target: Target) -> ConfigSpace:
         """Row tiles of a cluster would share weights; those of products with their own do not."""
         product = Convolution.of(in_rows(workload))
         space = self._WGMMA.space(product.workload, target, _gemm(product))
         return space.restrict({"cluster_m": [1]}) if product.own_weights else space
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[MatrixProductParams], target: Target, space: ConfigSpace) -> Config:
         return self._WGMMA.default(Convolution.of(in_rows(workload)).workload, target, space)
 
     def source(self, product: Convolution, target: Target, config: Config) -> KernelSource:
@@ -132,7 +133,7 @@ class MatmulSimt(_MatmulCuda):
         return simt.source_of(product.workload, target, plan, config["blocks_per_sm"])
 
 
-def _one_product(product: Convolution) -> Workload:
+def _one_product(product: Convolution) -> Workload[Conv2dParams]:
     """The convolution of one product if each has weights of its own; otherwise that of all."""
     return product.workload.replace(n=1) if product.own_weights else product.workload
 
@@ -142,22 +143,22 @@ def _gemm(product: Convolution) -> Im2col:
     gemm = Im2col.of(product.workload)
     if not product.own_weights:
         return gemm
-    images = product.workload.n
+    images = product.workload.params.n
     return dataclasses.replace(gemm, images=images, image_rows=gemm.rows // images, own_weights=True)
 
 
-def in_rows(workload: Workload) -> Workload:
+def in_rows(workload: Workload[MatrixProductParams]) -> Workload[MatrixProductParams]:
     """The same product with x in MK and weight in NK."""
     layouts = {"x_layout": "MK", "weight_layout": "NK"}
     return workload.replace(**{name: layout for name, layout in layouts.items() if name in workload.params})
 
 
-def transposed(workload: Workload) -> list[ArgSpec]:
+def transposed(workload: Workload[MatrixProductParams]) -> list[ArgSpec]:
     """The factors that have to be transposed."""
     return [spec for spec in workload.signature[:2] if not spec.axes.endswith(ROWS_OF[spec.name])]
 
 
-def transposed_problem(workload: Workload, target: Target) -> str | None:
+def transposed_problem(workload: Workload[MatrixProductParams], target: Target) -> str | None:
     """Why a factor cannot be transposed, or None."""
     for spec in transposed(workload):
         if reason := _repack(spec, target).problem():
@@ -167,11 +168,11 @@ def transposed_problem(workload: Workload, target: Target) -> str | None:
 
 def after_repeating(product: Convolution, source: KernelSource) -> KernelSource:
     """The kernel of a matrix of x for each product, preceded by a step that copies the one that all products share."""
-    step, alignment = repeat_step("x", X_ALL, product.x.nbytes // product.workload.n, product.workload.n)
+    step, alignment = repeat_step("x", X_ALL, product.x.nbytes // product.workload.params.n, product.workload.params.n)
     return over_prepared(source, [Prepared("x", X_ALL, product.x.nbytes, step, alignment)])
 
 
-def after_transposing(workload: Workload, target: Target, source: KernelSource) -> KernelSource:
+def after_transposing(workload: Workload[MatrixProductParams], target: Target, source: KernelSource) -> KernelSource:
     """The kernel of `in_rows(workload)`, preceded by steps that transpose factors, as the kernel of the workload."""
     prepared = []
     for spec in transposed(workload):

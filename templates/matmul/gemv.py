@@ -20,8 +20,10 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X, Float32, Grid, Param, Pointer, Scalar
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.products import MatrixProductParams
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -44,7 +46,7 @@ COLUMNS, PARTS, GROUPS, UNROLLS = (1, 2, 4), (1, 2, 4, 8, 16), (1, 2, 4, 8), (1,
 SHAPED_BY = frozenset({"sums_count", "addresses"})  # see `KernelStep`
 
 
-class MatmulGemv(Template):
+class MatmulGemv(Template[MatrixProductParams]):
     """dense and batch_matmul with up to 8 rows of x; k in multiples of 16 bytes; fp16, bf16, fp32, int8 and uint8."""
 
     name = "matmul_gemv"
@@ -56,13 +58,13 @@ class MatmulGemv(Template):
     def ops(self) -> tuple[str, ...]:
         return ("dense", "batch_matmul")
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        w = workload
+    def validate(self, workload: Workload[MatrixProductParams], target: Target) -> str | None:
+        w = workload.params
         if w.dtype not in DTYPES:
             return f"dtype is {w.dtype}; allowed: {', '.join(DTYPES)}"
         if target.compute_capability < LEAST_CAPABILITY:
             return "needs compute capability 7.0 or later, {} has {}.{}".format(target.name, *target.compute_capability)
-        sizes = Sizes.of(w)
+        sizes = Sizes.of(workload)
         if sizes.rows > MAX_ROWS:
             return f"{sizes.rows} rows of x for each weight; allowed: up to {MAX_ROWS}; the other templates take more"
         if sizes.row_bytes % CHUNK_BYTES:
@@ -71,13 +73,13 @@ class MatmulGemv(Template):
             return (
                 f"x has {sizes.rows} rows of {sizes.row_bytes} bytes, y {sizes.matrices * w.n} columns; allowed: below 2**31"
             )
-        return transposed_problem(w, target) or epilogue_problem(
-            Convolution.of(in_rows(w)).workload,
+        return transposed_problem(workload, target) or epilogue_problem(
+            Convolution.of(in_rows(workload)).workload,
             dtypes=("float16", "bfloat16", "float32", "int32", "uint32", *BYTES),
             converting=CONVERTING,
         )
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[MatrixProductParams], target: Target) -> ConfigSpace:
         sizes = Sizes.of(workload)
         knobs = (
             Knob("columns", COLUMNS, "columns of y that a warp computes; more reuse each value of x, fewer make more warps"),
@@ -87,7 +89,7 @@ class MatmulGemv(Template):
         )
         constraints = (
             Constraint("columns of a block are less than twice those of y",
-                       lambda q: (q["columns"] * q["groups"] == 1) | (q["columns"] * q["groups"] < 2 * workload.n)),
+                       lambda q: (q["columns"] * q["groups"] == 1) | (q["columns"] * q["groups"] < 2 * workload.params.n)),
             Constraint("a step of all lanes is less than twice a row",
                        lambda q: (q["parts"] * q["unroll"] == 1) | (LANES * q["parts"] * q["unroll"] < 2 * sizes.chunks)),
             Constraint("a block has 1 to 32 warps", lambda q: q["parts"] * q["groups"] <= 32),
@@ -98,15 +100,15 @@ class MatmulGemv(Template):
         )  # fmt: skip
         return ConfigSpace(knobs, constraints, _derived(workload, sizes, target))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[MatrixProductParams], target: Target, space: ConfigSpace) -> Config:
         """The configuration with the least predicted time; of equals, that with the fewest warps that share columns."""
         return least_predicted(space, lambda q: (q["parts"], abs(q["threads"] - 128), q["unroll"]))
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[MatrixProductParams], target: Target, space: ConfigSpace) -> Config | None:
         """A warp for each column, one chunk at a time."""
         return Config(columns=1, parts=1, groups=1, unroll=1)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[MatrixProductParams], target: Target, config: Config) -> KernelSource:
         product = Convolution.of(in_rows(workload)).workload
         plan, epilogue = Plan.of(workload, config), Epilogue(product, capability=target.compute_capability)
         step = KernelStep(
@@ -144,15 +146,16 @@ class Sizes:
     weight_step: int
 
     @classmethod
-    def of(cls, workload: Workload) -> Sizes:
+    def of(cls, workload: Workload[MatrixProductParams]) -> Sizes:
         """
         >>> Sizes.of(Workload("batch_matmul", dict(b=4, m=1, n=128, k=64, x_batch=1)))
         Sizes(matrices=4, rows=1, row_bytes=128, x_step=0, weight_step=16384)
         """
+        p = workload.params
         product = Convolution.of(in_rows(workload))
-        images, rows, row_bytes = product.workload.n, product.workload.w, workload.k * dtype_of(workload.dtype).nbytes
+        images, rows, row_bytes = product.workload.params.n, product.workload.w, p.k * dtype_of(p.dtype).nbytes
         x_step = 0 if product.repeats_x else rows * row_bytes
-        return cls(images, rows, row_bytes, x_step, workload.n * row_bytes if product.own_weights else 0)
+        return cls(images, rows, row_bytes, x_step, p.n * row_bytes if product.own_weights else 0)
 
     @property
     def chunks(self) -> int:
@@ -165,9 +168,10 @@ _BYTES_PER_CYCLE, _L1_BYTES_PER_CYCLE, _LATENCY_CYCLES = 18.0, 128.0, 1200.0
 _SCHEDULERS, _MAX_WARPS, _LAUNCH_CYCLES = 4, 64, 2000.0
 
 
-def _derived(workload: Workload, sizes: Sizes, target: Target) -> dict[str, Callable[[Columns], Any]]:
-    rows, numbers = sizes.rows, CHUNK_BYTES // dtype_of(workload.dtype).nbytes
-    adds = len(workload.zero_points)
+def _derived(workload: Workload[MatrixProductParams], sizes: Sizes, target: Target) -> dict[str, Callable[[Columns], Any]]:
+    p = workload.params
+    rows, numbers = sizes.rows, CHUNK_BYTES // dtype_of(p.dtype).nbytes
+    adds = len(p.zero_points)
 
     def registers(q: Columns) -> Any:
         """An estimate: chunks on their way, sums, addresses, and all else."""
@@ -175,7 +179,7 @@ def _derived(workload: Workload, sizes: Sizes, target: Target) -> dict[str, Call
 
     def predicted_cycles(q: Columns) -> Any:
         """The time of a multiprocessor: its bytes from memory, its loads of x from L1, or its instructions."""
-        warps = sizes.matrices * -(-workload.n // q["columns"]) * q["parts"]
+        warps = sizes.matrices * -(-p.n // q["columns"]) * q["parts"]
         at_once = np.minimum(_MAX_WARPS, target.registers_per_sm // (LANES * q["registers"]))
         resident = np.minimum(np.maximum(warps / target.sms, 1), at_once)
         steps = -(-sizes.chunks // (LANES * q["parts"] * q["unroll"]))
@@ -184,7 +188,7 @@ def _derived(workload: Workload, sizes: Sizes, target: Target) -> dict[str, Call
         speed = np.minimum(_BYTES_PER_CYCLE, on_their_way / _LATENCY_CYCLES)
         memory = chunks * q["columns"] * LANES * CHUNK_BYTES / speed
         from_l1 = chunks * rows * LANES * CHUNK_BYTES / _L1_BYTES_PER_CYCLE
-        of_chunk = rows * q["columns"] * (4 if workload.dtype in INTEGERS else numbers)
+        of_chunk = rows * q["columns"] * (4 if p.dtype in INTEGERS else numbers)
         of_chunk = of_chunk + (rows + q["columns"]) * (2 * numbers if numbers == 8 else 4)
         end = -(-warps // target.sms) * 10 * rows * q["columns"]
         issue = (chunks * of_chunk + end) / _SCHEDULERS
@@ -193,7 +197,7 @@ def _derived(workload: Workload, sizes: Sizes, target: Target) -> dict[str, Call
     return {
         "threads": lambda q: LANES * q["parts"] * q["groups"],
         "registers": registers,
-        "blocks": lambda q: sizes.matrices * -(-workload.n // (q["columns"] * q["groups"])),
+        "blocks": lambda q: sizes.matrices * -(-p.n // (q["columns"] * q["groups"])),
         "warps_per_sm": lambda q: q["blocks"] * q["parts"] * q["groups"] / target.sms,
         "predicted_cycles": predicted_cycles,
     }
@@ -218,8 +222,8 @@ class Plan:
     n: int
 
     @classmethod
-    def of(cls, workload: Workload, config: Mapping[str, Any]) -> Plan:
-        w, sizes = workload, Sizes.of(workload)
+    def of(cls, workload: Workload[MatrixProductParams], config: Mapping[str, Any]) -> Plan:
+        w, sizes = workload.params, Sizes.of(workload)
         zero = w.zero_points
         products = RowProducts(w.dtype, w.weight_dtype, sizes.rows, config["columns"], "x" in zero, "weight" in zero)
         return cls(sizes, products, config["parts"], config["groups"], config["unroll"], w.n)
@@ -249,7 +253,9 @@ class Plan:
         return 4 * self.warps * self.products.sums
 
 
-def build_kernel(product: Workload, plan: Plan, epilogue: Epilogue, capability: tuple[int, int]) -> Callable[..., None]:
+def build_kernel(
+    product: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, capability: tuple[int, int]
+) -> Callable[..., None]:
     """The kernel (x, weight, y, x_zero_point, weight_zero_point, *epilogue.params); addresses are u64, zero points f32."""
     sizes, products = plan.sizes, plan.products
     rows, columns, n, parts, chunks = sizes.rows, products.columns, plan.n, plan.parts, sizes.chunks
@@ -262,8 +268,8 @@ def build_kernel(product: Workload, plan: Plan, epilogue: Epilogue, capability: 
     sum_type = i32 if products.integer else f32
     accumulate, add_lanes = products.accumulate(plan.unroll, distance, row_bytes), products.add_lanes()
     keep, total_of = products.keep(), sum_of_parts(plan)
-    out_bytes, single = dtype_of(product.out_dtype).nbytes, epilogue.single
-    store = simt.store_global(1, product.out_dtype, epilogue.accumulator, capability)
+    out_bytes, single = dtype_of(product.params.out_dtype).nbytes, epilogue.single
+    store = simt.store_global(1, product.params.out_dtype, epilogue.accumulator, capability)
 
     def kernel(x: Any, weight: Any, y: Any, x_zero_point: Any, weight_zero_point: Any, *operands: Any) -> None:
         shared = shared_base()
@@ -345,6 +351,6 @@ def sum_of_parts(plan: Plan) -> Callable[..., Any]:
     return of_integers if of_x or of_weight else of_floats
 
 
-def _zero_point(name: str, workload: Workload) -> Param:
+def _zero_point(name: str, workload: Workload[MatrixProductParams]) -> Param:
     """The zero point of a factor; 0 if the workload does not have it."""
-    return Scalar(f"{name}_zero_point") if name in workload.zero_points else Float32(0.0)
+    return Scalar(f"{name}_zero_point") if name in workload.params.zero_points else Float32(0.0)

@@ -15,6 +15,7 @@ import numpy as np
 from schedsearch.backend.access import access
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
+from schedsearch.ops.products import MatrixProductParams
 from schedsearch.target import Target
 from schedsearch.template import KernelSource
 from schedsearch.templates.parts.casts import f64, i64
@@ -61,32 +62,35 @@ class Strides:
         return cls(matrix if factor.shape[0] > 1 else 0, row, depth)
 
 
-class MatmulReference(SumReference):
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
+class MatmulReference(SumReference[MatrixProductParams]):
+    def kernel(self, workload: Workload[MatrixProductParams], target: Target) -> KernelSource:
         y = workload.output
-        items = y.size // workload.n * math.ceil(workload.n / _COLUMNS)
+        items = y.size // workload.params.n * math.ceil(workload.params.n / _COLUMNS)
         return reference_source(workload, target, _kernel(workload, target), items, operands=stage_operands(workload))
 
-    def sums(self, workload: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
-        p = workload
+    def sums(
+        self, workload: Workload[MatrixProductParams], arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any
+    ) -> Any:
+        p = workload.params
         matrix, row, column = flat // (p.n * p.m), flat // p.n % p.m, flat % p.n
         depth = np.arange(p.k)
         products = []
-        for spec, along in zip(p.signature, (row, column)):
+        for spec, along in zip(workload.signature, (row, column)):
             strides = Strides.of(spec)
             at = (matrix * strides.matrix + along * strides.row)[:, None] + depth * strides.depth
             products.append(gather(arrays, spec, at) - scalars.get(f"{spec.name}_zero_point", 0.0))
-        return apply_stages(p, np.einsum("pk,pk->p", *products), arrays, scalars, column, flat)
+        return apply_stages(workload, np.einsum("pk,pk->p", *products), arrays, scalars, column, flat)
 
 
-def _kernel(p: Workload, target: Target) -> Callable[..., None]:
+def _kernel(workload: Workload[MatrixProductParams], target: Target) -> Callable[..., None]:
     """f(x, weight, y, magnitude, operands of the epilogue, start, stop) for addresses, float32s, and a range of items."""
+    p = workload.params
     load, load_weight = access(target.kind).load(p.dtype), access(target.kind).load(p.weight_dtype)
-    integers, rounded = not dtype(p.dtype).is_float, is_float(p.output)
+    integers, rounded = not dtype(p.dtype).is_float, is_float(workload.output)
     zero = 0 if integers else 0.0
     write, items = truth_writer(target, rounded), sharer(target)
-    finish, zero_points = stages_function(p, target), zero_points_function(p)
-    x_at, w_at = (Strides.of(spec) for spec in p.signature[:2])
+    finish, zero_points = stages_function(workload, target), zero_points_function(workload)
+    x_at, w_at = (Strides.of(spec) for spec in workload.signature[:2])
     x_bytes, w_bytes = dtype(p.dtype).nbytes, dtype(p.weight_dtype).nbytes
     x_matrix, x_row, x_step = (x_bytes * stride for stride in (x_at.matrix, x_at.row, x_at.depth))
     w_matrix, w_row, w_step = (w_bytes * stride for stride in (w_at.matrix, w_at.row, w_at.depth))

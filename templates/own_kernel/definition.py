@@ -12,7 +12,7 @@ import numpy as np
 from schedsearch.backend.code_identity import code_digest
 from schedsearch.backend.shipping import pack, unpack
 from schedsearch.errors import UsageError
-from schedsearch.ops.own_kernel import OWN_KERNEL, Hints, arguments_of
+from schedsearch.ops.own_kernel import OWN_KERNEL, Hints, OwnKernelParams, arguments_of
 from schedsearch.space import Columns, Constraint, Knob
 from schedsearch.templates.own_kernel.launches import (
     ArrayShape,
@@ -124,7 +124,7 @@ class Definition:
             return self.formulations[0]
         return next(each for each in self.formulations if each.name == config[FORMULATION])
 
-    def plan(self, workload: Workload, config: Mapping[str, Any]) -> Planned:
+    def plan(self, workload: Workload[OwnKernelParams], config: Mapping[str, Any]) -> Planned:
         """What a configuration launches.
 
         Raises:
@@ -157,7 +157,7 @@ class Definition:
             return lambda holds: holds
         return lambda holds: lambda columns: (columns[FORMULATION] != formulation.name) | holds(columns)
 
-    def hints(self, params: Mapping[str, Any]) -> Hints:
+    def hints(self, params: OwnKernelParams) -> Hints:
         """What the definition knows about a workload, given by its parameters."""
         known = {**shapes_of(arguments_of(params)), **self.scalars}
         reduction = evaluate("reduction", self.reduction, known)
@@ -228,22 +228,23 @@ def find(code: str) -> Definition | None:
     return DEFINITIONS.get(code)
 
 
-def definition_of(workload: Workload) -> Definition:
+def definition_of(workload: Workload[OwnKernelParams]) -> Definition:
     """Raises UsageError if this process does not know the kernel's source."""
-    found = find(workload.code)
+    found = find(workload.params.code)
     if found is None:
         raise UsageError(unknown(workload))
     return found
 
 
-def unknown(workload: Workload) -> str:
+def unknown(workload: Workload[OwnKernelParams]) -> str:
     return (
-        f"the source of {workload.kernel} (code {workload.code}) is not known in this process; import the module that "
+        f"the source of {workload.params.kernel} (code {workload.params.code}) is not known in this process; import "
+        "the module that "
         "defines it. If it was edited since, tune it again"
     )
 
 
-def _hints(params: Mapping[str, Any]) -> Hints:
+def _hints(params: OwnKernelParams) -> Hints:
     found = find(params["code"])
     return Hints() if found is None else found.hints(params)
 

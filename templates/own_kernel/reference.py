@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.own_kernel import Argument, arguments_of
+from schedsearch.ops.own_kernel import Argument, OwnKernelParams, arguments_of
 from schedsearch.target import Target
 from schedsearch.template import Config, KernelSource, Reference
 from schedsearch.templates.own_kernel.definition import definition_of
@@ -16,19 +16,19 @@ from schedsearch.templates.own_kernel.templates import OwnKernelCpu, OwnKernelCu
 from schedsearch.workload import Workload
 
 
-class OwnKernelReference(Reference):
+class OwnKernelReference(Reference[OwnKernelParams]):
     """Answers with whole arrays. A kernel without a reference of its own has no truth about single elements."""
 
     pointwise: ClassVar[bool] = False
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
+    def kernel(self, workload: Workload[OwnKernelParams], target: Target) -> KernelSource:
         """The default configuration, which writes outputs in their own formats."""
         template = OwnKernelCuda() if target.kind == "cuda" else OwnKernelCpu()
         return template.kernel(workload, target, Config(definition_of(workload).default))
 
     def truths(
         self,
-        workload: Workload,
+        workload: Workload[OwnKernelParams],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         run: Callable[[KernelSource], Mapping[str, Any]],
@@ -49,7 +49,12 @@ class OwnKernelReference(Reference):
         return {each.buffer: _in_memory_order(each, result) for each, result in zip(outputs, results)}
 
     def points(
-        self, workload: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat_indices: Any, output: str
+        self,
+        workload: Workload[OwnKernelParams],
+        arrays: Mapping[str, Any],
+        scalars: Mapping[str, float],
+        flat_indices: Any,
+        output: str,
     ) -> Any:
         raise NotImplementedError("truths() gives whole arrays")
 

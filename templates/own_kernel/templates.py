@@ -12,7 +12,7 @@ from schedsearch.errors import UsageError
 from schedsearch.launch import MAX_BLOCK_THREADS, NumbaArray, Number, Param, Scalar
 from schedsearch.launch import Literal as Constant
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.own_kernel import Argument, arguments_of
+from schedsearch.ops.own_kernel import Argument, OwnKernelParams, arguments_of
 from schedsearch.template import Config, ConfigSpace, Constraint, Grid, KernelSource, KernelStep, Knob, Target, Template
 from schedsearch.templates.own_kernel.definition import (
     FORMULATION,
@@ -31,11 +31,11 @@ _CPU_FLOATS = ("float32", "float64")
 _CLUSTERS_SINCE = (9, 0)  # compute capability
 
 
-class _OwnKernel(Template):
+class _OwnKernel(Template[OwnKernelParams]):
     op: ClassVar[str] = "own_kernel"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
-        definition = find(workload.code)
+    def validate(self, workload: Workload[OwnKernelParams], target: Target) -> str | None:
+        definition = find(workload.params.code)
         if definition is None:
             return unknown(workload)
         try:
@@ -44,17 +44,17 @@ class _OwnKernel(Template):
             return f"with the default configuration {dict(definition.default)}, {error}"
         return _unfit(planned, target)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[OwnKernelParams], target: Target) -> ConfigSpace:
         definition = definition_of(workload)
         knobs = [Knob(name, values, f"of {definition.name}") for name, values in definition.knobs.items()]
         return ConfigSpace(knobs, [*definition.constraints(), _launchable(definition, workload, target)])
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[OwnKernelParams], target: Target, space: ConfigSpace) -> Config:
         return Config(definition_of(workload).default)
 
-    def reuse(self, workload: Workload) -> Literal["never", "verified", "trusted"]:
+    def reuse(self, workload: Workload[OwnKernelParams]) -> Literal["never", "verified", "trusted"]:
         """Shapes and strides reach a kernel at run time."""
-        definition = find(workload.code)
+        definition = find(workload.params.code)
         if definition is None:
             return "never"
         return "trusted" if definition.verified_once else "verified"
@@ -66,7 +66,7 @@ class OwnKernelCuda(_OwnKernel):
     name: ClassVar[str] = "own_kernel_cuda"
     kind = "cuda"
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[OwnKernelParams], target: Target, config: Config) -> KernelSource:
         from schedsearch.templates.own_kernel.copies import copy_on_gpu
 
         definition, arguments = definition_of(workload), arguments_of(workload.params)
@@ -99,7 +99,7 @@ class OwnKernelCpu(_OwnKernel):
     name: ClassVar[str] = "own_kernel_cpu"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[OwnKernelParams], target: Target) -> str | None:
         problem = super().validate(workload, target)
         if problem is not None:
             return problem
@@ -112,7 +112,7 @@ class OwnKernelCpu(_OwnKernel):
                 )
         return self._refusal(definition, definition.formulations[0])
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[OwnKernelParams], target: Target) -> ConfigSpace:
         definition, whole = definition_of(workload), super().space(workload, target)
         refused = [each.name for each in definition.formulations if self._refusal(definition, each)]
         if not refused:
@@ -138,7 +138,7 @@ class OwnKernelCpu(_OwnKernel):
                 )
         return None
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[OwnKernelParams], target: Target, config: Config) -> KernelSource:
         from schedsearch.backend.grid_walk import walked
         from schedsearch.templates.own_kernel.copies import copy_on_cpu
 
@@ -191,7 +191,7 @@ def _param(argument: Argument) -> Param:
     return NumbaArray(argument.buffer, argument.dtype, argument.shape, tuple(itemsize * each for each in argument.strides))
 
 
-def _launchable(definition: Definition, workload: Workload, target: Target) -> Constraint:
+def _launchable(definition: Definition, workload: Workload[OwnKernelParams], target: Target) -> Constraint:
     """The rule that a device can run the launches. Errors of the user's functions count as illegal."""
     names = tuple(definition.knobs)
 

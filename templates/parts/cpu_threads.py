@@ -9,6 +9,7 @@ from schedsearch.config import Config
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import Template
+from schedsearch.template.contract import P
 from schedsearch.workload import Workload
 
 
@@ -18,7 +19,7 @@ def threads_knob(target: Target, shared: str = "work items") -> Knob:
     return Knob("threads", threads, f"threads that share the {shared}")
 
 
-class SharedByThreads(Template):
+class SharedByThreads(Template[P]):
     """A base of CPU templates whose only knob is `threads`. The default gives each of them `least` items or more."""
 
     kind = "cpu"
@@ -26,15 +27,15 @@ class SharedByThreads(Template):
     shared: ClassVar[str] = "elements"
 
     @abstractmethod
-    def items(self, workload: Workload) -> int:
+    def items(self, workload: Workload[P]) -> int:
         """How many items the threads share."""
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[P], target: Target) -> str | None:
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[P], target: Target) -> ConfigSpace:
         return ConfigSpace((threads_knob(target, self.shared),))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[P], target: Target, space: ConfigSpace) -> Config:
         wanted = max(1, self.items(workload) // self.least)
         return Config(threads=max(n for n in space.values["threads"] if n == 1 or n <= wanted))

@@ -12,6 +12,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import Template
+from schedsearch.template.contract import P
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.workload import Workload
 
@@ -22,31 +23,31 @@ LONGEST_HELD = LANES[-1] * MOST_HELD
 BUSY_THREADS = 1024  # of a multiprocessor
 
 
-class RowsTemplate(Template):
+class RowsTemplate(Template[P]):
     """`lanes` threads share a row, by accesses of `vector` elements. Short rows stay in their registers."""
 
     kind = "cuda"
     lanes_doc: ClassVar[str] = "threads that share a row"
 
     @abstractmethod
-    def rows(self, workload: Workload) -> tuple[int, int]:
+    def rows(self, workload: Workload[P]) -> tuple[int, int]:
         """(how many rows, numbers of each)."""
 
-    def contiguous(self, workload: Workload) -> int:
+    def contiguous(self, workload: Workload[P]) -> int:
         """Neighbouring elements, which accesses divide."""
         return self.rows(workload)[1]
 
-    def stays(self, workload: Workload) -> bool:
+    def stays(self, workload: Workload[P]) -> bool:
         """Whether rows must stay in registers."""
         return self.rows(workload)[1] <= LONGEST_HELD
 
-    def wanted_lanes(self, workload: Workload, target: Target, vector: int) -> int:
+    def wanted_lanes(self, workload: Workload[P], target: Target, vector: int) -> int:
         """One access for each thread of a row, or two if there are many rows."""
         rows, length = self.rows(workload)
         many = rows * -(-length // vector) >= 4 * target.sms * BUSY_THREADS
         return -(-length // (vector * (2 if many else 1)))
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[P], target: Target) -> str | None:
         if problem := target.older_than(LEAST_CAPABILITY):
             return problem
         rows, length = self.rows(workload)
@@ -54,7 +55,7 @@ class RowsTemplate(Template):
             return f"x has {rows} rows of {length} numbers; allowed: less than 2**31 of each"
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[P], target: Target) -> ConfigSpace:
         _, length = self.rows(workload)
         widest = math.gcd(self.contiguous(workload), MOST_BYTES // dtype_of(workload.dtype).nbytes)
         knobs = (
@@ -68,7 +69,7 @@ class RowsTemplate(Template):
         rules.append(Constraint(f"a thread keeps at most {MOST_HELD} numbers of a row", lambda k: k["held"] <= MOST_HELD))
         return ConfigSpace(knobs, rules, {"held": lambda k: -(-length // (k["vector"] * k["lanes"])) * k["vector"]})
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[P], target: Target, space: ConfigSpace) -> Config:
         """The widest accesses, and as many threads for a row as `wanted_lanes` says."""
         rows, length = self.rows(workload)
         values = space.values

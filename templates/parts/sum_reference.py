@@ -11,21 +11,22 @@ import numpy as np
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
 from schedsearch.template import Reference
+from schedsearch.template.contract import P
 from schedsearch.workload import Workload
 
 _PRODUCTS = 1 << 22  # that `points` holds at once
 
 
-class SumReference(Reference):
+class SumReference(Reference[P]):
     """The magnitude is the sum of |x| |weight| after the epilogue of `schedsearch.templates.parts.reference`."""
 
     @abstractmethod
-    def sums(self, workload: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
+    def sums(self, workload: Workload[P], arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
         """`points` of a few indices (int64): float64, not yet as integers. `scalars` holds all of them."""
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[P],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,

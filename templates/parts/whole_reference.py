@@ -13,6 +13,7 @@ from schedsearch.ops.bounded import in_use
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
+from schedsearch.template.contract import P
 from schedsearch.workload import Workload
 
 # As in `measure.compare`.
@@ -21,18 +22,18 @@ UNDEFINED = {"float64": math.nan, "int64": -(2**63)}
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class WholeReference(Reference):
+class WholeReference(Reference[P]):
     """Subclasses implement `compute`. Elements of bounded outputs that are not in use have no truth."""
 
     pointwise: ClassVar[bool] = False
 
     @abstractmethod
-    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+    def compute(self, workload: Workload[P], arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Output -> numbers. A bounded output has the extents in use; the arrays with extents may be left out."""
 
     def truths(
         self,
-        workload: Workload,
+        workload: Workload[P],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         run: Callable[[KernelSource], Mapping[str, Any]],
@@ -50,12 +51,12 @@ class WholeReference(Reference):
             found[spec.name] = whole
         return found
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
+    def kernel(self, workload: Workload[P], target: Target) -> KernelSource:
         raise NotImplementedError("truths() computes whole arrays")
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[P],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,

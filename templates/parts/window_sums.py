@@ -25,7 +25,7 @@ from numba import cuda
 
 from schedsearch.backend.ops import device_op
 from schedsearch.launch import Float32, Grid, Param, Pointer, Scalar
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
@@ -50,17 +50,17 @@ class WindowSums:
         workspaces: name -> bytes of the sums.
     """
 
-    workload: Workload
+    workload: Workload[Conv2dParams]
 
     @classmethod
-    def of(cls, workload: Workload) -> WindowSums | None:
+    def of(cls, workload: Workload[Conv2dParams]) -> WindowSums | None:
         """The sums, or None if the weight has no zero point."""
-        return cls(workload) if "weight" in workload.zero_points else None
+        return cls(workload) if "weight" in workload.params.zero_points else None
 
     @property
     def entries(self) -> int:
         out_h, out_w = CONV2D.output_hw(self.workload.params)
-        return int(self.workload.n * out_h * out_w * self.workload.groups)
+        return int(self.workload.params.n * out_h * out_w * self.workload.params.groups)
 
     @property
     def params(self) -> tuple[Pointer, ...]:
@@ -79,7 +79,7 @@ class WindowSums:
     def step(self) -> KernelStep:
         """The step that writes the sums. Lanes of a warp share a sum if channels are neighbours in memory; otherwise
         pixels are, and each thread has a sum of its own."""
-        zero: Param = Scalar("x_zero_point") if "x" in self.workload.zero_points else Float32(0.0)
+        zero: Param = Scalar("x_zero_point") if "x" in self.workload.params.zero_points else Float32(0.0)
         lanes = LANES if self.run > 1 else 1
         return KernelStep(
             _build_sums(self, lanes),
@@ -145,7 +145,7 @@ def no_window_correction(values: Any, columns: Any, rows: Any, pixel: Any, k: An
     """In the place of `WindowSums.correction` if the weight has no zero point."""
 
 
-def window_sums_problem(workload: Workload) -> str | None:
+def window_sums_problem(workload: Workload[Conv2dParams]) -> str | None:
     """Why the sums of a weight with a zero point cannot be corrected (one sentence), or None."""
     sums = WindowSums.of(workload)
     if sums and sums.entries > MAX_ENTRIES:

@@ -29,7 +29,7 @@ from numba import cuda
 
 from schedsearch.backend.ops import device_op, shared_base
 from schedsearch.launch import Grid, Pointer
-from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.layout import Layout
 from schedsearch.template import KernelStep
 from schedsearch.templates.parts import ptx
@@ -101,17 +101,17 @@ class ZeroPoint:
         alignments: name -> bytes to which the table is aligned.
     """
 
-    workload: Workload
+    workload: Workload[Conv2dParams]
     rows: AxisClasses
     columns: AxisClasses
 
     @classmethod
-    def of(cls, workload: Workload) -> ZeroPoint | None:
+    def of(cls, workload: Workload[Conv2dParams]) -> ZeroPoint | None:
         """The correction, or None if x has no zero point."""
-        if "x" not in workload.zero_points:
+        if "x" not in workload.params.zero_points:
             return None
-        w = workload
-        out = CONV2D.output_hw(w.params)
+        w = workload.params
+        out = CONV2D.output_hw(w)
         rows, columns = (
             AxisClasses.of(
                 size=size,
@@ -123,7 +123,7 @@ class ZeroPoint:
             )
             for axis, (size, taps) in enumerate(((w.h, w.r), (w.w, w.s)))
         )
-        return cls(w, rows, columns)
+        return cls(workload, rows, columns)
 
     @property
     def classes(self) -> int:
@@ -135,7 +135,7 @@ class ZeroPoint:
 
     @property
     def workspaces(self) -> dict[str, int]:
-        return {TABLE: 4 * self.classes * self.workload.k}
+        return {TABLE: 4 * self.classes * self.workload.params.k}
 
     @property
     def alignments(self) -> dict[str, int]:
@@ -200,7 +200,7 @@ class ZeroPoint:
         values, channels, rows, columns, position and k are as in `Epilogue.transposed`. (row, column) is the output pixel of
         the tile's first position.
         """
-        correct = correct_transposed(octets, tile, self.rows, self.columns, self.workload.k)
+        correct = correct_transposed(octets, tile, self.rows, self.columns, self.workload.params.k)
         table, scalar = epilogue.index(TABLE), epilogue.index(SCALAR)
 
         def correct_sums(
@@ -231,13 +231,14 @@ def no_transposed_correction(
     """In the place of `ZeroPoint.transposed_correction` if x has no zero point."""
 
 
-def zero_point_problem(workload: Workload, of_weight: bool = False) -> str | None:
+def zero_point_problem(workload: Workload[Conv2dParams], of_weight: bool = False) -> str | None:
     """Why a kernel that multiplies x and the weights as they are cannot correct its sums (one sentence), or None.
 
     Args:
         of_weight: the kernel corrects for a zero point of the weight too; see `window_sums`.
     """
-    if "weight" in workload.zero_points and not of_weight:
+    p = workload.params
+    if "weight" in p.zero_points and not of_weight:
         return (
             "weight has a zero point; allowed: a zero point of x, whose correction depends on the weights only; "
             "conv2d_wgmma, conv2d_mma and conv2d_simt take both"
@@ -247,10 +248,10 @@ def zero_point_problem(workload: Workload, of_weight: bool = False) -> str | Non
         return None
     if zero.classes > MAX_CLASSES:
         return f"the zero point of x has {zero.classes} classes of borders; allowed: up to {MAX_CLASSES}"
-    if workload.r * workload.s > MAX_TAPS:
-        return f"with a zero point of x, r * s is {workload.r * workload.s}; allowed: up to {MAX_TAPS}"
-    if zero.classes * workload.k > MAX_ENTRIES:
-        return f"the zero point of x needs a table of {zero.classes} x {workload.k}; allowed: up to {MAX_ENTRIES} entries"
+    if p.r * p.s > MAX_TAPS:
+        return f"with a zero point of x, r * s is {p.r * p.s}; allowed: up to {MAX_TAPS}"
+    if zero.classes * p.k > MAX_ENTRIES:
+        return f"the zero point of x needs a table of {zero.classes} x {p.k}; allowed: up to {MAX_ENTRIES} entries"
     return None
 
 
@@ -318,9 +319,9 @@ def _valid_taps(axis: AxisClasses) -> Callable[[Any], Any]:
     return span
 
 
-def _weight_runs(workload: Workload, layout: str) -> tuple[int, Callable[..., Any]]:
+def _weight_runs(workload: Workload[Conv2dParams], layout: str) -> tuple[int, Callable[..., Any]]:
     """Neighbouring channels that one load takes, 4 or 1; and `offset(k, tap, channel)` of an element in the weights."""
-    w = workload
+    w = workload.params
     sizes = {"O": w.k, "I": w.c // w.groups, "H": w.r, "W": w.s}
     strides = AxisStrides.of(Layout.parse(layout), sizes)
     along_k, along_channels = strides["O"].offset(), strides["I"].offset()

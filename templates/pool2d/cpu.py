@@ -11,6 +11,7 @@ from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops.images import planes_of
+from schedsearch.ops.pool2d import Pool2dParams
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -27,7 +28,7 @@ _MOST_NUMBERS = 4096  # of a work item, on the stack
 _MAX_ITEMS = 2**31 - 1
 
 
-class Pool2dCpu(Template):
+class Pool2dCpu(Template[Pool2dParams]):
     """A work item has some pixels of a row of y, and adds one pixel of their windows after the other."""
 
     name = "pool2d_cpu"
@@ -35,11 +36,11 @@ class Pool2dCpu(Template):
     op = "pool2d"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[Pool2dParams], target: Target) -> str | None:
         items = _items(workload, _CHANNELS[0], 1)
         return None if items <= _MAX_ITEMS else f"y has {items} parts; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Pool2dParams], target: Target) -> ConfigSpace:
         _, channels = planes_of(workload.params)
         columns = Axis.of(workload, 1).outputs
         blocks = _up_to(_CHANNELS, channels)
@@ -51,7 +52,7 @@ class Pool2dCpu(Template):
         )
         return ConfigSpace(knobs)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Pool2dParams], target: Target, space: ConfigSpace) -> Config:
         """Many channels; or many pixels where a pixel has few channels. All cores."""
         values = space.values
         channels = values["channels"][-1] if values["channels"][-1] <= 256 else 256
@@ -59,7 +60,7 @@ class Pool2dCpu(Template):
         columns = min(values["columns"], key=lambda n: abs(n - wanted))
         return Config(channels=channels, columns=columns, threads=values["threads"][-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Pool2dParams], target: Target, config: Config) -> KernelSource:
         block, width = config["channels"], config["columns"]
         items = _items(workload, block, width)
         step = KernelStep(
@@ -68,17 +69,18 @@ class Pool2dCpu(Template):
         return KernelSource("cpu", "native", (step,))
 
 
-def pool_kernel(p: Workload, block: int, width: int) -> Callable[..., None]:
+def pool_kernel(workload: Workload[Pool2dParams], block: int, width: int) -> Callable[..., None]:
     """The kernel (x, y, start, stop) over work items of `width` columns of a row and `block` channels."""
-    _, channels = planes_of(p.params)
-    rows, columns = Axis.of(p, 0), Axis.of(p, 1)
+    p = workload.params
+    _, channels = planes_of(p)
+    rows, columns = Axis.of(workload, 0), Axis.of(workload, 1)
     height, image_width, rows_out, across = rows.size, columns.size, rows.outputs, columns.outputs
     taps_h, taps_w, stride_h, stride_w = rows.taps, columns.taps, rows.stride, columns.stride
     step_h, step_w, top, left = rows.dilation, columns.dilation, rows.before, columns.before
     blocks, parts = math.ceil(channels / block), math.ceil(across / width)
     block = min(block, channels)
     whole, numbers, memory = channels % block == 0, block * width, stack_memory(4 * block * width)
-    x_size, y_size, stored = p.signature[0].size, p.output.whole, place_of(p.output)
+    x_size, y_size, stored = workload.signature[0].size, workload.output.whole, place_of(workload.output)
     element, widen, narrow = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype)
     combine, mean = _larger if p.mode == "max" else _added, p.mode == "average"
     first = f32(-math.inf if p.mode == "max" else 0.0)
@@ -127,7 +129,7 @@ def _added(a: Any, b: Any) -> Any:
     return a + b
 
 
-def _items(p: Workload, block: int, width: int) -> int:
+def _items(p: Workload[Pool2dParams], block: int, width: int) -> int:
     planes, channels = planes_of(p.params)
     columns = Axis.of(p, 1).outputs
     return planes * Axis.of(p, 0).outputs * math.ceil(columns / width) * math.ceil(channels / block)

@@ -9,6 +9,7 @@ from schedsearch.launch import Grid, Pointer
 from schedsearch.launch_rules import MAX_GRID_X
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import planes_of
+from schedsearch.ops.pool2d import Pool2dParams
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -29,7 +30,7 @@ _MOST_SPAN = 32  # columns of x of a thread, which the compiler unrolls
 _MOST_PIXELS = 64  # of x of a thread with several rows, for the same reason
 
 
-class Pool2dCuda(Template):
+class Pool2dCuda(Template[Pool2dParams]):
     """Threads with a vector of channels each, or several threads for each window."""
 
     name = "pool2d_cuda"
@@ -37,16 +38,17 @@ class Pool2dCuda(Template):
     op = "pool2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[Pool2dParams], target: Target) -> str | None:
         if problem := target.older_than(LEAST_CAPABILITY):
             return problem
         items = Pool.of(workload, 1).items(1)
         return None if items <= MAX_GRID_X else f"y has {items} elements; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        taps, pool = workload.r * workload.s, Pool.of(workload, 1)
-        extent = (workload.s - 1) * workload.dilation[1] + 1
-        spans = {tile: (tile - 1) * workload.stride[1] + extent for tile in TILES}
+    def space(self, workload: Workload[Pool2dParams], target: Target) -> ConfigSpace:
+        p = workload.params
+        taps, pool = p.r * p.s, Pool.of(workload, 1)
+        extent = (p.s - 1) * p.dilation[1] + 1
+        spans = {tile: (tile - 1) * p.stride[1] + extent for tile in TILES}
         tiles = tuple(n for n in TILES if n == 1 or (n <= pool.columns.outputs and spans[n] <= _MOST_SPAN))
         knobs = (
             Knob("vector", _vectors(workload), "channels of a thread, neighbours in memory"),
@@ -67,35 +69,34 @@ class Pool2dCuda(Template):
         )
         derived = {
             "shared_bytes": lambda k: (k["splits"] > 1) * (k["threads"] + k["threads"] // k["splits"]) * k["vector"] * 4,
-            "loaded": lambda k: (
-                ((k["rows"] - 1) * workload.stride[0] + workload.r) * ((k["tile"] - 1) * workload.stride[1] + extent)
-            ),
+            "loaded": lambda k: ((k["rows"] - 1) * p.stride[0] + p.r) * ((k["tile"] - 1) * p.stride[1] + extent),
         }
         return ConfigSpace(knobs, rules, derived)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Pool2dParams], target: Target, space: ConfigSpace) -> Config:
         """The widest loads. Threads share large windows until the device is busy; else they have two pixels where windows
         overlap, and as many rows where each row is part of three windows.
         """
+        p = workload.params
         values = space.values
         vector = values["vector"][-1]
-        busy, taps = target.sms * _BUSY_THREADS, workload.r * workload.s
+        busy, taps = target.sms * _BUSY_THREADS, p.r * p.s
         pool = Pool.of(workload, vector)
         wanted = SPLITS[-1] if pool.vectors == 1 else -(-busy // pool.items(1))  # neighbours in memory, side by side
         splits = max(n for n in values["splits"] if n == 1 or (n < 2 * wanted and 2 * n <= taps))
-        overlap = workload.s * workload.dilation[1] > workload.stride[1]
+        overlap = p.s * p.dilation[1] > p.stride[1]
         tile = 2 if splits == 1 and 2 in values["tile"] and overlap and pool.items(2) >= 2 * busy else 1
-        thrice = workload.r >= 3 * workload.stride[0]
+        thrice = p.r >= 3 * p.stride[0]
         rows = 2 if tile == 2 and 2 in values["rows"] and thrice and pool.items(2, 2) >= busy else 1
         most = 128 if rows > 1 else 256  # 96 registers of a thread: five blocks of 128 fit, or two of 256
         threads = most if pool.items(tile, rows) * splits >= 256 * 2 * target.sms else 64
         return Config(vector=vector, rows=rows, tile=tile, splits=splits, threads=max(threads, 2 * splits))
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[Pool2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """One element of y a thread."""
         return Config(vector=1, rows=1, tile=1, splits=1, threads=128)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Pool2dParams], target: Target, config: Config) -> KernelSource:
         pool, splits, threads = Pool.of(workload, config["vector"]), config["splits"], config["threads"]
         if splits > 1:
             function, blocks = shared_kernel(pool, splits, threads), -(-pool.items(1) // (threads // splits))
@@ -109,13 +110,13 @@ class Pool2dCuda(Template):
         return KernelSource("cuda", "native", (step,), alignments=dict.fromkeys(("x", "y"), alignment))
 
 
-def _rows(workload: Workload, pool: Pool) -> tuple[int, ...]:
+def _rows(workload: Workload[Pool2dParams], pool: Pool) -> tuple[int, ...]:
     """Rows of y of a thread: one where taps are apart, because the rows between them would be loaded, too."""
-    return tuple(n for n in ROWS if n == 1 or (n <= pool.rows.outputs and workload.dilation[0] == 1))
+    return tuple(n for n in ROWS if n == 1 or (n <= pool.rows.outputs and workload.params.dilation[0] == 1))
 
 
-def _vectors(workload: Workload) -> tuple[int, ...]:
+def _vectors(workload: Workload[Pool2dParams]) -> tuple[int, ...]:
     """Elements of an access of up to 16 bytes that divide a pixel, and the distance of pixels if y is a slice."""
     _, channels = planes_of(workload.params)
-    widest = math.gcd(channels, MOST_BYTES // dtype_of(workload.dtype).nbytes, *vector_limits(workload.output))
+    widest = math.gcd(channels, MOST_BYTES // dtype_of(workload.params.dtype).nbytes, *vector_limits(workload.output))
     return tuple(1 << i for i in range(widest.bit_length()))

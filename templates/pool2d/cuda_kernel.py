@@ -12,6 +12,7 @@ from numba import cuda
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import planes_of
+from schedsearch.ops.pool2d import Pool2dParams
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.slices import place_of
@@ -37,10 +38,10 @@ class Pool:
     y: ArgSpec
 
     @classmethod
-    def of(cls, p: Workload, vector: int) -> Pool:
+    def of(cls, p: Workload[Pool2dParams], vector: int) -> Pool:
         planes, channels = planes_of(p.params)
         rows, columns = Axis.of(p, 0), Axis.of(p, 1)
-        return cls(rows, columns, planes, channels, vector, p.dtype, p.mode == "max", p.output)
+        return cls(rows, columns, planes, channels, vector, p.params.dtype, p.params.mode == "max", p.output)
 
     @property
     def element_bytes(self) -> int:

@@ -16,6 +16,7 @@ from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X, Grid, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.pool2d import Pool2dParams
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -37,7 +38,7 @@ _MOST_PIXELS = 64  # of x of a strip with several rows, which the compiler unrol
 _STRIP_COST = 8  # of what a strip takes besides its pixels of x, in pixels
 
 
-class Pool2dPlanesCuda(Template):
+class Pool2dPlanesCuda(Template[Pool2dParams]):
     """Planes of pixels with one channel in shared memory; a thread has strips of a column of y."""
 
     name = "pool2d_planes_cuda"
@@ -45,21 +46,22 @@ class Pool2dPlanesCuda(Template):
     op = "pool2d"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[Pool2dParams], target: Target) -> str | None:
+        p = workload.params
         if target.compute_capability < LEAST_CAPABILITY:
             got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
             return f"compute capability is {got}; allowed: {least} and later"
         pool = Pool.of(workload, 1)
         if pool.channels != 1:
-            return f"layout is {workload.layout}; allowed: NCHW, whose planes are contiguous"
-        if (taps := workload.r * workload.s) > _MOST_TAPS:
+            return f"layout is {p.layout}; allowed: NCHW, whose planes are contiguous"
+        if (taps := p.r * p.s) > _MOST_TAPS:
             return f"windows have {taps} pixels; allowed: up to {_MOST_TAPS}"
         if (nbytes := _least(pool) * _plane_bytes(pool)) > min(_MOST_BYTES, target.shared_bytes_per_block - VECTOR_BYTES):
             return f"planes that fill whole vectors of {VECTOR_BYTES} bytes have {nbytes} bytes; allowed: {_MOST_BYTES}"
         items = max(pool.items(1), pool.planes)
         return None if items <= MAX_GRID_X else f"y has {items} elements; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[Pool2dParams], target: Target) -> ConfigSpace:
         pool = Pool.of(workload, 1)
         most = min(_MOST_BYTES, target.shared_bytes_per_block - VECTOR_BYTES)
         least, nbytes = _least(pool), _plane_bytes(pool)
@@ -82,7 +84,7 @@ class Pool2dPlanesCuda(Template):
         )
         return ConfigSpace(knobs, rules)
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[Pool2dParams], target: Target, space: ConfigSpace) -> Config:
         """Planes of up to 8 KiB while every multiprocessor has two blocks; the rows and threads that load the fewest pixels
         of x, also for strips that do not exist.
         """
@@ -96,11 +98,11 @@ class Pool2dPlanesCuda(Template):
         choices = [Config(planes=planes, rows=rows, threads=threads) for rows in values["rows"] for threads in THREADS[:5]]
         return min((each for each in choices if not space.check(each)), key=lambda each: _loaded(pool, each))
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[Pool2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """The fewest planes, one element of y at a time."""
         return Config(planes=space.knobs[0].values[0], rows=1, threads=THREADS[0])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[Pool2dParams], target: Target, config: Config) -> KernelSource:
         pool, planes, threads = Pool.of(workload, 1), config["planes"], config["threads"]
         step = KernelStep(
             planes_kernel(pool, planes, config["rows"], threads),

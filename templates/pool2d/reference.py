@@ -9,7 +9,7 @@ import numpy as np
 
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.images import planes_of
-from schedsearch.ops.pool2d import pooled_hw
+from schedsearch.ops.pool2d import Pool2dParams, pooled_hw
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
 from schedsearch.templates.parts.casts import i64
@@ -19,11 +19,11 @@ from schedsearch.workload import Workload
 _ERRORS = 2.0  # of an average, beside those of the sum: the quotient's
 
 
-class Pool2dReference(Reference):
+class Pool2dReference(Reference[Pool2dParams]):
     """Each item is an element of y. The magnitude is the average of the pixels' magnitudes."""
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
-        is_float = dtype(workload.dtype).is_float
+    def kernel(self, workload: Workload[Pool2dParams], target: Target) -> KernelSource:
+        is_float = dtype(workload.params.dtype).is_float
         items, write = sharer(target), writer(target, "float64" if is_float else "int64")
         largest, average = _largest(workload, target), _average(workload, target)
 
@@ -42,21 +42,21 @@ class Pool2dReference(Reference):
                 write(y, at, i64(half_to_even(average(x, at)[0])))
 
         function: Callable[..., None] = pool_max
-        if workload.mode == "average":
+        if workload.params.mode == "average":
             function = pool_average if is_float else pool_average_integers
         return reference_source(workload, target, function, workload.output.size)
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[Pool2dParams],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,
         output: str = "y",
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        p = workload
-        planes, channels = planes_of(p.params)
-        out_h, out_w = pooled_hw(p.params)
+        p = workload.params
+        planes, channels = planes_of(p)
+        out_h, out_w = pooled_hw(p)
         plane, row, column, channel = (
             each[:, None, None]
             for each in np.unravel_index(np.asarray(flat_indices, np.int64), (planes, out_h, out_w, channels))
@@ -65,7 +65,7 @@ class Pool2dReference(Reference):
         w = column * p.stride[1] - p.padding[1] + np.arange(p.s)[None, None, :] * p.dilation[1]
         inside = (h >= 0) & (h < p.h) & (w >= 0) & (w < p.w)
         clipped_h, clipped_w = np.clip(h, 0, p.h - 1), np.clip(w, 0, p.w - 1)
-        values = gather(arrays, p.signature[0], ((plane * p.h + clipped_h) * p.w + clipped_w) * channels + channel)
+        values = gather(arrays, workload.signature[0], ((plane * p.h + clipped_h) * p.w + clipped_w) * channels + channel)
         if p.mode == "max":
             found = np.max(np.where(inside, values, -np.inf), axis=(1, 2))
         else:
@@ -75,11 +75,12 @@ class Pool2dReference(Reference):
         return rounded
 
 
-def _window(p: Workload, target: Target) -> Callable[..., Any]:
+def _window(workload: Workload[Pool2dParams], target: Target) -> Callable[..., Any]:
     """`each(x, at, i, l) -> (value, inside, counted)` for kernels: a pixel of the window of element `at` of y."""
+    p = workload.params
     read = reader(target, p.dtype)
-    _, channels = planes_of(p.params)
-    out_h, out_w = pooled_hw(p.params)
+    _, channels = planes_of(p)
+    out_h, out_w = pooled_hw(p)
     height, width, (stride_h, stride_w), (dilation_h, dilation_w) = p.h, p.w, p.stride, p.dilation
     top, left, bottom, right = p.padding
     with_padding = p.count_include_pad
@@ -99,8 +100,9 @@ def _window(p: Workload, target: Target) -> Callable[..., Any]:
     return pixel
 
 
-def _largest(p: Workload, target: Target) -> Callable[[Any, Any], Any]:
-    pixel, kernel_h, kernel_w = _window(p, target), p.r, p.s
+def _largest(workload: Workload[Pool2dParams], target: Target) -> Callable[[Any, Any], Any]:
+    p = workload.params
+    pixel, kernel_h, kernel_w = _window(workload, target), p.r, p.s
     is_float = dtype(p.dtype).is_float
 
     def largest(x: Any, at: Any) -> Any:
@@ -118,8 +120,8 @@ def _largest(p: Workload, target: Target) -> Callable[[Any, Any], Any]:
     return largest if is_float else largest_integer
 
 
-def _average(p: Workload, target: Target) -> Callable[[Any, Any], Any]:
-    pixel, kernel_h, kernel_w = _window(p, target), p.r, p.s
+def _average(p: Workload[Pool2dParams], target: Target) -> Callable[[Any, Any], Any]:
+    pixel, kernel_h, kernel_w = _window(p, target), p.params.r, p.params.s
 
     def average(x: Any, at: Any) -> Any:
         total = bound = 0.0

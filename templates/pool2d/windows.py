@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from schedsearch.ops.pool2d import pooled_hw, reached_padding
+from schedsearch.ops.pool2d import Pool2dParams, pooled_hw, reached_padding
 from schedsearch.templates.parts.casts import i32
 from schedsearch.workload import Workload
 
@@ -33,12 +33,13 @@ class Axis:
     padded: bool
 
     @classmethod
-    def of(cls, p: Workload, axis: int) -> Axis:
+    def of(cls, workload: Workload[Pool2dParams], axis: int) -> Axis:
+        p = workload.params
         before, after = (p.padding[axis], p.padding[axis + 2]) if p.count_include_pad else (0, 0)
-        reached, size = reached_padding(p.params), (p.h, p.w)[axis]
+        reached, size = reached_padding(p), (p.h, p.w)[axis]
         return cls(
             size,
-            pooled_hw(p.params)[axis],
+            pooled_hw(p)[axis],
             (p.r, p.s)[axis],
             p.stride[axis],
             p.dilation[axis],

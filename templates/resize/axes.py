@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from schedsearch.ops.resize import Line, coordinate, nearest
+from schedsearch.ops.resize import Line, ResizeParams, coordinate, nearest
 from schedsearch.templates.parts.casts import f32, i32, u32, u64
 from schedsearch.workload import Workload
 
 
-def nearest_pixel(p: Workload, axis: int) -> Callable[[Any], Any]:
+def nearest_pixel(workload: Workload[ResizeParams], axis: int) -> Callable[[Any], Any]:
     """`pixel(position)`: the nearest pixel of x, int32."""
-    last, floor = (p.h, p.w)[axis] - 1, _floor(nearest(p.params, axis), (p.oh, p.ow)[axis])
+    p = workload.params
+    last, floor = (p.h, p.w)[axis] - 1, _floor(nearest(p, axis), (p.oh, p.ow)[axis])
 
     def pixel(position: Any) -> Any:
         whole, _ = floor(position)
@@ -21,9 +22,10 @@ def nearest_pixel(p: Workload, axis: int) -> Callable[[Any], Any]:
     return pixel
 
 
-def pixels_around(p: Workload, axis: int) -> Callable[[Any], Any]:
+def pixels_around(workload: Workload[ResizeParams], axis: int) -> Callable[[Any], Any]:
     """`around(position)`: the two pixels beside the coordinate, int32, and the weight of the second one, float32."""
-    line = coordinate(p.params, axis)
+    p = workload.params
+    line = coordinate(p, axis)
     last, floor, divisor = (p.h, p.w)[axis] - 1, _floor(line, (p.oh, p.ow)[axis]), f32(line.divisor)
 
     def around(position: Any) -> Any:

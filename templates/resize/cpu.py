@@ -8,7 +8,7 @@ from typing import Any
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
-from schedsearch.ops.resize import positions
+from schedsearch.ops.resize import ResizeParams, positions
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -22,7 +22,7 @@ from schedsearch.workload import Workload
 _MAX_ITEMS = 2**31 - 1
 
 
-class ResizeCpu(Template):
+class ResizeCpu(Template[ResizeParams]):
     """A work item is some rows of y."""
 
     name = "resize_cpu"
@@ -30,11 +30,11 @@ class ResizeCpu(Template):
     op = "resize"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[ResizeParams], target: Target) -> str | None:
         planes, rows, _, _ = positions(workload.params)
         return None if planes * rows <= _MAX_ITEMS else f"y has {planes * rows} rows; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[ResizeParams], target: Target) -> ConfigSpace:
         return ConfigSpace(
             (
                 Knob("rows", (1, 4, 16), "rows of y of a work item"),
@@ -42,26 +42,32 @@ class ResizeCpu(Template):
             )
         )
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[ResizeParams], target: Target, space: ConfigSpace) -> Config:
         """One row at a time, on all cores."""
         return Config(rows=1, threads=space.knobs[1].values[-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[ResizeParams], target: Target, config: Config) -> KernelSource:
         planes, rows, _, _ = positions(workload.params)
         items = -(-planes * rows // config["rows"])
-        build = nearest_kernel if workload.mode == "nearest" else linear_kernel
+        build = nearest_kernel if workload.params.mode == "nearest" else linear_kernel
         step = KernelStep(
             build(workload, config["rows"]), (Pointer("x"), Pointer("y")), Grid(items), min(config["threads"], items)
         )
         return KernelSource("cpu", "native", (step,))
 
 
-def nearest_kernel(p: Workload, together: int) -> Callable[..., None]:
+def nearest_kernel(workload: Workload[ResizeParams], together: int) -> Callable[..., None]:
     """The kernel (x, y, start, stop) over groups of `together` rows of all planes of y."""
-    planes, rows, out_w, channels = positions(p.params)
+    p = workload.params
+    planes, rows, out_w, channels = positions(p)
     height, width, all_rows, element = p.h, p.w, planes * rows, element_type(p.dtype)
-    place = place_of(p.output)
-    x_size, y_size, down, across = p.signature[0].size, p.output.whole, nearest_pixel(p, 0), nearest_pixel(p, 1)
+    place = place_of(workload.output)
+    x_size, y_size, down, across = (
+        workload.signature[0].size,
+        workload.output.whole,
+        nearest_pixel(workload, 0),
+        nearest_pixel(workload, 1),
+    )
 
     def copy(x: Any, y: Any, start: Any, stop: Any) -> None:
         source, out = as_array(x, (x_size,), element), as_array(y, (y_size,), element)
@@ -75,12 +81,18 @@ def nearest_kernel(p: Workload, together: int) -> Callable[..., None]:
     return copy
 
 
-def linear_kernel(p: Workload, together: int) -> Callable[..., None]:
+def linear_kernel(workload: Workload[ResizeParams], together: int) -> Callable[..., None]:
     """The same, between four pixels."""
-    planes, rows, out_w, channels = positions(p.params)
+    p = workload.params
+    planes, rows, out_w, channels = positions(p)
     height, width, all_rows, element = p.h, p.w, planes * rows, element_type(p.dtype)
-    place = place_of(p.output)
-    x_size, y_size, down, across = p.signature[0].size, p.output.whole, pixels_around(p, 0), pixels_around(p, 1)
+    place = place_of(workload.output)
+    x_size, y_size, down, across = (
+        workload.signature[0].size,
+        workload.output.whole,
+        pixels_around(workload, 0),
+        pixels_around(workload, 1),
+    )
     widen, narrow = widened(p.dtype), narrowed(p.dtype)
 
     def interpolate(x: Any, y: Any, start: Any, stop: Any) -> None:

@@ -13,7 +13,7 @@ from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.launch_rules import MAX_GRID_X
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.resize import positions
+from schedsearch.ops.resize import ResizeParams, positions
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -30,7 +30,7 @@ TILES = (1, 2, 4, 8, 16)
 _MOST_NUMBERS = 32  # of a thread
 
 
-class ResizeCuda(Template):
+class ResizeCuda(Template[ResizeParams]):
     """A thread has a vector of channels of neighbouring pixels of y."""
 
     name = "resize_cuda"
@@ -38,15 +38,15 @@ class ResizeCuda(Template):
     op = "resize"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[ResizeParams], target: Target) -> str | None:
         if problem := target.older_than(LEAST_CAPABILITY):
             return problem
         items = workload.output.size
         return None if items <= MAX_GRID_X else f"y has {items} elements; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[ResizeParams], target: Target) -> ConfigSpace:
         _, _, width, channels = positions(workload.params)
-        nbytes = dtype_of(workload.dtype).nbytes
+        nbytes = dtype_of(workload.params.dtype).nbytes
         limits = vector_limits(workload.output)
         widest = math.gcd(channels, MOST_BYTES // nbytes, *limits)
         # Where a pixel is one element, the pixels of a thread are stored as one vector.
@@ -75,7 +75,7 @@ class ResizeCuda(Template):
             ),
         )
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[ResizeParams], target: Target, space: ConfigSpace) -> Config:
         """The widest accesses; two pixels of a thread, or as many as a store holds, if there are enough."""
         values = space.values
         _, _, _, channels = positions(workload.params)
@@ -85,14 +85,14 @@ class ResizeCuda(Template):
         loads = "once" if Window.of(workload, tile) else "each"
         return Config(vector=vector, tile=tile, threads=256 if enough else 128, loads=loads)
 
-    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+    def plain(self, workload: Workload[ResizeParams], target: Target, space: ConfigSpace) -> Config | None:
         """One element of y a thread."""
         return Config(vector=1, tile=1, threads=128, loads="each")
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[ResizeParams], target: Target, config: Config) -> KernelSource:
         vector, tile, threads = config["vector"], config["tile"], config["threads"]
         planes, height, width, channels = positions(workload.params)
-        items, nbytes = planes * height * -(-width // tile) * (channels // vector), dtype_of(workload.dtype).nbytes
+        items, nbytes = planes * height * -(-width // tile) * (channels // vector), dtype_of(workload.params.dtype).nbytes
         window = Window.of(workload, tile) if config["loads"] == "once" else None
         function = resize_kernel(workload, vector, tile, threads, window)
         step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(-(-items // threads)), threads)
@@ -101,16 +101,19 @@ class ResizeCuda(Template):
         return KernelSource("cuda", "native", (step,), alignments={"x": loaded * nbytes, "y": stored * nbytes})
 
 
-def resize_kernel(p: Workload, vector: int, tile: int, threads: int, window: Window | None) -> Callable[..., None]:
+def resize_kernel(
+    workload: Workload[ResizeParams], vector: int, tile: int, threads: int, window: Window | None
+) -> Callable[..., None]:
     """The kernel (x, y). A thread loads all pixels before it computes, each once if there is a `window`."""
-    planes, rows, width, channels = positions(p.params)
+    p = workload.params
+    planes, rows, width, channels = positions(p)
     groups, lanes, element = -(-width // tile), channels // vector, dtype_of(p.dtype).nbytes
     items, numbers = planes * rows * groups * lanes, tile * vector
     together = channels == 1  # pixels are stored as one vector
     stored = tile if together else vector
     stores, words_out = numbers // stored, vectors.words_of(p.dtype, stored)
-    fetch, mix, held, weights = linear_once(p, tile, window) if window else _fetch(p, vector, tile)
-    pack, store, place = vectors.pack(p.dtype, stored), vectors.store(p.dtype, stored), place_of(p.output)
+    fetch, mix, held, weights = linear_once(workload, tile, window) if window else _fetch(workload, vector, tile)
+    pack, store, place = vectors.pack(p.dtype, stored), vectors.store(p.dtype, stored), place_of(workload.output)
 
     def resize(x, y) -> None:  # type: ignore[no-untyped-def]
         item = i64(cuda.blockIdx.x) * threads + i64(cuda.threadIdx.x)
@@ -137,17 +140,20 @@ def resize_kernel(p: Workload, vector: int, tile: int, threads: int, window: Win
     return resize
 
 
-def _fetch(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], Callable[..., None], int, int]:
+def _fetch(p: Workload[ResizeParams], vector: int, tile: int) -> tuple[Callable[..., None], Callable[..., None], int, int]:
     """`fetch(words, shares, x, plane, row, column, channel)` loads what `tile` pixels of y need, and
     `mix(words, shares, numbers)` computes them; and the lengths of both arrays.
     """
-    return (_nearest if p.mode == "nearest" else _linear)(p, vector, tile)
+    return (_nearest if p.params.mode == "nearest" else _linear)(p, vector, tile)
 
 
-def _nearest(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], Callable[..., None], int, int]:
+def _nearest(
+    workload: Workload[ResizeParams], vector: int, tile: int
+) -> tuple[Callable[..., None], Callable[..., None], int, int]:
+    p = workload.params
     height, width, out_w = p.h, p.w, p.ow
-    channels, element, words = positions(p.params)[3], dtype_of(p.dtype).nbytes, vectors.words_of(p.dtype, vector)
-    down, across = nearest_pixel(p, 0), nearest_pixel(p, 1)
+    channels, element, words = positions(p)[3], dtype_of(p.dtype).nbytes, vectors.words_of(p.dtype, vector)
+    down, across = nearest_pixel(workload, 0), nearest_pixel(workload, 1)
     load, unpack = vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
 
     def fetch(word: Any, share: Any, x: Any, plane: Any, row: Any, column: Any, channel: Any) -> None:
@@ -164,11 +170,14 @@ def _nearest(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], 
     return fetch, mix, tile * words, 1
 
 
-def _linear(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], Callable[..., None], int, int]:
+def _linear(
+    workload: Workload[ResizeParams], vector: int, tile: int
+) -> tuple[Callable[..., None], Callable[..., None], int, int]:
     """The shares are that of the second row, then that of the second column of each pixel."""
+    p = workload.params
     height, width, out_w = p.h, p.w, p.ow
-    channels, element, words = positions(p.params)[3], dtype_of(p.dtype).nbytes, vectors.words_of(p.dtype, vector)
-    down, across = pixels_around(p, 0), pixels_around(p, 1)
+    channels, element, words = positions(p)[3], dtype_of(p.dtype).nbytes, vectors.words_of(p.dtype, vector)
+    down, across = pixels_around(workload, 0), pixels_around(workload, 1)
     load, unpack = vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
     four = 4 * vector
 

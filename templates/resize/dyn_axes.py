@@ -11,7 +11,7 @@ from typing import Any
 
 from schedsearch.launch import NumbaArray, Param, Pointer
 from schedsearch.ops.bounded import extents_of
-from schedsearch.ops.dyn_resize import given_scale, height_and_width, largest_numerator
+from schedsearch.ops.dyn_resize import DynResizeParams, given_scale, height_and_width, largest_numerator
 from schedsearch.templates.arrange.kernels import measuring
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.workload import Workload
@@ -20,7 +20,7 @@ from schedsearch.workload import Workload
 _ROUNDED = {"floor": (1, 0, 0), "ceil": (1, 1, 1), "round_prefer_floor": (2, 1, 1), "round_prefer_ceil": (2, 1, 0)}
 
 
-def parameters(p: Workload) -> tuple[Param, ...]:
+def parameters(p: Workload[DynResizeParams]) -> tuple[Param, ...]:
     """x and y as addresses, extents and sizes as arrays; arguments and outputs in order."""
     return tuple(
         Pointer(spec.name) if spec.name in "xy" else NumbaArray(spec.name, "int64", spec.shape, (8,))
@@ -28,7 +28,7 @@ def parameters(p: Workload) -> tuple[Param, ...]:
     )
 
 
-def images_in_use(p: Workload) -> Callable[[Any, Any], Any]:
+def images_in_use(p: Workload[DynResizeParams]) -> Callable[[Any, Any], Any]:
     """`images(operands, first) -> (planes, height, width, rows, columns)`, int64: those of x and y that count, and rows and
     columns of y. All are 0 where sizes are impossible. The thread that is the `first` one writes y_extents.
     """
@@ -36,7 +36,7 @@ def images_in_use(p: Workload) -> Callable[[Any, Any], Any]:
     measure, rank = measuring(p, slots), len(p.outputs[0].shape)
     x_extents, y_extents = slots[extents_of("x")], slots[extents_of("y")]
     vertical, horizontal = height_and_width(p.params)
-    height, width, planes = p.h, p.w, 1
+    height, width, planes = p.params.h, p.params.w, 1
     for extent in p.outputs[0].shape[1:vertical]:
         planes *= extent
 
@@ -58,10 +58,10 @@ def images_in_use(p: Workload) -> Callable[[Any, Any], Any]:
     return images
 
 
-def line_of_run(p: Workload, axis: int) -> Callable[[Any, Any], Any]:
+def line_of_run(p: Workload[DynResizeParams], axis: int) -> Callable[[Any, Any], Any]:
     """`line(size, out) -> (factor, shift, divisor)`, without a sign: of x's size and y's along an axis."""
     number = u32 if largest_numerator(p.params, axis) < 2**32 else u64
-    times, plus, minus = _ROUNDED[p.rounding] if p.mode == "nearest" else (1, 0, 0)
+    times, plus, minus = _ROUNDED[p.params.rounding] if p.params.mode == "nearest" else (1, 0, 0)
     coordinate = _coordinate(p, axis)
 
     def line(size: Any, out: Any) -> Any:
@@ -72,7 +72,7 @@ def line_of_run(p: Workload, axis: int) -> Callable[[Any, Any], Any]:
     return line
 
 
-def _coordinate(p: Workload, axis: int) -> Callable[[Any, Any], Any]:
+def _coordinate(p: Workload[DynResizeParams], axis: int) -> Callable[[Any, Any], Any]:
     """`coordinate(size, out) -> (factor, shift, divisor)`, as `ops.resize.coordinate`."""
     scale = given_scale(p.params, axis)
     above, below = (0, 0) if scale is None else (scale.numerator, scale.denominator)
@@ -105,7 +105,7 @@ def _coordinate(p: Workload, axis: int) -> Callable[[Any, Any], Any]:
         return half_pixel(size, out)
 
     every = (align_corners, asymmetric, half_pixel, pytorch_half_pixel)
-    return {each.__name__: each for each in every}[p.coordinates]
+    return {each.__name__: each for each in every}[p.params.coordinates]
 
 
 def floor_at(position: Any, line: Any, number: Any) -> Any:
@@ -116,7 +116,7 @@ def floor_at(position: Any, line: Any, number: Any) -> Any:
     return i32(i64(whole) - 1), number(above - number(whole * divisor))
 
 
-def pixel_of_run(p: Workload, axis: int) -> Callable[[Any, Any, Any], Any]:
+def pixel_of_run(p: Workload[DynResizeParams], axis: int) -> Callable[[Any, Any, Any], Any]:
     """`pixel(position, line, size)`: the nearest pixel of x, int32."""
     number = u32 if largest_numerator(p.params, axis) < 2**32 else u64
 
@@ -127,7 +127,7 @@ def pixel_of_run(p: Workload, axis: int) -> Callable[[Any, Any, Any], Any]:
     return pixel
 
 
-def pixels_of_run(p: Workload, axis: int) -> Callable[[Any, Any, Any], Any]:
+def pixels_of_run(p: Workload[DynResizeParams], axis: int) -> Callable[[Any, Any, Any], Any]:
     """`around(position, line, size)`: the two pixels beside the coordinate, int32, and the weight of the second, float32."""
     number = u32 if largest_numerator(p.params, axis) < 2**32 else u64
 

@@ -8,6 +8,7 @@ from typing import Any
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.launch import Grid
+from schedsearch.ops.dyn_resize import DynResizeParams
 from schedsearch.ops.resize import positions
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
@@ -19,7 +20,7 @@ from schedsearch.templates.resize.dyn_axes import images_in_use, line_of_run, pa
 from schedsearch.workload import Workload
 
 
-class DynResizeCpu(SharedByThreads):
+class DynResizeCpu(SharedByThreads[DynResizeParams]):
     """Threads have an equal share each of the rows of y in use."""
 
     name = "dyn_resize_cpu"
@@ -27,21 +28,21 @@ class DynResizeCpu(SharedByThreads):
     op = "dyn_resize"
     shared = "rows"
 
-    def items(self, workload: Workload) -> int:
+    def items(self, workload: Workload[DynResizeParams]) -> int:
         return workload.outputs[0].size
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[DynResizeParams], target: Target, config: Config) -> KernelSource:
         threads = config["threads"]
         kernel = dyn_resize_kernel(workload, threads)
         return KernelSource("cpu", "native", (KernelStep(kernel, parameters(workload), Grid(threads), threads),))
 
 
-def dyn_resize_kernel(p: Workload, threads: int) -> Callable[..., None]:
+def dyn_resize_kernel(p: Workload[DynResizeParams], threads: int) -> Callable[..., None]:
     """The kernel over arguments and outputs in order, and the parts `start` to `stop` of the rows."""
     _, most_rows, most_columns, channels = positions(p.params)
     images, down, across = images_in_use(p), line_of_run(p, 0), line_of_run(p, 1)
-    x_size, y_size, y, element = p.signature[0].size, p.outputs[0].size, len(p.signature), element_type(p.dtype)
-    write = (_nearest if p.mode == "nearest" else _linear)(p)
+    x_size, y_size, y, element = p.signature[0].size, p.outputs[0].size, len(p.signature), element_type(p.params.dtype)
+    write = (_nearest if p.params.mode == "nearest" else _linear)(p)
 
     def dyn_resize(*operands: Any, start: Any, stop: Any) -> None:
         source, out = as_array(operands[0], (x_size,), element), as_array(operands[y], (y_size,), element)
@@ -55,9 +56,9 @@ def dyn_resize_kernel(p: Workload, threads: int) -> Callable[..., None]:
     return dyn_resize
 
 
-def _nearest(p: Workload) -> Callable[..., None]:
+def _nearest(p: Workload[DynResizeParams]) -> Callable[..., None]:
     """`write(x, y, to, plane, row, columns, sizes, line of rows, line of columns)`: a row of y, from element `to` on."""
-    most_height, most_width, channels = p.h, p.w, positions(p.params)[3]
+    most_height, most_width, channels = p.params.h, p.params.w, positions(p.params)[3]
     down, across = pixel_of_run(p, 0), pixel_of_run(p, 1)
 
     def write(
@@ -72,10 +73,11 @@ def _nearest(p: Workload) -> Callable[..., None]:
     return write
 
 
-def _linear(p: Workload) -> Callable[..., None]:
+def _linear(workload: Workload[DynResizeParams]) -> Callable[..., None]:
     """The same between four pixels."""
-    most_height, most_width, channels = p.h, p.w, positions(p.params)[3]
-    down, across, widen, narrow = pixels_of_run(p, 0), pixels_of_run(p, 1), widened(p.dtype), narrowed(p.dtype)
+    p = workload.params
+    most_height, most_width, channels = p.h, p.w, positions(p)[3]
+    down, across, widen, narrow = pixels_of_run(workload, 0), pixels_of_run(workload, 1), widened(p.dtype), narrowed(p.dtype)
 
     def write(
         source: Any, out: Any, to: Any, plane: Any, row: Any, columns: Any, sizes: Any, row_line: Any, column_line: Any

@@ -11,6 +11,7 @@ from numba import cuda
 from schedsearch.config import Config
 from schedsearch.launch import Grid
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.dyn_resize import DynResizeParams
 from schedsearch.ops.resize import positions
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
@@ -27,7 +28,7 @@ EACH = (1, 4, 16)
 _Compute = Callable[..., None]
 
 
-class DynResizeCuda(Template):
+class DynResizeCuda(Template[DynResizeParams]):
     """Blocks that loop over the pixels of y in use; a thread has a vector of channels of a pixel at a time."""
 
     name = "dyn_resize_cuda"
@@ -35,12 +36,12 @@ class DynResizeCuda(Template):
     op = "dyn_resize"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[DynResizeParams], target: Target) -> str | None:
         return target.older_than(LEAST_CAPABILITY)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[DynResizeParams], target: Target) -> ConfigSpace:
         channels = positions(workload.params)[3]
-        widest = math.gcd(channels, MOST_BYTES // dtype_of(workload.dtype).nbytes)
+        widest = math.gcd(channels, MOST_BYTES // dtype_of(workload.params.dtype).nbytes)
         vector = tuple(1 << i for i in range(widest.bit_length()))
         size = workload.outputs[0].size // widest
         each = tuple(n for n in EACH if n == 1 or n * THREADS[0] < size)
@@ -52,27 +53,28 @@ class DynResizeCuda(Template):
             )
         )
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[DynResizeParams], target: Target, space: ConfigSpace) -> Config:
         """The widest accesses; several of a thread where all multiprocessors stay busy."""
         vector = space.values["vector"][-1]
         busy = workload.outputs[0].size // (vector * target.sms * 2048)
         each = max(n for n in space.values["each"] if n == 1 or n <= busy)
         return Config(vector=vector, threads=256, each=each)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[DynResizeParams], target: Target, config: Config) -> KernelSource:
         vector, threads = config["vector"], config["threads"]
         blocks = -(-workload.outputs[0].size // (vector * threads * config["each"]))
         step = KernelStep(dyn_resize_kernel(workload, vector, threads), parameters(workload), Grid(blocks), threads)
-        nbytes = vector * dtype_of(workload.dtype).nbytes
+        nbytes = vector * dtype_of(workload.params.dtype).nbytes
         return KernelSource("cuda", "native", (step,), alignments={"x": nbytes, "y": nbytes})
 
 
-def dyn_resize_kernel(p: Workload, vector: int, threads: int) -> Callable[..., None]:
+def dyn_resize_kernel(workload: Workload[DynResizeParams], vector: int, threads: int) -> Callable[..., None]:
     """The kernel over arguments and outputs in order."""
-    _, most_rows, most_columns, channels = positions(p.params)
-    lanes, element, y = channels // vector, dtype_of(p.dtype).nbytes, len(p.signature)
-    images, down, across = images_in_use(p), line_of_run(p, 0), line_of_run(p, 1)
-    compute, held, numbers = (_nearest if p.mode == "nearest" else _linear)(p, vector)
+    p = workload.params
+    _, most_rows, most_columns, channels = positions(p)
+    lanes, element, y = channels // vector, dtype_of(p.dtype).nbytes, len(workload.signature)
+    images, down, across = images_in_use(workload), line_of_run(workload, 0), line_of_run(workload, 1)
+    compute, held, numbers = (_nearest if p.mode == "nearest" else _linear)(workload, vector)
     store, words_out = vectors.store(p.dtype, vector), vectors.words_of(p.dtype, vector)
 
     def dyn_resize(*operands: Any) -> None:
@@ -99,12 +101,13 @@ def dyn_resize_kernel(p: Workload, vector: int, threads: int) -> Callable[..., N
     return dyn_resize
 
 
-def _nearest(p: Workload, vector: int) -> tuple[_Compute, int, int]:
+def _nearest(workload: Workload[DynResizeParams], vector: int) -> tuple[_Compute, int, int]:
     """`compute(words, numbers, rounded, x, place, sizes, line of rows, line of columns)` makes the vector at a place of y;
     and the lengths of the first two arrays. Elements stay as they are.
     """
-    most_height, most_width, channels, element = p.h, p.w, positions(p.params)[3], dtype_of(p.dtype).nbytes
-    down, across, load = pixel_of_run(p, 0), pixel_of_run(p, 1), vectors.load(p.dtype, vector)
+    p = workload.params
+    most_height, most_width, channels, element = p.h, p.w, positions(p)[3], dtype_of(p.dtype).nbytes
+    down, across, load = pixel_of_run(workload, 0), pixel_of_run(workload, 1), vectors.load(p.dtype, vector)
 
     def compute(
         word: Any, number: Any, rounded: Any, x: Any, place: Any, sizes: Any, row_line: Any, column_line: Any
@@ -117,10 +120,11 @@ def _nearest(p: Workload, vector: int) -> tuple[_Compute, int, int]:
     return compute, 1, 1
 
 
-def _linear(p: Workload, vector: int) -> tuple[_Compute, int, int]:
+def _linear(workload: Workload[DynResizeParams], vector: int) -> tuple[_Compute, int, int]:
     """The same between four pixels, all of which are loaded first."""
-    most_height, most_width, channels, element = p.h, p.w, positions(p.params)[3], dtype_of(p.dtype).nbytes
-    down, across, words = pixels_of_run(p, 0), pixels_of_run(p, 1), vectors.words_of(p.dtype, vector)
+    p = workload.params
+    most_height, most_width, channels, element = p.h, p.w, positions(p)[3], dtype_of(p.dtype).nbytes
+    down, across, words = pixels_of_run(workload, 0), pixels_of_run(workload, 1), vectors.words_of(p.dtype, vector)
     load, unpack, pack = (make(p.dtype, vector) for make in (vectors.load, vectors.unpack, vectors.pack))
 
     def compute(

@@ -11,7 +11,7 @@ import numpy as np
 
 from schedsearch.ops.bounded import in_use
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.dyn_resize import height_and_width
+from schedsearch.ops.dyn_resize import DynResizeParams, height_and_width
 from schedsearch.templates.parts.whole_reference import WholeReference
 from schedsearch.templates.resize.reference import pixels
 from schedsearch.workload import Workload
@@ -19,14 +19,14 @@ from schedsearch.workload import Workload
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class DynResizeReference(WholeReference):
+class DynResizeReference(WholeReference[DynResizeParams]):
     """Rows first, then columns. What is impossible, or exceeds the bound, is empty."""
 
-    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        p, spec, bound = workload, workload.signature[0], workload.outputs[0].shape
+    def compute(self, workload: Workload[DynResizeParams], arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        p, spec, bound = workload.params, workload.signature[0], workload.outputs[0].shape
         number = np.float64 if dtype_of(p.dtype).is_float else np.int64
         given = [int(extent) for extent in arrays["x_extents"]]
-        sides = height_and_width(p.params)
+        sides = height_and_width(p)
         extents = list(given)
         for axis, place in enumerate(sides):
             if p.scale:
@@ -45,7 +45,7 @@ class DynResizeReference(WholeReference):
         y = x.astype(number)
         for axis, place in enumerate(sides):
             scale = Fraction(p.scale[axis]) if p.scale else None
-            chosen, weights = pixels(p, x.shape[place], extents[place], scale)
+            chosen, weights = pixels(workload, x.shape[place], extents[place], scale)
             along = [1] * y.ndim
             along[place] = -1
             parts = (

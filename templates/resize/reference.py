@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.resize import coordinate, nearest, positions
+from schedsearch.ops.resize import ResizeGeometry, ResizeParams, coordinate, nearest, positions
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
 from schedsearch.templates.parts.casts import f64
@@ -19,16 +19,16 @@ from schedsearch.workload import Workload
 _ERRORS = 2.0  # of the weights, beside those of the sum
 
 
-class ResizeReference(Reference):
+class ResizeReference(Reference[ResizeParams]):
     """Each item is an element of y. The magnitude is that of the largest of its four pixels."""
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
-        p = workload
-        _, out_h, out_w, channels = positions(p.params)
+    def kernel(self, workload: Workload[ResizeParams], target: Target) -> KernelSource:
+        p = workload.params
+        _, out_h, out_w, channels = positions(p)
         read, items, height, width = reader(target, p.dtype), sharer(target), p.h, p.w
         write = writer(target, "float64" if dtype_of(p.dtype).is_float else "int64")
         of = nearest if p.mode == "nearest" else coordinate
-        down, across = of(p.params, 0), of(p.params, 1)
+        down, across = of(p, 0), of(p, 1)
         (a_h, b_h, d_h), (a_w, b_w, d_w) = ((line.factor, line.shift, line.divisor) for line in (down, across))
 
         def inside(index: Any, size: Any) -> Any:
@@ -67,29 +67,31 @@ class ResizeReference(Reference):
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[ResizeParams],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,
         output: str = "y",
     ) -> np.ndarray[Any, np.dtype[Any]]:
         """From the definition of the coordinates, as fractions."""
-        p = workload
-        planes, out_h, out_w, channels = positions(p.params)
+        p = workload.params
+        planes, out_h, out_w, channels = positions(p)
         plane, row, column, channel = np.unravel_index(np.asarray(flat_indices, np.int64), (planes, out_h, out_w, channels))
-        rows, columns = ([_place(p, axis, int(each)) for each in at] for axis, at in ((0, row), (1, column)))
+        rows, columns = ([_place(workload, axis, int(each)) for each in at] for axis, at in ((0, row), (1, column)))
         found = np.zeros(len(row))
         for i in range(2 if p.mode == "linear" else 1):
             for j in range(2 if p.mode == "linear" else 1):
-                h = np.clip([_chosen(p, each) + i for each in rows], 0, p.h - 1)
-                w = np.clip([_chosen(p, each) + j for each in columns], 0, p.w - 1)
-                weights = [float(_weight(p, a, i) * _weight(p, b, j)) for a, b in zip(rows, columns)]
-                values = gather(arrays, p.signature[0], ((plane * p.h + h) * p.w + w) * channels + channel)
+                h = np.clip([_chosen(workload, each) + i for each in rows], 0, p.h - 1)
+                w = np.clip([_chosen(workload, each) + j for each in columns], 0, p.w - 1)
+                weights = [float(_weight(workload, a, i) * _weight(workload, b, j)) for a, b in zip(rows, columns)]
+                values = gather(arrays, workload.signature[0], ((plane * p.h + h) * p.w + w) * channels + channel)
                 found += np.array(weights) * values
         return found if dtype_of(p.dtype).is_float else found.astype(np.int64)
 
 
-def pixels(p: Workload, size: int, out: int, scale: Fraction | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def pixels(
+    p: Workload[ResizeGeometry], size: int, out: int, scale: Fraction | None
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """What every position along an axis of y is made of, by the definition.
 
     Args:
@@ -101,18 +103,20 @@ def pixels(p: Workload, size: int, out: int, scale: Fraction | None) -> tuple[np
         Pixels of x, int64, and their weights, float64: both (1, out) of mode nearest, (2, out) of mode linear.
     """
     places = [_at(p, size, out, scale, position) for position in range(out)]
-    both = range(2 if p.mode == "linear" else 1)
+    both = range(2 if p.params.mode == "linear" else 1)
     chosen = np.array([[min(max(_chosen(p, each) + i, 0), size - 1) for each in places] for i in both], np.int64)
     return chosen, np.array([[float(_weight(p, each, i)) for each in places] for i in both])
 
 
-def _place(p: Workload, axis: int, position: int) -> Fraction:
+def _place(workload: Workload[ResizeParams], axis: int, position: int) -> Fraction:
+    p = workload.params
     size, out = ((p.h, p.oh), (p.w, p.ow))[axis]
-    return _at(p, size, out, Fraction(p.scale[axis]) if p.scale else None, position)
+    return _at(workload, size, out, Fraction(p.scale[axis]) if p.scale else None, position)
 
 
-def _at(p: Workload, size: int, out: int, given: Fraction | None, position: int) -> Fraction:
+def _at(workload: Workload[ResizeGeometry], size: int, out: int, given: Fraction | None, position: int) -> Fraction:
     """The coordinate in x of a position of y."""
+    p = workload.params
     scale, half = given or Fraction(out, size), Fraction(1, 2)
     if p.coordinates == "asymmetric":
         return position / scale
@@ -123,8 +127,9 @@ def _at(p: Workload, size: int, out: int, given: Fraction | None, position: int)
     return (position + half) / scale - half
 
 
-def _chosen(p: Workload, place: Fraction) -> int:
+def _chosen(workload: Workload[ResizeGeometry], place: Fraction) -> int:
     """The nearest pixel, or the one before the coordinate."""
+    p = workload.params
     below = place.numerator // place.denominator
     if p.mode == "linear" or p.rounding == "floor":
         return below
@@ -134,8 +139,8 @@ def _chosen(p: Workload, place: Fraction) -> int:
     return below + (rest > half or (rest == half and p.rounding == "round_prefer_ceil"))
 
 
-def _weight(p: Workload, place: Fraction, second: int) -> Fraction:
-    if p.mode == "nearest":
+def _weight(p: Workload[ResizeGeometry], place: Fraction, second: int) -> Fraction:
+    if p.params.mode == "nearest":
         return Fraction(1)
     rest = place - place.numerator // place.denominator
     return rest if second else 1 - rest

@@ -15,7 +15,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.resize import coordinate, positions
+from schedsearch.ops.resize import ResizeParams, coordinate, positions
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, u32, u64
 from schedsearch.templates.resize.axes import between, pixels_around
@@ -47,10 +47,11 @@ class Window:
         return self.vectors + self.count - self.vectors * self.vector
 
     @classmethod
-    def of(cls, p: Workload, tile: int) -> Window | None:
+    def of(cls, workload: Workload[ResizeParams], tile: int) -> Window | None:
         """The window with the fewest loads; None if tiles differ, or if it has no fewer pixels than there are uses."""
-        _, _, width, channels = positions(p.params)
-        line = coordinate(p.params, 1)
+        p = workload.params
+        _, _, width, channels = positions(p)
+        line = coordinate(p, 1)
         if p.mode != "linear" or channels > 1 or width % tile or line.factor * tile % line.divisor:
             return None
         first, rest = divmod(line.shift, line.divisor)
@@ -65,15 +66,18 @@ class Window:
         return min(found, key=lambda window: window.loads)
 
 
-def linear_once(p: Workload, tile: int, window: Window) -> tuple[Callable[..., None], Callable[..., None], int, int]:
+def linear_once(
+    workload: Workload[ResizeParams], tile: int, window: Window
+) -> tuple[Callable[..., None], Callable[..., None], int, int]:
     """As the functions of `resize_kernel` for each use; the only share is that of the second row."""
+    p = workload.params
     height, width, element = p.h, p.w, dtype_of(p.dtype).nbytes
-    line = coordinate(p.params, 1)
+    line = coordinate(p, 1)
     factor, divisor, rest = line.factor, line.divisor, window.rest
     begin, step, count, vector, wide = window.first, window.step, window.count, window.vector, window.vectors
     before, after = window.leading, window.leading + window.vectors * window.vector
     singles, wide_words = count - wide * vector, vectors.words_of(p.dtype, vector)
-    row_words, down = wide * wide_words + singles, pixels_around(p, 0)
+    row_words, down = wide * wide_words + singles, pixels_around(workload, 0)
     load_one, load_wide = vectors.load(p.dtype, 1), vectors.load(p.dtype, vector)
     unpack_one, unpack_wide = vectors.unpack(p.dtype, 1), vectors.unpack(p.dtype, vector)
     pixels = 2 * count

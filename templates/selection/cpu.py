@@ -8,8 +8,10 @@ from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray
-from schedsearch.ops.base import MAX_INT
+from schedsearch.ops.nonzero import NonZeroParams
+from schedsearch.ops.params import MAX_INT
 from schedsearch.ops.softmax import along
+from schedsearch.ops.topk import TopKParams
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -23,7 +25,7 @@ from schedsearch.workload import Workload
 _PARTS = (1, 4, 16, 64)
 
 
-class TopKCpu(Template):
+class TopKCpu(Template[TopKParams]):
     """A work item has one row. It keeps the best k numbers so far in a heap, the worst of them on top."""
 
     name = "topk_cpu"
@@ -31,27 +33,27 @@ class TopKCpu(Template):
     op = "topk"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[TopKParams], target: Target) -> str | None:
         _, length, _ = along(workload.params)
         return None if length <= MAX_INT else f"x has {length} numbers along the axis; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[TopKParams], target: Target) -> ConfigSpace:
         return ConfigSpace((threads_knob(target),))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[TopKParams], target: Target, space: ConfigSpace) -> Config:
         return Config(threads=space.values["threads"][-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[TopKParams], target: Target, config: Config) -> KernelSource:
         outer, _, inner = along(workload.params)
         rows = outer * inner
         x, y, indices, x_extents, y_extents = arrays_of(workload)
-        heaps = NumbaArray("heaps", "int64", (rows * workload.k,), (8,))
+        heaps = NumbaArray("heaps", "int64", (rows * workload.params.k,), (8,))
         params = (x, x_extents, y, indices, y_extents, heaps)
         step = KernelStep(topk_kernel(workload), params, Grid(rows), min(rows, config["threads"]))
-        return KernelSource("cpu", "native", (step,), {"heaps": 8 * rows * workload.k})
+        return KernelSource("cpu", "native", (step,), {"heaps": 8 * rows * workload.params.k})
 
 
-class NonZeroCpu(Template):
+class NonZeroCpu(Template[NonZeroParams]):
     """Work items count the elements of their parts, and write them behind those of the items before."""
 
     name = "nonzero_cpu"
@@ -59,23 +61,23 @@ class NonZeroCpu(Template):
     op = "nonzero"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[NonZeroParams], target: Target) -> str | None:
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        size = math.prod(workload.x)
+    def space(self, workload: Workload[NonZeroParams], target: Target) -> ConfigSpace:
+        size = math.prod(workload.params.x)
         parts = tuple(n for n in _PARTS if n == 1 or n * 64 <= size)
         return ConfigSpace((Knob("parts", parts, "work items, which are parts of x"), threads_knob(target)))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[NonZeroParams], target: Target, space: ConfigSpace) -> Config:
         return Config(parts=space.values["parts"][-1], threads=space.values["threads"][-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        size = math.prod(workload.x)
+    def kernel(self, workload: Workload[NonZeroParams], target: Target, config: Config) -> KernelSource:
+        size = math.prod(workload.params.x)
         part = -(-size // config["parts"])
         items = -(-size // part)
         threads = min(items, config["threads"])
-        x, counts = words_of("x", workload.dtype, size), NumbaArray("counts", "int64", (items,), (8,))
+        x, counts = words_of("x", workload.params.dtype, size), NumbaArray("counts", "int64", (items,), (8,))
         y, y_extents = (NumbaArray(spec.name, "int64", (spec.size,), (8,)) for spec in workload.outputs)
         steps = (
             KernelStep(_count_kernel(workload, part), (x, counts), Grid(items), threads),
@@ -84,10 +86,11 @@ class NonZeroCpu(Template):
         return KernelSource("cpu", "native", steps, {"counts": 8 * items})
 
 
-def topk_kernel(p: Workload) -> Callable[..., None]:
+def topk_kernel(workload: Workload[TopKParams]) -> Callable[..., None]:
     """The kernel (x, x_extents, y, indices, y_extents, heaps, start, stop) over rows."""
-    _, length, inner = along(p.params)
-    k, key, used, write_extents = p.k, key_of(p.dtype, p.largest), used_lengths(p), extents_writer(p)
+    p = workload.params
+    _, length, inner = along(p)
+    k, key, used, write_extents = p.k, key_of(p.dtype, p.largest), used_lengths(workload), extents_writer(workload)
 
     def topk(
         x: Any, x_extents: Any, y: Any, indices: Any, y_extents: Any, heaps: Any, start: Any, stop: Any
@@ -135,8 +138,8 @@ def sink(heaps: Any, heap: Any, size: Any, number: Any, place: Any) -> None:
         heaps[heap + at] = number
 
 
-def _count_kernel(p: Workload, part: int) -> Callable[..., None]:
-    size, holds = math.prod(p.x), is_nonzero(p.dtype)
+def _count_kernel(p: Workload[NonZeroParams], part: int) -> Callable[..., None]:
+    size, holds = math.prod(p.params.x), is_nonzero(p.params.dtype)
 
     def count(x: Any, counts: Any, start: Any, stop: Any) -> None:
         for item in range(start, stop):
@@ -148,7 +151,8 @@ def _count_kernel(p: Workload, part: int) -> Callable[..., None]:
     return count
 
 
-def _place_kernel(p: Workload, part: int) -> Callable[..., None]:
+def _place_kernel(workload: Workload[NonZeroParams], part: int) -> Callable[..., None]:
+    p = workload.params
     size, holds, rank = math.prod(p.x), is_nonzero(p.dtype), len(p.x)
     strides, items = tuple(math.prod(p.x[axis + 1 :]) for axis in range(rank)), -(-size // part)
 

@@ -6,6 +6,7 @@ import math
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray, Pointer
+from schedsearch.ops.nonzero import NonZeroParams
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -18,7 +19,7 @@ EACH = (1, 2, 4, 8)
 PARTS = (256, 512, 1024, 2048)
 
 
-class NonZeroCuda(Template):
+class NonZeroCuda(Template[NonZeroParams]):
     """Blocks count what they keep of their parts of x, and then write it behind what the blocks before them keep."""
 
     name = "nonzero_cuda"
@@ -26,10 +27,10 @@ class NonZeroCuda(Template):
     op = "nonzero"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[NonZeroParams], target: Target) -> str | None:
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[NonZeroParams], target: Target) -> ConfigSpace:
         vectors = _vectors(workload)
         return ConfigSpace(
             (
@@ -39,21 +40,22 @@ class NonZeroCuda(Template):
             )
         )
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[NonZeroParams], target: Target, space: ConfigSpace) -> Config:
         """As many vectors a thread as leave four blocks for each multiprocessor."""
         most = max(1, _vectors(workload) // (4 * target.sms * THREADS[0]))
         return Config(parts=space.values["parts"][-1], each=max(n for n in EACH if n <= min(most, 4)), threads=THREADS[0])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        size, vectors, threads, each = math.prod(workload.x), _vectors(workload), config["threads"], config["each"]
+    def kernel(self, workload: Workload[NonZeroParams], target: Target, config: Config) -> KernelSource:
+        p = workload.params
+        size, vectors, threads, each = math.prod(p.x), _vectors(workload), config["threads"], config["each"]
         tile = threads * each
         part = -(-vectors // (config["parts"] * tile)) * tile
         blocks = -(-vectors // part)
-        x, counts = words_of("x", workload.dtype, size), NumbaArray("counts", "int32", (blocks,), (4,))
+        x, counts = words_of("x", p.dtype, size), NumbaArray("counts", "int32", (blocks,), (4,))
         y, y_extents = (NumbaArray(spec.name, "int64", (spec.size,), (8,)) for spec in workload.outputs)
         count = kernels.count_kernel(workload, part, each, threads)
         place = kernels.place_kernel(workload, part, each, threads)
-        listed = 2 * tile * kernels.per_vector(workload.dtype)
+        listed = 2 * tile * kernels.per_vector(p.dtype)
         steps = (
             KernelStep(count, (x, Pointer("x"), counts), Grid(blocks), threads),
             KernelStep(place, (x, Pointer("x"), counts, y, y_extents), Grid(blocks), threads, dynamic_shared_bytes=listed),
@@ -61,5 +63,5 @@ class NonZeroCuda(Template):
         return KernelSource("cuda", "native", steps, {"counts": 4 * blocks}, {"x": kernels.VECTOR})
 
 
-def _vectors(workload: Workload) -> int:
-    return -(-workload.signature[0].size // kernels.per_vector(workload.dtype))
+def _vectors(workload: Workload[NonZeroParams]) -> int:
+    return -(-workload.signature[0].size // kernels.per_vector(workload.params.dtype))

@@ -12,6 +12,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.ops.softmax import along
+from schedsearch.ops.topk import TopKParams
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.selection.block import (
     BINS,
@@ -29,9 +30,10 @@ from schedsearch.templates.selection.keys import index_of, key_bits, key_of
 from schedsearch.workload import Workload
 
 
-def used_lengths(p: Workload) -> Callable[[Any, Any], Any]:
+def used_lengths(workload: Workload[TopKParams]) -> Callable[[Any, Any], Any]:
     """`used(row, extents)` for kernels: numbers in use along the axis of a row."""
-    outer, length, inner = along(p.params)
+    p = workload.params
+    outer, length, inner = along(p)
     of_first = inner * (outer // p.x[0])  # rows for each index of the first axis, if that is not the axis of the numbers
     by_axis = p.axis == -len(p.x)
 
@@ -47,9 +49,10 @@ def used_lengths(p: Workload) -> Callable[[Any, Any], Any]:
     return (shorter if by_axis else fewer) if p.dynamic else fixed
 
 
-def extents_writer(p: Workload) -> Callable[[Any, Any], None]:
+def extents_writer(workload: Workload[TopKParams]) -> Callable[[Any, Any], None]:
     """`write(y_extents, extents)` for kernels: the extents in use of y."""
-    shape, k, by_axis, dynamic = p.outputs[0].shape, p.k, p.axis == -len(p.x), p.dynamic
+    p = workload.params
+    shape, k, by_axis, dynamic = workload.outputs[0].shape, p.k, p.axis == -len(p.x), p.dynamic
 
     def write(y_extents: Any, extents: Any) -> None:
         for axis in range(len(shape)):
@@ -63,10 +66,10 @@ def extents_writer(p: Workload) -> Callable[[Any, Any], None]:
     return write if dynamic else nothing
 
 
-def key_reader(p: Workload) -> Callable[[Any, Any], Any]:
+def key_reader(p: Workload[TopKParams]) -> Callable[[Any, Any], Any]:
     """`key_at((x, first element of a row), item)` for kernels."""
     _, _, inner = along(p.params)
-    key = key_of(p.dtype, p.largest)
+    key = key_of(p.params.dtype, p.params.largest)
 
     def key_at(data: Any, item: Any) -> Any:
         words, start = data
@@ -75,7 +78,7 @@ def key_reader(p: Workload) -> Callable[[Any, Any], Any]:
     return key_at
 
 
-def row_start(p: Workload) -> Callable[[Any], Any]:
+def row_start(p: Workload[TopKParams]) -> Callable[[Any], Any]:
     """`start(row)` for kernels: the first element of a row in x."""
     _, length, inner = along(p.params)
 
@@ -85,10 +88,10 @@ def row_start(p: Workload) -> Callable[[Any], Any]:
     return start
 
 
-def best_writer(p: Workload, threads: int) -> Callable[..., None]:
+def best_writer(p: Workload[TopKParams], threads: int) -> Callable[..., None]:
     """`write(x, y, indices, chosen, row, wanted)` for kernels: sorts pairs in shared memory and writes the best."""
     _, _, inner = along(p.params)
-    k, room, sort, start = p.k, next_power(p.k), sorter(threads), row_start(p)
+    k, room, sort, start = p.params.k, next_power(p.params.k), sorter(threads), row_start(p)
 
     def write(x: Any, y: Any, indices: Any, chosen: Any, row: Any, wanted: Any) -> None:
         cuda.syncthreads()
@@ -102,10 +105,11 @@ def best_writer(p: Workload, threads: int) -> Callable[..., None]:
     return write
 
 
-def select_kernel(p: Workload, threads: int, each: int) -> Callable[..., None]:
+def select_kernel(workload: Workload[TopKParams], threads: int, each: int) -> Callable[..., None]:
     """The kernel (x, x_extents, y, indices, y_extents): a block finds, sorts and writes the best k numbers of a row."""
-    k, room, warps, key_at, start = p.k, next_power(p.k), threads // WARP, key_reader(p), row_start(p)
-    used, write_extents, write = used_lengths(p), extents_writer(p), best_writer(p, threads)
+    p = workload.params
+    k, room, warps, key_at, start = p.k, next_power(p.k), threads // WARP, key_reader(workload), row_start(workload)
+    used, write_extents, write = used_lengths(workload), extents_writer(workload), best_writer(workload, threads)
     find, collect = kth_key(key_bits(p.dtype), threads, each, key_at), collector(threads, each, key_at)
 
     def select(x, x_extents, y, indices, y_extents) -> None:  # type: ignore[no-untyped-def]
@@ -134,7 +138,7 @@ def select_kernel(p: Workload, threads: int, each: int) -> Callable[..., None]:
     return select
 
 
-def narrower(p: Workload, step: int, splits: int, threads: int) -> Callable[..., Any]:
+def narrower(p: Workload[TopKParams], step: int, splits: int, threads: int) -> Callable[..., Any]:
     """`narrow(row, wanted, counts, states, histogram, result)` for kernels: what `step` counted digits say of a row's k-th
     key. It gives these bits of the key, and how many of the keys that begin like that belong to the best.
 
@@ -143,7 +147,7 @@ def narrower(p: Workload, step: int, splits: int, threads: int) -> Callable[...,
     """
     outer, _, inner = along(p.params)
     rows, groups = outer * inner, threads // BINS
-    share, shift = -(-splits // groups), key_bits(p.dtype) - RADIX_BITS * step
+    share, shift = -(-splits // groups), key_bits(p.params.dtype) - RADIX_BITS * step
 
     def narrow(row: Any, wanted: Any, counts: Any, states: Any, histogram: Any, result: Any) -> Any:
         thread = i32(cuda.threadIdx.x)
@@ -171,15 +175,15 @@ def narrower(p: Workload, step: int, splits: int, threads: int) -> Callable[...,
     return narrow if step > 0 else nothing
 
 
-def digit_kernel(p: Workload, step: int, splits: int, threads: int, each: int) -> Callable[..., None]:
+def digit_kernel(p: Workload[TopKParams], step: int, splits: int, threads: int, each: int) -> Callable[..., None]:
     """The kernel (x, x_extents, y_extents, counts, states, taken): a block counts digit `step` (0, ...) of its part.
 
     Only keys that begin like the k-th one count. `counts` and `states` are as in `narrower`; `taken` [rows] becomes 0.
     """
     outer, length, inner = along(p.params)
-    k, rows, part, key_at, start = p.k, outer * inner, -(-length // splits), key_reader(p), row_start(p)
+    k, rows, part, key_at, start = p.params.k, outer * inner, -(-length // splits), key_reader(p), row_start(p)
     used, write_extents, narrow = used_lengths(p), extents_writer(p), narrower(p, step, splits, threads)
-    count, shift = digit_counter(threads, each, key_at), key_bits(p.dtype) - RADIX_BITS * (step + 1)
+    count, shift = digit_counter(threads, each, key_at), key_bits(p.params.dtype) - RADIX_BITS * (step + 1)
 
     def count_digits(x, x_extents, y_extents, counts, states, taken) -> None:  # type: ignore[no-untyped-def]
         histogram = cuda.shared.array(BINS, i32)
@@ -206,13 +210,19 @@ def digit_kernel(p: Workload, step: int, splits: int, threads: int, each: int) -
     return count_digits
 
 
-def collect_kernel(p: Workload, splits: int, threads: int, each: int) -> Callable[..., None]:
+def collect_kernel(p: Workload[TopKParams], splits: int, threads: int, each: int) -> Callable[..., None]:
     """The kernel (x, x_extents, counts, states, taken, candidates): a block adds the best of its part to those of its row.
 
     `candidates` [rows, k] are pairs of a key and an index, in any order.
     """
     outer, length, inner = along(p.params)
-    k, rows, part, warps, passes = p.k, outer * inner, -(-length // splits), threads // WARP, key_bits(p.dtype) // RADIX_BITS
+    k, rows, part, warps, passes = (
+        p.params.k,
+        outer * inner,
+        -(-length // splits),
+        threads // WARP,
+        key_bits(p.params.dtype) // RADIX_BITS,
+    )
     key_at, start, used, narrow = key_reader(p), row_start(p), used_lengths(p), narrower(p, passes, splits, threads)
     collect = collector(threads, each, key_at)
 
@@ -245,9 +255,9 @@ def collect_kernel(p: Workload, splits: int, threads: int, each: int) -> Callabl
     return collect_best
 
 
-def sort_kernel(p: Workload, threads: int) -> Callable[..., None]:
+def sort_kernel(p: Workload[TopKParams], threads: int) -> Callable[..., None]:
     """The kernel (x, x_extents, y, indices, candidates): a block sorts and writes the best of a row."""
-    k, room, used, write = p.k, next_power(p.k), used_lengths(p), best_writer(p, threads)
+    k, room, used, write = p.params.k, next_power(p.params.k), used_lengths(p), best_writer(p, threads)
 
     def sort_best(x, x_extents, y, indices, candidates) -> None:  # type: ignore[no-untyped-def]
         chosen = cuda.shared.array(0, i64)

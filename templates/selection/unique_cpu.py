@@ -7,7 +7,7 @@ from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray
-from schedsearch.ops.unique import sliced
+from schedsearch.ops.unique import UniqueParams, sliced
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -19,7 +19,7 @@ from schedsearch.workload import Workload
 _RUNS = (4, 8, 16, 32)
 
 
-class UniqueCpu(Template):
+class UniqueCpu(Template[UniqueParams]):
     """One thread sorts the places of elements or slices by merging, and numbers those that differ from the one before."""
 
     name = "unique_cpu"
@@ -27,16 +27,16 @@ class UniqueCpu(Template):
     op = "unique"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[UniqueParams], target: Target) -> str | None:
         return None
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[UniqueParams], target: Target) -> ConfigSpace:
         return ConfigSpace((Knob("run", _RUNS, "neighbours that are sorted by insertion, before they are merged"),))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[UniqueParams], target: Target, space: ConfigSpace) -> Config:
         return Config(run=_RUNS[1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[UniqueParams], target: Target, config: Config) -> KernelSource:
         _, count, _ = sliced(workload.params)
         arrays = arrays_of(workload)
         spaces = {name: NumbaArray(name, "int64", (count,), (8,)) for name in ("order", "other", "numbers")}
@@ -46,11 +46,12 @@ class UniqueCpu(Template):
         return KernelSource("cpu", "native", (step,), dict.fromkeys(spaces, 8 * count))
 
 
-def _unique_kernel(p: Workload, run: int) -> Callable[..., None]:
+def _unique_kernel(workload: Workload[UniqueParams], run: int) -> Callable[..., None]:
     """The kernel (x, order, other, numbers, *outputs, start, stop) of one item."""
-    outer, count, inner = sliced(p.params)
-    key, before, different = wide_key(p.dtype), comes_before(p), differs(p)
-    shape, axis, as_found = p.outputs[0].shape, 0 if p.flat else p.axis, p.order == "first"
+    p = workload.params
+    outer, count, inner = sliced(p)
+    key, before, different = wide_key(p.dtype), comes_before(workload), differs(workload)
+    shape, axis, as_found = workload.outputs[0].shape, 0 if p.flat else p.axis, p.order == "first"
 
     def unique(
         x: Any, order: Any, other: Any, numbers: Any, y: Any, indices: Any, inverse: Any, counts: Any, y_extents: Any,

@@ -7,7 +7,7 @@ from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray
-from schedsearch.ops.unique import sliced
+from schedsearch.ops.unique import UniqueParams, sliced
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -21,7 +21,7 @@ MOST = 1 << 19  # elements or slices: a plan has up to 64 steps
 PARTS = (64, 128, 256, 512)
 
 
-class UniqueCuda(Template):
+class UniqueCuda(Template[UniqueParams]):
     """Sorts the places of elements or slices, and numbers those that differ from the one before."""
 
     name = "unique_cuda"
@@ -29,17 +29,17 @@ class UniqueCuda(Template):
     op = "unique"
     kind = "cuda"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[UniqueParams], target: Target) -> str | None:
         _, count, _ = sliced(workload.params)
         return None if count <= MOST else f"x has {count} elements or slices to compare; allowed: up to {MOST}"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[UniqueParams], target: Target) -> ConfigSpace:
         return ConfigSpace((Knob("parts", PARTS, "blocks that number what differs, at most"),))
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[UniqueParams], target: Target, space: ConfigSpace) -> Config:
         return Config(parts=256)
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[UniqueParams], target: Target, config: Config) -> KernelSource:
         _, count, _ = sliced(workload.params)
         size = next_power(count)
         part = -(-count // (config["parts"] * THREADS)) * THREADS
@@ -64,7 +64,7 @@ class UniqueCuda(Template):
 
         steps = [over(size, kernels.begin_kernel(workload, size), x, keys, order), *_sorting(workload, size, x, keys, order)]
         steps += [over(count, kernels.heads_kernel(workload), x, order, marks), *numbered(numbers)]
-        if workload.order == "first":
+        if workload.params.order == "first":
             steps.append(over(count, kernels.clear_kernel(count), marks))
             steps.append(over(count, kernels.first_kernel(count), order, numbers, marks))
             steps += numbered(ranks)
@@ -79,19 +79,19 @@ class UniqueCuda(Template):
         return KernelSource("cuda", "native", tuple(steps), workspaces)
 
 
-def arrays_of(workload: Workload) -> dict[str, NumbaArray]:
+def arrays_of(workload: Workload[UniqueParams]) -> dict[str, NumbaArray]:
     """x and y as the bits of their elements, and the other outputs."""
-    found = {name: words_of(name, workload.dtype, _size(workload, name)) for name in ("x", "y")}
+    found = {name: words_of(name, workload.params.dtype, _size(workload, name)) for name in ("x", "y")}
     for spec in workload.outputs[1:]:
         found[spec.name] = NumbaArray(spec.name, "int64", (spec.size,), (8,))
     return found
 
 
-def _size(workload: Workload, name: str) -> int:
+def _size(workload: Workload[UniqueParams], name: str) -> int:
     return next(spec.size for spec in (*workload.signature, *workload.outputs) if spec.name == name)
 
 
-def _sorting(workload: Workload, size: int, *arrays: NumbaArray) -> list[KernelStep]:
+def _sorting(workload: Workload[UniqueParams], size: int, *arrays: NumbaArray) -> list[KernelStep]:
     """The bitonic network: whole tiles first, then run after run."""
     tile, steps = min(size, TILE), []
 

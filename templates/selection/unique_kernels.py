@@ -12,7 +12,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.unique import sliced
+from schedsearch.ops.unique import UniqueParams, sliced
 from schedsearch.templates.parts.casts import i32, i64
 from schedsearch.templates.selection.block import EVERY_LANE, WARP, block_sum
 from schedsearch.templates.selection.keys import LAST, key_of
@@ -36,11 +36,11 @@ def _unchanged(word: Any) -> Any:
     return i64(word)
 
 
-def comes_before(p: Workload) -> Callable[..., Any]:
+def comes_before(p: Workload[UniqueParams]) -> Callable[..., Any]:
     """`before(x, key_a, a, key_b, b)` for kernels: whether element or slice a comes before b. Keys are those of their first
     elements; places from the number of slices on belong to none."""
     outer, count, inner = sliced(p.params)
-    key, length = wide_key(p.dtype), outer * inner
+    key, length = wide_key(p.params.dtype), outer * inner
 
     def of_elements(x: Any, key_a: Any, a: Any, key_b: Any, b: Any) -> Any:
         return (key_a < key_b) | ((key_a == key_b) & (a < b))
@@ -58,10 +58,10 @@ def comes_before(p: Workload) -> Callable[..., Any]:
     return of_elements if length == 1 else of_slices
 
 
-def differs(p: Workload) -> Callable[..., Any]:
+def differs(p: Workload[UniqueParams]) -> Callable[..., Any]:
     """`other(x, a, b)` for kernels: whether two elements or slices differ."""
     outer, count, inner = sliced(p.params)
-    key, length = wide_key(p.dtype), outer * inner
+    key, length = wide_key(p.params.dtype), outer * inner
 
     def other(x: Any, a: Any, b: Any) -> Any:
         found, at = False, i64(0)
@@ -74,10 +74,10 @@ def differs(p: Workload) -> Callable[..., Any]:
     return other
 
 
-def begin_kernel(p: Workload, size: int) -> Callable[..., None]:
+def begin_kernel(p: Workload[UniqueParams], size: int) -> Callable[..., None]:
     """The kernel (x, keys, order): pairs in the order of x, and behind them pairs that come last."""
     _, count, inner = sliced(p.params)
-    key = wide_key(p.dtype)
+    key = wide_key(p.params.dtype)
 
     def begin(x, keys, order) -> None:  # type: ignore[no-untyped-def]
         at = i64(i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)
@@ -88,7 +88,7 @@ def begin_kernel(p: Workload, size: int) -> Callable[..., None]:
     return begin
 
 
-def tile_kernel(p: Workload, size: int, first_run: int, last_run: int) -> Callable[..., None]:
+def tile_kernel(p: Workload[UniqueParams], size: int, first_run: int, last_run: int) -> Callable[..., None]:
     """The kernel (x, keys, order): the steps of the runs from first_run to last_run whose partners are in one tile."""
     tile, before = min(size, TILE), comes_before(p)
 
@@ -121,7 +121,7 @@ def tile_kernel(p: Workload, size: int, first_run: int, last_run: int) -> Callab
     return sort_tile
 
 
-def far_kernel(p: Workload, size: int, run: int, stride: int) -> Callable[..., None]:
+def far_kernel(p: Workload[UniqueParams], size: int, run: int, stride: int) -> Callable[..., None]:
     """The kernel (x, keys, order): one step of a run, whose partners are `stride` apart."""
     before = comes_before(p)
 
@@ -138,7 +138,7 @@ def far_kernel(p: Workload, size: int, run: int, stride: int) -> Callable[..., N
     return exchange
 
 
-def heads_kernel(p: Workload) -> Callable[..., None]:
+def heads_kernel(p: Workload[UniqueParams]) -> Callable[..., None]:
     """The kernel (x, order, marks): 1 for each sorted place whose element differs from the one before, else 0."""
     _, count, _ = sliced(p.params)
     other = differs(p)
@@ -233,12 +233,13 @@ def first_kernel(count: int) -> Callable[..., None]:
     return mark_first
 
 
-def write_kernel(p: Workload) -> Callable[..., None]:
+def write_kernel(workload: Workload[UniqueParams]) -> Callable[..., None]:
     """The kernel (x, order, numbers, ranks, y, indices, inverse, three arrays of extents, starts): a thread for each sorted
     place. The first of a kind writes it; `starts` are the sorted places of the first of all kinds.
     """
-    outer, count, inner = sliced(p.params)
-    shape, axis, as_found = p.outputs[0].shape, 0 if p.flat else p.axis, p.order == "first"
+    p = workload.params
+    outer, count, inner = sliced(p)
+    shape, axis, as_found = workload.outputs[0].shape, 0 if p.flat else p.axis, p.order == "first"
 
     def write(  # type: ignore[no-untyped-def]
         x, order, numbers, ranks, y, indices, inverse, y_extents, indices_extents, counts_extents, starts
@@ -269,10 +270,10 @@ def write_kernel(p: Workload) -> Callable[..., None]:
     return write
 
 
-def finish_kernel(p: Workload) -> Callable[..., None]:
+def finish_kernel(p: Workload[UniqueParams]) -> Callable[..., None]:
     """The kernel (order, numbers, ranks, starts, inverse, counts): how often each kind occurs, and where each element is."""
     _, count, _ = sliced(p.params)
-    as_found = p.order == "first"
+    as_found = p.params.order == "first"
 
     def finish(order, numbers, ranks, starts, inverse, counts) -> None:  # type: ignore[no-untyped-def]
         at = i64(i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x)

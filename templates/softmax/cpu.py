@@ -10,7 +10,7 @@ from schedsearch.backend.cpu_ops import as_array
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
-from schedsearch.ops.softmax import along
+from schedsearch.ops.softmax import SoftmaxParams, along
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -23,7 +23,7 @@ _ROWS = (1, 4, 16, 64, 256)
 _MAX_ITEMS = 2**31 - 1
 
 
-class SoftmaxCpu(Template):
+class SoftmaxCpu(Template[SoftmaxParams]):
     """A work item has neighbouring rows, and passes over them three times."""
 
     name = "softmax_cpu"
@@ -31,11 +31,11 @@ class SoftmaxCpu(Template):
     op = "softmax"
     kind = "cpu"
 
-    def validate(self, workload: Workload, target: Target) -> str | None:
+    def validate(self, workload: Workload[SoftmaxParams], target: Target) -> str | None:
         items = _items(workload, _ROWS[-1])
         return None if items <= _MAX_ITEMS else f"x has {items} parts; allowed: less than 2**31"
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[SoftmaxParams], target: Target) -> ConfigSpace:
         _, _, inner = along(workload.params)
         longest = next((n for n in _ROWS if n >= inner), _ROWS[-1])
         rows = tuple(n for n in _ROWS if n <= longest and _items(workload, n) <= _MAX_ITEMS) or (longest,)
@@ -46,12 +46,12 @@ class SoftmaxCpu(Template):
             )
         )
 
-    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+    def default(self, workload: Workload[SoftmaxParams], target: Target, space: ConfigSpace) -> Config:
         """Rows that fill a line of the cache, or all that are side by side. All cores."""
         values = space.values
         return Config(rows=max(n for n in values["rows"] if n <= max(64, values["rows"][0])), threads=values["threads"][-1])
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[SoftmaxParams], target: Target, config: Config) -> KernelSource:
         items = _items(workload, config["rows"])
         step = KernelStep(
             softmax_kernel(workload, config["rows"]),
@@ -62,9 +62,10 @@ class SoftmaxCpu(Template):
         return KernelSource("cpu", "native", (step,))
 
 
-def softmax_kernel(p: Workload, rows: int) -> Callable[..., None]:
+def softmax_kernel(workload: Workload[SoftmaxParams], rows: int) -> Callable[..., None]:
     """The kernel (x, y, start, stop) over groups of `rows` neighbouring rows: the largest numbers, the sums, the results."""
-    outer, length, inner = along(p.params)
+    p = workload.params
+    outer, length, inner = along(p)
     parts, size, log, memory = -(-inner // rows), outer * length * inner, p.log, stack_memory(8 * rows)
     element, widen, narrow, held = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype), 2 * rows
 
@@ -97,6 +98,6 @@ def softmax_kernel(p: Workload, rows: int) -> Callable[..., None]:
     return softmax
 
 
-def _items(p: Workload, rows: int) -> int:
+def _items(p: Workload[SoftmaxParams], rows: int) -> int:
     outer, _, inner = along(p.params)
     return outer * -(-inner // rows)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.softmax import along
+from schedsearch.ops.softmax import SoftmaxParams, along
 from schedsearch.space import ConfigSpace, Constraint
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
@@ -19,7 +19,7 @@ from schedsearch.workload import Workload
 _SHARED_BYTES = 48 << 10
 
 
-class SoftmaxCuda(RowsTemplate):
+class SoftmaxCuda(RowsTemplate[SoftmaxParams]):
     """Threads share a row, which stays in their registers; longer rows and other axes are read twice."""
 
     name = "softmax_cuda"
@@ -27,25 +27,25 @@ class SoftmaxCuda(RowsTemplate):
     op = "softmax"
     lanes_doc = "threads that share a row, or neighbouring rows"
 
-    def rows(self, workload: Workload) -> tuple[int, int]:
+    def rows(self, workload: Workload[SoftmaxParams]) -> tuple[int, int]:
         outer, length, inner = along(workload.params)
         return outer * inner, length
 
-    def stays(self, workload: Workload) -> bool:
+    def stays(self, workload: Workload[SoftmaxParams]) -> bool:
         return along(workload.params)[2] == 1 and super().stays(workload)
 
-    def contiguous(self, workload: Workload) -> int:
+    def contiguous(self, workload: Workload[SoftmaxParams]) -> int:
         _, length, inner = along(workload.params)
         return inner if inner > 1 else length if self.stays(workload) else 1
 
-    def wanted_lanes(self, workload: Workload, target: Target, vector: int) -> int:
+    def wanted_lanes(self, workload: Workload[SoftmaxParams], target: Target, vector: int) -> int:
         """Where rows are read twice, so many threads for each that the device is busy."""
         if self.stays(workload):
             return super().wanted_lanes(workload, target, vector)
         outer, length, inner = along(workload.params)
         return length // 4 if inner == 1 else target.sms * BUSY_THREADS // (outer * inner // vector)
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+    def space(self, workload: Workload[SoftmaxParams], target: Target) -> ConfigSpace:
         space = super().space(workload, target)
         if self.stays(workload):
             return space
@@ -54,7 +54,7 @@ class SoftmaxCuda(RowsTemplate):
             space.knobs, (*space.constraints, fits), {"shared_bytes": lambda k: 8 * k["threads"] * k["vector"]}
         )
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+    def kernel(self, workload: Workload[SoftmaxParams], target: Target, config: Config) -> KernelSource:
         rows, _ = self.rows(workload)
         vector, lanes, threads, stays = config["vector"], config["lanes"], config["threads"], self.stays(workload)
         build: Callable[..., Callable[..., None]] = row_kernel if stays else looped_kernel
@@ -65,5 +65,5 @@ class SoftmaxCuda(RowsTemplate):
             Grid(-(-groups // (threads // lanes))),
             threads,
         )
-        alignment = min(vector * dtype_of(workload.dtype).nbytes, MOST_BYTES)
+        alignment = min(vector * dtype_of(workload.params.dtype).nbytes, MOST_BYTES)
         return KernelSource("cuda", "native", (step,), alignments=dict.fromkeys(("x", "y"), alignment))

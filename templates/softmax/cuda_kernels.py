@@ -9,7 +9,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.softmax import along
+from schedsearch.ops.softmax import SoftmaxParams, along
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.groups import over_group
@@ -20,12 +20,13 @@ LOWEST = f32(-math.inf)
 SLOTS = 2  # of shared memory: one for the largest numbers, one for the sums
 
 
-def row_kernel(p: Workload, vector: int, lanes: int, threads: int) -> Callable[..., None]:
+def row_kernel(workload: Workload[SoftmaxParams], vector: int, lanes: int, threads: int) -> Callable[..., None]:
     """The kernel (x, y) for the last axis: `lanes` threads share a row, which they read once and keep in registers.
 
     Thread t of a row has its vectors t, t + lanes, t + 2 lanes ...
     """
-    rows, length, _ = along(p.params)
+    p = workload.params
+    rows, length, _ = along(p)
     element, words = dtype_of(p.dtype).nbytes, vectors.words_of(p.dtype, vector)
     parts, rows_of_block = -(-length // (vector * lanes)), threads // lanes
     held, numbers, partials = words * parts, vector * parts, SLOTS * max(threads // 32, 1)
@@ -74,7 +75,7 @@ def row_kernel(p: Workload, vector: int, lanes: int, threads: int) -> Callable[.
     return softmax
 
 
-def looped_kernel(p: Workload, vector: int, lanes: int, threads: int) -> Callable[..., None]:
+def looped_kernel(workload: Workload[SoftmaxParams], vector: int, lanes: int, threads: int) -> Callable[..., None]:
     """The kernel (x, y) for any axis and length: `lanes` threads share `vector` neighbouring rows along the axis, and
     read them twice.
 
@@ -82,7 +83,8 @@ def looped_kernel(p: Workload, vector: int, lanes: int, threads: int) -> Callabl
     sees a larger one (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Where the axis is the last
     one, the threads of a row are neighbours, and otherwise threads of neighbouring rows.
     """
-    outer, length, inner = along(p.params)
+    p = workload.params
+    outer, length, inner = along(p)
     element, words = dtype_of(p.dtype).nbytes, vectors.words_of(p.dtype, vector)
     items, of_inner, groups = outer * inner // vector, inner // vector, threads // lanes
     partials = 2 * threads * vector

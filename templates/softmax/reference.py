@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.ops.softmax import along
+from schedsearch.ops.softmax import SoftmaxParams, along
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
 from schedsearch.templates.parts.reference import gather, reader, reference_source, sharer, writer
@@ -18,7 +18,7 @@ _ERRORS = 8.0  # of two exponentials, a division and the conversions, beside tho
 _NEGLIGIBLE = 2.0**-24  # a sum of exponentials that is so small beside 1, however often it is rounded
 
 
-class SoftmaxReference(Reference):
+class SoftmaxReference(Reference[SoftmaxParams]):
     """Each item is a row along the axis.
 
     The magnitude counts the roundoffs of float32 that a number may have, relative to it:
@@ -30,9 +30,9 @@ class SoftmaxReference(Reference):
     It is multiplied by the length of the row, so it is divided by it here.
     """
 
-    def kernel(self, workload: Workload, target: Target) -> KernelSource:
+    def kernel(self, workload: Workload[SoftmaxParams], target: Target) -> KernelSource:
         outer, length, inner = along(workload.params)
-        read, write, items, log = reader(target, workload.dtype), writer(target), sharer(target), workload.log
+        read, write, items, log = reader(target, workload.params.dtype), writer(target), sharer(target), workload.params.log
 
         def softmax(x: Any, y: Any, magnitude: Any, start: Any, stop: Any) -> None:
             for row in items(start, stop):
@@ -63,7 +63,7 @@ class SoftmaxReference(Reference):
 
     def points(
         self,
-        workload: Workload,
+        workload: Workload[SoftmaxParams],
         arrays: Mapping[str, Any],
         scalars: Mapping[str, float],
         flat_indices: Any,
@@ -76,5 +76,5 @@ class SoftmaxReference(Reference):
             x = gather(arrays, workload.signature[0], (i * length + np.arange(length)) * inner + k)
             shifted = x - x.max()
             total = np.exp(shifted).sum()
-            found[place] = shifted[j] - np.log(total) if workload.log else np.exp(shifted[j]) / total
+            found[place] = shifted[j] - np.log(total) if workload.params.log else np.exp(shifted[j]) / total
         return found
