@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_support import run_on_cpu
+from vector_emulator import VectorEmulator
 
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
@@ -19,7 +20,6 @@ from schedsearch.target import PRESETS
 from schedsearch.template import Template
 from schedsearch.templates.parts import vectors
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.vector_emulator import VectorEmulator
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conv2d_support import run_on_cpu
 from depthwise_support import numpy_depthwise, small_integers
+from ptx_emulator import PtxEmulator
 
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
@@ -25,7 +26,6 @@ from schedsearch.templates.depthwise_conv2d import (
 )
 from schedsearch.templates.parts import epilogue, planes
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]

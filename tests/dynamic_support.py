@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from array_emulator import ArrayEmulator
 from bandwidth_support import H200, default, stored
 from conv2d_support import run_on_cpu
 
@@ -14,7 +15,6 @@ from schedsearch.ops.bounded import in_use
 from schedsearch.ops.dtypes import decode, dtype
 from schedsearch.template import Template, load_reference
 from schedsearch.templates.own_kernel import copies
-from schedsearch.testing.array_emulator import ArrayEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
 

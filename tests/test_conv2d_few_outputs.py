@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_numpy import integers, numpy_conv2d, to_bits
+from row_emulator import RowEmulator
 
 import schedsearch.templates.conv2d.few_outputs as module
 from schedsearch.backend import compile_source
@@ -17,7 +18,6 @@ from schedsearch.config import Config
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d import placement
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.row_emulator import RowEmulator
 from schedsearch.workload import Workload
 
 H200, A100 = PRESETS["h200"], PRESETS["a100"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_numpy import KINDS, check_schedules
+from moves_emulator import MovesEmulator
 from test_conv2d_integers import drawn, sums
 from test_conv2d_wgmma_emulated import SMALL, Requantise
 from test_conv2d_wgmma_zero_points import run_ptx
@@ -38,7 +39,6 @@ from schedsearch.templates.parts import (
 )
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.moves_emulator import MovesEmulator
 from schedsearch.testing.template_contract import TemplateContract
 from schedsearch.workload import Workload
 

@@ -11,6 +11,7 @@ import integer_model
 import numpy as np
 import pytest
 from conv2d_numpy import numpy_conv2d
+from simt_emulator import SimtEmulator
 
 import schedsearch.templates.conv2d.simt as module
 from schedsearch.backend import compile_source
@@ -25,7 +26,6 @@ from schedsearch.templates.conv2d.simt import Conv2dSimt
 from schedsearch.templates.conv2d.simt_sizes import Gemm
 from schedsearch.templates.parts import addressing, walk
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.simt_emulator import SimtEmulator
 from schedsearch.workload import Workload
 
 TEMPLATE, H200 = Conv2dSimt(), PRESETS["h200"]

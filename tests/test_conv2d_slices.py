@@ -11,6 +11,7 @@ import pytest
 from conv2d_numpy import numpy_conv2d
 from conv2d_support import integer_arguments
 from mma_emulated import emulate
+from simt_emulator import SimtEmulator
 
 import schedsearch
 import schedsearch.templates.conv2d.simt as simt_module
@@ -26,7 +27,6 @@ from schedsearch.template import load_template, load_templates
 from schedsearch.templates.conv2d import placement, simt_kernel, simt_loads, weight_rows
 from schedsearch.templates.parts import addressing, walk
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.simt_emulator import SimtEmulator
 from schedsearch.workload import Workload
 
 H200, CPU = PRESETS["h200"], detect("cpu")

@@ -10,6 +10,7 @@ import integer_model
 import numpy as np
 import pytest
 from conv2d_support import covering
+from ptx_emulator import PtxEmulator
 from test_conv2d_stem import CONFIG, MODULES, StemEmulator
 from test_conv2d_wgmma import LOCAL_LOAD, LOCAL_STORE, instructions
 
@@ -23,7 +24,6 @@ from schedsearch.templates.conv2d.stem import Conv2dStem
 from schedsearch.templates.conv2d.stem_sizes import Runs, Staging, evaluate, usable_tiles
 from schedsearch.templates.parts import epilogue, epilogue_fragments
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]

@@ -12,6 +12,7 @@ from conv2d_numpy import depth_to_space, numpy_conv2d
 from conv2d_support import integer_arguments, run_on_cpu
 from mma_emulated import emulate
 from onnx.reference import ReferenceEvaluator
+from simt_emulator import SimtEmulator
 
 import schedsearch.templates.conv2d.simt as simt_module
 from schedsearch.backend import compile_source
@@ -26,7 +27,6 @@ from schedsearch.templates.conv2d.mma import Conv2dMma
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.templates.parts import addressing, walk
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.simt_emulator import SimtEmulator
 from schedsearch.workload import Workload
 
 H200, A100 = PRESETS["h200"], PRESETS["a100"]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conv2d_numpy import KINDS, check_schedules
 from conv2d_support import run_on_cpu
+from ptx_emulator import PtxEmulator
 from test_conv2d_wgmma import LOCAL_LOAD, LOCAL_STORE, instructions
 from test_conv2d_wgmma_emulated import MODULES, SMALL
 
@@ -26,7 +27,6 @@ from schedsearch.templates.parts import addressing, epilogue, epilogue_fragments
 from schedsearch.templates.parts.window_sums import SUMS
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Emulator, Memory
-from schedsearch.testing.ptx_emulator import PtxEmulator
 
 Array = np.ndarray[Any, Any]
 H200, TEMPLATE = PRESETS["h200"], Conv2dWgmma()

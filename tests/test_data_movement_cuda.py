@@ -18,6 +18,7 @@ import pytest
 from conv2d_numpy import KINDS, check_schedules
 from conv2d_support import run_on_cpu as run  # it takes any device
 from long_cases import each_one_way
+from moves_emulator import MovesEmulator
 from test_conv2d_wgmma import instructions
 
 import schedsearch
@@ -51,7 +52,6 @@ from schedsearch.templates.data_movement.move import Move
 from schedsearch.templates.data_movement.mover import Mover
 from schedsearch.templates.data_movement.staging import Staging
 from schedsearch.testing.emulator import Memory, replace_casts
-from schedsearch.testing.moves_emulator import MovesEmulator
 from schedsearch.testing.template_contract import TemplateContract
 
 H200 = PRESETS["h200"]

@@ -14,6 +14,7 @@ from depthwise_cuda_support import H200, KERNEL_MODULES, assert_compiles, emulat
 from depthwise_support import case_workloads, random_workload
 from hypothesis import given
 from hypothesis import strategies as st
+from ptx_emulator import PtxEmulator
 
 from schedsearch import Workload, depthwise_conv2d
 from schedsearch.device.detect import detect
@@ -21,7 +22,6 @@ from schedsearch.target import PRESETS, Target
 from schedsearch.template import load_template
 from schedsearch.templates.depthwise_conv2d.patches import Axis, Patch, Piece, pieces
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.testing.template_contract import TemplateContract
 
 PIXELS = load_template("depthwise_conv2d_cuda")

@@ -10,6 +10,7 @@ import pytest
 from conv2d_support import run_on_cpu
 from depthwise_cuda_support import H200, KERNEL_MODULES
 from long_cases import except_long
+from ptx_emulator import PtxEmulator
 
 from schedsearch import WorkloadError
 from schedsearch.backend import compile_source
@@ -21,7 +22,6 @@ from schedsearch.template import load_reference, load_template
 from schedsearch.templates.depthwise_conv2d.convolution import as_convolution
 from schedsearch.templates.parts import epilogue
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.workload import Workload
 
 CPU, CUDA = load_template("depthwise_conv2d_cpu_int8"), load_template("depthwise_conv2d_cuda")

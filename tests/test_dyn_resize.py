@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_emulator import ArrayEmulator
 from bandwidth_support import H200, verdict
 from dynamic_support import assert_equal, emulated, expected, on_device
 from hypothesis import assume, given, settings
@@ -26,7 +27,6 @@ from schedsearch.template import load_template
 from schedsearch.templates.arrange import kernels
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.resize import axes, dyn_axes, dyn_cuda
-from schedsearch.testing.array_emulator import ArrayEmulator
 from schedsearch.testing.emulator import Memory, replace_casts
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract

@@ -15,6 +15,7 @@ import pytest
 from conv2d_support import run_on_cpu as run  # it takes any device
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from moves_emulator import MovesEmulator
 
 from schedsearch import Workload, dyn_strided_slice
 from schedsearch.backend import compile_source
@@ -30,7 +31,6 @@ from schedsearch.target import PRESETS
 from schedsearch.template import Template, load_template
 from schedsearch.templates.dyn_strided_slice import kernel
 from schedsearch.testing.emulator import Memory, replace_casts
-from schedsearch.testing.moves_emulator import MovesEmulator
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conv2d_numpy import KINDS, check_schedules
 from conv2d_support import run_on_cpu as run  # it takes any device
+from moves_emulator import MovesEmulator
 from test_conv2d_wgmma import instructions
 
 import schedsearch
@@ -32,7 +33,6 @@ from schedsearch.templates.layout_transform.cpu import LayoutTransformCpu
 from schedsearch.templates.layout_transform.cuda import LayoutTransformCuda
 from schedsearch.templates.layout_transform.permutation import Permutation
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.moves_emulator import MovesEmulator
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 

@@ -11,6 +11,7 @@ import pytest
 from conv2d_support import run_on_cpu
 from matmul_support import CASES, arguments, cases, expected, scalars
 from mma_emulated import emulate
+from ptx_emulator import PtxEmulator
 from test_conv2d_wgmma_zero_points import run_ptx
 
 from schedsearch import batch_matmul, dense
@@ -38,7 +39,6 @@ from schedsearch.templates.parts import (
 )
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]

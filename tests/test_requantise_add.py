@@ -13,6 +13,7 @@ import integer_model
 import numpy as np
 import pytest
 from exact_ptx import rounded, run_ptx
+from ptx_emulator import PtxEmulator
 
 from schedsearch import WorkloadError
 from schedsearch.ops.conv2d import conv2d
@@ -20,7 +21,6 @@ from schedsearch.templates.parts import epilogue, epilogue_fragments
 from schedsearch.templates.parts.epilogue_fragments import TileRows
 from schedsearch.templates.parts.stages import STAGE_CODES
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]

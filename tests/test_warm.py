@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ptx_emulator import PtxEmulator
 
 from schedsearch.templates.parts import warm
 from schedsearch.templates.parts.stages import epilogue_operands
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.workload import Workload
 
 SECTOR = 32

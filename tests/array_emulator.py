@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from greenlet import getcurrent
+from vector_emulator import VectorEmulator
 
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.vector_emulator import VectorEmulator
 
 WARP = 32
 _EVERY_LANE = 0xFFFFFFFF

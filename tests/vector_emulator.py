@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from moves_emulator import MovesEmulator
 
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.moves_emulator import MovesEmulator
 
 _OPERATIONS = ("float_of", "bits_of", "halves", "nearest_integer", "larger", "power_of_two", "from_lane")
 
