@@ -23,9 +23,9 @@ from numba import njit
 
 from schedsearch.backend import compile_source, toolchain
 from schedsearch.config import Config
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
-from schedsearch.ops.conv2d import conv2d
 from schedsearch.target import Target
 from schedsearch.template import Template, load_reference
 from schedsearch.templates.conv2d.cpu import Conv2dCpu

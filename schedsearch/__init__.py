@@ -13,6 +13,22 @@ from schedsearch import compat
 
 if TYPE_CHECKING:
     from schedsearch.config import Config
+    from schedsearch.constructors.convolutions import batch_matmul, conv2d, dense, depthwise_conv2d
+    from schedsearch.constructors.images import dyn_resize, nms, pool2d, resize, roi_align
+    from schedsearch.constructors.movement import (
+        concat,
+        depth_to_space,
+        dyn_strided_slice,
+        fill_margin,
+        layout_transform,
+        pad,
+        space_to_depth,
+        strided_slice,
+        transpose,
+    )
+    from schedsearch.constructors.numbers import elementwise, layer_norm, softmax
+    from schedsearch.constructors.open_shapes import arange, dyn_concat, expand, reshape, where
+    from schedsearch.constructors.selection import gather, nonzero, scatter, topk, unique
     from schedsearch.device.detect import detect
     from schedsearch.dynamic.build import build_dynamic
     from schedsearch.dynamic.executable import DynamicExecutable
@@ -44,37 +60,7 @@ if TYPE_CHECKING:
     from schedsearch.executable.file import load
     from schedsearch.executable.net import Net
     from schedsearch.executable.sized import SizedNet
-    from schedsearch.ops.arange import arange
-    from schedsearch.ops.batch_matmul import batch_matmul
-    from schedsearch.ops.concat import concat
-    from schedsearch.ops.conv2d import conv2d
-    from schedsearch.ops.dense import dense
-    from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
-    from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
-    from schedsearch.ops.dyn_concat import dyn_concat
-    from schedsearch.ops.dyn_resize import dyn_resize
-    from schedsearch.ops.dyn_strided_slice import dyn_strided_slice
-    from schedsearch.ops.elementwise import elementwise
-    from schedsearch.ops.expand import expand
-    from schedsearch.ops.fill_margin import fill_margin
-    from schedsearch.ops.gather import gather
-    from schedsearch.ops.layer_norm import layer_norm
-    from schedsearch.ops.layout_transform import layout_transform
-    from schedsearch.ops.nms import nms
-    from schedsearch.ops.nonzero import nonzero
     from schedsearch.ops.packing import pack, unpack
-    from schedsearch.ops.pad import pad
-    from schedsearch.ops.pool2d import pool2d
-    from schedsearch.ops.reshape import reshape
-    from schedsearch.ops.resize import resize
-    from schedsearch.ops.roi_align import roi_align
-    from schedsearch.ops.scatter import scatter
-    from schedsearch.ops.softmax import softmax
-    from schedsearch.ops.strided_slice import strided_slice
-    from schedsearch.ops.topk import topk
-    from schedsearch.ops.transpose import transpose
-    from schedsearch.ops.unique import unique
-    from schedsearch.ops.where import where
     from schedsearch.own.decorator import Tunable, tunable
     from schedsearch.own.deployed import own_kernel
     from schedsearch.runtime import Kernel, KernelCache, RangeKernel
@@ -131,51 +117,51 @@ _HOMES = {
     "WorkloadError": "schedsearch.errors",
     "WorkloadRange": "schedsearch.workload_range",
     "WrongResultError": "schedsearch.errors",
-    "batch_matmul": "schedsearch.ops.batch_matmul",
+    "batch_matmul": "schedsearch.constructors.convolutions",
     "build": "schedsearch.executable.build",
     "build_dynamic": "schedsearch.dynamic.build",
     "compile": "schedsearch.runtime.deploy",
-    "concat": "schedsearch.ops.concat",
-    "conv2d": "schedsearch.ops.conv2d",
-    "dense": "schedsearch.ops.dense",
-    "depth_to_space": "schedsearch.ops.depth_to_space",
-    "depthwise_conv2d": "schedsearch.ops.depthwise_conv2d",
+    "concat": "schedsearch.constructors.movement",
+    "conv2d": "schedsearch.constructors.convolutions",
+    "dense": "schedsearch.constructors.convolutions",
+    "depth_to_space": "schedsearch.constructors.movement",
+    "depthwise_conv2d": "schedsearch.constructors.convolutions",
     "detect": "schedsearch.device.detect",
-    "elementwise": "schedsearch.ops.elementwise",
+    "elementwise": "schedsearch.constructors.numbers",
     "explain": "schedsearch.runtime.deploy",
     "folded": "schedsearch.templates.own_kernel.launches",
-    "gather": "schedsearch.ops.gather",
-    "layer_norm": "schedsearch.ops.layer_norm",
-    "layout_transform": "schedsearch.ops.layout_transform",
+    "gather": "schedsearch.constructors.selection",
+    "layer_norm": "schedsearch.constructors.numbers",
+    "layout_transform": "schedsearch.constructors.movement",
     "load": "schedsearch.executable.file",
     "load_templates": "schedsearch.template",
-    "nms": "schedsearch.ops.nms",
-    "nonzero": "schedsearch.ops.nonzero",
-    "arange": "schedsearch.ops.arange",
-    "dyn_concat": "schedsearch.ops.dyn_concat",
-    "fill_margin": "schedsearch.ops.fill_margin",
-    "dyn_resize": "schedsearch.ops.dyn_resize",
-    "expand": "schedsearch.ops.expand",
-    "reshape": "schedsearch.ops.reshape",
-    "where": "schedsearch.ops.where",
+    "nms": "schedsearch.constructors.images",
+    "nonzero": "schedsearch.constructors.selection",
+    "arange": "schedsearch.constructors.open_shapes",
+    "dyn_concat": "schedsearch.constructors.open_shapes",
+    "fill_margin": "schedsearch.constructors.movement",
+    "dyn_resize": "schedsearch.constructors.images",
+    "expand": "schedsearch.constructors.open_shapes",
+    "reshape": "schedsearch.constructors.open_shapes",
+    "where": "schedsearch.constructors.open_shapes",
     "own_kernel": "schedsearch.own.deployed",
     "pack": "schedsearch.ops.packing",
-    "pad": "schedsearch.ops.pad",
+    "pad": "schedsearch.constructors.movement",
     "plan_tasks": "schedsearch.session",
-    "pool2d": "schedsearch.ops.pool2d",
-    "resize": "schedsearch.ops.resize",
-    "roi_align": "schedsearch.ops.roi_align",
-    "scatter": "schedsearch.ops.scatter",
-    "softmax": "schedsearch.ops.softmax",
-    "space_to_depth": "schedsearch.ops.depth_to_space",
-    "dyn_strided_slice": "schedsearch.ops.dyn_strided_slice",
-    "strided_slice": "schedsearch.ops.strided_slice",
-    "topk": "schedsearch.ops.topk",
-    "transpose": "schedsearch.ops.transpose",
+    "pool2d": "schedsearch.constructors.images",
+    "resize": "schedsearch.constructors.images",
+    "roi_align": "schedsearch.constructors.images",
+    "scatter": "schedsearch.constructors.selection",
+    "softmax": "schedsearch.constructors.numbers",
+    "space_to_depth": "schedsearch.constructors.movement",
+    "dyn_strided_slice": "schedsearch.constructors.movement",
+    "strided_slice": "schedsearch.constructors.movement",
+    "topk": "schedsearch.constructors.selection",
+    "transpose": "schedsearch.constructors.movement",
     "tunable": "schedsearch.own.decorator",
     "tune": "schedsearch.session",
     "unfolded": "schedsearch.templates.own_kernel.launches",
-    "unique": "schedsearch.ops.unique",
+    "unique": "schedsearch.constructors.selection",
     "unpack": "schedsearch.ops.packing",
 }
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from schedsearch import launch_rules
 from schedsearch.errors import PlanError, did_you_mean
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.launch_rules import MAX_BLOCK_THREADS, MAX_GRID_X, SCALAR_FORMATS, TENSOR_MAP_BYTES, shown
-from schedsearch.ops.dtypes import DTYPES
+from schedsearch.launch_rules import MAX_BLOCK_THREADS, MAX_GRID_X, TENSOR_MAP_BYTES, shown
+from schedsearch.ops.dtypes import DTYPES, SCALAR_FORMATS
 from schedsearch.text import type_text
 
 if TYPE_CHECKING:

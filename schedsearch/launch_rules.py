@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.ops.dtypes import DTYPES
+from schedsearch.ops.dtypes import DTYPES, MAX_RANK, SCALAR_FORMATS
 
 if TYPE_CHECKING:
     from schedsearch.launch import Grid, LaunchPlan, NumbaArray, Number, Step, TensorMap
@@ -43,14 +43,7 @@ MAX_WORKSPACE_BYTES = 1 << 40
 MAX_ALIGNMENT = 1 << 16
 MAX_WORK_ITEMS = 1 << 48  # the CPU multiplies it by the number of threads, in 64 bits
 
-MAX_RANK = 8
 MAX_TEXT = 255  # characters of a literal
-# Number format of a scalar -> its code in the module struct.
-SCALAR_FORMATS = {
-    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
-    "uint64": "Q", "float32": "f", "float64": "d",
-}  # fmt: skip
-
 _PARAM_BYTES = {
     "pointer": 8, "i32": 4, "i64": 8, "f32": 4, "scalar": 8, "tensor_map": TENSOR_MAP_BYTES, "number": 8, "literal": 8,
     "array": 8 * (5 + 2 * MAX_RANK),

@@ -17,8 +17,8 @@ from typing import Any, Protocol, Self
 from schedsearch.errors import PlanError
 from schedsearch.identity import canonical_json
 from schedsearch.launch import LaunchPlan
+from schedsearch.workload_range import MAX_SIZES
 
-MAX_SIZES = 1024  # of a range
 _MAX_DIVISOR = 1024
 _LARGEST = 2**62
 

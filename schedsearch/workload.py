@@ -7,6 +7,7 @@ changes no id.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import math
 from collections.abc import Mapping
@@ -59,9 +60,9 @@ class Workload(Generic[P]):
     @classmethod
     def conv2d(cls, **params: Any) -> Workload[Conv2dParams]:
         """The same as `schedsearch.conv2d(...)`."""
-        from schedsearch.ops.conv2d import conv2d
-
-        return conv2d(**params)
+        module, _, function = operator("conv2d").constructor.partition(":")
+        made: Workload[Conv2dParams] = getattr(importlib.import_module(module), function)(**params)
+        return made
 
     @classmethod
     def from_json(cls, text: str) -> Workload:

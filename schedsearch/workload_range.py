@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.launch_sizes import MAX_SIZES
 from schedsearch.workload import Workload
 
+MAX_SIZES = 1024  # of a range
 RANGE_TEXT = re.compile(r"\s*(\d{1,9})\s*\.\.\s*(\d{1,9})\s*")  # 1..64, as workload files write it
 
 

@@ -32,7 +32,7 @@ from schedsearch.launch import (
     Step,
     TensorMap,
 )
-from schedsearch.launch_rules import SCALAR_FORMATS
+from schedsearch.ops.dtypes import SCALAR_FORMATS
 from schedsearch.ops.own_kernel import Argument, parameters_of
 from schedsearch.records.store import Store
 from schedsearch.workload import Workload

@@ -8,7 +8,7 @@ from typing import Any
 
 from test_operator_cases_gpu import both, padding
 
-from schedsearch.ops.conv2d import conv2d
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.workload import Workload
 
 FAMILIES = {  # name in the file -> number of cases; those of 4-bit numbers are not ours

@@ -24,8 +24,8 @@ import test_conv2d_unfold as unfold
 import test_conv2d_wgmma as wgmma
 from conv2d_numpy import KINDS, check_schedules, exactly
 
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.device.detect import detect
-from schedsearch.ops.conv2d import conv2d
 from schedsearch.template import load_template
 from schedsearch.workload import Workload
 

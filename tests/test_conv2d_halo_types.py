@@ -20,7 +20,7 @@ import schedsearch.templates.conv2d.halo_kernel as kernel_module
 import schedsearch.templates.conv2d.halo_weights as halo_weights
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
-from schedsearch.ops.conv2d import conv2d
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import evaluate

@@ -12,9 +12,9 @@ from conv2d_support import run_on_cpu
 
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.ops.conv2d import conv2d
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
 from schedsearch.template import load_reference

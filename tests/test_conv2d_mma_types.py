@@ -17,9 +17,9 @@ from mma_emulated import emulate
 from schedsearch.backend import compile_source
 from schedsearch.backend.ops import operands_and_text
 from schedsearch.config import Config
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.device.detect import detect
 from schedsearch.launch import MAX_GRID_X
-from schedsearch.ops.conv2d import conv2d
 from schedsearch.ops.dtypes import encode
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.sum_of_products import accumulator_dtype

@@ -16,8 +16,8 @@ from simt_emulator import SimtEmulator
 import schedsearch.templates.conv2d.simt as module
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.ops import STAGES
-from schedsearch.ops.conv2d import conv2d
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS, Target

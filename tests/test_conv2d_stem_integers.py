@@ -18,7 +18,7 @@ import schedsearch.templates.conv2d.stem as module
 from schedsearch.backend import compile_source
 from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.config import Config
-from schedsearch.ops.conv2d import conv2d
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.stem import Conv2dStem
 from schedsearch.templates.conv2d.stem_sizes import Runs, Staging, evaluate, usable_tiles

@@ -18,8 +18,8 @@ from test_conv2d_wgmma_emulated import MODULES, SMALL
 
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.launch import Pointer
-from schedsearch.ops.conv2d import conv2d
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d import weight_rows
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma

@@ -22,10 +22,10 @@ from schedsearch.backend.cpu import _optimised_ir, _signature, _target_machine
 from schedsearch.backend.cpu_dot import DOT_INSTRUCTIONS, dot_instruction, dot_tile_ops
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.launch import Grid, Pointer
-from schedsearch.ops.conv2d import conv2d
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.conv2d.cpu_int8 import Conv2dCpuInt8

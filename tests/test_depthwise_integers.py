@@ -15,9 +15,9 @@ from ptx_emulator import PtxEmulator
 from schedsearch import WorkloadError
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
+from schedsearch.constructors.convolutions import depthwise_conv2d
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
 from schedsearch.template import load_reference, load_template
 from schedsearch.templates.depthwise_conv2d.convolution import as_convolution
 from schedsearch.templates.parts import epilogue

@@ -17,7 +17,7 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
-from schedsearch.ops.conv2d import conv2d
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.ops.layout import Layout
 from schedsearch.template import load_reference
 from schedsearch.workload import Workload

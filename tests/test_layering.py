@@ -30,6 +30,7 @@ LAYERS = {
     "schedsearch.leftovers": 0,
     "schedsearch.reading": 0,
     "schedsearch.config": 1,
+    "schedsearch.constructors": 1,
     "schedsearch.identity": 1,
     "schedsearch.launch": 1,
     "schedsearch.launch_rules": 1,
@@ -177,12 +178,13 @@ RINGS = (
     "device device.cpu device.cuda device.cuda_kernel",
     "dynamic.bound dynamic.exact dynamic.net dynamic.run",
     "executable.file executable.fixed executable.sized",
-    "launch launch_rules launch_sizes ops.conv2d workload workload_range",
+    "launch launch_rules",
     "ops.base ops.checks",
     "runtime.kernel runtime.prepared runtime.torch_call",
     "session.arms session.task_state",
     "session.report session.summary",
     "torch.forward torch.traced_check",
+    "workload workload_range",
 )
 
 

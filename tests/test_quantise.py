@@ -14,10 +14,10 @@ from onnx.reference import ReferenceEvaluator
 
 from schedsearch import WorkloadError
 from schedsearch.backend import compile_source
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
 from schedsearch.measure.reference import is_rounded
 from schedsearch.ops import STAGES, encode
-from schedsearch.ops.conv2d import conv2d
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
 from schedsearch.templates.parts.stages import STAGE_CODES

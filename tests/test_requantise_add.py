@@ -16,7 +16,7 @@ from exact_ptx import rounded, run_ptx
 from ptx_emulator import PtxEmulator
 
 from schedsearch import WorkloadError
-from schedsearch.ops.conv2d import conv2d
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.templates.parts import epilogue, epilogue_fragments
 from schedsearch.templates.parts.epilogue_fragments import TileRows
 from schedsearch.templates.parts.stages import STAGE_CODES

@@ -15,8 +15,8 @@ from numba import cuda, types
 from schedsearch.backend import compile_source
 from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.backend.ops import operands_and_text
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.launch import Grid, Pointer
-from schedsearch.ops.conv2d import conv2d
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep

@@ -10,7 +10,7 @@ from schedsearch.c_export.describe import description
 from schedsearch.c_export.plan_source import Memory, plan_source
 from schedsearch.c_export.text import comment, parameter_names, string, words
 from schedsearch.identity import canonical_json
-from schedsearch.launch_rules import SCALAR_FORMATS
+from schedsearch.ops.dtypes import SCALAR_FORMATS
 
 _OVERLENGTH = 4000  # characters of a string literal; ISO C compilers need not support more than 4095
 _TAKEN = ("stream", "workspace", "prepared", "pointers", "scalars", "kernel", "image")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from schedsearch.c_export.chosen import Chosen
 from schedsearch.c_export.text import parameter_names, string
-from schedsearch.launch_rules import MAX_RANK
 from schedsearch.ops import ArgSpec, ScalarSpec
+from schedsearch.ops.dtypes import MAX_RANK
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime.arrays import forms
 

@@ -28,11 +28,12 @@ from schedsearch.executable.program import SIZED, Call, Origin, Program, Referen
 from schedsearch.executable.run import Shared
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
-from schedsearch.launch_sizes import MAX_SIZES, SizedData, SizedPlan, ranges_text
+from schedsearch.launch_sizes import SizedData, SizedPlan, ranges_text
 from schedsearch.ops import ArgSpec
 from schedsearch.records import executables
 from schedsearch.runtime import arrays
 from schedsearch.text import counted, quoted
+from schedsearch.workload_range import MAX_SIZES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,7 +26,7 @@ from schedsearch.executable.sized import MadeParts, SizedCode, SizedPrograms
 from schedsearch.executable.sized_tune import missing_ranges, tune_groups
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
-from schedsearch.launch_sizes import MAX_SIZES, SizedData, SizedPlan
+from schedsearch.launch_sizes import SizedData, SizedPlan
 from schedsearch.measure.builder import BuiltRange
 from schedsearch.measure.range_build import RangeResult, Spaces, build_shared
 from schedsearch.measure.verify import verify_once
@@ -40,7 +40,7 @@ from schedsearch.target import Target
 from schedsearch.template import load_template, load_templates
 from schedsearch.text import counted
 from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload_range import MAX_SIZES, WorkloadRange
 
 if TYPE_CHECKING:
     from schedsearch.network.costs import Costs

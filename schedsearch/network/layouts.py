@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from schedsearch.constructors.movement import layout_transform, transpose
 from schedsearch.errors import WorkloadError
 from schedsearch.network.graph import Network, Node, Part, Value, View
 from schedsearch.ops import Layout
-from schedsearch.ops.layout_transform import layout_transform
-from schedsearch.ops.transpose import transpose
 from schedsearch.workload import Workload
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.checks import Domain
@@ -12,9 +12,6 @@ from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.open_shapes import Arranged, ArrangedParams
 from schedsearch.ops.params import Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,22 +83,3 @@ def _at_most(bound: int) -> Callable[..., int]:
         return bound
 
     return extent
-
-
-def arange(*, bound: int, dtype: str = "int64") -> Workload[ArangeParams]:
-    """start, start + delta ... up to before limit, numbers that are on the device: y, and how many there are.
-
-    Args:
-        bound: how many there are at most.
-        dtype: of the arguments start, limit and delta, one number each, and of y: int64, int32 or float32.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> [argument.name for argument in arange(bound=100).signature]
-        ['start', 'limit', 'delta']
-    """
-    from schedsearch.workload import Workload
-
-    return Workload("arange", dict(bound=bound, dtype=dtype))

@@ -158,7 +158,7 @@ class ScalarSpec:
     """A number that is given at call time.
 
     Attributes:
-        dtype: its format, a key of `schedsearch.launch_rules.SCALAR_FORMATS`.
+        dtype: its format, a key of `schedsearch.ops.dtypes.SCALAR_FORMATS`.
         number: integer format that the value must belong to, as a zero point does; "": any float32.
         positive: it is the scale of quantised numbers, finite and above zero. Calls refuse others.
     """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec
@@ -13,9 +13,6 @@ from schedsearch.ops.epilogues import epilogue_parameter
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.products import WEIGHT_LAYOUTS, MatrixProduct, MatrixProductParams
 from schedsearch.ops.stages import Stage
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 X_LAYOUTS = ("MK", "KM")
 _BATCH = {"type": "integer", "minimum": 1, "maximum": MAX_INT}
@@ -78,52 +75,3 @@ class BatchMatmul(MatrixProduct[BatchMatmulParams]):
 
 
 BATCH_MATMUL = BatchMatmul()
-
-
-def batch_matmul(
-    *,
-    b: int,
-    m: int,
-    n: int,
-    k: int,
-    x_batch: int | None = None,
-    weight_batch: int | None = None,
-    dtype: str = "float16",
-    weight_dtype: str | None = None,
-    out_dtype: str | None = None,
-    precision: str = "fp32",
-    zero_points: Sequence[str] = (),
-    x_layout: str = "MK",
-    weight_layout: str = "NK",
-    epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
-) -> Workload[BatchMatmulParams]:
-    """Products of matrices, one for each b: `y[b] = x[b] @ weight[b].T`; with weight_layout "KN", `y[b] = x[b] @ weight[b]`.
-
-    Args:
-        b: matrices of y (b, m, n).
-        m, n: rows and columns of a matrix of y. A vector of the epilogue, such as bias, has n elements.
-        k: length of the sums.
-        x_batch, weight_batch: matrices of x (x_batch, m, k) and of weight (weight_batch, n, k): b, or 1 if all products have
-            the same one. Default: b.
-        dtype, weight_dtype, out_dtype, precision, zero_points, epilogue: as in `dense`. The residual has the shape of y.
-        x_layout: "MK", or "KM" for matrices of shape (k, m).
-        weight_layout: "NK", or "KN" for matrices of shape (k, n), as in ONNX's MatMul and torch.bmm.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> scores = batch_matmul(b=12, m=128, n=128, k=64)
-        >>> [(array.name, array.shape) for array in (*scores.signature, scores.output)]
-        [('x', (12, 128, 64)), ('weight', (12, 128, 64)), ('y', (12, 128, 128))]
-    """
-    from schedsearch.workload import Workload
-
-    params: dict[str, Any] = {
-        "b": b, "m": m, "n": n, "k": k, "dtype": dtype, "precision": precision, "zero_points": zero_points,
-        "x_layout": x_layout, "weight_layout": weight_layout, "epilogue": epilogue,
-    }  # fmt: skip
-    optional = {
-        "x_batch": x_batch, "weight_batch": weight_batch, "weight_dtype": weight_dtype, "out_dtype": out_dtype,
-    }  # fmt: skip
-    return Workload("batch_matmul", params | {name: value for name, value in optional.items() if value is not None})

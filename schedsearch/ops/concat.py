@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec
@@ -13,9 +13,6 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Box, Factor, Movement, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 MOST_ARGUMENTS = 32
 
@@ -125,26 +122,3 @@ class Concat(DataMovement[ConcatParams]):
 
 
 CONCAT = Concat()
-
-
-def concat(
-    *, x: Sequence[Sequence[int]], axis: int, dtype: str = "float16", slice_of: Sequence[int] = ()
-) -> Workload[ConcatParams]:
-    """A concatenation of x0, x1, ... along one dimension.
-
-    Args:
-        x: extents of each argument, up to 32 of them. They differ along `axis` only.
-        axis: the dimension; negative ones count from the last.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> concat(x=[(1, 64, 28, 28), (1, 32, 28, 28)], axis=1).output.shape
-        (1, 96, 28, 28)
-    """
-    from schedsearch.workload import Workload
-
-    return Workload("concat", {"x": x, "axis": axis, "dtype": dtype, "slice_of": tuple(slice_of)})

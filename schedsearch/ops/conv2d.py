@@ -15,9 +15,9 @@ Factors of float32 are multiplied as they are, or with `precision` tf32 after ea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Work
@@ -55,9 +55,6 @@ from schedsearch.ops.window import (
     window_problems,
     window_words,
 )
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -266,83 +263,3 @@ def _slice_problems(p: Conv2dParams) -> list[Problem]:
     if pixel_shuffle(p.epilogue, p.k) is not None:
         return [Problem("slice_of", f"slice_of is {whole}; leave it out or leave out depth_to_space: y has one of them")]
     return []
-
-
-def conv2d(
-    *,
-    n: int,
-    h: int,
-    w: int,
-    c: int,
-    k: int,
-    r: int,
-    s: int,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    dtype: str = "float16",
-    weight_dtype: str | None = None,
-    out_dtype: str | None = None,
-    precision: str = "fp32",
-    zero_points: Sequence[str] = (),
-    layout: str = "NHWC",
-    output_layout: str | None = None,
-    slice_of: int | None = None,
-    weight_layout: str | None = None,
-    epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
-) -> Workload[Conv2dParams]:
-    """A 2-d convolution (cross-correlation, as in every deep-learning library).
-
-    Args:
-        n, h, w, c: input batch, height, width, channels.
-        k: output channels.
-        r, s: kernel height and width.
-        stride, dilation: one number, or (vertical, horizontal).
-        padding: one number, (vertical, horizontal), or (top, left, bottom, right).
-        groups: divides c and k.
-        dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors; or int8, uint8, float8_e4m3 (e4m3fn) or
-            float8_e5m2 of x.
-        weight_dtype: int8 or uint8, or float8_e4m3 or float8_e5m2, if x is one of the two; default: `dtype`.
-        out_dtype: of y and the residual; default: the input's, float16 if that is float8, or what the epilogue makes of the
-            32-bit sums.
-        precision: of products of float32. "fp32" multiplies the factors as they are; "tf32" may round or cut each to a
-            significand of 10 stored bits first, as tensor cores do. Sums are float32 in both. Default: "fp32".
-        zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.
-        layout: axes of x in memory: NHWC, NCHW, or NCHW[x]c with blocks of x channels, which must fill them.
-        output_layout: axes of y in memory: NHWC or NCHW if x has one of these; default: `layout`.
-        slice_of: channels of a larger array that holds y. Kernels then take a slice of it along the channels as `out`, and
-            leave its other channels alone: a concatenation of several results costs nothing. Default: the channels of y.
-        weight_layout: OHWI, OIHW or OIHW[x]o[x]i; default: the one that belongs to `layout`.
-        epilogue: stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"]).output.shape
-        (1, 14, 14, 64)
-        >>> packed = conv2d(
-        ...     n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, dtype="int8", layout="NCHW32c",
-        ...     epilogue=["bias", "relu", {"requantise": {"to": "uint8"}}],
-        ... )
-        >>> packed.output.shape, packed.output.dtype
-        ((1, 2, 14, 14, 32), 'uint8')
-        >>> conv2d(
-        ...     n=1, h=14, w=14, c=64, k=128, r=3, s=3, padding=1, output_layout="NCHW",
-        ...     epilogue=["bias", {"depth_to_space": {"block": 2, "mode": "CRD"}}],
-        ... ).output.shape
-        (1, 32, 28, 28)
-        >>> conv2d(n=1, h=14, w=14, c=64, k=32, r=1, s=1, slice_of=256).output.strides("NHWC")
-        (50176, 3584, 256, 1)
-    """
-    from schedsearch.workload import Workload
-
-    params: dict[str, Any] = {
-        "n": n, "h": h, "w": w, "c": c, "k": k, "r": r, "s": s,
-        "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
-        "dtype": dtype, "precision": precision, "zero_points": zero_points, "layout": layout, "epilogue": epilogue,
-    }  # fmt: skip
-    optional: dict[str, str | int | None] = {"weight_dtype": weight_dtype, "out_dtype": out_dtype}
-    optional |= {"output_layout": output_layout, "slice_of": slice_of, "weight_layout": weight_layout}
-    return Workload("conv2d", params | {name: value for name, value in optional.items() if value is not None})

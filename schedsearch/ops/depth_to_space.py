@@ -11,9 +11,9 @@ The b * b * c channels of a pixel are numbered in one of two ways, as in ONNX:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec
@@ -22,9 +22,6 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Movement, permuted, row_strides
 from schedsearch.ops.params import Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 LAYOUTS = ("NCHW", "NHWC")
 MODES = ("DCR", "CRD")
@@ -191,75 +188,3 @@ class SpaceToDepth(_Blocks):
 
 
 DEPTH_TO_SPACE, SPACE_TO_DEPTH = DepthToSpace(), SpaceToDepth()
-
-
-def depth_to_space(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    block: int,
-    mode: str = "DCR",
-    layout: str = "NCHW",
-    dtype: str = "float16",
-    slice_of: Sequence[int] = (),
-) -> Workload[BlockParams]:
-    """Channels become blocks of block x block pixels.
-
-    Args:
-        n, c, h, w: batch, channels, height and width of x; block * block divides c.
-        block: height and width of a block.
-        mode: "DCR" (TensorFlow; ONNX's default) or "CRD" (PyTorch's PixelShuffle).
-        layout: "NCHW" or "NHWC", of x and y.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> depth_to_space(n=1, c=48, h=720, w=1280, block=4, mode="CRD").output.shape
-        (1, 3, 2880, 5120)
-    """
-    from schedsearch.workload import Workload
-
-    params: dict[str, Any] = {"n": n, "c": c, "h": h, "w": w, "block": block, "mode": mode, "layout": layout, "dtype": dtype}
-    params["slice_of"] = tuple(slice_of)
-    return Workload("depth_to_space", params)
-
-
-def space_to_depth(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    block: int,
-    mode: str = "DCR",
-    layout: str = "NCHW",
-    dtype: str = "float16",
-    slice_of: Sequence[int] = (),
-) -> Workload[BlockParams]:
-    """Blocks of block x block pixels become channels: the inverse of `depth_to_space` with the same block, mode and layout.
-
-    Args:
-        n, c, h, w: batch, channels, height and width of x; block divides h and w.
-        block: height and width of a block.
-        mode: "DCR" (TensorFlow and ONNX) or "CRD" (PyTorch's PixelUnshuffle).
-        layout: "NCHW" or "NHWC", of x and y.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> space_to_depth(n=1, c=3, h=224, w=224, block=2, layout="NHWC").output.shape
-        (1, 112, 112, 12)
-    """
-    from schedsearch.workload import Workload
-
-    params: dict[str, Any] = {"n": n, "c": c, "h": h, "w": w, "block": block, "mode": mode, "layout": layout, "dtype": dtype}
-    params["slice_of"] = tuple(slice_of)
-    return Workload("space_to_depth", params)

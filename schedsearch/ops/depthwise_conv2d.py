@@ -37,9 +37,9 @@ grad_both      x, weight, dy, dx_before and dw_before likewise     dx, dw
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
@@ -79,9 +79,6 @@ from schedsearch.ops.window import (
     window_problems,
     window_words,
 )
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_both")
 DTYPES = ("float16", "bfloat16", "float32", *INTEGERS)
@@ -358,67 +355,3 @@ def _direction_problems(p: DepthwiseConv2dParams) -> list[Problem]:
             Problem("epilogue", f"an epilogue belongs to direction forward, but direction is {direction}; leave it out")
         )
     return problems
-
-
-def depthwise_conv2d(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    r: int,
-    s: int,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    multiplier: int = 1,
-    direction: str = "forward",
-    dtype: str = "float16",
-    weight_dtype: str | None = None,
-    zero_points: Sequence[str] = (),
-    layout: str = "NHWC",
-    weight_layout: str | None = None,
-    accumulate: bool = False,
-    deterministic: bool = False,
-    epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
-) -> Workload[DepthwiseConv2dParams]:
-    """A depthwise 2-d convolution, or one of its gradients.
-
-    Args:
-        n, c, h, w: batch, channels, height and width of x, in every direction.
-        r, s: kernel height and width.
-        stride, dilation: one number, or (vertical, horizontal).
-        padding: one number, (vertical, horizontal), or (top, left, bottom, right).
-        multiplier: output channels for each input channel: channel c makes c * multiplier ... (c + 1) * multiplier - 1.
-        direction: "forward": (x, weight) -> y; "grad_input": (dy, weight) -> dx; "grad_weight": (x, dy) -> dw; "grad_both":
-            (x, weight, dy) -> (dx, dw).
-        dtype: float16, bfloat16 or float32 of all arrays, with sums in float32; or int8 or uint8 of x, with sums in 32 bits.
-        weight_dtype: int8 or uint8 if x is one of the two; default: `dtype`.
-        zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.
-        layout: axes of x, y, dx and dy in memory: NHWC or NCHW.
-        weight_layout: of weight and dw, with one input channel: OHWI, OIHW, HWOI or HWIO; default: OHWI for NHWC, OIHW for
-            NCHW.
-        accumulate: kernels of a gradient take dx_before or dw_before too, and add the gradient to it. It may be the same
-            memory as the result.
-        deterministic: dw has the same bits in every call.
-        epilogue: stages after the sums of `forward`, in order; see `schedsearch.ops.STAGES`.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> depthwise_conv2d(n=1, c=64, h=56, w=56, r=3, s=3, padding=1, epilogue=["bias", "relu"]).output.shape
-        (1, 56, 56, 64)
-        >>> grad = depthwise_conv2d(n=1, c=64, h=56, w=56, r=3, s=3, padding=1, direction="grad_weight", layout="NCHW")
-        >>> [(array.name, array.shape) for array in (*grad.signature, grad.output)]
-        [('x', (1, 64, 56, 56)), ('dy', (1, 64, 56, 56)), ('dw', (64, 1, 3, 3))]
-    """
-    from schedsearch.workload import Workload
-
-    params: dict[str, Any] = {
-        "n": n, "c": c, "h": h, "w": w, "r": r, "s": s,
-        "stride": stride, "padding": padding, "dilation": dilation, "multiplier": multiplier, "direction": direction,
-        "dtype": dtype, "layout": layout, "accumulate": accumulate, "deterministic": deterministic, "epilogue": epilogue,
-    }  # fmt: skip
-    optional = {"weight_dtype": weight_dtype, "weight_layout": weight_layout, "zero_points": zero_points or None}
-    return Workload("depthwise_conv2d", params | {name: value for name, value in optional.items() if value is not None})

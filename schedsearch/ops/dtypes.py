@@ -117,6 +117,12 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
     }
 )  # fmt: skip
 
+MAX_RANK = 8  # axes of an array that a kernel of a user takes
+# Number format of a scalar -> its code in the module struct.
+SCALAR_FORMATS = {
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
+    "uint64": "Q", "float32": "f", "float64": "d",
+}  # fmt: skip
 _FROM_LIBRARY = {row.library: row.name for row in DTYPES.values()}
 
 

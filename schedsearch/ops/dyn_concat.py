@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import axis_number
@@ -13,9 +13,6 @@ from schedsearch.ops.data_movement import AXES, axis_problems
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged, ArrangedParams
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 MOST_PARTS = 4
 _EXTENTS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_INT}, "minItems": 1}
@@ -94,24 +91,3 @@ class DynConcat(Arranged[DynConcatParams]):
 
 
 DYN_CONCAT = DynConcat()
-
-
-def dyn_concat(
-    *, x: Sequence[Sequence[int]], axis: int = 0, dtype: str = "float16", dynamic: Sequence[str] = ()
-) -> Workload[DynConcatParams]:
-    """2 to 4 arrays one after the other along an axis, of which the extents may be on the device.
-
-    Args:
-        x: extents of each.
-        dynamic: those of x0, x1 ... of which the extents are read from memory.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> dyn_concat(x=[(100, 8), (50, 8)], dynamic=("x0", "x1")).outputs[0].shape
-        (150, 8)
-    """
-    from schedsearch.workload import Workload
-
-    return Workload("dyn_concat", dict(x=tuple(map(tuple, x)), axis=axis, dtype=dtype, dynamic=tuple(dynamic)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, Work
@@ -26,9 +26,6 @@ from schedsearch.ops.images import image
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared, plain
 from schedsearch.ops.resize import LARGEST_PRODUCT, RESIZE, ROUNDINGS, ResizeGeometry, as_float32, own_problems
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 _SIZES = {
     "n": Parameter.count("bound of the batch"),
@@ -207,52 +204,3 @@ def _of_sizes(vertical: int, horizontal: int) -> ShapeFunction:
         "x has no pixels, but y has; allowed: images of one pixel or more, or sizes with a 0",
     )
     return ShapeFunction({"x": Dependence.SHAPE, "sizes": Dependence.VALUE}, extent, problem, messages)
-
-
-def dyn_resize(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    oh: int,
-    ow: int,
-    mode: str = "nearest",
-    coordinates: str = "half_pixel",
-    rounding: str = "round_prefer_floor",
-    scale: Sequence[float] = (),
-    dtype: str = "float16",
-    layout: str = "NHWC",
-) -> Workload[DynResizeParams]:
-    """An image of another height and width, where both sizes are known at run time only.
-
-    Args:
-        n, c, h, w: upper bounds of batch, height and width of x, and its channels.
-        oh, ow: upper bounds of height and width of y.
-        mode: "nearest" or "linear".
-        coordinates: "half_pixel", "pytorch_half_pixel", "asymmetric" or "align_corners", as ONNX defines them.
-        rounding: of mode nearest: "round_prefer_floor", "round_prefer_ceil", "floor" or "ceil".
-        scale: (vertical, horizontal): y has the height and width of x times these, rounded down. Default: they are in the
-            argument `sizes`.
-        dtype: of x and y: float16, bfloat16 or float32; nearest also int8 or uint8.
-        layout: NHWC, NCHW or NCHW[x]c of x and y.
-
-    Returns:
-        A workload with the arguments x, x_extents (int64, one for each axis of x) and, without a scale, sizes (int64[2]),
-        and the outputs y and y_extents (int64).
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> workload = dyn_resize(n=1, c=128, h=100, w=100, oh=200, ow=200, mode="linear")
-        >>> [argument.name for argument in workload.signature]
-        ['x', 'x_extents', 'sizes']
-    """
-    from schedsearch.workload import Workload
-
-    params: dict[str, Any] = {
-        "n": n, "c": c, "h": h, "w": w, "oh": oh, "ow": ow, "mode": mode, "coordinates": coordinates, "rounding": rounding,
-        "dtype": dtype, "layout": layout,
-    }  # fmt: skip
-    return Workload("dyn_resize", params | ({"scale": tuple(scale)} if len(scale) else {}))

@@ -8,9 +8,9 @@ extents are an output of their own. TVM calls the operator dyn.strided_slice; ON
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
@@ -22,9 +22,6 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.strided_slice import MODES
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in (1, 2, 4, 8))
 INDEX_DTYPES = ("int64", "int32")
@@ -228,47 +225,3 @@ def shape_function(entry_of: tuple[int, ...], mode: str, strided: bool) -> Shape
         return ShapeFunction(needs, to_end)
     message = "strides has 0; allowed: positive numbers, or negative ones to go backwards"
     return ShapeFunction({**needs, "strides": Dependence.VALUE}, to_end_by_strides, no_stride, (message,))
-
-
-def dyn_strided_slice(
-    *,
-    x: Sequence[int],
-    entries: int | None = None,
-    axes: Sequence[int] = (),
-    mode: str = "end",
-    strided: bool | None = None,
-    bound: Sequence[int] | None = None,
-    dynamic: bool = False,
-    dtype: str = "float16",
-    index_dtype: str = "int64",
-) -> Workload[DynStridedSliceParams]:
-    """A slice of x whose begin, end and strides are arrays on the device; see `DynStridedSlice`.
-
-    Args:
-        x: extents of x; with `dynamic` upper bounds of them.
-        entries: length of begin, end and strides; default: one for each of axes, or for each dimension.
-        bound: upper bounds of y's extents; default: x.
-
-    Returns:
-        A workload with the arguments x, x_extents (if dynamic), begin, end and strides (if strided), and the outputs y and
-        y_extents.
-
-    Raises:
-        WorkloadError: lists have wrong lengths, an axis does not exist or is named twice, or mode size has strides.
-
-    Example:
-        >>> [argument.name for argument in dyn_strided_slice(x=(64, 1024)).signature]
-        ['x', 'begin', 'end', 'strides']
-    """
-    from schedsearch.workload import Workload
-
-    given: dict[str, Any] = {
-        "x": x,
-        "axes": axes,
-        "mode": mode,
-        "dynamic": dynamic,
-        "dtype": dtype,
-        "index_dtype": index_dtype,
-    }
-    optional = {"entries": entries, "strided": strided, "bound": bound}
-    return Workload("dyn_strided_slice", given | {name: value for name, value in optional.items() if value is not None})

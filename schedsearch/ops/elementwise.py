@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, Work
@@ -45,9 +45,6 @@ from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced
 Input = (
     tuple[str, str, tuple[int, ...]] | tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 )
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
 MAX_INPUTS = 16
@@ -298,43 +295,3 @@ def _domain(number: int, dtype: str, is_zero_point: bool, whole: int, sign: int,
         offset = 1.0 if sign > 0 else 0.0
         return Domain(tuple(scale * ((16 * k + 8 + number % 8) / 64 + offset * (k >= 0)) for k in parts))
     return Domain(range(max(int(row.lowest), -whole if sign < 0 else 1), min(whole, int(row.largest)) + 1))
-
-
-def elementwise(
-    *,
-    y: Sequence[int],
-    expression: str,
-    inputs: Sequence[Any] | None = None,
-    dtype: str = "float16",
-    out_dtype: str | None = None,
-    slice_of: Sequence[int] = (),
-) -> Workload[ElementwiseParams]:
-    """An expression of arrays, computed for every element in one kernel.
-
-    Args:
-        y: extents of y.
-        expression: e.g. "relu(a + b)" or "t = a * scale + shift; t * sigmoid(t)". It has + - * /, ** with a constant
-            exponent, numbers, names and the functions relu, leaky_relu(x, slope), clip(x, low, high), sigmoid, silu,
-            hard_sigmoid(x, alpha=0.2, beta=0.5), hard_swish, tanh, gelu, erf, exp, log, sqrt, abs, min(a, b), max(a, b),
-            round, quantise(x, scale, zero_point) and dequantise(q, scale, zero_point).
-        inputs: each a name, (name, dtype) or (name, dtype, extents); default: the names in the expression, all like y.
-            (name, dtype, extents, slice_of, begin, strides) is a slice of a larger array with the extents slice_of, which
-            kernels take whole; begin and strides have a number for each axis, and strides may be left out.
-        dtype: of inputs that do not say, and of y: float16, bfloat16, float32, int8 or uint8.
-        out_dtype: of y; default: dtype.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> inputs = ["a", ("scale", "float32", (64,)), "b"]
-        >>> layer = elementwise(y=(1, 56, 56, 64), expression="relu(a*scale+b)", inputs=inputs)
-        >>> layer.expression, layer.signature[1].shape
-        ('relu(a * scale + b)', (64,))
-    """
-    from schedsearch.workload import Workload
-
-    params: dict[str, Any] = {"y": tuple(y), "expression": expression, "dtype": dtype, "slice_of": tuple(slice_of)}
-    optional = {"inputs": inputs, "out_dtype": out_dtype}
-    return Workload("elementwise", params | {name: value for name, value in optional.items() if value is not None})

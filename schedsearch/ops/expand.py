@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.open_shapes import ByShape, ByShapeParams
 from schedsearch.ops.params import Params
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,32 +61,3 @@ class Expand(ByShape[ExpandParams]):
 
 
 EXPAND = Expand()
-
-
-def expand(
-    *,
-    x: Sequence[int],
-    bound: Sequence[int],
-    entries: int | None = None,
-    dtype: str = "float16",
-    dynamic: Sequence[str] = (),
-) -> Workload[ExpandParams]:
-    """x repeated along axes of extent 1, as NumPy broadcasts it to the extents in `shape`.
-
-    Args:
-        x: extents of x.
-        bound: upper bounds of y's extents.
-        entries: length of the argument shape, int64; default: one for each of bound.
-        dynamic: ("x",) if the extents of x are read from memory, too.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> expand(x=(1, 8), bound=(100, 8)).outputs[0].shape
-        (100, 8)
-    """
-    from schedsearch.workload import Workload
-
-    optional = {} if entries is None else {"entries": entries}
-    return Workload("expand", dict(x=tuple(x), bound=tuple(bound), dtype=dtype, dynamic=tuple(dynamic), **optional))

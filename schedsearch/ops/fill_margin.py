@@ -10,9 +10,9 @@ the bound, or below 0, count as the bound or 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, Work
@@ -22,9 +22,6 @@ from schedsearch.ops.data_movement import AXES, extents, shown, too_large, whole
 from schedsearch.ops.dtypes import DTYPES, encode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 VALUES = ("zero", "lowest")
 _BITS = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}
@@ -111,29 +108,3 @@ def margin_bits(value: str, dtype: str) -> tuple[int, str]:
         return 0, bits
     stored = np.asarray(encode(np.array([row.lowest], np.float64 if row.is_float else np.int64), dtype))
     return int(stored.view(bits)[0]), bits
-
-
-def fill_margin(
-    *, x: Sequence[int], margin: Sequence[int], value: str = "zero", dtype: str = "float16"
-) -> Workload[FillMarginParams]:
-    """x, with one number in the elements just beyond its extents in use.
-
-    Args:
-        x: bounds of the extents of x.
-        margin: how many elements to fill along each axis, beyond its extent in use; at most those of the bound.
-        value: "zero", or "lowest": the lowest finite number of the format.
-        dtype: of x and y: any format.
-
-    Returns:
-        A workload with the arguments x and x_extents (int64, one for each axis) and the output y, which may be x's memory.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> fill_margin(x=(4, 800, 800, 64), margin=(0, 1, 1, 0)).label
-        'fill_margin 4x800x800x64 margin 0,1,1,0 f16'
-    """
-    from schedsearch.workload import Workload
-
-    return Workload("fill_margin", {"x": tuple(x), "margin": tuple(margin), "value": value, "dtype": dtype})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Work
@@ -37,9 +37,6 @@ from schedsearch.ops.index_map import (
     index_problems,
 )
 from schedsearch.ops.params import Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 KINDS = ("slices", "elements", "tuples")
 
@@ -134,48 +131,3 @@ def _extent(p: GatherParams) -> Callable[..., int]:
         return indices[axis]
 
     return {"slices": of_slices, "tuples": of_tuples, "elements": of_elements}[p.by]
-
-
-def gather(
-    *,
-    x: Sequence[int],
-    indices: Sequence[int],
-    axis: int = 0,
-    by: str = "slices",
-    batch_dims: int = 0,
-    dtype: str = "float16",
-    index_dtype: str = "int64",
-    dynamic: bool = False,
-    dynamic_x: bool = False,
-) -> Workload[GatherParams]:
-    """Elements of x that indices choose.
-
-    Args:
-        x: extents of x.
-        indices: extents of indices. Of tuples, the last one is the length of a tuple.
-        axis: of slices and elements: what indices count along.
-        by: "slices", "elements" or "tuples", as ONNX's Gather, GatherElements and GatherND.
-        batch_dims: of tuples: leading axes that x and indices have in common.
-        dtype: of x and y: any format.
-        index_dtype: int64 or int32.
-        dynamic: the extents of indices are read from a further argument, `indices_extents`, when the kernel runs, and
-            `indices` are their upper bounds.
-        dynamic_x: those of x are read from `x_extents`. With either of both, a second output `y_extents` says how much of y
-            is in use. Extents are int64, one for each axis.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> gather(x=(1000, 256), indices=(8, 32)).output.shape
-        (8, 32, 256)
-    """
-    from schedsearch.workload import Workload
-
-    return Workload(
-        "gather",
-        {
-            "x": tuple(x), "indices": tuple(indices), "axis": axis, "by": by, "batch_dims": batch_dims, "dtype": dtype,
-            "index_dtype": index_dtype, "dynamic": dynamic, "dynamic_x": dynamic_x,
-        },
-    )  # fmt: skip

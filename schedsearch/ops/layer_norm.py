@@ -9,9 +9,9 @@ Source: Ba, Kiros and Hinton, "Layer normalization", 2016; Zhang and Sennrich, "
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedsearch.ops.along_axis import AlongAxisParams, Normalisation, axis_number
 from schedsearch.ops.base import ArgSpec
@@ -19,9 +19,6 @@ from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -84,35 +81,3 @@ def rows_of(p: LayerNormParams) -> tuple[int, int]:
     """(rows, numbers of a row)."""
     shape, axis = p.x, p.axis + len(p.x)
     return math.prod(shape[:axis]), math.prod(shape[axis:])
-
-
-def layer_norm(
-    *,
-    x: Sequence[int],
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    centred: bool = True,
-    bias: bool = True,
-    dtype: str = "float16",
-) -> Workload[LayerNormParams]:
-    """The layer norm over the last axes, or the norm by the root of the mean square.
-
-    Args:
-        x: extents of x.
-        axis: the first of the axes that make a row, counted from 0, or from -1 for the last one backwards.
-        epsilon: added to the variance.
-        centred: subtract the mean; false for rms_norm.
-        bias: add a bias to the scaled numbers.
-        dtype: of x and y: float16, bfloat16 or float32. Scale and bias are float32.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> layer_norm(x=(1, 56, 56, 96)).label
-        'layer_norm 1x56x56x96 f16+bias'
-    """
-    from schedsearch.workload import Workload
-
-    params = {"x": tuple(x), "axis": axis, "epsilon": epsilon, "centred": centred, "bias": bias, "dtype": dtype}
-    return Workload("layer_norm", params)

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem, UsageError
 from schedsearch.ops.base import ArgSpec, Op, Work
@@ -19,9 +19,6 @@ from schedsearch.ops.data_movement import DTYPES, whole_numbers
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 FAMILIES = {"NCHW": "images", "OIHW": "filters"}
 _MOST_BLOCKS = 4
@@ -150,40 +147,3 @@ def _block_problems(source: Layout, to: Layout) -> list[Problem]:
                 )
             )
     return found
-
-
-def layout_transform(
-    *,
-    h: int,
-    w: int,
-    layout: str,
-    to: str,
-    n: int = 0,
-    c: int = 0,
-    o: int = 0,
-    i: int = 0,
-    dtype: str = "float16",
-) -> Workload[LayoutTransformParams]:
-    """A change of layout: y holds the elements of x, with zeros in the padding of its blocks.
-
-    Args:
-        h, w: height and width.
-        layout: of x. Images have the axes N, C, H, W (NCHW, NHWC, NCHW32c ...), filters O, I, H, W (OIHW, OHWI, OIHW32o32i).
-        to: layout of y, over the same axes. Blocks of one axis must nest: 4 and 32, but not 4 and 6.
-        n, c: batch and channels of images.
-        o, i: output and input channels of filters.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> layout_transform(n=1, c=48, h=7, w=7, layout="NCHW", to="NCHW32c", dtype="int8").output.shape
-        (1, 2, 7, 7, 32)
-        >>> layout_transform(o=64, i=3, h=7, w=7, layout="OIHW", to="OHWI").output.shape
-        (64, 7, 7, 3)
-    """
-    from schedsearch.workload import Workload
-
-    params = {"n": n, "c": c, "o": o, "i": i, "h": h, "w": w, "layout": layout, "to": to, "dtype": dtype}
-    return Workload("layout_transform", params)

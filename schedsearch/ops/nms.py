@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, Work
@@ -20,9 +20,6 @@ from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 LOWEST = -(2.0**24 - 1) * 2.0**104
 
@@ -115,42 +112,3 @@ def _extent(max_output: int) -> Callable[..., int]:
         return 3 if axis == 1 else scores[0] * scores[1] * min(max_output, scores[2])
 
     return extent
-
-
-def nms(
-    *,
-    n: int,
-    classes: int,
-    boxes: int,
-    max_output: int,
-    iou_threshold: float = 0.0,
-    score_threshold: float = LOWEST,
-    center_point_box: bool = False,
-) -> Workload[NmsParams]:
-    """Non-maximum suppression for each image and class: y, int64 (kept boxes at most, 3), and its extents in use.
-
-    Its arguments are boxes, float32 (n, boxes, 4), and scores, float32 (n, classes, boxes).
-
-    Args:
-        n, classes, boxes: how many.
-        max_output: boxes to keep of an image and class, at most.
-        iou_threshold: boxes that overlap more with a kept one are dropped.
-        score_threshold: boxes must score more.
-        center_point_box: boxes are (x, y, width, height), not (y1, x1, y2, x2).
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> nms(n=1, classes=80, boxes=1000, max_output=100, iou_threshold=0.5).outputs[0].shape
-        (8000, 3)
-    """
-    from schedsearch.workload import Workload
-
-    return Workload(
-        "nms",
-        {
-            "n": n, "classes": classes, "boxes": boxes, "max_output": max_output, "iou_threshold": iou_threshold,
-            "score_threshold": score_threshold, "center_point_box": center_point_box,
-        },
-    )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, Work
@@ -20,9 +20,6 @@ from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 DTYPES = tuple(name for name in ALL_DTYPES if not name.startswith("float8"))
 
@@ -80,22 +77,3 @@ def _extent(axis: int, x: Sequence[int]) -> int:
     for place in range(len(x)):
         size = size * x[place]
     return len(x) if axis == 0 else size
-
-
-def nonzero(*, x: Sequence[int], dtype: str = "float32") -> Workload[NonZeroParams]:
-    """The places of the elements that are not zero: y, int64 (axes of x, elements of x), and its extents in use.
-
-    Args:
-        x: extents of x, up to 2^31 - 1 elements in all.
-        dtype: of x; uint8 stands for bool.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> [output.shape for output in nonzero(x=(4, 5)).outputs]
-        [(2, 20), (2,)]
-    """
-    from schedsearch.workload import Workload
-
-    return Workload("nonzero", {"x": tuple(x), "dtype": dtype})

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 from schedsearch.errors import Problem
-from schedsearch.launch_rules import MAX_RANK, SCALAR_FORMATS
 from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
 from schedsearch.ops.checks import Domain
-from schedsearch.ops.dtypes import DTYPES
+from schedsearch.ops.dtypes import DTYPES, MAX_RANK, SCALAR_FORMATS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Work
@@ -24,9 +24,6 @@ from schedsearch.ops.dtypes import encode
 from schedsearch.ops.movement import Box, Factor, Movement, Ragged, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 
 def _counts(doc: str) -> Parameter:
@@ -170,40 +167,3 @@ def _bits(value: float, dtype: str) -> int:
 
     stored = encode(np.array([value]), dtype)
     return int(stored.view(f"u{stored.dtype.itemsize}")[0])
-
-
-def pad(
-    *,
-    x: Sequence[int],
-    before: Sequence[int] = (),
-    after: Sequence[int] = (),
-    axes: Sequence[int] = (),
-    value: float = 0,
-    dtype: str = "float16",
-    slice_of: Sequence[int] = (),
-) -> Workload[PadParams]:
-    """A padding of x with a constant. Lists that are shorter than x has dimensions leave the others as they are.
-
-    Args:
-        x: extents of x.
-        before, after: new elements before and after x along `axes`; negative numbers cut so many elements of x.
-        axes: the dimensions that the lists are about; default 0, 1, ...
-        value: of the new elements, rounded to the dtype.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements of x do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
-
-    Returns:
-        A workload; its `output.shape` may have extents of 0 if x is cut.
-
-    Raises:
-        WorkloadError: an axis does not exist or is named twice, more is cut than x has, or the dtype does not hold `value`.
-
-    Example:
-        >>> pad(x=(1, 56, 56, 64), before=(1, 1), after=(2, 2), axes=(1, 2)).output.shape
-        (1, 59, 59, 64)
-    """
-    from schedsearch.workload import Workload
-
-    params: dict[str, Any] = {"x": x, "before": before, "after": after, "axes": axes, "value": value, "dtype": dtype}
-    params["slice_of"] = tuple(slice_of)
-    return Workload("pad", params)

@@ -16,9 +16,9 @@ with a NaN among them is NaN. Averages of int8 and uint8 are rounded half to eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, Work
@@ -39,9 +39,6 @@ from schedsearch.ops.window import (
     window_problems,
     window_words,
 )
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 MODES = ("max", "average")
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
@@ -205,56 +202,3 @@ def reached_padding(p: Pool2dParams) -> tuple[int, int, int, int]:
     reached_h = (height - 1) * p.stride[0] + (p.r - 1) * p.dilation[0] + 1
     reached_w = (width - 1) * p.stride[1] + (p.s - 1) * p.dilation[1] + 1
     return top, left, max(bottom, reached_h - top - p.h), max(right, reached_w - left - p.w)
-
-
-def pool2d(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    r: int,
-    s: int,
-    mode: str = "max",
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-    dtype: str = "float16",
-    layout: str = "NHWC",
-    slice_of: Sequence[int] = (),
-) -> Workload[Pool2dParams]:
-    """A pool over windows of an image; a global pool is the case r = h, s = w.
-
-    Args:
-        n, c, h, w: batch, channels, height and width of x.
-        r, s: kernel height and width.
-        mode: "max" or "average".
-        stride, dilation: one number, or (vertical, horizontal).
-        padding: one number, (vertical, horizontal), or (top, left, bottom, right); less than the kernel's extent.
-        ceil_mode: the last window along an axis may reach beyond the padding.
-        count_include_pad: an average divides by the number of pixels with those of the padding.
-        dtype: of x and y: float16, bfloat16, float32, int8 or uint8.
-        layout: NHWC, NCHW or NCHW[x]c of x and y.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> pool2d(n=32, c=64, h=112, w=112, r=3, s=3, stride=2, padding=1).output.shape
-        (32, 56, 56, 64)
-        >>> pool2d(n=1, c=2048, h=7, w=7, r=7, s=7, mode="average", layout="NCHW").output.shape
-        (1, 2048, 1, 1)
-    """
-    from schedsearch.workload import Workload
-
-    return Workload(
-        "pool2d",
-        {
-            "n": n, "c": c, "h": h, "w": w, "r": r, "s": s, "mode": mode, "stride": stride, "padding": padding,
-            "dilation": dilation, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad, "dtype": dtype,
-            "layout": layout, "slice_of": tuple(slice_of),
-        },
-    )  # fmt: skip

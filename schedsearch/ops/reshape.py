@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.open_shapes import ByShape, ByShapeParams
 from schedsearch.ops.params import Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -87,28 +84,3 @@ class Reshape(ByShape[ReshapeParams]):
 
 
 RESHAPE = Reshape()
-
-
-def reshape(
-    *, x: Sequence[int], bound: Sequence[int], allowzero: bool = False, dtype: str = "float16", dynamic: Sequence[str] = ()
-) -> Workload[ReshapeParams]:
-    """The elements of x in their order, with the extents in `shape`: -1 stands for all that is left, 0 for an extent of x.
-
-    Args:
-        x: extents of x.
-        bound: upper bounds of y's extents.
-        allowzero: a 0 in shape is an extent of 0.
-        dynamic: ("x",) if the extents of x are read from memory, too.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> [argument.name for argument in reshape(x=(100, 8), bound=(800,), dynamic=("x",)).signature]
-        ['x', 'x_extents', 'shape']
-    """
-    from schedsearch.workload import Workload
-
-    return Workload(
-        "reshape", dict(x=tuple(x), bound=tuple(bound), allowzero=allowzero, dtype=dtype, dynamic=tuple(dynamic))
-    )

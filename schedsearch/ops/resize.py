@@ -14,10 +14,10 @@ never takes another pixel because of a rounding error. Linear kernels compute in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, Work
@@ -25,9 +25,6 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import IMAGE_LAYOUT, IMAGE_SIZES, ImageParams, image, image_layout_problems, planes_of
 from schedsearch.ops.params import Parameter, Params, declared, is_int, plain
 from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 MODES = ("nearest", "linear")
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
@@ -202,48 +199,3 @@ def as_float32(value: float) -> float:
     import numpy as np
 
     return float(value) if is_int(value) and abs(value) < 2**24 else float(np.float32(value))
-
-
-def resize(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    oh: int,
-    ow: int,
-    mode: str = "nearest",
-    coordinates: str = "half_pixel",
-    rounding: str = "round_prefer_floor",
-    scale: Sequence[float] = (),
-    dtype: str = "float16",
-    layout: str = "NHWC",
-    slice_of: Sequence[int] = (),
-) -> Workload[ResizeParams]:
-    """An image of another height and width.
-
-    Args:
-        n, c, h, w: batch, channels, height and width of x.
-        oh, ow: height and width of y.
-        mode: "nearest" or "linear".
-        coordinates: "half_pixel", "pytorch_half_pixel", "asymmetric" or "align_corners", as ONNX defines them.
-        rounding: of mode nearest: "round_prefer_floor", "round_prefer_ceil", "floor" or "ceil".
-        scale: (vertical, horizontal) if it is not exactly y's size over x's; ONNX's `scales`.
-        dtype: of x and y: float16, bfloat16 or float32; nearest also int8 or uint8.
-        layout: NHWC, NCHW or NCHW[x]c of x and y.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> resize(n=1, c=128, h=180, w=320, oh=360, ow=640, mode="linear").output.shape
-        (1, 360, 640, 128)
-    """
-    from schedsearch.workload import Workload
-
-    params: dict[str, Any] = {
-        "n": n, "c": c, "h": h, "w": w, "oh": oh, "ow": ow, "mode": mode, "coordinates": coordinates, "rounding": rounding,
-        "dtype": dtype, "layout": layout, "slice_of": tuple(slice_of),
-    }  # fmt: skip
-    return Workload("resize", params | ({"scale": tuple(scale)} if len(scale) else {}))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Op, Work
@@ -22,9 +22,6 @@ from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import IMAGE_SIZES, ImageParams, image
 from schedsearch.ops.params import Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 MODES = ("average", "max")
 COORDINATES = ("half_pixel", "output_half_pixel")
@@ -145,58 +142,3 @@ def _extent(extents: tuple[int, ...]) -> Callable[..., int]:
         return extents[axis] if extents[axis] > 0 else rois[0]
 
     return extent
-
-
-def roi_align(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    rois: int,
-    oh: int,
-    ow: int,
-    mode: str = "average",
-    coordinates: str = "half_pixel",
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-    dtype: str = "float16",
-    rois_dtype: str = "float32",
-    layout: str = "NHWC",
-    dynamic: bool = False,
-) -> Workload[RoiAlignParams]:
-    """Parts of images, each as oh x ow pixels.
-
-    Its arguments are x, rois (rois, 4) with (x1, y1, x2, y2) in each row, and batch_indices, int64 (rois,).
-
-    Args:
-        n, c, h, w: batch, channels, height and width of x.
-        rois: how many regions.
-        oh, ow: height and width of y.
-        mode: "average" or "max".
-        coordinates: "half_pixel" or "output_half_pixel".
-        sampling_ratio: samples along each side of a bin; 0: as many as it has pixels.
-        spatial_scale: pixels of x for a unit of rois.
-        dtype: of x and y: float16, bfloat16 or float32.
-        rois_dtype: of rois.
-        layout: NHWC or NCHW.
-        dynamic: a last argument, `rois_extents`, says how many regions are in use, and a second output, `y_extents`, how
-            much of y.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> roi_align(n=1, c=256, h=200, w=304, rois=1000, oh=7, ow=7, spatial_scale=0.25).output.shape
-        (1000, 7, 7, 256)
-    """
-    from schedsearch.workload import Workload
-
-    return Workload(
-        "roi_align",
-        {
-            "n": n, "c": c, "h": h, "w": w, "rois": rois, "oh": oh, "ow": ow, "mode": mode, "coordinates": coordinates,
-            "sampling_ratio": sampling_ratio, "spatial_scale": spatial_scale, "dtype": dtype, "rois_dtype": rois_dtype,
-            "layout": layout, "dynamic": dynamic,
-        },
-    )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Work
@@ -35,9 +35,6 @@ from schedsearch.ops.index_map import (
     index_problems,
 )
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 KINDS = ("elements", "tuples")
 REDUCTIONS = ("none", "add", "max", "min")
@@ -121,48 +118,3 @@ SCATTER = Scatter()
 def _extent(axis: int, x: Sequence[int]) -> int:
     """The shape function of y."""
     return x[axis]
-
-
-def scatter(
-    *,
-    x: Sequence[int],
-    indices: Sequence[int],
-    axis: int = 0,
-    by: str = "elements",
-    reduction: str = "none",
-    dtype: str = "float32",
-    index_dtype: str = "int64",
-    dynamic: bool = False,
-    dynamic_x: bool = False,
-) -> Workload[ScatterParams]:
-    """x with some elements replaced by updates, or combined with them.
-
-    Args:
-        x: extents of x and y.
-        indices: extents of indices. Of tuples, the last one is the length of a tuple.
-        axis: of elements: what indices count along.
-        by: "elements" or "tuples", as ONNX's ScatterElements and ScatterND.
-        reduction: "none", "add", "max" or "min".
-        dtype: of x, updates and y: any format; with a reduction float32, float64, int32 or int64.
-        index_dtype: int64 or int32.
-        dynamic: the extents of indices are read from a further argument, `indices_extents`, when the kernel runs, and
-            `indices` are their upper bounds. Those of updates follow.
-        dynamic_x: those of x are read from `x_extents`, and a second output `y_extents` says how much of y is in use: as
-            much as of x. Extents are int64, one for each axis.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> scatter(x=(64, 80), indices=(10, 1), by="tuples").output.shape
-        (64, 80)
-    """
-    from schedsearch.workload import Workload
-
-    return Workload(
-        "scatter",
-        {
-            "x": tuple(x), "indices": tuple(indices), "axis": axis, "by": by, "reduction": reduction, "dtype": dtype,
-            "index_dtype": index_dtype, "dynamic": dynamic, "dynamic_x": dynamic_x,
-        },
-    )  # fmt: skip

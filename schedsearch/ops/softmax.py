@@ -6,18 +6,15 @@ With `log` it is the logarithm of that, x - m - log(sum). Kernels compute in flo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedsearch.ops.along_axis import AlongAxisParams, Normalisation, axis_number
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 _LONG = 1024  # numbers of a row
 _FAR = 64  # e^-56 is less than 2^-24 / 2^31: negligible in every row
@@ -71,24 +68,3 @@ def along(p: AlongAxisParams) -> tuple[int, int, int]:
     """(outer, length, inner): x as an array of three dimensions whose second one is the axis."""
     shape, axis = p.x, p.axis + len(p.x)
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-
-
-def softmax(*, x: Sequence[int], axis: int = -1, log: bool = False, dtype: str = "float16") -> Workload[SoftmaxParams]:
-    """The softmax along one axis.
-
-    Args:
-        x: extents of x.
-        axis: counted from 0, or from -1 for the last one backwards.
-        log: the logarithm of the result (log_softmax).
-        dtype: of x and y: float16, bfloat16 or float32.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> softmax(x=(32, 1000)).label
-        'softmax 32x1000 f16'
-    """
-    from schedsearch.workload import Workload
-
-    return Workload("softmax", {"x": tuple(x), "axis": axis, "log": log, "dtype": dtype})

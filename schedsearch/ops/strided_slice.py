@@ -6,9 +6,9 @@ beyond the dimension is cut to it, a negative stride goes backwards, and a slice
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec, Work
@@ -27,9 +27,6 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Box, Factor, Movement, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 MODES = ("end", "size")
 
@@ -185,63 +182,3 @@ def _size_problems(params: StridedSliceParams) -> list[Problem]:
             Problem("strides", f"strides is {list(params.strides)}; mode size counts neighbours: leave strides out")
         )
     return found
-
-
-def strided_slice(
-    *,
-    x: Sequence[int],
-    begin: Sequence[int | None] = (),
-    end: Sequence[int | None] = (),
-    strides: Sequence[int] = (),
-    axes: Sequence[int] = (),
-    mode: str = "end",
-    dtype: str = "float16",
-    slice_of: Sequence[int] = (),
-) -> Workload[StridedSliceParams]:
-    """A slice of x: y[i, j, ...] = x[begin[0] + i * strides[0], begin[1] + j * strides[1], ...].
-
-    Lists that are shorter than x has dimensions leave the others whole.
-
-    Args:
-        x: extents of x.
-        begin, end: positions along `axes`, as in a slice of Python: negative ones count from the end, None is the end of the
-            dimension, and what lies beyond the dimension is cut.
-        strides: distances; negative ones go backwards; default 1.
-        axes: the dimensions that the lists are about; default 0, 1, ...
-        mode: "end", or "size" if `end` holds the number of elements (-1: all that follow).
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
-
-    Returns:
-        A workload; its `output.shape` may have extents of 0.
-
-    Raises:
-        WorkloadError: a stride is 0, an axis does not exist or is named twice, or lists have wrong lengths.
-
-    Example:
-        >>> strided_slice(x=(1, 224, 224, 3), begin=(0, 20, 20, 0), end=(1, 140, 140, 3)).output.shape
-        (1, 120, 120, 3)
-        >>> strided_slice(x=(10, 8), begin=(-1,), end=(None,), strides=(-3,), axes=(1,)).output.shape
-        (10, 3)
-    """
-    from schedsearch.workload import Workload
-
-    steps = [*strides, *[1] * max(len(begin), len(end))]
-    first = [_position(at, 0 if step > 0 else MAX_INT) for at, step in zip(begin, steps)]
-    last = [_position(at, MAX_INT if step > 0 else -MAX_INT - 1) for at, step in zip(end, steps)]
-    params: dict[str, Any] = {
-        "x": x,
-        "begin": first,
-        "end": last,
-        "strides": strides,
-        "axes": axes,
-        "mode": mode,
-        "dtype": dtype,
-    }
-    params["slice_of"] = tuple(slice_of)
-    return Workload("strided_slice", params)
-
-
-def _position(at: int | None, default: int) -> int:
-    """A position that no extent reaches, such as ONNX's 2**63 - 1 for "to the end", becomes one of 32 bits."""
-    return default if at is None else min(max(at, -MAX_INT - 1), MAX_INT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import AlongAxis, AlongAxisParams, axis_number
@@ -20,9 +20,6 @@ from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, t
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 
@@ -113,36 +110,3 @@ def _extent(along: int, k: int) -> Callable[..., int]:
         return min(k, x[axis]) if axis == along else x[axis]
 
     return extent
-
-
-def topk(
-    *,
-    x: Sequence[int],
-    k: int,
-    axis: int = -1,
-    largest: bool = True,
-    dtype: str = "float32",
-    dynamic: bool = False,
-) -> Workload[TopKParams]:
-    """The k largest or smallest numbers along an axis, the best first, and their places (int64).
-
-    Args:
-        x: extents of x.
-        k: how many; at most the extent of the axis.
-        axis: counted from 0, or from -1 for the last one backwards.
-        largest: the largest numbers, not the smallest.
-        dtype: of x and y: a float or integer of up to 32 bits.
-        dynamic: a second argument, `x_extents`, says how much of the first axis of x is in use, and a third output,
-            `y_extents`, how much of y and indices.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> [output.shape for output in topk(x=(8, 1000), k=5).outputs]
-        [(8, 5), (8, 5)]
-    """
-    from schedsearch.workload import Workload
-
-    params = {"x": tuple(x), "k": k, "axis": axis, "largest": largest, "dtype": dtype, "dynamic": dynamic}
-    return Workload("topk", params)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec
@@ -23,9 +23,6 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Movement, permuted, row_strides
 from schedsearch.ops.params import Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,26 +87,3 @@ class Transpose(DataMovement[TransposeParams]):
 
 
 TRANSPOSE = Transpose()
-
-
-def transpose(
-    *, x: Sequence[int], permutation: Sequence[int], dtype: str = "float16", slice_of: Sequence[int] = ()
-) -> Workload[TransposeParams]:
-    """A transposition: dimension i of y is dimension permutation[i] of x.
-
-    Args:
-        x: extents of x.
-        permutation: each dimension of x once; negative ones count from the last.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> transpose(x=(8, 56, 56, 64), permutation=(0, 3, 1, 2)).output.shape
-        (8, 64, 56, 56)
-    """
-    from schedsearch.workload import Workload
-
-    return Workload("transpose", {"x": x, "permutation": permutation, "dtype": dtype, "slice_of": tuple(slice_of)})

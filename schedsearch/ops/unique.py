@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import AlongAxis, AlongAxisParams, axis_number
@@ -23,9 +23,6 @@ from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.topk import DTYPES as SHORT_DTYPES
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 DTYPES = (*SHORT_DTYPES, "int64")
 ORDERS = ("sorted", "first")
@@ -125,27 +122,3 @@ def _along(chosen: int) -> Callable[..., int]:
         return x[chosen]
 
     return extent
-
-
-def unique(
-    *, x: Sequence[int], flat: bool = True, axis: int = 0, order: str = "sorted", dtype: str = "float32"
-) -> Workload[UniqueParams]:
-    """The different elements or slices of x: y, indices, inverse, counts, and the extents in use of y, indices and counts.
-
-    Args:
-        x: extents of x, up to 2^31 - 1 elements in all.
-        flat: elements, not slices along the axis.
-        axis: counted from 0, or from -1 for the last one backwards.
-        order: of y: "sorted", or "first": as they occur first.
-        dtype: of x and y: a float of up to 32 bits, or an integer.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> [output.shape for output in unique(x=(4, 5)).outputs[:4]]
-        [(20,), (20,), (20,), (20,)]
-    """
-    from schedsearch.workload import Workload
-
-    return Workload("unique", {"x": tuple(x), "flat": flat, "axis": axis, "order": order, "dtype": dtype})

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import ArgSpec
@@ -15,9 +15,6 @@ from schedsearch.ops.data_movement import AXES, extents, shown
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged, ArrangedParams
 from schedsearch.ops.params import Parameter, Params, declared
-
-if TYPE_CHECKING:
-    from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,24 +89,3 @@ def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
             return None
         found.append(several.pop() if several else 1)
     return tuple(reversed(found))
-
-
-def where(
-    *, c: Sequence[int], a: Sequence[int], b: Sequence[int], dtype: str = "float16", dynamic: Sequence[str] = ()
-) -> Workload[WhereParams]:
-    """a where c, an array of uint8, is not 0, elsewhere b; each repeated along axes of extent 1.
-
-    Args:
-        c, a, b: extents.
-        dynamic: those of which the extents are read from memory.
-
-    Raises:
-        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
-
-    Example:
-        >>> where(c=(100, 1), a=(100, 8), b=(1,)).outputs[0].shape
-        (100, 8)
-    """
-    from schedsearch.workload import Workload
-
-    return Workload("where", dict(c=tuple(c), a=tuple(a), b=tuple(b), dtype=dtype, dynamic=tuple(dynamic)))

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional
 
+from schedsearch.constructors.convolutions import depthwise_conv2d as depthwise_workload
 from schedsearch.errors import ArgumentError, NoRecordError
-from schedsearch.ops.depthwise_conv2d import depthwise_conv2d as depthwise_workload
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.torch import epilogues, store
 from schedsearch.torch.bound import BoundCall

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional
 
+from schedsearch.constructors.movement import layout_transform as layout_workload
 from schedsearch.errors import ArgumentError
 from schedsearch.ops.layout import Layout
-from schedsearch.ops.layout_transform import layout_transform as layout_workload
 from schedsearch.torch.dispatch import Operation, declared
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
 from schedsearch.workload import Workload

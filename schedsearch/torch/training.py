@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from schedsearch.constructors.convolutions import depthwise_conv2d as depthwise_conv2d_workload
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.ops.depthwise_conv2d import depthwise_conv2d as depthwise_conv2d_workload
 from schedsearch.torch import patterns
 from schedsearch.torch.choose import KERNEL, cudnn_searches
 from schedsearch.torch.functional import depthwise_conv2d
