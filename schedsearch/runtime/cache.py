@@ -18,7 +18,7 @@ from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, UsageError
-from schedsearch.measurement import COLD_GRAPH
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.explanation import Explanation, explain_fallback
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from schedsearch.backend.code_cache import CodeCache
     from schedsearch.runtime.ahead import Recipe
 
-DEFAULT_DB = "records.db"
 
 _File = tuple[int, int]  # device and inode
 _Version = tuple[int, int]  # how many files were opened before this one, and the number of its content
