@@ -21,6 +21,8 @@ BUSY_TIMEOUT_S = 30.0
 MAX_VALUE_BYTES = 256 << 20  # of one text or blob; SQLite refuses to read a longer one
 MIN_SQLITE = (3, 37, 0)  # STRICT tables
 
+EXECUTABLE_ID = 0x53535831  # "SSX1": the application id in the header of executables (`model.ssx`)
+_REBUILD = "restore it from a copy, or build it again: schedsearch build MODEL.onnx"
 _REMEDY = "restore it from a copy, or save what can be read with: sqlite3 {path} .recover"
 ERRORS = (sqlite3.Error, UnicodeDecodeError)  # what a call of sqlite3 raises for a file that cannot be used
 _SYNTAX_ERROR = 'near "'
@@ -158,7 +160,8 @@ def _damage(error: Exception, path: Path) -> DatabaseError:
         return DatabaseError(f"{path} is not a database: it does not begin as an SQLite file does; check the path")
     page_bytes = int.from_bytes(header[16:18], "big")
     promised = int.from_bytes(header[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
-    remedy = _REMEDY.format(path=path)
+    is_executable = header[68:72] == EXECUTABLE_ID.to_bytes(4, "big")
+    remedy = _REBUILD if is_executable else _REMEDY.format(path=path)
     if size < max(promised, _HEADER_BYTES):
         return DatabaseError(f"{path} is truncated: {size} bytes, its header promises {promised}; {remedy}")
     return DatabaseError(f"{path} is damaged ({ascii(str(error))[1:-1]:.300}); {remedy}")

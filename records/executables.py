@@ -24,7 +24,6 @@ FORMAT_VERSION = 5
 SEALED_VERSION = 5
 """2: weights may lie outside of the file; 3: calls of ONNX Runtime, whose models are kept as weights; 4: programs of dynamic
 graphs; 5: programs have a checksum."""
-_APPLICATION_ID = 0x53535831  # "SSX1", in the file's header
 _PART_BYTES = 64 << 20  # a weight is cut into parts, because SQLite keeps a blob in memory
 _BUSY_TIMEOUT_S = 5.0
 
@@ -34,7 +33,7 @@ _TABLES = {
     "weight": ("sha256", "part", "data"),
 }
 _SCHEMA = (
-    f"PRAGMA application_id = {_APPLICATION_ID}",
+    f"PRAGMA application_id = {dbfile.EXECUTABLE_ID}",
     "BEGIN IMMEDIATE",
     "CREATE TABLE executable (version INTEGER NOT NULL, target TEXT NOT NULL, program TEXT NOT NULL, "
     "signature TEXT NOT NULL) STRICT",
@@ -127,7 +126,7 @@ class ExecutableFile:
             raise
 
     def _read(self) -> None:
-        if self._all("PRAGMA application_id") != [(_APPLICATION_ID,)]:
+        if self._all("PRAGMA application_id") != [(dbfile.EXECUTABLE_ID,)]:
             raise DatabaseError(
                 f"{self.path} is a database, but not an executable of schedsearch; make one: schedsearch build MODEL.onnx "
                 "-o model.ssx"
@@ -229,7 +228,7 @@ def is_executable(path: str | Path) -> bool:
     """Whether a file says in its header that it is an executable. The file may be damaged otherwise."""
     try:
         with contextlib.closing(dbfile.connect(Path(path), readonly=True, busy_timeout_s=_BUSY_TIMEOUT_S)) as connection:
-            return bool(connection.execute("PRAGMA application_id").fetchone() == (_APPLICATION_ID,))
+            return bool(connection.execute("PRAGMA application_id").fetchone() == (dbfile.EXECUTABLE_ID,))
     except (DatabaseError, *dbfile.ERRORS):
         return False
 

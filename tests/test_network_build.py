@@ -194,8 +194,8 @@ def test_run_names_what_is_wrong_with_inputs_and_models(folder: Path) -> None:
     smaller.node("Relu", "x")
     smaller.save(folder / "..").rename(folder / "smaller.onnx")
     for arguments, message in (
-        (("--input", folder / "wrong.npy"), "x has shape (1, 8, 5, 5)"),
-        (("--input", folder / "text.npy"), "cannot be read as an array"),
+        (("--input", folder / "wrong.npy"), "x has shape (1, 8, 5, 5); allowed: shape (1, 8, 6, 6) (NCHW)"),
+        (("--input", folder / "text.npy"), "cannot be read as an array; allowed: numbers in NumPy's format, complete"),
         (("--input", folder / "missing.npy"), "missing.npy is not a file"),
         (("--input", f"z={folder / 'text.npy'}"), "the network has no input 'z'; it takes x float32"),
         (("--compare", folder / "missing.onnx"), "missing.onnx is not a file"),

@@ -141,7 +141,7 @@ PACKED = Workload.conv2d(n=1, h=4, w=4, c=64, k=64, r=1, s=1, dtype="int8", layo
         (
             "x",
             np.ones((1, 64, 4, 4), np.int8),
-            r"x has shape \(1, 64, 4, 4\); allowed: shape \(1, 2, 4, 4, 32\) .* \(NCHW32c\); "
+            r"x has shape \(1, 64, 4, 4\); allowed: shape \(1, 2, 4, 4, 32\) \(NCHW32c\); "
             r"schedsearch.pack\(x, 'NCHW32c'\) makes it of an NCHW array",
         ),
         (

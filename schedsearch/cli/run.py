@@ -211,8 +211,12 @@ def _read(path: Path) -> Array:
         )
     try:
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
         raise UsageError(f"{path} cannot be read as an array ({error}); write it with numpy.save") from error
+    except (ValueError, EOFError) as error:  # NumPy's text advises to unpickle a file that is not an array
+        raise UsageError(
+            f"{path} cannot be read as an array; allowed: numbers in NumPy's format, complete. Write it with numpy.save"
+        ) from error
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{path} holds several arrays; give one .npy for each input, as NAME=FILE.npy")
     return array

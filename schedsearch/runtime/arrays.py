@@ -321,6 +321,8 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
             + remedy
             + (" in channels_last" if len(allowed) > 1 else "")
         )
+    if len(allowed) == 1:  # the shape alone is wrong
+        options = f"shape {allowed[0].shape}"
     plain_layout = "".join(letter for letter in spec.axes if letter.isupper())
     remedy = ""
     if any(letter.isdigit() for letter in spec.axes):
