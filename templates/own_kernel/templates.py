@@ -11,6 +11,7 @@ import numpy as np
 from schedsearch.errors import UsageError
 from schedsearch.launch import MAX_BLOCK_THREADS, NumbaArray, Number, Param, Scalar
 from schedsearch.launch import Literal as Constant
+from schedsearch.ops.dtypes import DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.own_kernel import Argument, OwnKernelParams, arguments_of
 from schedsearch.template import Config, ConfigSpace, Constraint, Grid, KernelSource, KernelStep, Knob, Target, Template
@@ -105,7 +106,8 @@ class OwnKernelCpu(_OwnKernel):
             return problem
         definition = definition_of(workload)
         for each in arguments_of(workload.params):
-            if each.dtype != "bool" and dtype_of(each.dtype).is_float and each.dtype not in _CPU_FLOATS:
+            form = DTYPES.get(each.dtype)  # numbers may have others, too: bool and uint64
+            if form is not None and form.is_float and each.dtype not in _CPU_FLOATS:
                 return (
                     f"{each.name} of {definition.name} is {each.dtype}, which Numba lacks on a CPU; allowed there: "
                     f"{', '.join(_CPU_FLOATS)} and integers; convert it, or call the kernel with arrays on a GPU"
