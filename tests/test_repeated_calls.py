@@ -18,7 +18,7 @@ import schedsearch
 from schedsearch.dynamic.given import look
 from schedsearch.errors import ArgumentError
 from schedsearch.runtime import arrays
-from schedsearch.runtime.repeated import address_of, same_number
+from schedsearch.runtime.repeated import address_of, facts_of, recogniser, same_number
 
 EXTENT = 16
 QUIET_NAN, OTHER_NAN = (struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8 << 48, (0x7FF8 << 48) + 5))
@@ -147,6 +147,22 @@ def test_arrays_look_alike_only_if_all_checks_say_the_same_of_both() -> None:
             views = [arrays.view(each, "x") for each in (one, other)]
             facts = [(view.shape, view.strides, view.dtype, view.device, view.readonly) for view in views]
             assert (look(one, "x")[0] == look(other, "x")[0]) == (facts[0] == facts[1])
+
+
+def test_an_array_is_recognised_only_with_its_facts_and_its_address(torch: Any) -> None:
+    base, tensor = np.zeros((4, 4), np.float32), torch.zeros(4, 4)
+    several = [base, base[:], base.copy(), base.T, base[1:], base.view(np.int32), tensor, tensor[:], tensor.T, tensor[1:]]
+    several += [tensor.clone(), torch.from_numpy(base), None, 1.0]
+    for one in several[:-2]:
+        is_like = recogniser(one)
+        assert is_like is not None
+        for other in several:
+            alike = facts_of(one) == facts_of(other) and address_of(one) == address_of(other)
+            assert is_like(other) == alike, (one, other)
+    is_like = recogniser(base)
+    base.resize((100, 100), refcheck=False)  # it moves; NumPy refuses this where something refers to the array
+    base.resize((4, 4), refcheck=False)
+    assert is_like is not None and is_like(base) == (address_of(base) == several[1].ctypes.data)
 
 
 def test_the_address_of_an_array_is_that_of_its_interface() -> None:

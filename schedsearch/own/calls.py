@@ -7,22 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numpy import ndarray
-
 from schedsearch.device import BoundKernel
 from schedsearch.errors import ArgumentError
 from schedsearch.own.arguments import Given, addresses, check_overlaps, device_of, format_of, scalar_values
 from schedsearch.runtime.cache import KernelCache
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.repeated import (
-    announce,
-    array_address,
-    array_facts,
-    facts_of,
-    is_number,
-    same_number,
-    tensor_facts,
-)
+from schedsearch.runtime.repeated import announce, announce_tensor, is_number, recogniser, same_number
 from schedsearch.runtime.streams import current_stream, raw_stream
 from schedsearch.workload import Workload
 
@@ -161,11 +151,8 @@ class _Ready:
             return False
         changed: list[tuple[_Last, Any]] = []
         for value, last in zip(args, self._last):
-            if last.facts is not None:
-                if last.is_tensor:
-                    if tensor_facts(value) != last.facts or value.data_ptr() != last.address:
-                        return False
-                elif type(value) is not ndarray or array_facts(value) != last.facts or array_address(value) != last.address:
+            if last.is_like is not None:
+                if not last.is_like(value):
                     return False
             elif not last.is_number or type(value) is not last.kind:
                 return False
@@ -179,21 +166,19 @@ class _Ready:
         return True
 
     def launch(self, args: tuple[Any, ...], stream: Any) -> None:
-        if self._tensors:
-            announce([(name, args[place]) for name, place in self._tensors])
+        for name, place in self._tensors:
+            announce_tensor(name, args[place])
         self._bound.launch(self._current() if stream is None else raw_stream(stream, self._library, self._device))
 
 
 class _Last:
     """One argument of the last call. Only an array with facts, or a number, has a short way."""
 
-    __slots__ = ("address", "facts", "is_number", "is_tensor", "kind", "name", "scalar", "value")
+    __slots__ = ("is_like", "is_number", "kind", "name", "scalar", "value")
 
     def __init__(self, value: Any, given: Given) -> None:
         self.kind, self.name = type(value), given.argument.name
-        self.facts = None if given.view is None else facts_of(value)
-        self.address = 0 if given.view is None else given.view.address
-        self.is_tensor = given.view is not None and given.view.library == "torch"
+        self.is_like = None if given.view is None else recogniser(value)
         self.is_number = given.view is None and is_number(value)
         self.scalar = given.argument.dtype if given.argument.role == "scalar" else ""
         self.value: Any = value if self.is_number else None

@@ -11,6 +11,7 @@ Kernels write to memory behind PyTorch's back. `announce` tells it, as its own i
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +23,11 @@ from schedsearch.errors import ArgumentError
 
 # Source of the facts of a tensor's memory, for functions that are written as text; {0} is the tensor's name.
 TENSOR_SOURCE = "{0}.dtype, {0}.shape, {0}.stride(), {0}.get_device()"
+_TENSOR_FACTS = f"(t.__class__, {TENSOR_SOURCE.format('t')}, t.is_neg())"
+_ARRAY_FACTS = "(t.__class__, t.dtype, t.shape, t.strides, t.flags.writeable)"
 
-_read: Callable[[Any], tuple[Any, ...]] = eval(f"lambda t: (t.__class__, {TENSOR_SOURCE.format('t')}, t.is_neg())")
+_read: Callable[[Any], tuple[Any, ...]] = eval(f"lambda t: {_TENSOR_FACTS}")
+_read_array: Callable[[Any], tuple[Any, ...]] = eval(f"lambda t: {_ARRAY_FACTS}")
 
 
 def tensor_facts(tensor: Any) -> tuple[Any, ...] | None:
@@ -37,7 +41,7 @@ def tensor_facts(tensor: Any) -> tuple[Any, ...] | None:
 
 def array_facts(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """The facts of an array of NumPy."""
-    return array.__class__, array.dtype, array.shape, array.strides, array.flags.writeable
+    return _read_array(array)
 
 
 def facts_of(array: Any) -> tuple[Any, ...] | None:
@@ -57,6 +61,36 @@ def _is_plain_tensor(kind: type) -> bool:
     """Whether it is PyTorch's class of tensors or of parameters: subclasses may compute their attributes."""
     torch = sys.modules.get("torch")
     return torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter)
+
+
+def recogniser(array: Any) -> Callable[[Any], bool] | None:
+    """A function that says whether an argument has the facts and the address that this array has now; None if it has no
+    facts. It does not keep the array alive."""
+    if type(array) is np.ndarray:
+        # The address of an array whose structure is where this one's was is read through the same view: a new one takes most
+        # of the time. A weak reference to the array would do, too, but NumPy does not resize arrays that have any.
+        at = _view_of_address(array) if array_address is _by_structure else None
+        return _array_recogniser(array_facts(array), array_address(array), id(array), at)
+    facts = facts_of(array)
+    return None if facts is None else _tensor_recogniser(facts, array.data_ptr())
+
+
+_RECOGNISERS = f"""
+def array_recogniser(facts, address, identity, at):
+    def is_like(t):
+        if type(t) is not ndarray or {_ARRAY_FACTS} != facts:
+            return False
+        return ((at.value or 0) if at is not None and id(t) == identity else array_address(t)) == address
+    return is_like
+
+def tensor_recogniser(facts, address):
+    def is_like(t):
+        try:
+            return {_TENSOR_FACTS} == facts and t.data_ptr() == address
+        except (RuntimeError, AttributeError):  # as in tensor_facts
+            return False
+    return is_like
+"""
 
 
 def is_number(value: Any) -> bool:
@@ -86,7 +120,12 @@ def _by_interface(array: np.ndarray[Any, Any]) -> int:
 
 def _by_structure(array: np.ndarray[Any, Any]) -> int:
     """NumPy's C structure begins with the address. This takes a fifth of the time of the interface."""
-    return ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value or 0
+    return _view_of_address(array).value or 0
+
+
+def _view_of_address(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
+    """Where the structure has the address, as long as the array lives."""
+    return ctypes.c_void_p.from_address(id(array) + object.__basicsize__)
 
 
 def _is_structure_known() -> bool:
@@ -98,6 +137,10 @@ def _is_structure_known() -> bool:
 
 array_address: Callable[[np.ndarray[Any, Any]], int] = _by_structure if _is_structure_known() else _by_interface
 """The address of the first element of an array of NumPy."""
+
+_made: dict[str, Any] = {"ndarray": np.ndarray, "array_address": array_address}
+exec(_RECOGNISERS, _made)  # a call of a function that returns the facts takes a tenth of the time
+_array_recogniser, _tensor_recogniser = _made["array_recogniser"], _made["tensor_recogniser"]
 
 
 def announce(written: Iterable[tuple[str, Any]]) -> None:
@@ -114,20 +157,33 @@ def announce(written: Iterable[tuple[str, Any]]) -> None:
     if torch is None:
         return
     for name, array in written:
-        if not isinstance(array, torch.Tensor):
-            continue
-        if array.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
-                f"{name} requires a gradient, and a kernel writes to it without autograd; call under torch.no_grad(), or "
-                f"give {name}.detach()"
-            )
-        if not array.is_inference():
-            torch.autograd.graph.increment_version(array)
-        elif not torch.is_inference_mode_enabled():
-            raise ArgumentError(
-                f"{name} was made in inference mode, and PyTorch allows writing to it only there; call under "
-                f"torch.inference_mode(), or give {name}.clone()"
-            )
+        if isinstance(array, torch.Tensor):
+            announce_tensor(name, array)
+
+
+def announce_tensor(name: str, tensor: Any) -> None:
+    """As `announce`, for one that is known to be a tensor of PyTorch."""
+    torch = sys.modules["torch"]
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"{name} requires a gradient, and a kernel writes to it without autograd; call under torch.no_grad(), or "
+            f"give {name}.detach()"
+        )
+    if not tensor.is_inference():
+        _increment()((tensor,))
+    elif not torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            f"{name} was made in inference mode, and PyTorch allows writing to it only there; call under "
+            f"torch.inference_mode(), or give {name}.clone()"
+        )
+
+
+@functools.cache
+def _increment() -> Callable[[Iterable[Any]], None]:
+    """What marks tensors as changed. The public function takes twice the time, to tell one tensor from several."""
+    torch = sys.modules["torch"]
+    quick: Callable[[Iterable[Any]], None] | None = getattr(torch._C, "_increment_version", None)
+    return quick or torch.autograd.graph.increment_version  # type: ignore[no-any-return]
 
 
 def tracked(outputs: Mapping[str, Any], given: Iterable[str]) -> list[tuple[str, Any]]:
