@@ -6,6 +6,7 @@ import math
 import struct
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from numba import cuda
 
 import schedsearch
 from schedsearch.dynamic.given import look
-from schedsearch.errors import ArgumentError
+from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.runtime import arrays
-from schedsearch.runtime.repeated import address_of, facts_of, recogniser, same_number
+from schedsearch.runtime.repeated import TENSOR_SOURCE, address_of, facts_of, recogniser, same_number
 
 EXTENT = 16
 QUIET_NAN, OTHER_NAN = (struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8 << 48, (0x7FF8 << 48) + 5))
@@ -333,3 +334,140 @@ def outcome(call: Callable[[Any], Any], x: Any) -> Any:
         return call(x)
     except ArgumentError as error:
         return error
+
+
+# ---- graphs whose sizes are computed
+
+
+@pytest.fixture(scope="module")
+def slices() -> Any:
+    """x[begin : end], run in both ways."""
+    from schedsearch.device import open_device
+    from schedsearch.dynamic.executable import DynamicExecutable, DynamicParts, Kernel
+    from schedsearch.dynamic.graph import DynamicGraph, Size
+    from schedsearch.executable.kernels import find_kernels
+
+    graph, target = DynamicGraph(), schedsearch.detect("cpu")
+    workload = schedsearch.dyn_strided_slice(x=(4, 4), dynamic=True, dtype="float32")
+    given = [graph.input("x", (Size("n", 1, 4), 4), "float32")]
+    given += [graph.input(name, (2,), "int64") for name in ("begin", "end", "strides")]
+    graph.output(graph.call(workload, *given, name="cut"))
+    (chosen,) = find_kernels([workload], "none.db", target).values()
+    parts = DynamicParts.of(graph, target, lambda _: Kernel(chosen.artifact, chosen.origin))
+    nets = [DynamicExecutable(replace(parts, way=way), open_device(target)) for way in ("exact", "bounded")]
+    yield nets
+    for net in nets:
+        net.close()
+
+
+def shape_of_x(state: dict[str, Any], draw: Any) -> None:
+    state["x"].shape = draw(st.sampled_from([(4, 4), (2, 8), (16,)]))
+
+
+def matrix_as_x(state: dict[str, Any], draw: Any) -> None:
+    made = np.arange(32, dtype=np.float32).reshape(8, 4)
+    state["x"] = made[draw(st.sampled_from([slice(0, 4), slice(4, 8), slice(1, 4), slice(0, 8, 2)]))]
+
+
+def transposed_x(state: dict[str, Any], draw: Any) -> None:
+    state["x"] = state["x"].T
+
+
+def numbers_of_begin(state: dict[str, Any], draw: Any) -> None:
+    state["begin"][0] = draw(st.integers(0, 3))
+
+
+STEPS_OF_SLICES = [numbers_of_x, memory_of_x, format_of_x, shape_of_x, matrix_as_x, transposed_x, numbers_of_begin]
+
+
+@SHORT
+@given(data=st.data())
+def test_a_call_of_a_graph_computes_with_what_its_arrays_are_now(slices: Any, data: st.DataObject) -> None:
+    """Against NumPy. What a run on new arrays refuses, a repeated call does, too."""
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    state: dict[str, Any] = {"x": x, "begin": np.array([1, 1]), "y": np.zeros(1)}
+    end, strides = np.array([4, 4]), np.array([1, 1])
+    for _ in range(data.draw(st.integers(2, 6))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # NumPy is going to refuse assignments of dtype and shape
+            try:
+                data.draw(st.sampled_from(STEPS_OF_SLICES))(state, data.draw)
+            except (AttributeError, ValueError):  # NumPy refuses this for the array
+                continue
+        x, begin = state["x"], state["begin"]
+        for net in slices:
+            if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] != 4 or x.shape[0] > 4 or not x.flags.c_contiguous:
+                with pytest.raises(ArgumentError):
+                    net(x, begin, end, strides)
+                continue
+            found = net(x, begin, end, strides)
+            if net.parts.way == "bounded":
+                found = found[0][tuple(map(slice, found[1]))]
+            np.testing.assert_array_equal(found, x[begin[0] :, 1:])
+
+
+# ---- operators of PyTorch
+
+
+@pytest.mark.long
+@SHORT
+@given(data=st.data())
+def test_a_call_of_an_operator_computes_with_what_its_tensors_are_now(product: Any, torch: Any, data: st.DataObject) -> None:
+    """Bound calls are found by the description of tensors, as operators do. Against PyTorch in float64."""
+    from schedsearch.torch.bound import BoundCall
+
+    describe = eval(f"lambda t: ({TENSOR_SOURCE.format('t')})")
+    ready: dict[Any, BoundCall] = {}
+    makers = [
+        lambda: torch.randint(-3, 4, (4, 4)).float(),
+        lambda: torch.randint(-3, 4, (4, 4)).float().T,
+        lambda: torch.randint(-3, 4, (8, 4)).float()[4:],
+        lambda: torch.randint(-3, 4, (4, 8)).float()[:, ::2],
+        lambda: torch.randint(-3, 4, (17,)).float()[1:].view(4, 4),
+    ]
+    x, weight, slope = torch.eye(4), torch.randint(-3, 4, (4, 4)).float(), 0.5
+    for _ in range(data.draw(st.integers(2, 6))):
+        change = data.draw(st.sampled_from(["x", "set", "data", "numbers", "slope", "weight", "swapped"]))
+        other = data.draw(st.sampled_from(makers))()
+        if change == "x":
+            x = other
+        elif change == "set":
+            x.set_(other)
+        elif change == "data":
+            x.data = other
+        elif change == "numbers":
+            x.fill_(data.draw(st.sampled_from([-1.0, 2.0])))
+        elif change == "weight":
+            weight = other
+        elif change == "swapped":
+            x, weight = weight, x
+        else:
+            slope = data.draw(st.sampled_from([0.0, -0.0, 0.25, 1.0]))
+        key = describe(x), describe(weight)
+        if key not in ready:
+            ready[key] = BoundCall(product, range(2), {"leaky_relu_slope": 0}, (x, weight), (slope,))
+        y = ready[key]((x, weight), (x.data_ptr(), weight.data_ptr()), (slope,))
+        right = torch.nn.functional.leaky_relu(x.double() @ weight.double().T, slope)
+        torch.testing.assert_close(y.double(), right)
+        assert torch.equal(torch.signbit(y[right < 0]), torch.signbit(right[right < 0]))
+
+
+@pytest.mark.parametrize("form", ["kept", "copied"])
+def test_a_bound_call_of_torch_refuses_a_tensor_whose_memory_was_freed(
+    form: str, product: Any, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that the kernel would get as a copy: PyTorch does not see that there is nothing to copy."""
+    from schedsearch.torch.bound import BoundCall
+
+    def tensors() -> list[Any]:
+        return [torch.ones(4, 4).T if form == "copied" else torch.ones(4, 4), torch.eye(4)]
+
+    given = tensors()
+    bound = BoundCall(product, range(2), {"leaky_relu_slope": 0}, given, (0.0,))
+    given[0].untyped_storage().resize_(0)
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="has no memory; it was freed"):
+        for name in ("contiguous", "clone"):  # they would read it
+            patch.setattr(torch.Tensor, name, lambda *args, **named: pytest.fail("PyTorch copies what was freed"))
+        bound(given, tuple(each.data_ptr() for each in given), (0.0,))
+    given = tensors()
+    assert torch.equal(bound(given, tuple(each.data_ptr() for each in given), (0.0,)), torch.ones(4, 4))

@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,6 +23,7 @@ from schedsearch.device import Device
 from schedsearch.dynamic.bound import BoundNet
 from schedsearch.dynamic.code import SizeCode, size_artifact
 from schedsearch.dynamic.explain import explain
+from schedsearch.dynamic.given import look
 from schedsearch.dynamic.graph import RECIPE, Call, DynamicGraph, Program, Size, Value
 from schedsearch.dynamic.net import DynamicNet
 from schedsearch.errors import DatabaseError, SchedsearchError, UnknownOperatorError, UsageError
@@ -222,7 +223,7 @@ class DynamicExecutable(Net):
         self._inputs = tuple(_port(name, values[name]) for name in program.inputs)
         self._outputs = tuple(_port(called, values[name]) for called, name in zip(program.called, program.outputs))
         self._bound: BoundNet | None = None
-        self._arrays: tuple[Any, ...] = ()
+        self._looks: list[tuple[Hashable, int]] = []  # of the arrays that it is bound to
         self._closed = False
 
     @property
@@ -286,9 +287,10 @@ class DynamicExecutable(Net):
         given = in_order(self.program.inputs, self._inputs, args, named)
         if self.parts.way == "exact":
             return self.net(*given, stream=stream)
-        if self._bound is None or any(one is not other for one, other in zip(given, self._arrays)):
+        looks = [look(array, name) for array, name in zip(given, self.program.inputs)]
+        if self._bound is None or looks != self._looks:
             self._unbind()
-            self._bound, self._arrays = self.net.bind(*given), tuple(given)
+            self._bound, self._looks = self.net.bind(*given), looks
         return self._bound(stream)
 
     def bind(self, *args: Any, **named: Any) -> BoundNet:
@@ -376,7 +378,7 @@ class DynamicExecutable(Net):
     def _unbind(self) -> None:
         if self._bound is not None:
             self._bound.close()
-            self._bound, self._arrays = None, ()
+            self._bound, self._looks = None, []
 
 
 def _port(name: str, value: Value) -> Port:

@@ -101,6 +101,7 @@ class BoundCall:
             UsageError: a tensor's memory was freed.
         """
         if self._turn:
+            self._check_memory(addresses)  # PyTorch would read what was freed
             tensors = [self._turn[place](tensor) if place in self._turn else tensor for place, tensor in enumerate(tensors)]
             addresses = _addresses(tensors)
         if self._only is not None:
@@ -127,12 +128,9 @@ class BoundCall:
         UsageError if a tensor has no memory."""
         before, self._addresses = self._addresses, self._unknown
         if addresses != before:
+            self._check_memory(addresses)  # of all: the others may be copied if one lacks an alignment
             for set_address, address, last in zip(self._set_addresses, addresses, before):
                 if address != last and set_address is not None:
-                    if not address:
-                        raise UsageError(
-                            f"a tensor of {self.kernel.workload.label} has no memory; it was freed, give another"
-                        )
                     set_address(address)
         self._addresses = addresses
         if own != self._own:
@@ -144,6 +142,11 @@ class BoundCall:
             for name, place in self._scalars.items():
                 self._set_scalar(name, numbers[place])
             self._numbers = numbers
+
+    def _check_memory(self, addresses: tuple[int, ...]) -> None:
+        """Raises UsageError if a tensor that the kernel reads has no memory."""
+        if any(set_address is not None and not address for set_address, address in zip(self._set_addresses, addresses)):
+            raise UsageError(f"a tensor of {self.kernel.workload.label} has no memory; it was freed, give another")
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
