@@ -22,7 +22,7 @@ from schedsearch.device import cuda_driver, cuda_kernel
 from schedsearch.launch import TENSOR_MAP_BYTES, Artifact, Grid, LaunchPlan, Pointer, Scalar, Step, TensorMap
 from schedsearch.runtime.kernel import Kernel, Provenance
 from schedsearch.target import PRESETS
-from schedsearch.torch.store import Store
+from schedsearch.torch.operators.store import Store
 from schedsearch.workload import Workload
 
 _SOURCE = """

@@ -183,7 +183,6 @@ RINGS = (
     "runtime.kernel runtime.prepared runtime.torch_call",
     "session.arms session.task_state",
     "session.report session.summary",
-    "torch.forward torch.traced_check",
     "workload workload_range",
 )
 
@@ -304,6 +303,29 @@ def test_only_the_package_for_pytorch_loads_it_eagerly() -> None:
 
 
 _PLAIN_DATA = ("config", "errors", "identity", "leftovers", "measurement", "text")
+
+
+def test_the_folders_for_pytorch_import_earlier_ones_only() -> None:
+    """Lazy imports count, too. Of the modules beside the folders, two are below them, and two are names from outside."""
+    order = [
+        "arguments",
+        "refusal",
+        "operators",
+        "comparison",
+        "layers",
+        "networks",
+        "compiler",
+        "models",
+        "backend",
+        "forward",
+    ]
+    floors = {f"schedsearch.torch.{each}": place for place, each in enumerate(order)} | {"schedsearch.torch": len(order)}
+
+    def floor(module: str) -> int | None:
+        return floors.get(".".join(module.split(".")[:3]))
+
+    uses = [(item, floor(item.importer), floor(item.module)) for item in _every_import()]
+    assert [str(item) for item, own, other in uses if own is not None and other is not None and other > own] == []
 
 
 def test_lookup_needs_the_standard_library_and_plain_data_only() -> None:

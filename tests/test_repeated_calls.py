@@ -288,7 +288,7 @@ def test_a_kernel_called_with_a_zero_of_the_other_sign_computes_with_it(product:
 
 
 def test_a_bound_call_of_torch_computes_with_a_zero_of_the_other_sign(product: Any, torch: Any) -> None:
-    from schedsearch.torch.bound import BoundCall
+    from schedsearch.torch.operators.bound_call import BoundCall
 
     given = [-torch.eye(4), torch.eye(4)]
     bound = BoundCall(product, range(2), {"leaky_relu_slope": 0}, given, (0.0,))

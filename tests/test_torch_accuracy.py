@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from schedsearch.torch.accuracy import LAYER, NETWORK, Errors, errors_of  # noqa: E402
+from schedsearch.torch.comparison.accuracy import LAYER, NETWORK, Errors, errors_of  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 

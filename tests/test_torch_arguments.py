@@ -15,7 +15,8 @@ from test_torch_optimize import Clock, db, image, optimize, small  # noqa: E402,
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.errors import ArgumentError, DatabaseError, UsageError  # noqa: E402
-from schedsearch.torch import backend, tuning  # noqa: E402
+from schedsearch.torch.compiler import backend  # noqa: E402
+from schedsearch.torch.layers import tuning  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn

@@ -15,9 +15,10 @@ pytest.importorskip("onnxscript")
 from test_torch_optimize import Clock, Residual, close, image, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
-from schedsearch.torch import held, whole  # noqa: E402
-from schedsearch.torch.backend import schedsearch  # noqa: E402
-from schedsearch.torch.report import Report  # noqa: E402
+from schedsearch.torch.compiler import chosen_graph as whole  # noqa: E402
+from schedsearch.torch.compiler.backend import schedsearch  # noqa: E402
+from schedsearch.torch.layers.report import Report  # noqa: E402
+from schedsearch.torch.networks import held_network as held  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn
@@ -43,7 +44,7 @@ def compiled(db: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[A
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
-    from schedsearch.torch import inductor
+    from schedsearch.torch.compiler import inductor
 
     interpreted = aot_autograd(fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward))
     monkeypatch.setattr(inductor, "compiled", lambda graph, inputs, mode: interpreted(graph, list(inputs)))
@@ -200,11 +201,13 @@ def test_inductor_compiles_around_the_kernels(db: Path) -> None:
 
 def test_the_backend_is_found_by_its_name() -> None:
     import configparser
+    import importlib
 
     setup = configparser.ConfigParser()
     setup.read(Path(__file__).resolve().parents[1] / "setup.cfg")
     name, _, place = setup["options.entry_points"]["torch_dynamo_backends"].strip().partition(" = ")
-    assert (name, place) == ("schedsearch", f"{schedsearch.__module__}:{schedsearch.__name__}")
+    module, _, function = place.partition(":")
+    assert name == "schedsearch" and getattr(importlib.import_module(module), function) is schedsearch
 
 
 # --- Time -------------------------------------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ def test_a_short_time_is_for_a_network_alone(
 ) -> None:
     """A clock that stands still: only what is left at the start counts."""
     from schedsearch.deadline import Deadline
-    from schedsearch.torch import choose
+    from schedsearch.torch.layers import selection as choose
 
     monkeypatch.setattr(Deadline, "within", lambda seconds: Deadline(left_s + 10.0, lambda: 0.0))
     asked: list[str] = []

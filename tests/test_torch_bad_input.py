@@ -16,7 +16,10 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integratio
 from test_torch_optimize import Clock, close, db, image, optimize, prepared, small  # noqa: E402, F401
 
 import schedsearch.torch as sst  # noqa: E402
-from schedsearch.torch import backend, checks, held, inductor, store  # noqa: E402
+from schedsearch.torch.compiler import backend, inductor  # noqa: E402
+from schedsearch.torch.models import checks  # noqa: E402
+from schedsearch.torch.networks import held_network as held  # noqa: E402
+from schedsearch.torch.operators import store  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn

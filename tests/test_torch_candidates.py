@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integratio
 
 from test_torch_optimize import Clock, Residual, close, db, image, prepared, ran  # noqa: E402, F401
 
-from schedsearch.torch import calls, candidates  # noqa: E402
-from schedsearch.torch.backend import schedsearch  # noqa: E402
+from schedsearch.torch.compiler.backend import schedsearch  # noqa: E402
+from schedsearch.torch.layers import candidates  # noqa: E402
+from schedsearch.torch.layers import kernel_op as calls  # noqa: E402
 
 pytestmark = [
     pytest.mark.integrations,

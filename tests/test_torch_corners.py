@@ -24,7 +24,9 @@ from test_torch_optimize import Clock, close, db, image, optimize, prepared, ran
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.errors import ArgumentError, DatabaseError, UsageError  # noqa: E402
-from schedsearch.torch import calls, exported, store  # noqa: E402
+from schedsearch.torch.layers import kernel_op as calls  # noqa: E402
+from schedsearch.torch.models import exported  # noqa: E402
+from schedsearch.torch.operators import store  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integratio
 from test_torch_optimize import Clock  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
-from schedsearch.torch import optimize  # noqa: E402
+from schedsearch.torch.models import optimize  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "pytorch" / "faster_model.py"

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from schedsearch.torch.formats import allows_tf32, without_tf32  # noqa: E402
+from schedsearch.torch.operators.formats import allows_tf32, without_tf32  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 

@@ -47,11 +47,13 @@ def permuted(torch: Any, tensor: Any) -> Any:
 
 @pytest.mark.parametrize("memory", ["channels_last", "contiguous", "permuted"])
 def test_opcheck(torch: Any, sst: Any, memory: str) -> None:
+    from schedsearch.torch.operators import store
+
     x, weight, bias, residual = images(torch, memory == "channels_last")
     if memory == "permuted":
         x, residual = permuted(torch, x), permuted(torch, residual)
     arguments = (x, weight, bias, None, residual, "padding=1,1,1,1 epilogue=bias,residual,relu", 0.0, 0.0)
-    with sst.use(sst.store.active.db if memory == "channels_last" else None, allow=("default",)):  # builds one kernel
+    with sst.use(store.active.db if memory == "channels_last" else None, allow=("default",)):  # builds one kernel
         torch.library.opcheck(torch.ops.schedsearch.conv2d.default, arguments)
 
 
@@ -127,7 +129,7 @@ def test_two_kernels_compute_both_gradients_where_they_are_faster_than_one(
     torch: Any, sst: Any, monkeypatch: pytest.MonkeyPatch, channels_last: bool
 ) -> None:
     from schedsearch.errors import NoRecordError
-    from schedsearch.torch.depthwise import GradBoth
+    from schedsearch.torch.operators.depthwise import GradBoth
 
     x, weight, _ = depthwise_layer(torch)
     x = x.to(memory_format=torch.channels_last) if channels_last else x
@@ -151,7 +153,7 @@ def test_two_kernels_compute_both_gradients_where_they_are_faster_than_one(
 def test_pytorch_computes_both_gradients_at_once_where_there_is_no_kernel(
     torch: Any, sst: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from schedsearch.torch.depthwise import GradBoth
+    from schedsearch.torch.operators.depthwise import GradBoth
 
     x, weight, _ = depthwise_layer(torch)
     masks, by_pytorch = [], GradBoth.by_pytorch
@@ -220,6 +222,8 @@ def whole_numbers(torch: Any, dtype: Any, *shape: int) -> Any:
 
 @pytest.mark.parametrize("kernels", [True, False])
 def test_quantised_convolutions_are_exact(torch: Any, sst: Any, kernels: bool) -> None:
+    from schedsearch.torch.operators import store
+
     torch.manual_seed(0)
     x, weight = whole_numbers(torch, torch.uint8, 2, 8, 6, 7), whole_numbers(torch, torch.int8, 16, 8, 3, 3)
     bias, scale = torch.randint(-500, 500, (16,), dtype=torch.int32), torch.full((16,), 2.0**-10)
@@ -228,7 +232,7 @@ def test_quantised_convolutions_are_exact(torch: Any, sst: Any, kernels: bool) -
     last = (x.to(memory_format=torch.channels_last), weight.to(memory_format=torch.channels_last))
     with sst.use(None):
         sums = sst.quantized_conv2d(*last, bias, x_zero_point=7, padding=1)
-    with sst.use(sst.store.active.db if kernels else None, allow=("default",)):
+    with sst.use(store.active.db if kernels else None, allow=("default",)):
         y = sst.quantized_conv2d(
             *last, bias, scale, out_dtype=torch.uint8, x_zero_point=7, y_zero_point=3, padding=1, activation="relu"
         )
@@ -324,11 +328,11 @@ def strided(torch: Any, dtype: Any, memory: str, *shape: int) -> Any:
 @pytest.mark.parametrize("channels, size", [(8, 6), (1, 6), (8, 1), (1, 1)])
 def test_fake_results_are_what_a_kernel_allocates(torch: Any, sst: Any, memory: str, channels: int, size: int) -> None:
     from schedsearch.runtime.arrays import output_like
-    from schedsearch.torch.convolution import Conv2d
-    from schedsearch.torch.depthwise import DepthwiseConv2d, GradBoth
-    from schedsearch.torch.formats import torch_dtype
-    from schedsearch.torch.moves import PixelUnshuffle
-    from schedsearch.torch.quantized import QuantizedConv2d
+    from schedsearch.torch.operators.convolution import Conv2d
+    from schedsearch.torch.operators.depthwise import DepthwiseConv2d, GradBoth
+    from schedsearch.torch.operators.formats import torch_dtype
+    from schedsearch.torch.operators.moves import PixelUnshuffle
+    from schedsearch.torch.operators.quantized import QuantizedConv2d
 
     def image(dtype: Any = torch.float16, c: int = channels) -> Any:
         return strided(torch, dtype, memory, 2, c, size, size)
@@ -401,6 +405,8 @@ def test_autocast_casts_as_for_pytorchs_convolution(torch: Any, sst: Any) -> Non
 def test_whether_a_graph_is_captured_is_asked_of_the_tensors_gpu(
     torch: Any, sst: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from schedsearch.torch.operators import store
+
     current = [0]
 
     @contextlib.contextmanager
@@ -412,9 +418,9 @@ def test_whether_a_graph_is_captured_is_asked_of_the_tensors_gpu(
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)
-    assert sst.store.capturing(torch.device("cuda", 1))
-    assert not sst.store.capturing(torch.device("cuda", 0))
-    assert not sst.store.capturing(torch.device("cpu"))
+    assert store.capturing(torch.device("cuda", 1))
+    assert not store.capturing(torch.device("cuda", 0))
+    assert not store.capturing(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("activation", ["relu", "relu6", "leaky_relu", "clip", "sigmoid", "silu", "hard_swish", "gelu"])

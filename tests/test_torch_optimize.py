@@ -19,9 +19,9 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integratio
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.errors import UsageError  # noqa: E402
-from schedsearch.torch import calls  # noqa: E402
-from schedsearch.torch.calls import Call  # noqa: E402
-from schedsearch.torch.timing import Candidate  # noqa: E402
+from schedsearch.torch.comparison.timing import Candidate  # noqa: E402
+from schedsearch.torch.layers import kernel_op as calls  # noqa: E402
+from schedsearch.torch.layers.kernel_op import Call  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn
@@ -225,7 +225,7 @@ def test_without_records_nothing_is_swapped(optimize: Any, tmp_path: Path) -> No
 
 
 def test_cudnn_searches_for_what_is_timed_and_not_for_the_reference(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from schedsearch.torch import choose
+    from schedsearch.torch.layers import selection as choose
 
     seen, convolve = [], choose._core
 
@@ -310,6 +310,24 @@ def test_a_saved_model_is_one_that_was_not_optimized(optimize: Any) -> None:
     for loaded in (torch.load(file, weights_only=False), pickle.loads(pickle.dumps(model))):
         assert torch.equal(loaded(x), model.forward.original(x))
         assert not isinstance(vars(loaded).get("forward"), type(model.forward))
+
+
+def test_a_model_that_an_earlier_version_saved_loads(optimize: Any) -> None:
+    model, x = small(), image()
+    optimize(model, x)
+    names = {
+        "models.forward": "forward",
+        "models.instance_forward": "forward",
+        "own_forward": "_own_forward",
+        "Replicate": "_Replicate",
+    }
+    text = pickle.dumps(model, protocol=0)  # whose names are lines of text
+    for new, old in names.items():
+        text = text.replace(f"schedsearch.torch.{new}\n".encode(), f"schedsearch.torch.{old}\n".encode())
+        text = text.replace(f"\n{new}\n".encode(), f"\n{old}\n".encode())
+    assert b"schedsearch.torch.forward\n_own_forward" in text and b"schedsearch.torch.models" not in text
+    loaded = pickle.loads(text)
+    assert torch.equal(loaded(x), model.forward.original(x)) and set(vars(sst.revert_(loaded))) == set(vars(small()))
 
 
 def replicated(model: Any, scale: float) -> Any:
@@ -551,7 +569,7 @@ def test_layers_are_not_tuned_while_another_run_holds_the_device(tmp_path: Path,
     import schedsearch
     from schedsearch.deadline import Deadline
     from schedsearch.errors import DeviceBusyError
-    from schedsearch.torch.tuning import tune_missing
+    from schedsearch.torch.layers.tuning import tune_missing
 
     def busy(*given: Any, **options: Any) -> None:
         raise DeviceBusyError("cpu is in use by process 7, and there is no time left to wait")

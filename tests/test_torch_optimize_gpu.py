@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from test_torch_optimize import Clock, Residual, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
-from schedsearch.torch.backend import schedsearch  # noqa: E402
-from schedsearch.torch.report import Report  # noqa: E402
+from schedsearch.torch.compiler.backend import schedsearch  # noqa: E402
+from schedsearch.torch.layers.report import Report  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.integrations]
 nn = torch.nn

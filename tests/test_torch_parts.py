@@ -20,9 +20,12 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.executable.fixed import FixedNet  # noqa: E402
-from schedsearch.torch import functional_graph, inductor, network_op, parts  # noqa: E402
-from schedsearch.torch import held as held_networks  # noqa: E402
-from schedsearch.torch.held import Copied, Refusal  # noqa: E402
+from schedsearch.torch.compiler import inductor  # noqa: E402
+from schedsearch.torch.networks import functional_graph, network_op  # noqa: E402
+from schedsearch.torch.networks import held_network as held_networks  # noqa: E402
+from schedsearch.torch.networks import partition as parts  # noqa: E402
+from schedsearch.torch.networks.held_network import Copied  # noqa: E402
+from schedsearch.torch.refusal import Refusal  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedsearch.deadline import Deadline
-from schedsearch.torch.race import PYTORCH, SLOWER, race
-from schedsearch.torch.timing import Candidate, Sampler
+from schedsearch.torch.comparison.race import PYTORCH, SLOWER, race
+from schedsearch.torch.comparison.timing import Candidate, Sampler
 
 pytestmark = pytest.mark.integrations
 

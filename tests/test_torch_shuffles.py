@@ -18,8 +18,8 @@ from test_torch_optimize import Clock, close, image, prepared  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
-from schedsearch.torch import patterns  # noqa: E402
-from schedsearch.torch.forward import Plan  # noqa: E402
+from schedsearch.torch.layers import patterns  # noqa: E402
+from schedsearch.torch.models.forward import Plan  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integratio
 from test_torch_optimize import Clock, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
-from schedsearch.torch import backend, inductor, training  # noqa: E402
+from schedsearch.torch.compiler import backend, inductor, training  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn

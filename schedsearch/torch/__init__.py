@@ -28,7 +28,9 @@ def _require_torch() -> None:
 
 _require_torch()
 
-from schedsearch.torch.functional import (  # noqa: E402
+from schedsearch.torch.layers.report import LayerReport, NetworkReport, Report  # noqa: E402
+from schedsearch.torch.models.optimize import optimize_, revert_  # noqa: E402
+from schedsearch.torch.operators.functional import (  # noqa: E402
     conv2d,
     depthwise_conv2d,
     layout_transform,
@@ -36,9 +38,7 @@ from schedsearch.torch.functional import (  # noqa: E402
     pixel_unshuffle,
     quantized_conv2d,
 )
-from schedsearch.torch.optimize import optimize_, revert_  # noqa: E402
-from schedsearch.torch.report import LayerReport, NetworkReport, Report  # noqa: E402
-from schedsearch.torch.store import Served, Store, refresh, served, use  # noqa: E402
+from schedsearch.torch.operators.store import Served, Store, refresh, served, use  # noqa: E402
 
 __all__ = [
     "LayerReport",

@@ -1,0 +1,115 @@
+"""What an optimized module calls in place of its own `forward`: a plan for calls like the example, else what was there.
+
+See docs/decisions/137 for why modules stay, and 178 for why the checks are our own.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedsearch.torch.models.instance_forward import REPLICATE, InstanceForward, Replicate, is_own, own_forward
+from schedsearch.torch.models.links import LateLinks, Links, linked
+from schedsearch.torch.models.plan import Plan
+from schedsearch.torch.models.traced_check import traced_check
+from schedsearch.torch.operators.formats import allows_tf32
+from schedsearch.torch.operators.transforms import computes
+
+_OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__", "__code__", "__globals__", "__defaults__", "__kwdefaults__")
+
+
+class OptimizedForward(InstanceForward):
+    """The `forward` of an optimized module.
+
+    It has the signature and the source of the forward that was there, as torch.export, torch.jit and callers look for them.
+    """
+
+    def __init__(self, module: nn.Module, before: Any) -> None:
+        super().__init__(module, before)
+        self._plans: list[tuple[Plan, Links]] = []
+        functools.update_wrapper(self, self.before or own_forward(module), _OF_FUNCTIONS, ())
+
+    @classmethod
+    def install(cls, module: nn.Module, plan: Plan) -> None:
+        """Lets a module run a rewritten plan for calls like its example."""
+        plan.seal(traced_check(plan))
+        forward = module.__dict__.get("forward")
+        if not isinstance(forward, OptimizedForward):
+            forward = cls(module, forward)
+            forward.enter()
+        kept = [each for each in forward._plans if each[0]._expected != plan._expected]
+        forward._plans = [(plan, Links(module, plan)), *kept]
+
+    @classmethod
+    def drop(cls, module: nn.Module, plan: Plan) -> None:
+        """Undoes `install`."""
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, OptimizedForward):
+            forward._plans = [each for each in forward._plans if each[0] is not plan]
+            if not forward._plans:
+                forward.remove()
+
+    def give_up(self) -> None:
+        """Runs what was there before, from now on."""
+        self._plans = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not computes():
+            return OptimizedForward.original(self, *args, **kwargs)
+        for plan, links in self._plans:
+            leaves = plan.leaves(args, kwargs)
+            if leaves is not None and (tensors := self._tensors(plan, links, leaves)) is not None:
+                return plan.run(tensors, leaves)
+        return self.original(*args, **kwargs)
+
+    def _tensors(self, plan: Plan, links: Links, leaves: list[Any]) -> list[Any] | None:
+        """The module's tensors that a plan takes; None if it must not serve a call."""
+        if self._module.training or torch.are_deterministic_algorithms_enabled() or plan.tf32 != allows_tf32():
+            return None
+        if torch.is_autocast_enabled(_device_type(leaves)):
+            return None
+        tensors = linked(self._module, plan, links)
+        if tensors is not None and torch.is_grad_enabled():
+            for each in (*leaves, *tensors):
+                if isinstance(each, torch.Tensor) and each.requires_grad:
+                    return None
+        return tensors
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedForward:
+        module = copy.deepcopy(self._module, memo)  # the copy under way, or one that this makes
+        found = OptimizedForward(module, copy.deepcopy(self.before, memo))
+        memo[id(self)] = found
+        found._plans = [(plan, LateLinks(module, plan)) for plan, _ in self._plans]  # type: ignore[misc]
+        return found
+
+    def __reduce__(self) -> Any:
+        """A saved model is one that was not optimized."""
+        if self.before is not None:
+            return _same, (self.before,)
+        return own_forward, (self._module,)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def restore(module: nn.Module) -> None:
+    """Gives a module the forward that it had before it was optimized, also if it was saved meanwhile. A forward that calls
+    the optimized one remains, and calls what was there before."""
+    forward, replicate = module.__dict__.get("forward"), module.__dict__.get(REPLICATE)
+    if isinstance(forward, OptimizedForward):
+        forward.remove()
+    elif isinstance(replicate, Replicate):
+        del module.__dict__[REPLICATE]
+        if is_own(module, forward):
+            del module.__dict__["forward"]
+        elif isinstance(replicate.forward, OptimizedForward):
+            replicate.forward.give_up()
+
+
+def _device_type(leaves: list[Any]) -> str:
+    return next((str(each.device.type) for each in leaves if isinstance(each, torch.Tensor)), "cpu")

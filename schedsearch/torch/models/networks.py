@@ -1,0 +1,93 @@
+"""Networks of ours in the graph of an optimized model: `optimize_(..., networks=True)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from schedsearch.deadline import Deadline
+from schedsearch.torch.compiler import inductor
+from schedsearch.torch.layers import patterns
+from schedsearch.torch.layers.report import PartReport
+from schedsearch.torch.models.instance_forward import without_plans
+from schedsearch.torch.models.plan import Plan
+from schedsearch.torch.networks import network_op
+from schedsearch.torch.networks.functional_graph import without_writes
+from schedsearch.torch.networks.held_network import copied
+from schedsearch.torch.networks.selection import Contest, parts_that_win
+from schedsearch.torch.refusal import Refusal
+
+
+def networks_in(
+    module: nn.Module,
+    plan: Plan,
+    args: tuple[Any, ...],
+    contest: Contest,
+    deadline: Deadline,
+    keep: Callable[[fx.Node], bool],
+) -> tuple[list[PartReport], list[str]]:
+    """Lets networks compute those parts of a plan for which they win.
+
+    A part that loses, and everything else, stays as it is; layers in it may still be swapped.
+
+    Args:
+        args: real inputs of the module.
+        deadline: of building networks.
+        keep: whether a node is left to PyTorch.
+
+    Returns:
+        What became of each part, and remarks about the graph.
+    """
+    graph = copied(plan.graph)[0]
+    graph_module = fx.GraphModule(plan._root, graph)
+    try:
+        without_writes(graph)
+    except Refusal as error:
+        return [], [f"no networks: {error}"]
+    graph_module.recompile()
+    tensors = plan._held(module)
+    if any(each.is_inference() for each in tensors):
+        return [], ["no networks: its parameters were made in inference mode, which does not say when they change"]
+    held = dict(zip([node for node in graph.nodes if node.op == "placeholder"], tensors))
+    inputs = [*tensors, *pytree.tree_leaves((args, {}))]
+    with without_plans(module):
+        found = parts_that_win(contest, graph_module, held, inputs, inductor.compiled_or_eager, deadline, keep)
+    calls = []
+    for part, net in found.nets:
+        calls.append((part, network_op.NetworkCall(part, net, [held[node] for node in part.held])))
+    if calls:
+        network_op.replace(graph_module, calls, checked=True)
+        plan.networks = [call for _, call in calls]
+        plan.graph = graph_module.graph
+        plan.found = patterns.find(plan.graph, tf32=plan.tf32 and contest.kernels.device.type == "cuda")
+    return found.rows, [str(each) for each in found.left]
+
+
+def is_kept(part: nn.Module, path: str, wanted: Callable[[nn.Module, str], bool] | None) -> Callable[[fx.Node], bool]:
+    """Whether a node is a layer that `filter_fn` leaves out."""
+
+    def kept(node: fx.Node) -> bool:
+        kind = patterns.called(node)
+        if wanted is None or kind is None or kind[0] not in ("conv", "shuffle", "unshuffle"):
+            return False
+        return not wanted(*named(part, path, patterns.name_of(node)))
+
+    return kept
+
+
+def named(part: nn.Module, path: str, name: str) -> tuple[nn.Module, str]:
+    """The module of a layer and its name in the model.
+
+    Args:
+        part: the part of the model that was read.
+        path: its name in the model.
+        name: of the layer in the part: of a module, or of a node of the graph if no module in the part makes it.
+    """
+    try:
+        return part.get_submodule(name), f"{path}.{name}".strip(".")
+    except AttributeError:  # the part makes it, by itself or by a call of a function
+        alone = isinstance(part, nn.Conv2d | nn.PixelShuffle | nn.PixelUnshuffle)
+        return part, path if alone and path else f"{path}.{name}".strip(".")
