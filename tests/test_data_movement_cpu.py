@@ -13,6 +13,7 @@ import schedsearch
 from schedsearch import Workload, concat, depth_to_space, pad, space_to_depth, strided_slice, transpose
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.ops.movement import Box, Factor, Ragged
+from schedsearch.template import load_reference
 from schedsearch.templates.data_movement.cpu import DataMovementCpu
 from schedsearch.templates.data_movement.cpu_kernels import parts_of
 from schedsearch.testing.template_contract import TemplateContract
@@ -62,6 +63,26 @@ def test_every_element_arrives(device: CpuDevice, number: int) -> None:
     y = moved(workload, arrays)
     found = run(device, CPU.kernel(workload, device.target, config), arrays, {"y": (y.shape, y.dtype)})["y"]
     np.testing.assert_array_equal(found, y, err_msg=f"{workload.label} {dict(config)}")
+
+
+SLICES: dict[str, dict[str, Any]] = {  # each is also a movement into a whole array, which has the same truth
+    "transpose": {"x": [2, 3, 4], "permutation": [2, 0, 1], "slice_of": [4, 5, 3]},
+    "depth_to_space": {"n": 2, "c": 8, "h": 3, "w": 5, "block": 2, "slice_of": [2, 5, 6, 10]},
+    "space_to_depth": {"n": 2, "c": 3, "h": 4, "w": 6, "block": 2, "slice_of": [2, 20, 2, 3]},
+    "strided_slice": {"x": [3, 4, 3], "begin": [1, 0], "end": [3, 2], "slice_of": [2, 5, 3]},
+    "concat": {"x": [[2, 3, 4], [2, 1, 4]], "axis": 1, "slice_of": [2, 9, 4]},
+    "pad": {"x": [5, 6], "before": [1, 1], "after": [1, 1], "slice_of": [7, 9]},
+}
+
+
+@pytest.mark.parametrize("op", SLICES)
+def test_the_truth_of_a_slice_is_that_of_an_array(device: CpuDevice, op: str) -> None:
+    params = SLICES[op] | {"dtype": "int32"}
+    part, whole = Workload(op, params), Workload(op, {name: each for name, each in params.items() if name != "slice_of"})
+    arrays = random_bits(whole)
+    y = moved(whole, arrays)
+    kernel = load_reference(op).kernel(part, device.target)
+    np.testing.assert_array_equal(run(device, kernel, arrays, {"y": (y.shape, np.dtype(np.int64))})["y"], y.view(np.int32))
 
 
 LARGE = {  # blocks in registers, several items of every thread, lines past the caches

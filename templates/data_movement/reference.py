@@ -44,7 +44,7 @@ class DataMovementReference(Reference):
 
             return move
 
-        boxes = op.movement({**workload.params, "slice_of": ()}).boxes  # truths have no gaps
+        boxes = op.movement(op.typed({**workload.params, "slice_of": ()})).boxes  # truths have no gaps
         steps = [reference_step(target, moved(box), (Pointer(box.x), Pointer("y")), box.size) for box in boxes]
         if not steps:  # y is empty
             steps.append(reference_step(target, _nothing, (Pointer("x"), Pointer("y")), 1))
