@@ -298,3 +298,19 @@ def test_an_input_of_text_is_named(tmp_path: Path) -> None:
     result = command("build", tmp_path / "text.onnx", "--target", "cpu", "--db", tmp_path / "none.db")
     assert result.exit_code == 2
     assert "'words', an input or output of the model, is string; allowed: float16" in result.stderr
+
+
+def test_names_of_a_model_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
+    info = onnx.helper.make_tensor_value_info
+    name = "x\n\x1b[31m"
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", [name], ["y"])],
+        "net",
+        [info(name, onnx.TensorProto.FLOAT, [2])],
+        [info("y", onnx.TensorProto.FLOAT, [2])],
+    )
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "net.onnx")
+    options = ("--target", "cpu", "-o", tmp_path / "net.ssx", "--db", tmp_path / "none.db")
+    done = command("build", tmp_path / "net.onnx", *options)
+    assert done.exit_code == 0 and "\x1b" not in done.output
+    assert r"takes x\n\x1b[31m float32 [2]" in done.stdout

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import ArgumentError, UsageError, did_you_mean
+from schedsearch.text import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +69,7 @@ class Port:
 
     def __str__(self) -> str:
         layout = "" if self.layout == self.axes else f" {self.layout}"
-        return f"{self.name} {self.dtype} {'' if self.exact else 'up to '}{self.extents}{layout}"
+        return f"{printable(self.name)} {self.dtype} {'' if self.exact else 'up to '}{self.extents}{layout}"
 
     def at(self, sizes: Mapping[str, int]) -> Port:
         """The port at chosen sizes; those that are not named are the largest."""
