@@ -461,3 +461,8 @@ def test_the_mask_of_a_dropout_may_have_no_name() -> None:
         helper.make_node("Relu", ["w"], ["y"]),
     ]
     np.testing.assert_array_equal(value_of(simple(nodes, X.shape, 13), X), np.maximum(X, 0))
+
+
+def test_a_split_into_parts_without_names_keeps_their_number() -> None:
+    nodes = [helper.make_node("Split", ["x"], ["v", ""], axis=1), helper.make_node("Relu", ["v"], ["y"])]
+    np.testing.assert_array_equal(value_of(simple(nodes, X.shape, 13), X), np.maximum(X[:, :1], 0))

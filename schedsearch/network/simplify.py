@@ -54,7 +54,7 @@ def simplify(model: ir.Model, name: str) -> None:
 
     common.InlinePass()(model)
     _constants_are_no_inputs(model)
-    _drop_unnamed_outputs(model)
+    _drop_unnamed_masks(model)
     for node in model.graph:
         node.name = name_of(node)  # before a pass calls it "node"
     rules, opsets = RewritePass(_rules()), model.opset_imports
@@ -131,15 +131,11 @@ def _constants_are_no_inputs(model: ir.Model) -> None:
         graph.inputs[:] = kept
 
 
-def _drop_unnamed_outputs(model: ir.Model) -> None:
-    """Optional outputs that a file leaves out by an empty name, where they are the last ones: onnxscript folds the mask of
-    a Dropout and then has no name for it."""
+def _drop_unnamed_masks(model: ir.Model) -> None:
+    """A Dropout may name its mask "". onnxscript folds the mask to a constant, which needs a name."""
     for node in model.graph.all_nodes():
-        named = len(node.outputs)
-        while named > 1 and not node.outputs[named - 1].name:
-            named -= 1
-        if named < len(node.outputs):
-            node.resize_outputs(named)
+        if is_onnx(node) and node.op_type == "Dropout" and len(node.outputs) == 2 and not node.outputs[1].name:
+            node.resize_outputs(1)
 
 
 # --- Axes ---------------------------------------------------------------------------------------------------------------
