@@ -15,7 +15,8 @@ from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.code import machine_code
-from schedsearch.dynamic.executable import WAYS, DynamicExecutable, DynamicParts, Kernel, Way
+from schedsearch.dynamic.executable import DynamicExecutable
+from schedsearch.dynamic.file import WAYS, DynamicParts, Kernel, Way
 from schedsearch.dynamic.graph import DynamicGraph, Program, Size
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.executable.assemble import Chosen

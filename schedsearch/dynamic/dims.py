@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from schedsearch.dynamic import numbers
 from schedsearch.dynamic.follow import FOLLOWS, Along, Follows
 from schedsearch.errors import UsageError
 from schedsearch.ops.bounded import DYNAMIC
@@ -275,19 +276,11 @@ def _function(workload: Workload, dims: Dims, source: str, axes: Mapping[int, Al
     shape = workload.outputs[0].shape
     to = {along.axis: (mine, along) for mine, along in axes.items()}
     none = (-1, Along(-1))
-    places = tuple(to.get(axis, none)[0] for axis in range(len(shape)))
-    times, plus, over = (
-        tuple(getattr(to.get(axis, none)[1], name) for axis in range(len(shape))) for name in ("times", "plus", "over")
-    )
-
-    def of_x(axis: int, x: Sequence[int]) -> int:
-        return (times[axis] * x[places[axis]] + plus[axis]) // over[axis] if places[axis] >= 0 else shape[axis]
-
-    def of_x0(axis: int, x0: Sequence[int]) -> int:
-        return x0[places[axis]] if places[axis] >= 0 else shape[axis]
-
-    needs = {name: Dependence.SHAPE if name == source else Dependence.NOTHING for name in dims}
-    return ShapeFunction(needs, dict(zip(_NAMES, (of_x, of_x0)))[source])
+    ways = [to.get(axis, none) for axis in range(len(shape))]
+    columns = {name: [getattr(along, name) for _, along in ways] for name in ("times", "plus", "over")}
+    places = [place for place, _ in ways]
+    params = {"source": source, "arguments": list(dims), "shape": list(shape), "places": places, **columns}
+    return numbers.function("follow", params)
 
 
 # ---- gather and scatter

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
@@ -18,41 +17,14 @@ from schedsearch.dynamic.program import Call, Formula, Numbers, Program, Segment
 from schedsearch.dynamic.segments import Planner
 from schedsearch.errors import UsageError
 from schedsearch.ops.declared_shapes import is_extents
-from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.workload import Workload
 
-__all__ = ["RECIPE", "Call", "DynamicGraph", "Program", "Segment", "Size", "Value"]
-
-RECIPE = ("input", "constant", "numbers", "view", "call", "filled", "output")
-"""The methods that make a graph: those of `DynamicGraph.recipe`."""
-
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _noted(build: _Method) -> _Method:
-    """Lets a method that adds to a graph note its call in `DynamicGraph.recipe`, unless another such method calls it."""
-
-    @functools.wraps(build)
-    def noting(self: DynamicGraph, *args: Any, **named: Any) -> Any:
-        outer, self._inside = self._inside, True
-        try:
-            result = build(self, *args, **named)
-        finally:
-            self._inside = outer
-        if not outer:
-            self.recipe.append((build.__name__, args, named))
-        return result
-
-    return cast(_Method, noting)
+__all__ = ["Call", "DynamicGraph", "Program", "Segment", "Size", "Value"]
 
 
 class DynamicGraph:
     """Builds a `Program`: call `input`, `call` and `output`, then `program`.
-
-    Attributes:
-        recipe: the calls that made the graph: method, arguments, named arguments. The same calls make the same graph.
 
     Example:
         >>> from schedsearch import dyn_strided_slice
@@ -78,10 +50,7 @@ class DynamicGraph:
         self._elements: dict[str, tuple[Dim, ...]] = {}  # of numbers and short constants
         self._margins: dict[str, dict[tuple[str, Margin, bool], str]] = {}  # memory -> what it has been filled with
         self.shows: dict[str, Shown] = {}  # value of the model that the graph was made from -> where its numbers are
-        self.recipe: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self._inside = False
 
-    @_noted
     def input(self, name: str, shape: Sequence[int | Size], dtype: str) -> str:
         """An array of the caller.
 
@@ -104,7 +73,6 @@ class DynamicGraph:
         self._inputs.append(name)
         return name
 
-    @_noted
     def constant(self, name: str, numbers: np.ndarray[Any, Any], dtype: str = "") -> str:
         """An array that the graph brings along, e.g. a weight.
 
@@ -122,7 +90,6 @@ class DynamicGraph:
             self._elements[name] = tuple(map(int, array.reshape(-1)))
         return name
 
-    @_noted
     def numbers(
         self, name: str, count: int, rule: str, inputs: Sequence[str], params: Mapping[str, Any] | None = None
     ) -> str:
@@ -158,7 +125,6 @@ class DynamicGraph:
         """What is known of the extents of a value."""
         return self._dims[name]
 
-    @_noted
     def view(self, array: str, shape: Sequence[int], name: str = "") -> str:
         """The same elements in another shape, without a copy.
 
@@ -186,10 +152,9 @@ class DynamicGraph:
         if not fixed and len(shape) == 1:
             self._same[name] = self._same.get(array, array)
         elif not fixed:
-            self._steps.append(Numbers(name, _extents_of_view(shape, places), {"x": array}))
+            self._steps.append(Numbers(name, rule_of("view", {"shape": list(shape), "places": list(places)}), {"x": array}))
         return name
 
-    @_noted
     def call(
         self,
         workload: Workload,
@@ -250,7 +215,6 @@ class DynamicGraph:
                 self._add(value, output.shape if same is None else dims[same])
         return outputs[workload.outputs[0].name]
 
-    @_noted
     def filled(self, array: str, axes: Sequence[int], value: str = "zero", *, source: str = "") -> str:
         """The array up to its bound along some axes, with one number in all that lies beyond its extents there.
 
@@ -283,7 +247,8 @@ class DynamicGraph:
             left = tuple(-1 if axis in whole else axis for axis in range(len(value.shape)))
             dims = [self._dims[array][axis] if axis >= 0 else extent for axis, extent in zip(left, value.shape)]
             counts = whole and any(isinstance(each, Unknown) for each in dims)
-            functions = {"y": _extents_of_view(value.shape, left)} if counts else {}
+            view = {"shape": list(value.shape), "places": list(left)}
+            functions = {"y": rule_of("view", view)} if counts else {}
             self._steps.append(Call(name, workload, {"x": array}, {"y": y.name}, functions, {}, source))
             if not whole:
                 self._same[y.name] = self._same.get(array, array)
@@ -291,7 +256,6 @@ class DynamicGraph:
             made[wanted] = y.name
         return made[wanted]
 
-    @_noted
     def output(self, *names: str, called: str = "") -> None:
         """Values that a run returns.
 
@@ -372,14 +336,5 @@ class DynamicGraph:
         if not self._outputs:
             raise UsageError("the graph has no output; name one by output(...)")
         program = Planner(self._values, self._inputs, self._outputs, self._steps, self._same, self._host_knows()).program()
-        return replace(program, constants=dict(self._constants), called=tuple(self._called))
-
-
-def _extents_of_view(shape: Sequence[int], places: Sequence[int]) -> ShapeFunction:
-    """The extents of a view of x."""
-    extents, of_x = tuple(shape), tuple(places)
-
-    def extent(axis: int, x: Sequence[int]) -> int:
-        return x[of_x[axis]] if of_x[axis] >= 0 else extents[axis]
-
-    return ShapeFunction({"x": Dependence.SHAPE}, extent)
+        shows = {name: each for name, each in self.shows.items() if each.name in program.values}
+        return replace(program, constants=dict(self._constants), called=tuple(self._called), shows=shows)

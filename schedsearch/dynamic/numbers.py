@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,8 @@ class Computed:
 
 def function(rule: str, params: Mapping[str, Any]) -> ShapeFunction:
     """The function of one of `RULES`; its parameters are what it is computed from, in order."""
-    return RULES[rule](**{name: tuple(each) if isinstance(each, list) else each for name, each in params.items()})
+    made = RULES[rule](**{name: tuple(each) if isinstance(each, list) else each for name, each in params.items()})
+    return replace(made, made_by=(rule, params))
 
 
 # ---- functions of two rows, element by element, after NumPy's rule of broadcasting
@@ -272,10 +273,44 @@ def _agreeing(
     return ShapeFunction(dict.fromkeys("ab", Dependence.SHAPE), extent, problem, (message,))
 
 
+# ---- rules of extents
+
+
+def _of_view(shape: tuple[int, ...], places: tuple[int, ...]) -> ShapeFunction:
+    """The extents of a view of x, or of an array of which some axes count up to their bounds: those of x at `places`, or
+    where a place is -1, those of `shape`."""
+
+    def extent(axis: int, x: Sequence[int]) -> int:
+        return x[places[axis]] if places[axis] >= 0 else shape[axis]
+
+    return ShapeFunction({"x": Dependence.SHAPE}, extent)
+
+
+def _following(
+    source: str,
+    arguments: tuple[str, ...],
+    shape: tuple[int, ...],
+    places: tuple[int, ...],
+    times: tuple[int, ...],
+    plus: tuple[int, ...],
+    over: tuple[int, ...],
+) -> ShapeFunction:
+    """Extents of the argument `source` where an axis of y follows one of it, otherwise those of `shape`."""
+
+    def of_x(axis: int, x: Sequence[int]) -> int:
+        return (times[axis] * x[places[axis]] + plus[axis]) // over[axis] if places[axis] >= 0 else shape[axis]
+
+    def of_x0(axis: int, x0: Sequence[int]) -> int:
+        return x0[places[axis]] if places[axis] >= 0 else shape[axis]
+
+    needs = {name: Dependence.SHAPE if name == source else Dependence.NOTHING for name in arguments}
+    return ShapeFunction(needs, {"x": of_x, "x0": of_x0}[source])
+
+
 RULES: Mapping[str, Callable[..., ShapeFunction]] = {
     "extents": _of_shape, "elements": _of_size, "two": _of_two, "where": _of_three, "concat": _one_after_the_other,
     "at": _at, "at computed": _at_computed, "reduce": _all_as_one, "each": _each,
-    "agree": _agreeing,
+    "agree": _agreeing, "view": _of_view, "follow": _following,
 }  # fmt: skip
 
 

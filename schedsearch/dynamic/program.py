@@ -71,6 +71,11 @@ class Value:
     def nbytes(self) -> int:
         return self.bytes_of(self.shape)
 
+    @property
+    def is_visible(self) -> bool:
+        """Whether it has memory of its own, and extents that follow from those of the inputs."""
+        return not self.view_of and not self.numbers and (self.known is not None or self.words is None)
+
     def bytes_of(self, extents: Sequence[int]) -> int:
         size = dtype_of(self.dtype).nbytes
         for extent in extents:
@@ -150,6 +155,7 @@ class Program:
     last: counted extents of outputs that the host reads at the end of an exact run.
     constants: value -> its numbers.
     called: names of the outputs for people.
+    shows: value of the model that the graph was made from -> where its numbers are.
     """
 
     values: Mapping[str, Value]
@@ -161,6 +167,7 @@ class Program:
     last: Words | None
     constants: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     called: tuple[str, ...] = ()
+    shows: Mapping[str, Shown] = field(default_factory=dict)
 
 
 def axes_of_view(bound: Sequence[int], shape: Sequence[int], unknown: Sequence[bool]) -> tuple[int, ...] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -33,16 +32,8 @@ class FieldError(ValueError):
 
 
 def read(kind: type[T], data: Any) -> T:
-    """A value of a dataclass from the JSON object that `dataclasses.asdict` leads to.
-
-    Fields may be str, int, float, bool, literals, dataclasses, tuples, mappings from strings, and None beside one of these.
-
-    Raises:
-        FieldError: the data has another type somewhere, or an object has an unknown field or lacks one.
-    """
-    hint: Any = kind
-    made: T = _reader(hint)(data)
-    return made
+    """As `Codec.read`, of data without leaves."""
+    return _PLAIN.read(kind, data)
 
 
 def check_object(data: Any, fields: Mapping[str, type], optional: Mapping[str, type] = types.MappingProxyType({})) -> None:
@@ -56,22 +47,143 @@ def check_object(data: Any, fields: Mapping[str, type], optional: Mapping[str, t
             raise _at(FieldError(f"{quoted(value)} is {type_text(value)}; allowed: {known[name].__name__}"), name)
 
 
-@functools.cache
-def _reader(hint: Any) -> _Read:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return _object(hint)
-    if origin is typing.Literal:
-        return _one_of(args)
-    if origin is tuple:
-        return _tuple(args)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping(args[1])
-    if isinstance(hint, types.UnionType):
-        (kind,) = (each for each in args if each is not types.NoneType)
-        inner = _reader(kind)
-        return lambda data: None if data is None else inner(data)
-    return _plain(hint)
+class Codec:
+    """Dataclasses as JSON data.
+
+    Fields may be str, int, float, bool, literals, dataclasses, tuples, mappings from strings or integers, and unions of
+    these that JSON data tell apart: by their kind, and dataclasses by the names of their fields.
+
+    Args:
+        leaves: other types, each with the function that writes its values as JSON data, or that reads them; so a codec with
+            leaves works in one direction.
+    """
+
+    def __init__(self, leaves: Mapping[Any, Callable[[Any], Any]] = types.MappingProxyType({})) -> None:
+        self._leaves = dict(leaves)
+        self._known: dict[Any, _Read] = {}
+
+    def write(self, value: Any) -> Any:
+        """The JSON data of a value."""
+        if (leaf := self._leaves.get(type(value))) is not None:
+            return leaf(value)
+        if dataclasses.is_dataclass(value):
+            return {each.name: self.write(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        if isinstance(value, Mapping):
+            return {str(name): self.write(each) for name, each in value.items()}
+        return [self.write(each) for each in value] if isinstance(value, tuple | list) else value
+
+    def read(self, kind: type[T], data: Any) -> T:
+        """Inverse of `write`, for a value of this type.
+
+        Raises:
+            FieldError: the data has another type somewhere, or an object has an unknown field or lacks one.
+        """
+        made: T = self._reader(kind)(data)
+        return made
+
+    def _reader(self, hint: Any) -> _Read:
+        if hint not in self._known:
+            self._known[hint] = lambda data: self._known[hint](data)  # a type may hold itself
+            self._known[hint] = self._made(hint)
+        return self._known[hint]
+
+    def _made(self, hint: Any) -> _Read:
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if (leaf := self._leaves.get(origin or hint)) is not None:
+            return typing.cast(_Read, leaf)
+        if dataclasses.is_dataclass(hint):
+            return self._object(hint)
+        if origin is typing.Literal:
+            return _one_of(args)
+        if origin is tuple:
+            return self._tuple(args)
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return self._mapping(*args)
+        if isinstance(hint, types.UnionType):
+            return self._union(args)
+        return _plain(hint)
+
+    def _union(self, kinds: tuple[Any, ...]) -> _Read:
+        readers = [(kind, self._reader(kind)) for kind in kinds if kind is not types.NoneType]
+        optional = len(readers) < len(kinds)
+
+        def read_one(data: Any) -> Any:
+            if optional and data is None:
+                return None
+            fitting = [reader for kind, reader in readers if len(readers) == 1 or _fits(kind, data)]
+            if not fitting:
+                allowed = ", ".join(kind.__name__ for kind, _ in readers)
+                raise FieldError(f"{quoted(data)} is {type_text(data)}; allowed: {allowed}")
+            return fitting[0](data)
+
+        return read_one
+
+    def _tuple(self, args: tuple[Any, ...]) -> _Read:
+        readers = [self._reader(each) for each in args if each is not Ellipsis]
+        length = None if args[-1] is Ellipsis else len(args)
+
+        def read_tuple(data: Any) -> tuple[Any, ...]:
+            if not isinstance(data, list) or (length is not None and len(data) != length):
+                raise FieldError(f"it is {type_text(data)}; allowed: a list{'' if length is None else f' of {length}'}")
+            made = []
+            for number, each in enumerate(data):
+                try:
+                    made.append(readers[0 if length is None else number](each))
+                except FieldError as error:
+                    raise _at(error, str(number)) from None
+            return tuple(made)
+
+        return read_tuple
+
+    def _mapping(self, key: Any, value: Any) -> _Read:
+        inner = self._reader(value)
+
+        def read_mapping(data: Any) -> dict[Any, Any]:
+            if not isinstance(data, dict):
+                raise FieldError(f"it is {type_text(data)}; allowed: an object")
+            made: dict[Any, Any] = {}
+            for name, each in data.items():
+                if key is int and not (name.isascii() and name.isdecimal() and len(name) < 20):
+                    raise FieldError(f"{quoted(name)} is not a number")
+                try:
+                    made[int(name) if key is int else name] = inner(each)
+                except FieldError as error:
+                    raise _at(error, name) from None
+            return made
+
+        return read_mapping
+
+    def _object(self, kind: Any) -> _Read:
+        hints = typing.get_type_hints(kind)
+        known = {each.name: self._reader(hints[each.name]) for each in dataclasses.fields(kind)}
+        absent = dataclasses.MISSING
+        fields = dataclasses.fields(kind)
+        required = [each.name for each in fields if each.default is absent and each.default_factory is absent]
+
+        def read_object(data: Any) -> Any:
+            if not isinstance(data, dict):
+                raise FieldError(f"it is {type_text(data)}; allowed: an object")
+            if not data.keys() <= known.keys() or len(data) < len(known):
+                _check_names(data, known, required)
+            made = {}
+            for name, each in data.items():
+                try:
+                    made[name] = known[name](each)
+                except FieldError as error:
+                    raise _at(error, name) from None
+            return kind(**made)
+
+        return read_object
+
+
+_PLAIN = Codec()
+
+
+def _fits(kind: Any, data: Any) -> bool:
+    """Whether JSON data can be of one of several types."""
+    if dataclasses.is_dataclass(kind):
+        return isinstance(data, dict) and data.keys() <= {each.name for each in dataclasses.fields(kind)}
+    return type(data) is (list if typing.get_origin(kind) is tuple else kind)
 
 
 def _plain(kind: type) -> _Read:
@@ -92,63 +204,6 @@ def _one_of(values: tuple[Any, ...]) -> _Read:
         return data
 
     return read_one
-
-
-def _tuple(args: tuple[Any, ...]) -> _Read:
-    length = None if args[-1] is Ellipsis else len(args)
-    inner = _reader(args[0])  # all tuples of programs have one type throughout
-
-    def read_tuple(data: Any) -> tuple[Any, ...]:
-        if not isinstance(data, list) or (length is not None and len(data) != length):
-            raise FieldError(f"it is {type_text(data)}; allowed: a list{'' if length is None else f' of {length}'}")
-        made = []
-        for number, each in enumerate(data):
-            try:
-                made.append(inner(each))
-            except FieldError as error:
-                raise _at(error, str(number)) from None
-        return tuple(made)
-
-    return read_tuple
-
-
-def _mapping(value: Any) -> _Read:
-    inner = _reader(value)
-
-    def read_mapping(data: Any) -> dict[str, Any]:
-        if not isinstance(data, dict):
-            raise FieldError(f"it is {type_text(data)}; allowed: an object")
-        made = {}
-        for name, each in data.items():
-            try:
-                made[name] = inner(each)
-            except FieldError as error:
-                raise _at(error, name) from None
-        return made
-
-    return read_mapping
-
-
-def _object(kind: Any) -> _Read:
-    hints = typing.get_type_hints(kind)
-    known = {each.name: _reader(hints[each.name]) for each in dataclasses.fields(kind)}
-    absent = dataclasses.MISSING
-    required = [each.name for each in dataclasses.fields(kind) if each.default is absent and each.default_factory is absent]
-
-    def read_object(data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise FieldError(f"it is {type_text(data)}; allowed: an object")
-        if not data.keys() <= known.keys() or len(data) < len(known):
-            _check_names(data, known, required)
-        made = {}
-        for name, each in data.items():
-            try:
-                made[name] = known[name](each)
-            except FieldError as error:
-                raise _at(error, name) from None
-        return kind(**made)
-
-    return read_object
 
 
 def _check_names(data: Mapping[str, Any], known: Mapping[str, Any], required: typing.Iterable[str]) -> None:

@@ -84,9 +84,10 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
     text = canonical_json(data)
     with readable(path):
         if data.get("kind") == DYNAMIC:
-            from schedsearch.dynamic.executable import DynamicExecutable, stored_parts
+            from schedsearch.dynamic.executable import DynamicExecutable
+            from schedsearch.dynamic.file import stored_parts
 
-            return DynamicExecutable(stored_parts(path, text), open_device(target))
+            return DynamicExecutable(stored_parts(path, data), open_device(target))
         if data.get("kind") == SIZED:
             from schedsearch.executable.sized import SizedNet, StoredParts
 

@@ -216,7 +216,7 @@ class Net(abc.ABC):
     @abc.abstractmethod
     def trace(self, *args: Any, **named: Any) -> dict[str, Array]:
         """The values that the calls compute, by name, in the model's order of axes: NumPy arrays that hold their numbers
-        exactly. Values inside a fused call do not exist. Raises UsageError if sizes are computed in the run."""
+        exactly. Values inside a fused call do not exist, and those whose sizes are known in the run only are left out."""
 
     @abc.abstractmethod
     def measure(self, repeat: int = 100, inputs: Mapping[str, Array] | None = None) -> Times:

@@ -112,9 +112,7 @@ class ComputedSizes:
         self._net, self._way = net, way
         at = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         self.what = f"the graph, run {way}{at and f' at {at}'}"
-        self._shown = {
-            name: each for name, each in net.parts.graph.shows.items() if _is_visible(net.program.values.get(each.name))
-        }
+        self._shown = {name: each for name, each in net.program.shows.items() if net.program.values[each.name].is_visible}
         self.sizes: Mapping[str, int] = {
             name: math.prod(_extents(net.program.values[each.name], sizes)) for name, each in self._shown.items()
         }
@@ -191,13 +189,6 @@ def _used(array: Array, extents: Any) -> Array:
 
 def _on_host(array: Any) -> Any:
     return array.cpu().numpy() if hasattr(array, "cpu") else array
-
-
-def _is_visible(value: Value | None) -> bool:
-    """Whether it has memory of its own, and extents that follow from those of the inputs."""
-    if value is None or value.view_of or value.numbers:
-        return False
-    return value.known is not None or value.words is None
 
 
 def _extents(value: Value, sizes: Mapping[str, int]) -> tuple[int, ...]:

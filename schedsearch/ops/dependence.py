@@ -53,6 +53,7 @@ class ShapeFunction:
         messages: what is wrong with the inputs, and what is allowed.
         counted: `extent` gives upper limits only. The operator's kernel counts the true extents while it computes, and
             writes them to its output `NAME_extents`, as for nonzero or unique.
+        made_by: rule and parameters that a graph made the function of, as data; None of an operator's own function.
 
     Raises:
         OperatorError: a function is not integer Python, or its parameters are not those that `needs` declares.
@@ -70,6 +71,7 @@ class ShapeFunction:
     problem: Callable[..., int] | None = None
     messages: tuple[str, ...] = ()
     counted: bool = False
+    made_by: tuple[str, Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         wrong = [name for name, need in self.needs.items() if not isinstance(need, Dependence)]
