@@ -161,8 +161,13 @@ def test_run_draws_inputs_and_prints_times(built: Any) -> None:
         (["--shape", "x=1,5", "--shape", "x=2,5"], "x is given twice; give the shape of each input once"),
         (["--dynamic", "m=1..4,n=1..4"], "has no dynamic dimension 'm'; allowed: n"),
         (["--way", "exact"], "dimension 0 of input 'x' is 'n', which has no bounds; give them, e.g. --dynamic n=1..64"),
-        (["--dynamic", "n=1..6", "--dtype", "float16"], "dtype, layout, io_layout and weights are not for graphs"),
-        (["--dynamic", "n=1..6", "--shape", "x=1,5"], "--shape does not go with --dynamic and --way"),
+        (
+            ["--dynamic", "n=1..6", "--dtype", "float16"],
+            "dtype, layout, io_layout and weights are for tables of kernels for each size",
+        ),
+        (["--dynamic", "n=1..6", "--way", "exact", "--layout", "NHWC"], "leave them out, or give one dimension and no way"),
+        (["--dynamic", "n=1..6", "--fallback", "onnxruntime"], "fallback does not go with dynamic and way"),
+        (["--dynamic", "n=1..6", "--shape", "x=1,5"], "shapes does not go with dynamic and way"),
         (["--dynamic", "n=1..6", "--strict"], "there is no database none.db"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -12,9 +12,6 @@ from schedsearch.cli.extract import SHAPE_OPTION
 from schedsearch.cli.options import Sizes, all_sizes
 from schedsearch.cli.tune import Duration
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
-
-if TYPE_CHECKING:
-    from schedsearch.executable.net import Net
 
 
 @click.command()
@@ -116,30 +113,14 @@ def build(
     With --dynamic n=1..64 callers choose the size of the dimension n of the model's inputs. Give --way for models that
     compute sizes from values.
     """
+    from schedsearch.executable.build import build as build_
+
     path = Path(output or f"{Path(model).stem}.ssx")
     options: dict[str, Any] = {
         "dtype": dtype, "layout": layout, "io_layout": io_layout, "weights": weights, "db": db, "out": path,
         "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode, "check": check, "say": render.note,
     }  # fmt: skip
-    if dynamic_sizes is not None or way is not None:
-        from schedsearch.dynamic.build import build_dynamic
-
-        remedies = {
-            "--shape": (shapes, "--dynamic gives the open dimensions; leave out --shape"),
-            "--fallback": (
-                fallback,
-                "every node needs a kernel; for a fixed size give --shape in place of --dynamic",
-            ),
-        }
-        for name, (value, remedy) in remedies.items():
-            if value:
-                raise click.UsageError(f"{name} does not go with --dynamic and --way: {remedy}")
-        built: Net = build_dynamic(model, dynamic_sizes or {}, way=way, **options)
-    else:
-        from schedsearch.executable.build import build as build_
-
-        built = build_(model, fallback=fallback, shapes=shapes, **options)
-    with built as net:
+    with build_(model, fallback=fallback, shapes=shapes, dynamic=dynamic_sizes, way=way, **options) as net:
         if explained:
             render.say(net.explain())
         untuned = sum(kernel.level != "exact" for kernel in net.kernels)

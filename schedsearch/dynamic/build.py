@@ -20,15 +20,15 @@ from schedsearch.dynamic.file import WAYS, DynamicParts, Kernel, Way
 from schedsearch.dynamic.graph import DynamicGraph, Program, Size
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.executable.assemble import Chosen
-from schedsearch.executable.build import WEIGHTS, build_sized, unchecked
+from schedsearch.executable.build import IO_LAYOUTS, LAYOUT_CHOICES, WEIGHTS, build_sized, read_sized, unchecked
 from schedsearch.executable.build_options import check_choice, check_tune_s
 from schedsearch.executable.kernels import find_kernels
-from schedsearch.executable.sized import SizedNet
 from schedsearch.executable.sized_build import UnknownDimensionError
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
 from schedsearch.executable.timely import check_s, found_before
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.costs import RecordCosts, costs_of
+from schedsearch.network.facts import FLOATS
 from schedsearch.network.graph import Network, Plan
 from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.invalid import ModelError
@@ -41,7 +41,12 @@ from schedsearch.text import counted
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
+    from schedsearch.executable.net import Net
     from schedsearch.network_check.source import Source
+
+_OF_TABLE = (
+    "dtype, layout, io_layout and weights are for tables of kernels for each size, not for graphs with computed sizes"
+)
 
 
 def build_dynamic(
@@ -61,12 +66,13 @@ def build_dynamic(
     mode: str = COLD_GRAPH,
     check: bool = True,
     say: Callable[[str], None] = lambda text: None,
-) -> DynamicExecutable | SizedNet:
+) -> Net:
     """Turns an ONNX model with sizes that are known at run time only into an executable for this machine's device.
 
-    If one dimension is open and every node has an operator for fixed sizes, the result is a `SizedNet`: a table from size to
-    kernels, tuned for the range where `db` has such kernels. Otherwise it is a `DynamicExecutable`: a graph whose sizes are
-    computed on the device.
+    With `way`, or with several dimensions, it is a graph whose sizes are computed on the device. With one dimension it is a
+    table from size to kernels, tuned for the range where `db` has such kernels; if a node of the model has no operator for
+    fixed sizes, which reading the model tells, and nothing is asked that only tables have, it is a graph, too. `build` takes
+    the same dimensions as `dynamic`.
 
     Args:
         model: path of an ONNX file; `schedsearch.dynamic.model` says which nodes a graph may have.
@@ -74,7 +80,7 @@ def build_dynamic(
         way: asks for a graph and says how its calls run: exact, where the host reads sizes and outputs have exactly the
             right shapes, or bounded, where nothing is copied to the host and outputs are pairs (array, extents). `bind` runs
             bounded in any case.
-        dtype, layout, io_layout, weights: as of `build`, for a `SizedNet`.
+        dtype, layout, io_layout, weights: as of `build`, for tables only.
         db: the records; it may be missing if `strict` is false.
         out: a file to write as well, for `schedsearch.load`.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
@@ -100,6 +106,9 @@ def build_dynamic(
     check_choice("way", way, WAYS, optional=True)
     check_choice("mode", mode, MODES)
     check_choice("weights", weights, WEIGHTS)
+    check_choice("layout", layout, LAYOUT_CHOICES)
+    check_choice("io_layout", io_layout, IO_LAYOUTS)
+    check_choice("dtype", dtype, FLOATS, optional=True)
     check_tune_s(tune_s)
     deadline = Deadline.within(tune_s)
     if weights == "reference" and out is None:
@@ -110,25 +119,29 @@ def build_dynamic(
     bounds = {name: _size(name, limits) for name, limits in sizes.items()}
     target = detect(target) if isinstance(target, str) else target
     path, no_table = Path(model), ""
+    of_table = dtype is not None or layout != "auto" or io_layout != "NCHW" or weights != "inside"
+    if of_table and (way is not None or len(bounds) != 1):
+        raise UsageError(f"{_OF_TABLE}; leave them out, or give one dimension and no way")
     if way is None and len(bounds) == 1 and path.is_file():
         (size,) = bounds.values()
         try:
-            return build_sized(
-                path, size.name, size.least, size.most, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
-                db=db, target=target, tunes=tune_s is not None, deadline=deadline, strict=strict, mode=mode, check=check,
-                say=say, out=out,
+            table = read_sized(
+                path, size.name, size.least, size.most, dtype=dtype, layout=layout, io_layout=io_layout, db=db,
+                target=target, strict=strict, mode=mode, say=say,
             )  # fmt: skip
         except ConstantIndexError:
             raise  # it is out of range in a graph, too
-        except UnknownDimensionError:
-            pass  # a size inside the graph, or a mistake that the graph's reader names
         except (ModelError, UnsupportedError) as error:
-            no_table = f"; a table of kernels for each size is not possible either: {error}"
-            say(f"no table of kernels for each size: {error}. Next: a graph whose sizes are computed")
-    if dtype is not None or layout != "auto" or io_layout != "NCHW" or weights != "inside":
-        raise UsageError(
-            f"dtype, layout, io_layout and weights are not for graphs whose sizes are computed; leave them out{no_table}"
-        )
+            if of_table:
+                raise type(error)(f"{error}. {_OF_TABLE}; leave them out for a graph") from error
+            if not isinstance(error, UnknownDimensionError):  # a size inside, or a mistake that the graph's reader names
+                no_table = f"; a table of kernels for each size is not possible either: {error}"
+                say(f"no table of kernels for each size: {error}. Next: a graph whose sizes are computed")
+        else:
+            return build_sized(
+                table, path, dtype=dtype, layout=layout, weights=weights, db=db, target=target, tunes=tune_s is not None,
+                deadline=deadline, started=started, mode=mode, check=check, say=say, out=out,
+            )  # fmt: skip
 
     def read(planned: list[Workload]) -> DynamicGraph:
         try:

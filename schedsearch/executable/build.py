@@ -36,6 +36,9 @@ from schedsearch.text import counted, type_text
 if TYPE_CHECKING:
     import onnx_ir
 
+    from schedsearch.dynamic.file import Way
+    from schedsearch.executable.net import Net
+    from schedsearch.executable.sized_build import SizedBuild
     from schedsearch.network_check.source import Source
 
 _CPU_LAYOUTS = ("NHWC", "NCHW")
@@ -61,12 +64,14 @@ def build(
     fallback: str | None = None,
     target: str | Target = "auto",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    dynamic: Mapping[str, tuple[int, int]] | None = None,
+    way: Way | None = None,
     tune_s: float | None = None,
     strict: bool = False,
     mode: str = COLD_GRAPH,
     check: bool = True,
     say: Callable[[str], None] = lambda text: None,
-) -> FixedNet:
+) -> Net:
     """Turns a model into a network that runs on this machine's device, with the best recorded kernels.
 
     Args:
@@ -85,6 +90,9 @@ def build(
             load, too. None: such nodes are refused.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
+        dynamic: dimension of an ONNX file's inputs that callers choose -> the smallest and the largest size. What becomes of
+            them says `schedsearch.build_dynamic`.
+        way: asks for a graph whose sizes are computed, and says how its calls run: exact or bounded.
         tune_s: seconds to measure kernels of the plan that have no record yet, at most one kernel for each second; None:
             none. It is the time of the whole call: reading the model, finding kernels, tuning, comparing and writing. All
             kernels that need no tuning are compiled and verified first; tuning gets the time that is then left, less what
@@ -92,8 +100,8 @@ def build(
             had no time. The records go to `db`.
         strict: refuse kernels that were not measured for exactly their workload on this kind of device.
         mode: how the records were timed; new ones are timed in the same way.
-        check: compare the network once with the model, on inputs drawn from a seed; `Net.program.checked` says what
-            computed the model. False: for models that neither ONNX Runtime nor onnx's evaluator runs. A `Network` has no
+        check: compare the network once with the model, on inputs drawn from a seed; `Net.checked` says what computed the
+            model. False: for models that neither ONNX Runtime nor onnx's evaluator runs. A `Network` has no
             model and is never checked.
         say: takes a line about each stage.
 
@@ -110,11 +118,33 @@ def build(
         >>> y = net(x)
     """
     check_tune_s(tune_s)
-    return build_within(
-        Deadline.within(tune_s), model, example, db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout,
-        weights=weights, fallback=fallback, target=target, shapes=shapes, tunes=tune_s is not None, strict=strict, mode=mode,
-        check=check, patient=True, say=say,
+    if dynamic is None and way is None:
+        return build_within(
+            Deadline.within(tune_s), model, example, db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout,
+            weights=weights, fallback=fallback, target=target, shapes=shapes, tunes=tune_s is not None, strict=strict,
+            mode=mode, check=check, patient=True, say=say,
+        )  # fmt: skip
+    from schedsearch.dynamic.build import build_dynamic
+
+    file = _dynamic_file(model, example, shapes, fallback)
+    return build_dynamic(
+        file, dynamic or {}, way=way, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, db=db, out=out,
+        target=target, tune_s=tune_s, strict=strict, mode=mode, check=check, say=say,
     )  # fmt: skip
+
+
+def _dynamic_file(model: Any, example: Any, shapes: Any, fallback: str | None) -> str | os.PathLike[str]:
+    """The path of a model with sizes that callers choose. Raises UsageError for what does not go with them."""
+    if not isinstance(model, str | os.PathLike) or example is not None:
+        raise UsageError(f"dynamic and way are for ONNX files; model is {type_text(model)}")
+    if shapes:
+        raise UsageError("shapes does not go with dynamic and way: dynamic gives the open dimensions; leave out shapes")
+    if fallback is not None:
+        raise UsageError(
+            "fallback does not go with dynamic and way: every node needs a kernel; for a fixed size give shapes in place of "
+            "dynamic"
+        )
+    return model
 
 
 def build_within(
@@ -207,7 +237,7 @@ def build_within(
     return net
 
 
-def build_sized(
+def read_sized(
     model: Path,
     name: str,
     low: int,
@@ -216,26 +246,22 @@ def build_sized(
     dtype: str | None,
     layout: str,
     io_layout: str,
-    weights: str,
     db: str | os.PathLike[str],
     target: Target,
-    tunes: bool,
-    deadline: Deadline,
     strict: bool,
     mode: str,
-    check: bool,
     say: Callable[[str], None],
-    out: str | os.PathLike[str] | None,
-) -> SizedNet:
-    """The network of every size of a dimension in one executable; see `schedsearch.build_dynamic`."""
+) -> SizedBuild:
+    """The network of every size of a dimension, for `build_sized`.
+
+    Raises:
+        ConstantIndexError: an index of the model is out of range at some size.
+        ModelError, UnsupportedError: there are no such networks: the range is too large or has 0, no input has the
+            dimension, or a node has no operator for fixed sizes.
+    """
     from schedsearch.executable.sized_build import SizedBuild, open_shapes
     from schedsearch.network.model import reader
 
-    check_choice("layout", layout, LAYOUT_CHOICES)
-    check_choice("io_layout", io_layout, IO_LAYOUTS)
-    check_choice("dtype", dtype, FLOATS, optional=True)
-    started = time.monotonic()
-    source = _source_of_file(model, dtype) if check else None
     shapes, graph_of = open_shapes(model, name), reader(model)
 
     def network_of(size: int) -> Network:
@@ -244,8 +270,34 @@ def build_sized(
     build = SizedBuild(
         network_of, name, low, high, target=target, db=db, mode=mode, strict=strict, model=model.name, say=say
     )  # fmt: skip
+    build.networks()
+    return build
+
+
+def build_sized(
+    build: SizedBuild,
+    model: Path,
+    *,
+    dtype: str | None,
+    layout: str,
+    weights: str,
+    db: str | os.PathLike[str],
+    target: Target,
+    tunes: bool,
+    deadline: Deadline,
+    started: float,
+    mode: str,
+    check: bool,
+    say: Callable[[str], None],
+    out: str | os.PathLike[str] | None,
+) -> SizedNet:
+    """The networks of all sizes in one executable; see `schedsearch.build_dynamic`.
+
+    Args:
+        started: `time.monotonic()` when the build began.
+    """
+    source = _source_of_file(model, dtype) if check else None
     if tunes:
-        build.networks()
         until = deadline.before(check_s(source, time.monotonic() - started))
         with contextlib.ExitStack() as stack:
             build.tune(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout, until)
