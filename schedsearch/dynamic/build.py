@@ -20,8 +20,9 @@ from schedsearch.dynamic.file import WAYS, DynamicParts, Kernel, Way
 from schedsearch.dynamic.graph import DynamicGraph, Program, Size
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.executable.assemble import Chosen
-from schedsearch.executable.build import IO_LAYOUTS, LAYOUT_CHOICES, WEIGHTS, build_sized, read_sized, unchecked
-from schedsearch.executable.build_options import check_choice, check_tune_s
+from schedsearch.executable.build_options import IO_LAYOUTS, LAYOUT_CHOICES, WEIGHTS, check_choice, check_tune_s
+from schedsearch.executable.build_sized import build_sized, read_sized
+from schedsearch.executable.built import unchecked
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.sized_build import UnknownDimensionError
 from schedsearch.executable.sized_tune import missing_calls, tune_groups

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import time
@@ -16,17 +15,15 @@ from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import OutOfTimeError, UsageError
 from schedsearch.executable.assemble import assemble
-from schedsearch.executable.build_options import check_choice, check_tune_s
+from schedsearch.executable.build_options import IO_LAYOUTS, LAYOUT_CHOICES, WEIGHTS, check_choice, check_tune_s
+from schedsearch.executable.built import lower_for, say_weights, source_of_file, unchecked
 from schedsearch.executable.file import save
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME, require
 from schedsearch.executable.planned import with_kernels
-from schedsearch.executable.program import Reference
 from schedsearch.executable.references import find as find_references
-from schedsearch.executable.sized import SizedNet
 from schedsearch.executable.timely import check_s
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
-from schedsearch.network.costs import costs_of, no_template
 from schedsearch.network.facts import FLOATS
 from schedsearch.network.graph import Network, Part
 from schedsearch.records.executables import check_writable
@@ -34,19 +31,10 @@ from schedsearch.target import Target
 from schedsearch.text import counted, type_text
 
 if TYPE_CHECKING:
-    import onnx_ir
-
     from schedsearch.dynamic.file import Way
     from schedsearch.executable.net import Net
-    from schedsearch.executable.sized_build import SizedBuild
     from schedsearch.network_check.source import Source
 
-_CPU_LAYOUTS = ("NHWC", "NCHW")
-_CPU_SLICES = ("float32",)  # formats of convolutions that store into slices there
-_CPU_APART = ("DepthToSpace",)  # convolutions there cannot store through it
-LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
-IO_LAYOUTS = ("NCHW", "NHWC")
-WEIGHTS = ("inside", "reference")
 FALLBACKS = (ONNX_RUNTIME,)
 _FEW_NODES = 4  # of a part, in a line
 
@@ -229,104 +217,8 @@ def build_within(
             if file is not None and weights == "reference":
                 outside = find_references(executable.program, network.all_constants, file, Path(out).parent)
                 nbytes = {sha256: data.nbytes for sha256, data in zip(executable.program.weights, executable.weights)}
-                _say_weights(nbytes, outside, file, say)
+                say_weights(nbytes, outside, file, say)
             save(executable, out, outside)
-    except BaseException:
-        net.close()
-        raise
-    return net
-
-
-def read_sized(
-    model: Path,
-    name: str,
-    low: int,
-    high: int,
-    *,
-    dtype: str | None,
-    layout: str,
-    io_layout: str,
-    db: str | os.PathLike[str],
-    target: Target,
-    strict: bool,
-    mode: str,
-    say: Callable[[str], None],
-) -> SizedBuild:
-    """The network of every size of a dimension, for `build_sized`.
-
-    Raises:
-        ConstantIndexError: an index of the model is out of range at some size.
-        ModelError, UnsupportedError: there are no such networks: the range is too large or has 0, no input has the
-            dimension, or a node has no operator for fixed sizes.
-    """
-    from schedsearch.executable.sized_build import SizedBuild, open_shapes
-    from schedsearch.network.model import reader
-
-    shapes, graph_of = open_shapes(model, name), reader(model)
-
-    def network_of(size: int) -> Network:
-        return _lowered(graph_of(shapes(size)), dtype, layout, target).with_io_layout(io_layout)
-
-    build = SizedBuild(
-        network_of, name, low, high, target=target, db=db, mode=mode, strict=strict, model=model.name, say=say
-    )  # fmt: skip
-    build.networks()
-    return build
-
-
-def build_sized(
-    build: SizedBuild,
-    model: Path,
-    *,
-    dtype: str | None,
-    layout: str,
-    weights: str,
-    db: str | os.PathLike[str],
-    target: Target,
-    tunes: bool,
-    deadline: Deadline,
-    started: float,
-    mode: str,
-    check: bool,
-    say: Callable[[str], None],
-    out: str | os.PathLike[str] | None,
-) -> SizedNet:
-    """The networks of all sizes in one executable; see `schedsearch.build_dynamic`.
-
-    Args:
-        started: `time.monotonic()` when the build began.
-    """
-    source = _source_of_file(model, dtype) if check else None
-    if tunes:
-        until = deadline.before(check_s(source, time.monotonic() - started))
-        with contextlib.ExitStack() as stack:
-            build.tune(lambda network: stack.enter_context(costs_of(network, db, target, mode)), layout, until)
-    device = open_device(target)
-    try:
-        with contextlib.ExitStack() as stack:
-            outside = None
-            if weights == "reference" and out is not None:
-                outside = functools.partial(find_references, model=model, folder=Path(out).parent)
-            costs = functools.partial(costs_of, db=db, target=target, mode=mode)
-            parts = build.parts(lambda network: stack.enter_context(costs(network)), layout, device, outside)
-            if outside is not None:
-                nbytes = {sha256: data.nbytes for sha256, data in parts.weights.items()}
-                _say_weights(nbytes, parts.references, model, say)
-    except BaseException:
-        device.close()
-        raise
-    net = SizedNet(parts, device)
-    try:
-        if source is None:
-            say(unchecked(False))
-        else:
-            from schedsearch.network_check.check import check_sized
-
-            checked = check_sized(net, source, started, say)
-            parts = replace(parts, table=replace(parts.table, checked=checked))
-            net.take(parts)
-        if out is not None:
-            parts.save(out)
     except BaseException:
         net.close()
         raise
@@ -350,12 +242,12 @@ def _network(
         return model, "", None
     from schedsearch.network.model import read_model
 
-    lowered = functools.partial(_lowered, dtype=dtype, layout=layout, target=target, fallback=fallback)
+    lowered = functools.partial(lower_for, dtype=dtype, layout=layout, target=target, fallback=fallback)
     if isinstance(model, str | os.PathLike):
         if example is not None:
             raise UsageError("example is for a torch module; for the shapes of an ONNX file give shapes={input: shape}")
         network = lowered(read_model(Path(model), shapes))
-        return network, Path(model).name, _source_of_file(Path(model), dtype) if check else None
+        return network, Path(model).name, source_of_file(Path(model), dtype) if check else None
     if not (hasattr(model, "forward") and hasattr(model, "state_dict")):
         raise UsageError(
             f"model is {type_text(model)}; allowed: the path of an ONNX file, a torch module, or a schedsearch Network"
@@ -373,32 +265,6 @@ def _network(
     return lowered(graph), name, source
 
 
-def _source_of_file(path: Path, dtype: str | None) -> Source:
-    from schedsearch.network_check.source import Source
-
-    return Source.of_file(path, dtype)
-
-
-def unchecked(has_no_model: bool) -> str:
-    """What is said of a network that was not compared with its model."""
-    why = "a Network has no model that it could be compared with" if has_no_model else "as asked"
-    return f"the network is unchecked, {why}: its results were not compared with the model's"
-
-
-def _lowered(graph: onnx_ir.Model, dtype: str | None, layout: str, target: Target, fallback: str | None = None) -> Network:
-    from schedsearch.network.fallback import lower_with_parts
-    from schedsearch.network.lower import LAYOUTS, SLICES, lower
-
-    layouts: tuple[str, ...] = LAYOUTS if layout == "auto" else (layout,)
-    if target.kind == "cpu":
-        layouts = tuple(each for each in layouts if each in _CPU_LAYOUTS)
-    slices, apart = (_CPU_SLICES, _CPU_APART) if target.kind == "cpu" else (SLICES, ())
-    if fallback is None:
-        return lower(graph, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
-    problem = functools.partial(no_template, target=target)
-    return lower_with_parts(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
-
-
 def _say_parts(network: Network, say: Callable[[str], None]) -> None:
     for part in network.nodes:
         if isinstance(part, Part):
@@ -406,10 +272,3 @@ def _say_parts(network: Network, say: Callable[[str], None]) -> None:
             more = len(part.sources) - _FEW_NODES
             others = f" and {more} more (--explain lists them)" if more > 0 else ""
             say(f"ONNX Runtime computes {counted(len(part.sources), 'node')} as {part.name}: {named}{others}")
-
-
-def _say_weights(
-    nbytes: Mapping[str, int], outside: Mapping[str, Reference], model: Path, say: Callable[[str], None]
-) -> None:
-    kept = sum(each for sha256, each in nbytes.items() if sha256 in outside)
-    say(f"{len(outside)} of {counted(len(nbytes), 'weight')} ({kept:,} of {sum(nbytes.values()):,} bytes) stay in {model}")

@@ -9,6 +9,10 @@ from typing import Any
 from schedsearch.errors import UsageError
 from schedsearch.text import quoted
 
+LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
+IO_LAYOUTS = ("NCHW", "NHWC")
+WEIGHTS = ("inside", "reference")
+
 
 def check_choice(name: str, value: object, allowed: Sequence[str], *, optional: bool = False) -> None:
     """Raises UsageError if an option has none of the allowed values; with `optional`, None is one of them."""
