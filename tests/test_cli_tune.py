@@ -94,7 +94,7 @@ class TestMistakes:
             (["tune", "tiny.yaml", "--target", "gpu"], 2, "cuda:N"),
             (["tune", "tiny.yaml", "--target", "h200"], 2, "allowed"),
             (["tune", "tiny.yaml", "--db", "no/such/folder.db"], 6, "no/such"),
-            (["tnue", "tiny.yaml"], 2, "tnue"),
+            (["tnue", "tiny.yaml"], 2, "No such command 'tnue' (did you mean 'tune'?)"),
         ],
     )
     def test_one_line_says_what_and_the_exit_code_which_kind(

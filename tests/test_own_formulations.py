@@ -331,6 +331,12 @@ def test_clusters_are_refused_where_there_are_none() -> None:
 def test_an_unknown_option_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(UsageError, match=r"no option 'max_register' \(did you mean 'max_registers'\?\)"):
         declared(max_register=32)
+    with pytest.raises(
+        UsageError, match=r"no option 'output' \(did you mean 'outputs'\?\); allowed: knobs, grid, .* fastmath$"
+    ):
+        declared(output=["y"])
+    with pytest.raises(UsageError, match=r"inplace is a list of names, got the string 'y'; write inplace=\['y'\]"):
+        declared(inplace="y")
 
 
 def test_a_chain_is_tuned_called_and_deployed_on_a_cpu(tmp_path: Path) -> None:

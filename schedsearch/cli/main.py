@@ -20,7 +20,7 @@ import click
 from schedsearch import plugins
 from schedsearch.cli import process, render
 from schedsearch.cli.damaged import raise_for_damage
-from schedsearch.errors import SchedsearchError, UsageError
+from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.text import MESSAGE_LIMIT, shortened
 
 # In the order of `--help`.
@@ -130,6 +130,12 @@ class LazyGroup(click.Group):
         module, _, attribute = COMMANDS[name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {name!r}{did_you_mean(name, COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _failures():

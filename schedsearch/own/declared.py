@@ -86,11 +86,17 @@ def _is_list(given: Any) -> bool:
     return isinstance(given, Iterable) and not isinstance(given, str)
 
 
-def _launch(function: Any, settings: Mapping[str, Any]) -> Launch:
-    known = [each.name for each in fields(Launch)[1:]]
+def check_options(settings: Mapping[str, Any], own: Callable[..., Any] | None = None) -> None:
+    """Raises UsageError for an option that is neither one of a launch nor a named parameter of the decorator `own`."""
+    named = [] if own is None else [name for name in inspect.signature(own).parameters if name not in ("self", "settings")]
+    known = list(dict.fromkeys([*named, *(each.name for each in fields(Launch)[1:])]))
     for name in settings:
         if name not in known:
             raise UsageError(f"a tunable has no option {name!r}{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+
+
+def _launch(function: Any, settings: Mapping[str, Any]) -> Launch:
+    check_options(settings)
     made = Launch(plain_function(function), **settings)
     _check_parameters(made.function)
     return made

@@ -18,7 +18,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.own_kernel import Role, parameters_of
 from schedsearch.own.arguments import Given, integer_range, is_array, read
 from schedsearch.own.calls import BoundCall, Launches
-from schedsearch.own.declared import check_function, check_names, check_written, formulation, plain_function
+from schedsearch.own.declared import check_function, check_names, check_options, check_written, formulation, plain_function
 from schedsearch.runtime.deploy import explain
 from schedsearch.runtime.explanation import Explanation
 from schedsearch.runtime.fallback import LEVELS
@@ -101,8 +101,10 @@ def tunable(
         >>> double.tune(x, y, trials=3)
         >>> double(x, y)
     """
-    if isinstance(outputs, str) or isinstance(inplace, str):
-        raise UsageError("outputs and inplace are lists of names, got one text; write outputs=['c']")
+    check_options(settings, tunable)
+    for option, names in (("outputs", outputs), ("inplace", inplace)):
+        if isinstance(names, str):
+            raise UsageError(f"{option} is a list of names, got the string {names!r}; write {option}=[{names!r}]")
     if verify not in VERIFY:
         raise UsageError(f"verify is {verify!r}{did_you_mean(str(verify), VERIFY)}; allowed: {', '.join(VERIFY)}")
     if reference is not None and not callable(reference):
@@ -196,6 +198,7 @@ class Tunable:
             ...     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
             ...         y[i] = 2 * x[i]
         """
+        check_options(settings, Tunable.alternative)
         launched = {"grid": grid, "block": block, "shared": shared, **settings}
 
         def decorate(function: _Function) -> _Function:
