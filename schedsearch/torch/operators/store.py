@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from schedsearch.errors import DatabaseError, NoRecordError, SchedsearchError, UnsupportedError, WorkloadError
-from schedsearch.measurement import COLD_GRAPH
-from schedsearch.runtime.cache import DEFAULT_DB, KernelCache
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.runtime.cache import KernelCache
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.torch.arguments import check_options
