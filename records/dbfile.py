@@ -122,7 +122,7 @@ def check(path: Path, *, create: bool, readonly: bool) -> None:
         if not os.access(path.parent, os.W_OK):
             raise DatabaseError(
                 f"the folder {path.parent} is read-only here, and SQLite keeps its log beside {path.name}; make the folder "
-                "writable or give a --db elsewhere"
+                "writable or give a file in another one"
             )
     if not create and not has_content(path) and not has_content(beside(path, "-wal")):
         raise DatabaseError(f"{path} is empty, not a database of schedsearch; check the path")
