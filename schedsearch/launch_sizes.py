@@ -151,7 +151,7 @@ class SizedData:
                 raise PlanError(f"{count} sizes; allowed: 1 to {MAX_SIZES}, rising")
             rules = {tuple(path): _rule_of(rule, len(sizes)) for path, rule in data["rules"]}
             return cls(sizes, dict(data["plan"]), rules)
-        except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:
             raise PlanError(f"the plan of a range of sizes cannot be read: {error!r}; tune again") from error
 
 

@@ -229,8 +229,14 @@ def _reader(workloads: list[Workload], file: executables.ExecutableFile) -> Code
     return Codec({Workload: workload, ShapeFunction: function_of, np.ndarray: array})
 
 
-def _artifact(file: executables.ExecutableFile, sha256: str) -> Artifact:
-    plan, code = file.code(sha256)
+def _digest(value: Any) -> str:
+    """A digest in a program. Raises ProgramError if it is not text."""
+    require(isinstance(value, str), f"a digest is {quoted(value)}; allowed: a sha256")
+    return str(value)
+
+
+def _artifact(file: executables.ExecutableFile, sha256: Any) -> Artifact:
+    plan, code = file.code(_digest(sha256))
     return Artifact(code, LaunchPlan.from_json(plan))
 
 
@@ -242,5 +248,5 @@ def _array(value: Mapping[str, Any], file: executables.ExecutableFile) -> np.nda
         import ml_dtypes
 
         dtype = np.dtype(getattr(ml_dtypes, DTYPES[name].library if name in DTYPES else name))
-    data = file.weight(value["sha256"], math.prod(shape) * dtype.itemsize)
+    data = file.weight(_digest(value["sha256"]), math.prod(shape) * dtype.itemsize)
     return np.frombuffer(data, dtype).reshape(shape)

@@ -140,7 +140,8 @@ array_address: Callable[[np.ndarray[Any, Any]], int] = _by_structure if _is_stru
 
 _made: dict[str, Any] = {"ndarray": np.ndarray, "array_address": array_address}
 exec(_RECOGNISERS, _made)  # a call of a function that returns the facts takes a tenth of the time
-_array_recogniser, _tensor_recogniser = _made["array_recogniser"], _made["tensor_recogniser"]
+_array_recogniser: Callable[..., Callable[[Any], bool]] = _made["array_recogniser"]
+_tensor_recogniser: Callable[..., Callable[[Any], bool]] = _made["tensor_recogniser"]
 
 
 def announce(written: Iterable[tuple[str, Any]]) -> None:
@@ -183,7 +184,7 @@ def _increment() -> Callable[[Iterable[Any]], None]:
     """What marks tensors as changed. The public function takes twice the time, to tell one tensor from several."""
     torch = sys.modules["torch"]
     quick: Callable[[Iterable[Any]], None] | None = getattr(torch._C, "_increment_version", None)
-    return quick or torch.autograd.graph.increment_version  # type: ignore[no-any-return]
+    return quick or torch.autograd.graph.increment_version
 
 
 def tracked(outputs: Mapping[str, Any], given: Iterable[str]) -> list[tuple[str, Any]]:
