@@ -132,7 +132,7 @@ def model(kind: str) -> Any:
     return chain(*nodes, inputs=inputs, output=info("y", single, [None, None]), weights=[bias])
 
 
-@pytest.fixture(scope="module", params=["sized", "exact", "bounded"])
+@pytest.fixture(scope="module", params=["sized"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     folder = tmp_path_factory.mktemp(request.param)
     made = model(request.param)

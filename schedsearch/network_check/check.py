@@ -196,7 +196,7 @@ class _Comparison:
         group: list[str] = []
         total = 0
         for name in names:
-            size = self._subject.sizes.get(name) or self._outputs[name].size
+            size = self._subject.sizes[name] if name in self._subject.sizes else self._outputs[name].size
             if group and total + size > _MOST_ELEMENTS:
                 yield group
                 group, total = [], 0
