@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import overload
 
 from schedsearch.device.detect import detect
-from schedsearch.measurement import COLD_GRAPH
-from schedsearch.runtime.cache import DEFAULT_DB, KernelCache, LazyDevice, check_workload, make_kernel, open_lookup
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.runtime.cache import KernelCache, LazyDevice, check_workload, make_kernel, open_lookup
 from schedsearch.runtime.explanation import Explanation
 from schedsearch.runtime.fallback import LEVELS, Fallback, check_levels
 from schedsearch.runtime.kernel import Kernel
