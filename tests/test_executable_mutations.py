@@ -132,7 +132,7 @@ def model(kind: str) -> Any:
     return chain(*nodes, inputs=inputs, output=info("y", single, [None, None]), weights=[bias])
 
 
-@pytest.fixture(scope="module", params=["sized"])
+@pytest.fixture(scope="module", params=["sized", "exact", "bounded"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     folder = tmp_path_factory.mktemp(request.param)
     made = model(request.param)
@@ -175,11 +175,9 @@ def mutations(good: Any, rng: random.Random) -> Iterator[tuple[tuple[str | int, 
             yield place, (other := rng.choice(others)), put(good, place, other)
 
 
-def is_free(good: Any, place: tuple[str | int, ...]) -> bool:
+def is_free(place: tuple[str | int, ...]) -> bool:
     """Whether numbers depend on a place in a way that nothing but the checksum can know: which array or weight a call reads,
     or the value of a number."""
-    if place[0] == "recipe":
-        return isinstance(at(good, place), str)
     return bool({"scalars", "buffers", "weights", "inputs", "outputs", "constants", "arrays"} & {*map(str, place)})
 
 
@@ -190,5 +188,6 @@ def test_a_program_with_one_change_is_refused_or_computes_the_same(case: Case, t
     assert found[0] == "right"
     outcome_of = list(zip(tried, found[1:], strict=True))
     assert [each[:2] for each, outcome in outcome_of if outcome == "ended"] == [], errors
-    assert [each[:2] for each, outcome in outcome_of if outcome == "wrong" and not is_free(good, each[0])] == []
+    if case.kind == "sized":  # in the others nothing says which words of the block of sizes are whose
+        assert [each[:2] for each, outcome in outcome_of if outcome == "wrong" and not is_free(each[0])] == []
     assert found.count("refused") > len(found) // 2

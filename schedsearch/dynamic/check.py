@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from schedsearch.dynamic.program import Call, Program, Value
+from schedsearch.dynamic.program import Call, Formula, Program, Value
 from schedsearch.executable.check import LARGEST_BYTES, require
 from schedsearch.launch import LaunchPlan
 from schedsearch.ops import ArgSpec
@@ -33,8 +33,11 @@ def check(program: Program, plans: Mapping[Workload, LaunchPlan], sizes: Collect
         PlanError: a launch plan does not fit its workload.
     """
     require(0 < program.words <= LARGEST_BYTES, f"there are {quoted(program.words)} words")
+    chosen = {size.name for name in program.inputs if name in program.values for size in program.values[name].sizes.values()}
     for name, value in program.values.items():
         _check_value(program, name, value)
+        for extent in value.known or ():
+            require(_is_possible(extent, chosen), f"value {quoted(name)} has a known extent that is not possible")
     named = (*program.inputs, *program.outputs, *program.constants, *(each.name for each in program.shows.values()))
     for name in named:
         require(name in program.values, f"there is no value {quoted(name)}")
@@ -46,7 +49,10 @@ def check(program: Program, plans: Mapping[Workload, LaunchPlan], sizes: Collect
     for words, extents in program.fixed:
         require(_inside(program, words, len(extents)), "fixed extents are outside of the words")
     for fetched in (program.last, *(segment.fetched for segment in program.segments)):
-        require(fetched is None or _inside(program, fetched, fetched.count), "fetched extents are outside of the words")
+        require(
+            fetched is None or (fetched.count > 0 and _inside(program, fetched, fetched.count)),
+            "fetched extents are outside of the words",
+        )
     for workload, plan in plans.items():
         plan.check(workload)
     made = {*program.inputs, *program.constants}
@@ -119,6 +125,15 @@ def _fit(value: Value, spec: ArgSpec, where: str) -> None:
         f"{spec.name} of {where} is {spec.dtype} {list(spec.shape)}; {quoted(value.name)} is {value.dtype} "
         f"{quoted(value.shape)}",
     )
+
+
+def _is_possible(extent: int | Formula, chosen: Collection[str]) -> bool:
+    """Whether an extent can be computed from the sizes that callers choose."""
+    if isinstance(extent, int):
+        return abs(extent) <= LARGEST_BYTES
+    if extent.over < 1 or max(abs(extent.times), abs(extent.plus), extent.over) > LARGEST_BYTES:
+        return False
+    return extent.base in chosen if isinstance(extent.base, str) else _is_possible(extent.base, chosen)
 
 
 def _rank(value: Value) -> int:

@@ -247,6 +247,8 @@ def _array(value: Mapping[str, Any], file: executables.ExecutableFile) -> np.nda
     except TypeError:  # a format that NumPy lacks
         import ml_dtypes
 
-        dtype = np.dtype(getattr(ml_dtypes, DTYPES[name].library if name in DTYPES else name))
+        found = getattr(ml_dtypes, DTYPES[name].library if name in DTYPES else name, None)
+        require(found is not None, f"an array has the dtype {quoted(name)}, which there is not")
+        dtype = np.dtype(found)
     data = file.weight(_digest(value["sha256"]), math.prod(shape) * dtype.itemsize)
     return np.frombuffer(data, dtype).reshape(shape)

@@ -82,7 +82,7 @@ class Run:
             self._place_views(name)
         sizes = self._chosen_sizes()
         for value in program.values.values():
-            if value.known is not None and value.words is not None:
+            if value.known is not None and value.words is not None and value.name not in program.inputs:
                 extents = tuple(n if isinstance(n, int) else n.at(sizes) for n in value.known)
                 if min(extents) < 0:
                     raise SizeError(net.negative(value.name, extents, sizes))
