@@ -18,7 +18,7 @@ from schedsearch.dashboard.answers import Answers
 from schedsearch.dashboard.machine_code import DISASSEMBLERS, Listing, Listings, disassemble, shortened
 from schedsearch.dashboard.report import report_answers
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Step
-from schedsearch.records import trust
+from schedsearch.records import claims
 from schedsearch.records.store import Store
 
 PLAN = LaunchPlan("cuda", "sm_80", (Step("kernel", (), Grid(1), 32),))
@@ -90,7 +90,7 @@ def test_a_report_lists_the_best_only(answers: Answers, tool: Path, tmp_path: Pa
 def test_code_of_another_machine_is_not_disassembled(
     answers: Answers, tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "is_ours", lambda *claim: False)
+    monkeypatch.setattr(claims, "is_ours", lambda *claim: False)
     best, _ = best_and_other(answers)
     trial = answers.get(f"trial/{best}")
     assert trial["code"] == {} and "Another machine stored the code" in trial["code_note"]

@@ -343,7 +343,8 @@ def outcome(call: Callable[[Any], Any], x: Any) -> Any:
 def slices() -> Any:
     """x[begin : end], run in both ways."""
     from schedsearch.device import open_device
-    from schedsearch.dynamic.executable import DynamicExecutable, DynamicParts, Kernel
+    from schedsearch.dynamic.executable import DynamicExecutable
+    from schedsearch.dynamic.file import DynamicParts, Kernel
     from schedsearch.dynamic.graph import DynamicGraph, Size
     from schedsearch.executable.kernels import find_kernels
 
@@ -414,7 +415,7 @@ def test_a_call_of_a_graph_computes_with_what_its_arrays_are_now(slices: Any, da
 @given(data=st.data())
 def test_a_call_of_an_operator_computes_with_what_its_tensors_are_now(product: Any, torch: Any, data: st.DataObject) -> None:
     """Bound calls are found by the description of tensors, as operators do. Against PyTorch in float64."""
-    from schedsearch.torch.bound import BoundCall
+    from schedsearch.torch.operators.bound_call import BoundCall
 
     describe = eval(f"lambda t: ({TENSOR_SOURCE.format('t')})")
     ready: dict[Any, BoundCall] = {}
@@ -457,7 +458,7 @@ def test_a_bound_call_of_torch_refuses_a_tensor_whose_memory_was_freed(
     form: str, product: Any, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that the kernel would get as a copy: PyTorch does not see that there is nothing to copy."""
-    from schedsearch.torch.bound import BoundCall
+    from schedsearch.torch.operators.bound_call import BoundCall
 
     def tensors() -> list[Any]:
         return [torch.ones(4, 4).T if form == "copied" else torch.ones(4, 4), torch.eye(4)]

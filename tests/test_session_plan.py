@@ -32,7 +32,6 @@ from schedsearch.session import journal, tune
 from schedsearch.session.options import Options
 from schedsearch.session.plan import plan_tasks
 from schedsearch.session.preview import preview
-from schedsearch.session.summary import RunSummary
 from schedsearch.session.tune import _planned
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
@@ -293,7 +292,7 @@ class TestTasksThatCannotBePrepared:
 
     def test_the_summary_keeps_the_reason(self, world: World) -> None:
         summary = world.tune(OTHER, WORKLOAD)
-        assert RunSummary.from_json(summary.to_json()) == summary
+        assert [task.get("problem", "") for task in summary.to_json()["tasks"]] == ["every process is killed", ""]
 
     def test_without_another_task_the_run_ends_with_the_error_and_its_summary_is_stored(self, world: World) -> None:
         with pytest.raises(PreparationError, match="every process is killed"):

@@ -184,6 +184,7 @@ class _Worker:
         gc.freeze()  # what the parent made stays
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limit = _memory("VmSize") + MEMORY_LIMIT_BYTES + (256 << 20)
+        inherited = _memory("VmRSS")
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         stacks = self._stacks.open("w")
         faulthandler.enable(stacks)
@@ -202,7 +203,7 @@ class _Worker:
                 found = _try(self._name, fuzzer, self._seed, case, self._folder)
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                peak = _memory("VmHWM")
+                peak = max(0, _memory("VmHWM") - inherited)
                 if isinstance(found, str) and peak > MEMORY_LIMIT_BYTES:
                     found = Finding(self._name, self._seed, case, f"took {peak >> 20} MiB of memory")
                 pickle.dump((case, found, peak, time.process_time()), out)
