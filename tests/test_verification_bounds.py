@@ -161,7 +161,7 @@ def test_a_long_sum_is_judged_by_its_length(op: str, length: int) -> None:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     op=st.sampled_from(sorted(KERNELS)),
-    length=st.integers(1, 100_000) | st.integers(1, 2000),
+    length=st.integers(2, 100_000) | st.integers(2, 2000),  # the logarithm of a softmax of one element is 0 for any kernel
     dtype=st.sampled_from(FLOATS),
     order=st.sampled_from(sorted(ORDERS)),
 )
