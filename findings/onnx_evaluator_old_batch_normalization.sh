@@ -33,6 +33,7 @@ for opset in (9, 15):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (computed,) = session.run(None, values)
     apart[opset] = float(np.abs(evaluated - computed).max())
-    print("opset", opset, "evaluated", [round(float(each), 3) for each in evaluated.ravel()], "onnxruntime", [round(float(each), 3) for each in computed.ravel()])
-sys.exit(not (apart[9] > 1 and apart[15] < 1e-5))
+    shown = [[round(float(each), 3) for each in found.ravel()] for found in (evaluated, computed)]
+    print("opset", opset, "evaluated", shown[0], "onnxruntime", shown[1])
+sys.exit(not (apart[9] > 0.1 and apart[15] < 1e-5))
 PYTHON
