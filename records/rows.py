@@ -107,7 +107,7 @@ def _given(data: Any, field: Field, path: list[str]) -> Any:
 
 
 def attempt(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an `Attempt` but for its toolchain, from the values of the columns as `Field.read` gives them.
+    """The arguments of an `Attempt` except its toolchain, from the values of the columns as `Field.read` gives them.
 
     Raises:
         ValueError: the values do not fit together.

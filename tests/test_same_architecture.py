@@ -16,7 +16,8 @@ from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
-from schedsearch.runtime.fallback import Fallback, Found
+from schedsearch.runtime.alternatives import Found
+from schedsearch.runtime.fallback import Fallback
 from schedsearch.target import PRESETS, Target
 
 H200 = PRESETS["h200"]

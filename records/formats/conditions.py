@@ -188,7 +188,7 @@ def _read(name: str, columns: Columns) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """A bool counts as 0 or 1. Refuses texts: a string times 10**9, or formatted to that width, could fill the memory."""
+    """A bool counts as 0 or 1. Refuses strings: one times 10**9, or formatted to that width, could fill the memory."""
     kind = np.asarray(value).dtype.kind
     if kind not in "bif":
         raise TypeError("a string")

@@ -58,7 +58,7 @@ def run(
     there. For integers it also says how many are equal, and by how many steps the others differ at most. ONNX Runtime
     computes the model if it is installed, otherwise ONNX's reference evaluator.
 
-    Of a network whose sizes are computed in the run it prints what each call needs from whom, and the times of an exact and
+    For a network of computed sizes it prints which calls each call depends on, and the times of an exact and
     of a bounded run.
     """
     from schedsearch.executable.compare import layer_errors

@@ -21,8 +21,9 @@ from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
+from schedsearch.runtime.alternatives import Alternative, Found
 from schedsearch.runtime.explanation import Explanation, explain_fallback
-from schedsearch.runtime.fallback import LEVELS, Alternative, Fallback, Found, check_levels
+from schedsearch.runtime.fallback import LEVELS, Fallback, check_levels
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.target import Target
 from schedsearch.text import quoted
