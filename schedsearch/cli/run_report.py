@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from schedsearch.cli.ranges import table_text
 from schedsearch.cli.render import counted, duration, table
-from schedsearch.session.report import result_cells, result_table, search_table
+from schedsearch.session.report import result_cells
 from schedsearch.session.summary import RangeSummary, RunSummary
 
 _SAME = 0.03  # two measurements of one kernel may normally differ by this much
@@ -21,14 +21,14 @@ def nothing_new_text(summary: RunSummary) -> str:
 
 def results_text(summary: RunSummary, names: Mapping[str, str]) -> str:
     """One line per task. `names` maps workload ids to their names in the workload file."""
-    cells = result_cells(result_table(summary, names))
+    cells = result_cells(summary.result_table(names))
     text = table(cells.headers, cells.rows, cells.right)
     return "\n".join([text, *cells.notes])
 
 
 def search_text(summary: RunSummary, names: Mapping[str, str]) -> str:
     """The best time after some numbers of trials, and how several tasks shared the budget; '' without any trials."""
-    search = search_table(summary, names)
+    search = summary.search_table(names)
     if search is None:
         return ""
     headers = ["best so far", *(f"at {mark}" for mark in search.marks)]

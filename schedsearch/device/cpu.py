@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from schedsearch.device import Workspaces, check_alignment, needed_steps, place_buffers, split_steps
+from schedsearch.device.contract import Workspaces, check_alignment, needed_steps, place_buffers, split_steps
 from schedsearch.device.cpu_link import STEP_WORDS, LinkedCode, block_words, first_words, run_address, word_count
 from schedsearch.device.cpu_pool import Pool
 from schedsearch.device.memory import bytes_at

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from schedsearch.device import Workspaces, check_alignment, cuda_driver, needed_steps, place_buffers, split_steps
+from schedsearch.device import cuda_driver
+from schedsearch.device.contract import Workspaces, check_alignment, needed_steps, place_buffers, split_steps
+from schedsearch.device.cuda_context import CudaContext
 from schedsearch.device.objects import check_elf
 from schedsearch.errors import ArgumentError
 from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact, Step, TensorMap, number_bits
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 
-if TYPE_CHECKING:
-    from schedsearch.device.cuda import CudaDevice
-
 
 class CudaKernel:
     """A loaded cubin. See `schedsearch.device.LoadedKernel`."""
 
-    def __init__(self, device: CudaDevice, artifact: Artifact) -> None:
+    def __init__(self, device: CudaContext, artifact: Artifact) -> None:
         self.artifact = artifact
         self.device = device
         plan = artifact.plan

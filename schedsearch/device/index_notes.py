@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from schedsearch.device import Device
+from schedsearch.device.contract import Memory
 from schedsearch.device.memory import bytes_at
 from schedsearch.errors import IndexRangeError
 from schedsearch.launch import LaunchPlan
@@ -34,7 +34,7 @@ class IndexNotes(Generic[_Call]):
         describe: `describe(call, place, index)` says what is wrong with an index; see `Op.wrong_index`.
     """
 
-    def __init__(self, device: Device, calls: Sequence[_Call], describe: Callable[[_Call, int, int], str]) -> None:
+    def __init__(self, device: Memory, calls: Sequence[_Call], describe: Callable[[_Call, int, int], str]) -> None:
         self._device, self._calls, self._describe = device, tuple(calls), describe
         nbytes = _BYTES * len(self._calls)
         self._address = device.pinned(nbytes) if nbytes else 0

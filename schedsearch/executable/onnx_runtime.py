@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.device import Device, Workspaces, check_address
+from schedsearch.device.contract import Device, Workspaces, check_address
 from schedsearch.errors import DatabaseError, DeviceError, UsageError
 
 if TYPE_CHECKING:

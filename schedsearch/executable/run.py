@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
+from schedsearch.device.contract import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
 from schedsearch.device.index_notes import IndexNotes
 from schedsearch.errors import UsageError
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from schedsearch.device import Workspaces
 from schedsearch.errors import ArgumentError
 from schedsearch.runtime.arrays import ArrayView
+from schedsearch.workload import Workload
 
-if TYPE_CHECKING:
-    from schedsearch.runtime.kernel import Kernel
+
+class Preparer(Protocol):
+    """The kernel that prepared an argument. Only itself takes the argument."""
+
+    workload: Workload
 
 
 class PreparedArgument:
@@ -26,7 +30,7 @@ class PreparedArgument:
 
     __slots__ = ("array", "kernel", "name", "view", "workspaces")
 
-    def __init__(self, kernel: Kernel, name: str, array: Any, view: ArrayView, workspaces: Workspaces | None) -> None:
+    def __init__(self, kernel: Preparer, name: str, array: Any, view: ArrayView, workspaces: Workspaces | None) -> None:
         self.kernel, self.name, self.array, self.view, self.workspaces = kernel, name, array, view, workspaces
 
     def __repr__(self) -> str:
@@ -44,7 +48,7 @@ class Prepared(Mapping[str, PreparedArgument]):
     """
 
     def __init__(
-        self, kernel: Kernel, arrays: Mapping[str, Any], views: Mapping[str, ArrayView], workspaces: Workspaces | None
+        self, kernel: Preparer, arrays: Mapping[str, Any], views: Mapping[str, ArrayView], workspaces: Workspaces | None
     ) -> None:
         self.kernel, self.workspaces = kernel, workspaces
         self._arguments = {
@@ -69,7 +73,7 @@ class Prepared(Mapping[str, PreparedArgument]):
         return f"<{', '.join(self)} of {self.kernel.workload.label}, {self.nbytes} bytes repacked>"
 
 
-def take_prepared(kernel: Kernel, arguments: Mapping[str, Any], constants: tuple[str, ...]) -> Workspaces | None:
+def take_prepared(kernel: Preparer, arguments: Mapping[str, Any], constants: tuple[str, ...]) -> Workspaces | None:
     """The workspaces of the prepared ones among `arguments`, or None if the constant steps have to run.
 
     Args:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from schedsearch.config import Config
 from schedsearch.identity import sha256_hex
@@ -23,34 +22,12 @@ from schedsearch.session.ranking import RankAgreement
 from schedsearch.session.summary import ArmSummary
 from schedsearch.workload import Workload
 
-if TYPE_CHECKING:
-    from schedsearch.session.task_state import Finalist, TaskState
-
 # An arm's trials before improvement counts: the default and a few more.
 WARM_TRIALS = 8
 # An arm whose best is e**GAP_SCALE times slower than its task's best has 1/e of the expected gain.
 GAP_SCALE = 0.1
 # This many proposals in a row that cost no trial (rejected or duplicates) end an arm.
 FRUITLESS_PROPOSALS = 256
-
-
-@dataclass
-class Proposal:
-    """One configuration on its way from the tuner to an outcome. `model` is the number of `Answer.model`."""
-
-    task: TaskState
-    arm: Arm
-    config: Config
-    batch: int
-    prediction: float | None
-    model: int
-    started_at: float
-    twins: list[Proposal] = field(default_factory=list)  # duplicates that wait for the time of this one
-
-    @property
-    def is_untuned(self) -> bool:
-        """Whether this is what the task gets without tuning: the default of its first template."""
-        return self.arm is self.task.arms[0] and self.config == self.arm.plan.default
 
 
 @dataclass(frozen=True)
@@ -234,18 +211,16 @@ class Arm:
         """Its tuner was told a result."""
         self._waiting, self._finished = False, finished
 
-    def compare(self, proposal: Proposal, time_ns: float) -> None:
-        """Keeps the measurement together with the model's prediction."""
-        if proposal.prediction is not None:
-            self._ranked.setdefault(proposal.model, []).append((proposal.prediction, -time_ns))
+    def compare(self, prediction: float, model: int, time_ns: float) -> None:
+        """Keeps a measurement together with the prediction of this state of the model."""
+        self._ranked.setdefault(model, []).append((prediction, -time_ns))
 
-    def disqualify(self, config: Config, next_best: Finalist | None) -> None:
-        """A configuration proved wrong in the final race; `next_best` is this arm's fastest other configuration."""
+    def disqualify(self, config: Config, next_best: tuple[Config, float] | None) -> None:
+        """A configuration proved wrong in the final race; `next_best` is this arm's fastest other one, and its time."""
         if config == self.plan.default:
             self.default_ns = None
         if config == self.best_config:
-            self.best_ns = next_best.time_ns if next_best else None
-            self.best_config = next_best.config if next_best else None
+            self.best_config, self.best_ns = next_best or (None, None)
 
     def _note(self, config: Config, outcome: Outcome | None, time_ns: float | None) -> None:
         self.results[config] = time_ns

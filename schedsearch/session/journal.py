@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.config import Config
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Anchor, Measurement, Record
-from schedsearch.session.arms import Arm, Proposal
+from schedsearch.session.arms import Arm
 from schedsearch.session.collaborators import StoreLike
 from schedsearch.session.observer import ArmStart, Best, Observer, Phase, PhaseName, RunStart, TaskStart, Trial
 from schedsearch.session.options import Options
 from schedsearch.session.summary import RunSummary, Shares
-from schedsearch.session.task_state import TaskState
+from schedsearch.session.task_state import Proposal, TaskState
 from schedsearch.target import Target
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from schedsearch.config import Config
 from schedsearch.errors import Interrupted, OperatorError, PreparationError
 from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import Measurement, Record
-from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson, Proposal
+from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.session.finals import FinalRaces
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, warm_start
@@ -38,7 +38,7 @@ from schedsearch.session.options import OVERTIME, RACE_SHARE, Options
 from schedsearch.session.pace import DeviceThread, StopSignal, TunerThread
 from schedsearch.session.plan import TaskPlan
 from schedsearch.session.summary import RunSummary, Shares
-from schedsearch.session.task_state import TaskState, choose_arm
+from schedsearch.session.task_state import Proposal, TaskState, choose_arm
 from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.tuner import make_tuner

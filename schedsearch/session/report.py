@@ -1,4 +1,4 @@
-"""The tables of a run as values, which a command prints and a dashboard draws."""
+"""The tables of a run as values, which a command prints and a dashboard draws. `RunSummary` makes them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
-from schedsearch.ops.own_kernel import without_reference
-from schedsearch.session.summary import RunSummary, TaskSummary
 from schedsearch.text import counts, duration, html_table, rate_text
 
-MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
-FEW_MARKS = (1, 2, 5)  # where no task had as many
-SEARCH_ROWS = 8
 BUSY = 0.2  # above this spread of its repeats, other programs disturb a final race
 
 
@@ -131,9 +126,9 @@ def result_cells(result: ResultTable) -> Cells:
     return Cells(tuple(columns), tuple(zip(*columns.values())), right, tuple(notes))
 
 
-def result_html(summary: RunSummary) -> str:
-    """The results as an HTML table, which a notebook shows for a `RunSummary`."""
-    cells = result_cells(result_table(summary, {}))
+def result_html(result: ResultTable) -> str:
+    """A result table as HTML, for notebooks."""
+    cells = result_cells(result)
     return html_table(cells.headers, cells.rows) + "".join(f"<p>{escape(note)}</p>" for note in cells.notes)
 
 
@@ -145,48 +140,3 @@ def _time(time_ns: float | None, spread: float | None, row: ResultRow) -> str:
 
 def _ratio(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
-
-
-def result_table(summary: RunSummary, names: Mapping[str, str]) -> ResultTable:
-    """One row per task. `names` maps workload ids to names of tasks; the label replaces a missing name."""
-    computes = all(task.workload.flops for task in summary.tasks)
-    return ResultTable(
-        tuple(_result_row(task, names, computes) for task in summary.tasks), "GFLOP/s" if computes else "GB/s"
-    )
-
-
-def _result_row(task: TaskSummary, names: Mapping[str, str], computes: bool) -> ResultRow:
-    race = task.race
-    return ResultRow(
-        name=names.get(task.workload.id, task.workload.label),
-        template=task.template,
-        default_ns=task.default_ns,
-        best_ns=task.best_ns,
-        default_spread=race.default.spread if race and race.default else None,
-        best_spread=race.best.spread if race else None,
-        plain_ns=race.plain.time_ns if race and race.plain else None,
-        plain_spread=race.plain.spread if race and race.plain else None,
-        speedup=task.speedup,
-        over_plain=race.over_plain if race else None,
-        rate=task.gflops if computes else task.gbytes_per_s,
-        trials=task.trials,
-        failures=task.failures,
-        unreferenced=without_reference(task.workload.params),
-    )
-
-
-def search_table(summary: RunSummary, names: Mapping[str, str]) -> SearchTable | None:
-    """How the search went; None if there were no trials. With many tasks, shows those with the most trials."""
-    searched = [task for task in summary.tasks if task.new_trials]
-    shown = sorted(searched, key=lambda task: -task.new_trials)[:SEARCH_ROWS]
-    if not shown:
-        return None
-    most = shown[0].new_trials
-    marks = tuple(int(mark) for mark in (FEW_MARKS if most < MARKS[0] else MARKS) if mark <= most)
-    rows = []
-    for task in searched:
-        if any(task is each for each in shown):
-            after = task.best_after_ns
-            bests = tuple(after[mark - 1] if mark <= len(after) else None for mark in marks)
-            rows.append(SearchRow(names.get(task.workload.id, task.workload.label), bests, *summary.budget_shares(task)))
-    return SearchTable(marks, tuple(rows), len(searched) - len(rows), len(summary.tasks) > 1)

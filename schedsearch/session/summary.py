@@ -8,15 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.measurement import Outcome
+from schedsearch.ops.own_kernel import without_reference
 from schedsearch.session.race import RaceResult
 from schedsearch.session.ranking import RankAgreement
+from schedsearch.session.report import ResultRow, ResultTable, SearchRow, SearchTable, result_html
 from schedsearch.size_table import SizeTable
 from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
+
+_MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
+_FEW_MARKS = (1, 2, 5)  # where no task had as many
+_SEARCH_ROWS = 8
 
 
 def workload_json(workload: Workload) -> dict[str, Any]:
@@ -120,6 +127,26 @@ class TaskSummary:
     def failures(self) -> dict[str, int]:
         """Outcomes other than ok."""
         return {name: count for name, count in self.outcomes.items() if name != Outcome.OK and count}
+
+    def result_row(self, name: str, computes: bool) -> ResultRow:
+        """A row of `RunSummary.result_table`. `computes` says whether its rate is of operations or of bytes."""
+        race = self.race
+        return ResultRow(
+            name=name,
+            template=self.template,
+            default_ns=self.default_ns,
+            best_ns=self.best_ns,
+            default_spread=race.default.spread if race and race.default else None,
+            best_spread=race.best.spread if race else None,
+            plain_ns=race.plain.time_ns if race and race.plain else None,
+            plain_spread=race.plain.spread if race and race.plain else None,
+            speedup=self.speedup,
+            over_plain=race.over_plain if race else None,
+            rate=self.gflops if computes else self.gbytes_per_s,
+            trials=self.trials,
+            failures=self.failures,
+            unreferenced=without_reference(self.workload.params),
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -233,7 +260,7 @@ class RunSummary:
 
     @property
     def verified_trials(self) -> int:
-        """Outcome -> count, including resumed ones, as in `TaskSummary.outcomes`."""
+        """How many trials were verified, including resumed ones of earlier runs."""
         return sum(task.outcomes.get(name, 0) for task in self.tasks for name in Outcome if Outcome(name).is_verified)
 
     @property
@@ -282,12 +309,36 @@ class RunSummary:
             "ranges": [each.to_json() for each in self.ranges],
         }
 
+    def result_table(self, names: Mapping[str, str] = MappingProxyType({})) -> ResultTable:
+        """One row per task. `names` maps workload ids to names of tasks; the label replaces a missing name."""
+        computes = all(task.workload.flops for task in self.tasks)
+        rows = tuple(task.result_row(_name(task, names), computes) for task in self.tasks)
+        return ResultTable(rows, "GFLOP/s" if computes else "GB/s")
+
+    def search_table(self, names: Mapping[str, str] = MappingProxyType({})) -> SearchTable | None:
+        """How the search went; None if there were no trials. With many tasks, shows those with the most trials."""
+        searched = [task for task in self.tasks if task.new_trials]
+        shown = sorted(searched, key=lambda task: -task.new_trials)[:_SEARCH_ROWS]
+        if not shown:
+            return None
+        most = shown[0].new_trials
+        marks = tuple(int(mark) for mark in (_FEW_MARKS if most < _MARKS[0] else _MARKS) if mark <= most)
+        rows = []
+        for task in searched:
+            if any(task is each for each in shown):
+                after = task.best_after_ns
+                bests = tuple(after[mark - 1] if mark <= len(after) else None for mark in marks)
+                rows.append(SearchRow(_name(task, names), bests, *self.budget_shares(task)))
+        return SearchTable(marks, tuple(rows), len(searched) - len(rows), len(self.tasks) > 1)
+
     def _repr_html_(self) -> str:
         """The table of results, for notebooks."""
-        from schedsearch.session.report import result_html
-
-        return result_html(self)
+        return result_html(self.result_table())
 
     def _budget_json(self, task: TaskSummary) -> dict[str, float]:
         trials, seconds = self.budget_shares(task)
         return {"share_of_trials": trials, "share_of_seconds": seconds}
+
+
+def _name(task: TaskSummary, names: Mapping[str, str]) -> str:
+    return names.get(task.workload.id, task.workload.label)

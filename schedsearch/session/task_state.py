@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
 from schedsearch.measurement import MESSAGE_CHARACTERS, Measurement, Record
-from schedsearch.session.arms import Arm, Proposal
+from schedsearch.session.arms import Arm
 from schedsearch.session.plan import TaskPlan
 from schedsearch.session.race import Raced, RaceResult
 from schedsearch.session.ranking import RankAgreement
@@ -29,6 +29,25 @@ LATE = "the time was over before anything was measured"
 KEPT_FINALISTS = 32
 # A race takes as long for an entrant as so many trials: it is verified once more, and timed three times as often.
 TRIALS_AN_ENTRANT = 3
+
+
+@dataclass
+class Proposal:
+    """One configuration on its way from the tuner to an outcome. `model` is the number of `Answer.model`."""
+
+    task: TaskState
+    arm: Arm
+    config: Config
+    batch: int
+    prediction: float | None
+    model: int
+    started_at: float
+    twins: list[Proposal] = field(default_factory=list)  # duplicates that wait for the time of this one
+
+    @property
+    def is_untuned(self) -> bool:
+        """Whether this is what the task gets without tuning: the default of its first template."""
+        return self.arm is self.task.arms[0] and self.config == self.arm.plan.default
 
 
 @dataclass
@@ -164,7 +183,8 @@ class TaskState:
         if time_ns is not None:
             self._valid, self._valid_s = self._valid + 1, self._valid_s + measurement.run_s
             self.keep_finalist(Finalist(proposal.arm, proposal.config, time_ns, built), race_size)
-            proposal.arm.compare(proposal, time_ns)
+            if proposal.prediction is not None:
+                proposal.arm.compare(proposal.prediction, proposal.model, time_ns)
         if measurement.outcome.is_trial:
             self.best_after_ns.append(self.best_ns)
 
@@ -231,7 +251,8 @@ class TaskState:
         self._plain = [each for each in self._plain if each is not finalist]
         ranked = self._ranked()
         self.best_ns = ranked[0].time_ns if ranked else None
-        finalist.arm.disqualify(finalist.config, next((f for f in ranked if f.arm is finalist.arm), None))
+        next_best = next(((each.config, each.time_ns) for each in ranked if each.arm is finalist.arm), None)
+        finalist.arm.disqualify(finalist.config, next_best)
 
     def settle(self, passed: Sequence[tuple[Finalist, Measurement]]) -> None:
         """Sets the result of a final race: the entrants that passed it, and their times there."""
