@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 import common
+import summary_tables
 from conv2d_tables import (
     before_after,
     blocks,
@@ -42,11 +43,12 @@ from table_text import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (
-    "README.md", "docs/reliability.md", "docs/performance.md", "docs/kernels/conv2d.md", "docs/kernels/conv2d_halo.md",
-    "docs/kernels/dyn_strided_slice.md", "docs/kernels/selection.md", "docs/networks.md", "docs/pytorch.md",
-)  # fmt: skip
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = tuple(
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if MARKED.search(path.read_text(encoding="utf-8"))
+)
 TRAINED = {
     "eager": "PyTorch", "compile": "torch.compile", "graphs": "its reduce-overhead", "ours": "backend of ours",
     "ours_graphs": "ours, reduce-overhead",
@@ -336,6 +338,13 @@ class Table:
 
 
 TABLES = {
+    "summary_convolutions": Table("", "", summary_tables.convolutions, origin=False),
+    "summary_networks": Table("", "", summary_tables.network_times, origin=False),
+    "summary_models": Table("torch_models_h100", "", summary_tables.models, origin=False),
+    "summary_memory_bound": Table("", "", summary_tables.memory_bound, origin=False),
+    "summary_own_kernels": Table("own_kernels_h200", "", summary_tables.own_kernels, origin=False),
+    "summary_cpu": Table("cpu_conv2d", "", summary_tables.cpu, origin=False),
+    "summary_host_time": Table("", "", summary_tables.host_time, origin=False),
     "conv2d_fp16": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16),
     "conv2d_fp16_short": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16_short, origin=False),
     "conv2d_fp16_random": Table("conv2d_fp16_random_h200", "conv2d_fp16.py --suite random", conv2d_fp16),
