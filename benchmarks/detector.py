@@ -35,7 +35,7 @@ from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.model import read_graph
 from schedsearch.dynamic.net import DynamicNet
-from schedsearch.dynamic.program import Program
+from schedsearch.dynamic.program import DynamicProgram
 from schedsearch.measurement import DEFAULT_DB
 
 STRIDES = (4, 8)  # pixels of the image for one of each level
@@ -217,7 +217,9 @@ class Ways:
         code: program -> the kernel of each workload and those of its sizes, as `machine_code` of one program.
     """
 
-    def __init__(self, shape: Shape, device: Any, code: Callable[[Program], Any], on_device: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, shape: Shape, device: Any, code: Callable[[DynamicProgram], Any], on_device: Callable[[Any], Any]
+    ) -> None:
         model = detector(shape)
         self.model, self.on_device, self.given = model, on_device, example(shape)
         self.net = _net(read_graph(model).program(), device, code)
@@ -242,7 +244,7 @@ class Ways:
             each.close()
 
 
-def _net(program: Program, device: Any, code: Callable[[Program], Any]) -> DynamicNet:
+def _net(program: DynamicProgram, device: Any, code: Callable[[DynamicProgram], Any]) -> DynamicNet:
     kernels, sizes = code(program)
     return DynamicNet(program, device, lambda workload: kernels[workload].artifact, lambda *place: sizes[place])
 
@@ -327,7 +329,7 @@ def main() -> None:
     device = open_device(target)
     options: dict[str, Any] = {} if args.db else {"allow": ("default",)}
 
-    def code(program: Program) -> Any:
+    def code(program: DynamicProgram) -> Any:
         kernels, (sizes,) = machine_code([program], args.db or DEFAULT_DB, target, **options)
         return kernels, sizes
 

@@ -57,8 +57,8 @@ def boxes(network: Network, plan: Plan, costs: Costs) -> dict[str, Box]:
     there = {(input_name, network.values[input_name].axes): "input"}
     made = {input_name: network.values[input_name].axes}
 
-    def source(name: str, word: str) -> tuple[str, str]:
-        layout = canonical(network.values[name], word)
+    def source(name: str, letters: str) -> tuple[str, str]:
+        layout = canonical(network.values[name], letters)
         if (name, layout) not in there:
             step = next(each for each in plan.conversions if each.value == name and each.y == layout)
             key = f"{name} {layout}"
@@ -68,14 +68,14 @@ def boxes(network: Network, plan: Plan, costs: Costs) -> dict[str, Box]:
 
     for node in network.nodes:
         assert isinstance(node, Node)
-        way = plan.ways[node.name]
-        use = uses(network, node)[node.ways.index(way)]
-        reads = [source(name, word) for name, word in use.reads]
-        ((name, word),) = use.writes
-        made[name] = canonical(network.values[name], word)
+        workload = plan.implementations[node.name]
+        use = uses(network, node)[node.implementations.index(workload)]
+        reads = [source(name, letters) for name, letters in use.reads]
+        ((name, letters),) = use.writes
+        made[name] = canonical(network.values[name], letters)
         there[name, made[name]] = node.name
-        title = f"{way.op.removesuffix('2d')} {way.r}x{way.s}" if way.op != "concat" else "concat"
-        found[node.name] = Box(title, _us(costs, way), list(dict.fromkeys(reads)))
+        title = f"{workload.op.removesuffix('2d')} {workload.r}x{workload.s}" if workload.op != "concat" else "concat"
+        found[node.name] = Box(title, _us(costs, workload), list(dict.fromkeys(reads)))
     found["output"] = Box("output", "", [source(output_name, network.values[output_name].axes)])
     return found
 

@@ -19,7 +19,7 @@ class Graph:
     """Builds a network node by node; methods take and return values.
 
     Args:
-        layouts: the ways of each node; convolutions may also read one plain layout and write the other.
+        layouts: the implementations of each node; convolutions may also read one plain layout and write the other.
     """
 
     def __init__(self, shape: tuple[int, int, int, int], layouts: Sequence[str], dtype: str = "int8") -> None:
@@ -51,32 +51,32 @@ class Graph:
         plain = [layout for layout in self.layouts if layout.isalpha()]
         pairs = [(layout, layout) for layout in self.layouts]
         pairs += [(one, other) for one in plain for other in plain if one != other]
-        ways = self._possible("conv2d", ({**params, "layout": one, "output_layout": other} for one, other in pairs))
+        workloads = self._possible("conv2d", ({**params, "layout": one, "output_layout": other} for one, other in pairs))
         arguments = {"x": x.name, "weight": "weight", "bias": "bias", "requantise_scale": "scale"}
         y = (n, k, *((extent + 2 * pad - taps) // stride + 1 for extent, pad, taps in zip((h, w), padding, (r, s))))
-        return self._add(ways, arguments | ({"residual": residual.name} if residual else {}), y)
+        return self._add(workloads, arguments | ({"residual": residual.name} if residual else {}), y)
 
     def pool(self, x: Value, *, stride: int = 1, padding: int = 1, extent: int = 3) -> Value:
         n, c, h, w = x.shape
         params = {"n": n, "c": c, "h": h, "w": w, "r": extent, "s": extent, "stride": stride, "padding": padding}
-        ways = self._possible("pool2d", ({**params, "dtype": self.dtype, "layout": layout} for layout in self.layouts))
+        workloads = self._possible("pool2d", ({**params, "dtype": self.dtype, "layout": layout} for layout in self.layouts))
         y = (n, c, *((each + 2 * padding - extent) // stride + 1 for each in (h, w)))
-        return self._add(ways, {"x": x.name}, y)
+        return self._add(workloads, {"x": x.name}, y)
 
     def concat(self, *xs: Value) -> Value:
         n, _, h, w = xs[0].shape
         y = (n, sum(x.shape[1] for x in xs), h, w)
         names = [f"x{place}" for place in range(len(xs))]
-        ways, words = [], {}
+        workloads, letters = [], {}
         for layout in map(Layout.parse, self.layouts):
             sizes = [dict(zip("NCHW", x.shape)) for x in xs]
             if any(each["C"] % layout.block("C") for each in sizes):
                 continue
             shapes = [layout.shape(each) for each in sizes]
-            way = Workload("concat", {"x": shapes, "axis": layout.axes.index("C"), "dtype": self.dtype})
-            ways.append(way)
-            words[way] = dict.fromkeys((*names, "y"), layout.text)
-        return self._add(ways, dict(zip(names, (x.name for x in xs))), y, words)
+            workload = Workload("concat", {"x": shapes, "axis": layout.axes.index("C"), "dtype": self.dtype})
+            workloads.append(workload)
+            letters[workload] = dict.fromkeys((*names, "y"), layout.text)
+        return self._add(workloads, dict(zip(names, (x.name for x in xs))), y, letters)
 
     @staticmethod
     def _possible(op: str, candidates: Iterable[dict[str, object]]) -> list[Workload]:
@@ -90,14 +90,14 @@ class Graph:
 
     def _add(
         self,
-        ways: Sequence[Workload],
+        workloads: Sequence[Workload],
         arguments: dict[str, str],
         shape: tuple[int, ...],
-        words: dict[Workload, dict[str, str]] | None = None,
+        letters: dict[Workload, dict[str, str]] | None = None,
     ) -> Value:
-        name = f"{ways[0].op}{len(self.nodes)}"
+        name = f"{workloads[0].op}{len(self.nodes)}"
         value = self.values[f"{name}.y"] = Value(f"{name}.y", "NCHW", shape, self.dtype)
-        self.nodes.append(Node(name, (name,), arguments, {"y": value.name}, tuple(ways), words=words or {}))
+        self.nodes.append(Node(name, (name,), arguments, {"y": value.name}, tuple(workloads), letters=letters or {}))
         return value
 
 

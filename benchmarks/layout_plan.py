@@ -5,7 +5,7 @@
 Needs no device. Networks are ResNet-50, VGG-16 and Inception-v3 at batch 1 in int8. A convolution's time follows from its
 work and is raised at random by up to `spread` for each pair of layouts; conversions, pools and concats take what their bytes
 take. Each loss is a plan's time over that of the best plan, the mean over the seeds. Seconds are CPU time: the planner reads
-the layouts of all ways, the other two get them for free.
+the layouts of all implementations, the other two get them for free.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def made_up(seed: int, spread: float) -> Costs:
 
 
 class Pairs:
-    """What both other planners see: the time of each way, and each value's layout there."""
+    """What both other planners see: the time of each implementation, and each value's layout there."""
 
     def __init__(self, network: Network, costs: Costs) -> None:
         self.network, self.costs = network, costs
         self.times: list[list[float]] = []
-        self.reads: list[list[list[tuple[str, str]]]] = []  # of each way of each node
+        self.reads: list[list[list[tuple[str, str]]]] = []  # of each implementation of each node
         self.writes: list[list[list[tuple[str, str]]]] = []
         for node in network.nodes:
             assert not isinstance(node, View)
             every = uses(network, node)
-            self.times.append([costs(way).time_ns for way in node.ways])
+            self.times.append([costs(choice).time_ns for choice in node.implementations])
             self.reads.append([[self._canonical(each) for each in use.reads] for use in every])
             self.writes.append([[self._canonical(each) for each in use.writes] for use in every])
         self.maker = {writes[0][0][0]: place for place, writes in enumerate(self.writes)}
@@ -80,14 +80,14 @@ class Pairs:
             self._times[key] = 0.0 if workload is None else self.costs(workload).time_ns
         return self._times[key]
 
-    def plan_ns(self, ways: list[int]) -> float:
-        chosen = {node.name: way for node, way in zip(self.network.nodes, ways)}
+    def plan_ns(self, choices: list[int]) -> float:
+        chosen = {node.name: choice for node, choice in zip(self.network.nodes, choices)}
         return priced(complete(self.network, chosen), self.costs).predicted_ns
 
 
 def integer_program(pairs: Pairs) -> list[int]:
-    """The best way of each node, by HiGHS. One variable says whether a node takes a way, one whether a value is converted
-    from one layout into another."""
+    """The best implementation of each node, by HiGHS. One variable says whether a node takes an implementation, one whether
+    a value is converted from one layout into another."""
     costs: list[float] = []
     rows: list[tuple[dict[int, float], float, float]] = []  # coefficients, least and largest sum
 
@@ -97,15 +97,15 @@ def integer_program(pairs: Pairs) -> list[int]:
 
     takes = [[variable(time_ns) for time_ns in times] for times in pairs.times]
     whole = len(costs)
-    rows += [(dict.fromkeys(ways, 1.0), 1.0, 1.0) for ways in takes]
+    rows += [(dict.fromkeys(choices, 1.0), 1.0, 1.0) for choices in takes]
     converted: dict[tuple[str, str, str], int] = {}
 
     def made_in(name: str) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         if name in pairs.maker:
             place = pairs.maker[name]
-            for way, writes in enumerate(pairs.writes[place]):
-                found.setdefault(dict(writes)[name], []).append(takes[place][way])
+            for choice, writes in enumerate(pairs.writes[place]):
+                found.setdefault(dict(writes)[name], []).append(takes[place][choice])
         return found
 
     def is_converted(name: str, x: str, y: str) -> int:
@@ -132,7 +132,7 @@ def integer_program(pairs: Pairs) -> list[int]:
     for place, every in enumerate(pairs.reads):
         for number, (name, _) in enumerate(every[0]):
             for y in dict.fromkeys(reads[number][1] for reads in every):
-                require(name, y, [takes[place][way] for way, reads in enumerate(every) if reads[number][1] == y])
+                require(name, y, [takes[place][choice] for choice, reads in enumerate(every) if reads[number][1] == y])
     for name in pairs.network.outputs:
         require(name, pairs.network.values[name].axes, [])
     entries = [(row, column, value) for row, (parts, _, _) in enumerate(rows) for column, value in parts.items()]
@@ -143,7 +143,7 @@ def integer_program(pairs: Pairs) -> list[int]:
     solution = milp(
         np.array(costs), constraints=limits, integrality=integral, bounds=Bounds(0, 1), options={"mip_rel_gap": 0}
     )
-    return [max(range(len(ways)), key=lambda way: solution.x[ways[way]]) for ways in takes]
+    return [max(range(len(choices)), key=lambda choice: solution.x[choices[choice]]) for choices in takes]
 
 
 def pairwise(pairs: Pairs) -> list[int]:
@@ -162,14 +162,14 @@ def pairwise(pairs: Pairs) -> list[int]:
 
     for place, every in enumerate(pairs.reads):
         for number, (name, _) in enumerate(every[0]):
-            words = [reads[number][1] for reads in every]
+            layouts = [reads[number][1] for reads in every]
             if name not in pairs.maker:
                 plain = pairs.network.values[name].axes
-                own[place] = own[place] + [pairs.conversion_ns(name, plain, word) for word in words]
+                own[place] = own[place] + [pairs.conversion_ns(name, plain, layout) for layout in layouts]
                 continue
             maker = pairs.maker[name]
             made = [dict(writes)[name] for writes in pairs.writes[maker]]
-            add(maker, place, np.array([[pairs.conversion_ns(name, x, y) for y in words] for x in made]))
+            add(maker, place, np.array([[pairs.conversion_ns(name, x, y) for y in layouts] for x in made]))
     for name in pairs.network.outputs:
         maker, plain = pairs.maker[name], pairs.network.values[name].axes
         own[maker] = own[maker] + [pairs.conversion_ns(name, dict(writes)[name], plain) for writes in pairs.writes[maker]]
@@ -233,7 +233,7 @@ def measure(name: str, layouts: tuple[str, ...], spread: float, seeds: int) -> d
     return {
         "network": name,
         "nodes": len(network.nodes),
-        "ways": sum(len(node.ways) for node in network.nodes if not isinstance(node, View)),
+        "ways": sum(len(node.implementations) for node in network.nodes if not isinstance(node, View)),
         "layouts": len(layouts),
         "spread": spread,
         "seeds": seeds,

@@ -38,7 +38,7 @@ class Writer:
     def conv(self, name: str, x: str, k: int, size: int, stride: int = 1, residual: str = "", relu: bool = True) -> str:
         n, c, h, w = self.values[x].shape
         stages = ("bias", *(("residual",) if residual else ()), *(("relu",) if relu else ()))
-        way = schedsearch.conv2d(
+        workload = schedsearch.conv2d(
             n=n, h=h, w=w, c=c, k=k, r=size, s=size, stride=stride, padding=size // 2, dtype=self.dtype, epilogue=stages
         )
         arguments = {
@@ -47,26 +47,26 @@ class Writer:
             "bias": self._constant(f"{name}.bias", "K", (k,), 0.1),
             **({"residual": residual} if residual else {}),
         }
-        return self._node(name, way, arguments, (n, k, *way.output.shape[1:3]))
+        return self._node(name, workload, arguments, (n, k, *workload.output.shape[1:3]))
 
     def pool(self, name: str, x: str, mode: str, size: int, stride: int, padding: int) -> str:
         n, c, h, w = self.values[x].shape
-        way = schedsearch.pool2d(
+        workload = schedsearch.pool2d(
             n=n, c=c, h=h, w=w, r=size, s=size, mode=mode, stride=stride, padding=padding, dtype=self.dtype
         )
-        return self._node(name, way, {"x": x}, (n, c, *way.output.shape[1:3]))
+        return self._node(name, workload, {"x": x}, (n, c, *workload.output.shape[1:3]))
 
     def dense(self, name: str, x: str, outputs: int) -> str:
         n, c, _, _ = self.values[x].shape
         self.values[f"{name}.flat"] = Value(f"{name}.flat", "AB", (n, c), self.dtype)
         self.nodes.append(View(f"{name}.flatten", (f"{name}.flatten",), x, f"{name}.flat", (("NHWC", "AB"),)))
-        way = schedsearch.dense(m=n, n=outputs, k=c, dtype=self.dtype, epilogue=("bias",))
+        workload = schedsearch.dense(m=n, n=outputs, k=c, dtype=self.dtype, epilogue=("bias",))
         arguments = {
             "x": f"{name}.flat",
             "weight": self._constant(f"{name}.weight", "AB", (outputs, c), c**-0.5),
             "bias": self._constant(f"{name}.bias", "A", (outputs,), 0.1),
         }
-        return self._node(name, way, arguments, (n, outputs), axes="AB")
+        return self._node(name, workload, arguments, (n, outputs), axes="AB")
 
     def network(self, output: str) -> Network:
         return Network(("x",), (output,), self.values, self.constants, tuple(self.nodes))
@@ -77,10 +77,15 @@ class Writer:
         return name
 
     def _node(
-        self, name: str, way: schedsearch.Workload, arguments: dict[str, str], shape: tuple[int, ...], axes: str = "NCHW"
+        self,
+        name: str,
+        workload: schedsearch.Workload,
+        arguments: dict[str, str],
+        shape: tuple[int, ...],
+        axes: str = "NCHW",
     ) -> str:
         self.values[f"{name}.y"] = Value(f"{name}.y", axes, shape, self.dtype)
-        self.nodes.append(Node(name, (name,), arguments, {"y": f"{name}.y"}, (way,)))
+        self.nodes.append(Node(name, (name,), arguments, {"y": f"{name}.y"}, (workload,)))
         return f"{name}.y"
 
 
@@ -122,19 +127,19 @@ def by_torch(network: Network, x: Any) -> Any:
         if isinstance(node, View):
             values[node.y] = values[node.x].flatten(1)
             continue
-        way, (result,), source = node.ways[0], node.outputs.values(), values[node.arguments["x"]]
-        if way.op == "pool2d":
-            pool = functional.max_pool2d if way.mode == "max" else functional.avg_pool2d
-            values[result] = pool(source, (way.r, way.s), way.stride, way.padding[0])
+        workload, (result,), source = node.implementations[0], node.outputs.values(), values[node.arguments["x"]]
+        if workload.op == "pool2d":
+            pool = functional.max_pool2d if workload.mode == "max" else functional.avg_pool2d
+            values[result] = pool(source, (workload.r, workload.s), workload.stride, workload.padding[0])
             continue
         weight, bias = constant(node.arguments["weight"]), constant(node.arguments["bias"])
-        if way.op == "dense":
+        if workload.op == "dense":
             values[result] = functional.linear(source, weight, bias)
             continue
-        y = functional.conv2d(source, weight, bias, way.stride, way.padding[:2])
+        y = functional.conv2d(source, weight, bias, workload.stride, workload.padding[:2])
         if "residual" in node.arguments:
             y = y + values[node.arguments["residual"]]
-        values[result] = y.relu() if "relu" in way.epilogue else y
+        values[result] = y.relu() if "relu" in workload.epilogue else y
     return values[network.outputs[0]]
 
 

@@ -242,7 +242,7 @@ class Ours:
             explanation = explain(self.network, best, costs).text()
         rows: dict[str, dict[str, Any]] = {}
         for label, plan in plans.items():
-            same = next((other for other in rows if plans[other].ways == plan.ways), None)
+            same = next((other for other in rows if plans[other].implementations == plan.implementations), None)
             if same:
                 rows[label] = {**rows[same], "same_as": same}
             elif label == "plan":
@@ -297,7 +297,7 @@ class Ours:
 
 
 def workloads(plan: Plan) -> list[schedsearch.Workload]:
-    return list(dict.fromkeys([*plan.ways.values(), *(each.workload for each in plan.conversions)]))
+    return list(dict.fromkeys([*plan.implementations.values(), *(each.workload for each in plan.conversions)]))
 
 
 Keep = Callable[[dict[str, Any]], None]

@@ -24,7 +24,7 @@ def two_convolutions(dtype: str = "float32", channels: int = 8) -> Network:
     """
     rng = np.random.default_rng(1)
     shape = (1, channels, 6, 6)
-    way = schedsearch.conv2d(
+    workload = schedsearch.conv2d(
         n=1, h=6, w=6, c=channels, k=channels, r=3, s=3, padding=1, dtype=dtype, epilogue=("bias", "residual", "relu")
     )
     constants = {}
@@ -35,7 +35,7 @@ def two_convolutions(dtype: str = "float32", channels: int = 8) -> Network:
 
     def node(number: str, x: str, y: str) -> Node:
         arguments = {"x": x, "weight": "w" + number, "bias": "b" + number, "residual": x}
-        return Node("conv" + number, ("conv" + number, "add" + number), arguments, {"y": y}, (way,))
+        return Node("conv" + number, ("conv" + number, "add" + number), arguments, {"y": y}, (workload,))
 
     return Network(
         inputs=("x",),
@@ -53,20 +53,20 @@ def truth(network: Network, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if isinstance(node, View):
             known[node.y] = known[node.x].reshape(network.values[node.y].shape)
             continue
-        way, arguments = node.ways[0], {}
-        for spec in way.signature:
+        workload, arguments = node.implementations[0], {}
+        for spec in workload.signature:
             name = node.arguments[spec.name]
             axes = network.values[name].axes if name in known else network.constants[name].axes
             array = known[name] if name in known else network.constants[name].array
             arguments[spec.name] = array.transpose([axes.index(axis) for axis in spec.axes])
         (result,) = node.outputs.values()
-        known[result] = numpy_conv2d(way, arguments, node.scalars).transpose(["NHWC".index(axis) for axis in "NCHW"])
+        known[result] = numpy_conv2d(workload, arguments, node.scalars).transpose(["NHWC".index(axis) for axis in "NCHW"])
     return known
 
 
 def build(network: Network, target: schedsearch.Target, db: Any = "no.db") -> Executable:
     """The first plan with the kernels of a database, or with default ones."""
     plan = first_plan(network)
-    workloads = [*plan.ways.values(), *(step.workload for step in plan.conversions)]
+    workloads = [*plan.implementations.values(), *(step.workload for step in plan.conversions)]
     kernels = find_kernels(workloads, db, target)
     return assemble(network, plan, kernels.__getitem__, target=target.key, model="small.onnx")

@@ -170,7 +170,7 @@ def test_a_plan_that_has_no_time_is_not_taken(monkeypatch: pytest.MonkeyPatch) -
         if not build.tuned_s:
             return found
         build.clock.now_s += 10.0
-        return replace(found, plan=replace(found.plan, ways=dict.fromkeys(found.plan.ways, OTHER)))
+        return replace(found, plan=replace(found.plan, implementations=dict.fromkeys(found.plan.implementations, OTHER)))
 
     monkeypatch.setattr(planned.Planned, "of", staticmethod(others))
     kernels = build.build(seconds=30.0, follows_s=10.0)

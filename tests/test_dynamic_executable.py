@@ -117,7 +117,7 @@ def test_a_bounded_executable_keeps_its_sizes_on_the_device(built: Any) -> None:
     ) as one:
         first = path.read_bytes()
         one.save(path)
-        assert path.read_bytes() == first, "the same parts give the same bytes"
+        assert path.read_bytes() == first, "the same contents give the same bytes"
     with schedsearch.load(path) as net:
         given = arrays(5)
         for end in ((5, 4), (2, 3)):
@@ -236,16 +236,16 @@ def test_impossible_sizes_name_call_and_numbers(built: Any, tmp_path: Path) -> N
     graph.output(graph.call(narrow, *given, name="cut"))
     from schedsearch.device import open_device
     from schedsearch.device.detect import detect
-    from schedsearch.dynamic.file import DynamicParts, Kernel
+    from schedsearch.dynamic.file import DynamicBundle
     from schedsearch.executable.kernels import find_kernels
 
     target = detect("cpu")
     (chosen,) = find_kernels([narrow], "none.db", target).values()
-    parts = DynamicParts.of(graph, target, lambda _: Kernel(chosen.artifact, chosen.origin))
-    parts.save(tmp_path / "cut.ssx")
+    bundle = DynamicBundle.of(graph, target, lambda _: chosen)
+    bundle.save(tmp_path / "cut.ssx")
     text = r"cut\.y would be 2x6, which exceeds its declared bound 4x3; declare larger bounds"
     x = np.zeros((4, 6), np.float32)
-    for net in (DynamicExecutable(parts, open_device(target)), schedsearch.load(tmp_path / "cut.ssx")):
+    for net in (DynamicExecutable(bundle, open_device(target)), schedsearch.load(tmp_path / "cut.ssx")):
         with net, pytest.raises(SizeError, match=text):
             net(x, np.array([0, 0]), np.array([2, 6]))
 

@@ -23,7 +23,7 @@ from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import Size
 from schedsearch.dynamic.model import read_graph
 from schedsearch.dynamic.net import DynamicNet
-from schedsearch.dynamic.program import Program
+from schedsearch.dynamic.program import DynamicProgram
 from schedsearch.network.model import ModelError
 from schedsearch.ops.dependence import SizeError
 
@@ -47,7 +47,7 @@ def model(nodes: Sequence[Any], weights: dict[str, Any] | None = None, *, opset:
     return made
 
 
-def calls(program: Program) -> list[str]:
+def calls(program: DynamicProgram) -> list[str]:
     return [call.workload.op for segment in program.segments for call in segment.calls]
 
 

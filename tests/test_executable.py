@@ -24,10 +24,10 @@ from schedsearch.errors import (
     UntrustedDatabaseError,
     UsageError,
 )
-from schedsearch.executable.assemble import Chosen, Executable, assemble
+from schedsearch.executable.assemble import Executable, assemble
 from schedsearch.executable.file import load, save
 from schedsearch.executable.fixed import FixedNet
-from schedsearch.executable.program import Origin, Program
+from schedsearch.executable.program import ChosenKernel, Origin, Program
 from schedsearch.executable.schedule import schedule
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
 from schedsearch.network.graph import Network, Node, Value, View
@@ -200,7 +200,7 @@ def test_a_view_and_an_output_that_is_an_input_cost_no_kernel() -> None:
         assert np.array_equal(same, x) and not np.shares_memory(same, x)
 
 
-def _kernel(workload: schedsearch.Workload) -> Chosen:
+def _kernel(workload: schedsearch.Workload) -> ChosenKernel:
     """A kernel in two steps: the first packs weight and bias, and the second has scratch memory of its own."""
     packed, scratch = Pointer("packed"), Pointer("scratch")
     inputs = tuple(Pointer(spec.name) for spec in workload.signature if not spec.constant)
@@ -210,7 +210,7 @@ def _kernel(workload: schedsearch.Workload) -> Chosen:
     if constants:
         steps.insert(0, Step("pack", (*constants, packed), Grid(1), 1, constant=True))
     workspaces = {"scratch": 300} | ({"packed": 5000} if constants else {})
-    return Chosen(
+    return ChosenKernel(
         Artifact(workload.id.encode(), LaunchPlan("cpu", "x", tuple(steps), workspaces)), Origin("exact", "t", "{}")
     )
 

@@ -52,11 +52,11 @@ def opened(program):
     device = schedsearch.detect("cpu")
     with readable(path):
         if kind == "sized":
-            from schedsearch.executable.sized import SizedNet, StoredParts
-            return SizedNet(StoredParts(path, canonical_json(program)), open_device(device))
+            from schedsearch.executable.sized import SizedNet, StoredBundle
+            return SizedNet(StoredBundle(path, canonical_json(program)), open_device(device))
         from schedsearch.dynamic.executable import DynamicExecutable
-        from schedsearch.dynamic.file import stored_parts
-        return DynamicExecutable(stored_parts(path, program), open_device(device))
+        from schedsearch.dynamic.file import stored_bundle
+        return DynamicExecutable(stored_bundle(path, program), open_device(device))
 
 def result_of(net, xs):
     found = net(*xs)

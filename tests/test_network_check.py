@@ -151,7 +151,7 @@ def test_a_graph_with_computed_sizes_is_compared_in_both_ways(tmp_path: Path, sp
     path, out = chain("n", 2, 6, 6).save(tmp_path), tmp_path / "net.ssx"
     options: dict[str, Any] = {"way": "bounded", "target": "cpu", "db": tmp_path / "none.db", "out": out}
     with schedsearch.build_dynamic(path, {"n": (1, 3)}, **options) as net:
-        assert net.parts.checked
+        assert net.bundle.checked
     with schedsearch.load(out) as net:
         assert "checked: its results were compared" in net.explain()
     out.unlink()

@@ -78,10 +78,10 @@ def test_an_operator_without_records_costs_a_multiple_of_its_roofline(costs: Rec
 
 
 def test_an_estimated_way_costs_more_if_it_is_not_the_first_of_its_node() -> None:
-    ways = (conv(), conv(layout="NCHW"))
-    node = Node("n", ("n",), {"x": "x", "weight": "w"}, {"y": "y"}, ways)
+    workloads = (conv(), conv(layout="NCHW"))
+    node = Node("n", ("n",), {"x": "x", "weight": "w"}, {"y": "y"}, workloads)
     costs = RecordCosts(None, TARGET, network=Network((), (), {}, {}, (node,)), check=lambda workload: "")
-    assert costs(ways[1]).time_ns == NOT_FIRST * costs(ways[0]).time_ns
+    assert costs(workloads[1]).time_ns == NOT_FIRST * costs(workloads[0]).time_ns
 
 
 def test_what_no_template_runs_costs_inf() -> None:

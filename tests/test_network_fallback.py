@@ -28,7 +28,7 @@ from schedsearch.executable.file import load, save
 from schedsearch.executable.onnx_runtime import OnnxModel
 from schedsearch.executable.program import Call, Foreign, Origin, Program, unseal
 from schedsearch.executable.segments import Segments
-from schedsearch.network.graph import Network, Part, Value
+from schedsearch.network.graph import Network, Subgraph, Value
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -38,10 +38,10 @@ from onnx import TensorProto, helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from schedsearch.network.evaluate import evaluate  # noqa: E402
-from schedsearch.network.fallback import lower_with_parts  # noqa: E402
+from schedsearch.network.fallback import lower_with_subgraphs  # noqa: E402
 from schedsearch.network.lower import lower  # noqa: E402
 from schedsearch.network.model import ModelError, read_model  # noqa: E402
-from schedsearch.network.parts import cuts, inputs_of_all  # noqa: E402
+from schedsearch.network.subgraphs import cuts, inputs_of_all  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 
@@ -62,8 +62,8 @@ def hardmaxes() -> Model:
     return net
 
 
-def parts_of(network: Network) -> list[Part]:
-    return [node for node in network.nodes if isinstance(node, Part)]
+def subgraphs_of(network: Network) -> list[Subgraph]:
+    return [node for node in network.nodes if isinstance(node, Subgraph)]
 
 
 def image(*shape: int) -> Array:
@@ -125,12 +125,12 @@ def test_values_that_a_body_reads_belong_to_its_node() -> None:
 
 
 def test_views_between_two_parts_belong_to_them(tmp_path: Path) -> None:
-    network = lower_with_parts(read_model(hardmaxes().save(tmp_path)), anything)
-    first, second = parts_of(network)
+    network = lower_with_subgraphs(read_model(hardmaxes().save(tmp_path)), anything)
+    first, second = subgraphs_of(network)
     assert first.sources == ("one", "view", "two") and second.sources == ("three",)
     assert first.reasons == (
         "Hardmax: schedsearch lacks this operator",
-        "Reshape: only parts read and write it",
+        "Reshape: only subgraphs read and write it",
         "Hardmax: schedsearch lacks this operator",
     )
     assert (first.reads, first.writes) == (("a.out",), ("one.out", "two.out"))
@@ -168,7 +168,7 @@ def counted() -> Model:
 
 def check(model: Any, inputs: dict[str, Array], **options: Any) -> Network:
     """What lowering gives, which has computed the model's results by the operators' references and ONNX's evaluator."""
-    network = lower_with_parts(options.pop("read")(model), anything, **options)
+    network = lower_with_subgraphs(options.pop("read")(model), anything, **options)
     found = evaluate(network, inputs)
     for name, wanted in zip(network.outputs, ReferenceEvaluator(model).run(None, inputs)):
         np.testing.assert_allclose(found[name], np.reshape(wanted, found[name].shape), rtol=2e-3, atol=2e-3)
@@ -187,23 +187,23 @@ def read(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("dtype", [None, "float16"])
 def test_a_network_with_parts_computes_what_its_model_does(read: Any, dtype: str | None) -> None:
     network = check(hardmaxes().model(), {"x": np.round(image(1, 8, 6, 6) * 4) / 4}, read=read, dtype=dtype)
-    (port,) = onnx.load_model_from_string(parts_of(network)[0].model).graph.input
+    (port,) = onnx.load_model_from_string(subgraphs_of(network)[0].model).graph.input
     assert port.type.tensor_type.elem_type == (TensorProto.FLOAT if dtype is None else TensorProto.FLOAT16)
 
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_branches_read_values_from_outside(read: Any, flag: bool) -> None:
     network = check(conditional(), {"x": image(1, 8, 6, 6), "flag": np.array(flag)}, read=read)
-    (part,) = parts_of(network)
-    assert part.sources == ("either",) and part.reasons == ("If: nodes inside of it are not read",)
-    assert set(part.reads) == {"flag", "c.out"}
+    (subgraph,) = subgraphs_of(network)
+    assert subgraph.sources == ("either",) and subgraph.reasons == ("If: nodes inside of it are not read",)
+    assert set(subgraph.reads) == {"flag", "c.out"}
 
 
 def test_nodes_without_a_known_shape_run_there_together(read: Any) -> None:
     network = check(counted().model(), {"x": image(2, 8, 6, 6)}, read=read)
-    (part,) = parts_of(network)
-    assert {"places", "turned", "shape", "zeros", "quarters"} <= set(part.sources)
-    assert part.reasons[part.sources.index("turned")].startswith("Transpose: the shape of 'places.out' is ")
+    (subgraph,) = subgraphs_of(network)
+    assert {"places", "turned", "shape", "zeros", "quarters"} <= set(subgraph.sources)
+    assert subgraph.reasons[subgraph.sources.index("turned")].startswith("Transpose: the shape of 'places.out' is ")
 
 
 def test_nodes_that_no_template_takes_run_there(read: Any) -> None:
@@ -212,16 +212,16 @@ def test_nodes_that_no_template_takes_run_there(read: Any) -> None:
 
     net = Model(1, 8, 6, 6)
     net.conv(net.node("MaxPool", "x", kernel_shape=[3, 3], name="pool"), 8, 8, name="conv")
-    network = lower_with_parts(read(net.model()), no_pools)
-    (part,) = parts_of(network)
-    assert (part.sources, part.reasons) == (("pool",), ("MaxPool: no pools here",))
+    network = lower_with_subgraphs(read(net.model()), no_pools)
+    (subgraph,) = subgraphs_of(network)
+    assert (subgraph.sources, subgraph.reasons) == (("pool",), ("MaxPool: no pools here",))
 
 
 def test_results_of_unknown_shape_are_refused(read: Any) -> None:
     net = Model(1, 8, 6, 6)
     net.node("NonZero", net.conv("x", 8, 8), name="places")
     with pytest.raises(ModelError, match=r"the shape of 'places.out' at node places \(NonZero\) is"):
-        lower_with_parts(read(net.model()), anything)
+        lower_with_subgraphs(read(net.model()), anything)
 
 
 def test_all_nodes_are_listed_with_the_remedy(read: Any) -> None:
@@ -242,17 +242,17 @@ NEGATIVE = helper.make_model(
 )
 
 
-def with_a_part() -> Network:
+def with_a_subgraph() -> Network:
     """Two convolutions, and y negated by ONNX Runtime."""
     network = support.two_convolutions()
-    part = Part("negative", ("neg",), ("Neg: for the test",), ("y",), ("z",), NEGATIVE.SerializeToString())
+    subgraph = Subgraph("negative", ("neg",), ("Neg: for the test",), ("y",), ("z",), NEGATIVE.SerializeToString())
     values = {**network.values, "z": Value("z", "NCHW", (1, 8, 6, 6), "float32")}
-    return replace(network, outputs=("z",), values=values, nodes=(*network.nodes, part))
+    return replace(network, outputs=("z",), values=values, nodes=(*network.nodes, subgraph))
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    save(support.build(with_a_part(), schedsearch.detect("cpu")), tmp_path / "model.ssx")
+    save(support.build(with_a_subgraph(), schedsearch.detect("cpu")), tmp_path / "model.ssx")
     return tmp_path / "model.ssx"
 
 
@@ -268,7 +268,7 @@ def test_a_part_is_in_the_program_and_its_model_in_the_file(path: Path) -> None:
     assert Program.from_json(program).json == program
 
 
-def test_a_file_with_a_part_needs_onnx_runtime(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_a_subgraph_needs_onnx_runtime(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UsageError, match=r"small.onnx \(Neg\) needs ONNX Runtime, which is not installed .*pip install"):
         load(path)
@@ -438,7 +438,7 @@ def test_a_part_reads_and_writes_the_networks_memory(runtime: Any, path: Path) -
         np.testing.assert_array_equal(net.trace(x)["z"], -truth["y"])
         assert len(net.measure(2).calls_ns) == len(net.steps)
         explained = net.explain()
-    assert "4 kernel calls, 2 of them convert layouts; 1 part in ONNX Runtime" in explained
+    assert "4 kernel calls, 2 of them convert layouts; 1 subgraph in ONNX Runtime" in explained
     assert "negative: Neg by ONNX Runtime (CPUExecutionProvider, " in explained and "neg: Neg: for the test" in explained
     assert "without copies: 1,152 bytes in, 1,152 bytes out" in explained
     with pytest.raises(UsageError, match="the net was closed"):
@@ -455,7 +455,7 @@ def test_the_command_builds_runs_and_compares(runtime: Any, tmp_path: Path) -> N
     done = command("build", model, *options, "--fallback", "onnxruntime", "--explain")
     assert done.exit_code == 0, done.stderr
     assert "ONNX Runtime computes 3 nodes as one: one: Hardmax: schedsearch lacks this operator; view:" in done.stderr
-    assert "3 kernel calls and 2 parts in ONNX Runtime" in done.stdout
+    assert "3 kernel calls and 2 subgraphs in ONNX Runtime" in done.stdout
     assert "3 of 3 kernels have no record" in done.stderr
     done = command("run", tmp_path / "net.ssx", "--compare", "onnx", "--repeat", "2", "--json")
     found = json.loads(done.stdout)
@@ -501,8 +501,8 @@ def looped() -> Any:
 @pytest.mark.integrations
 def test_shapes_that_a_node_hides_are_observed(runtime: Any, read: Any) -> None:
     network = check(looped(), {"x": image(1, 8, 6, 6)}, read=read)
-    (part,) = parts_of(network)
-    assert part.sources == ("loop",) and {"conv", "turned"} <= {node.name for node in network.nodes}
+    (subgraph,) = subgraphs_of(network)
+    assert subgraph.sources == ("loop",) and {"conv", "turned"} <= {node.name for node in network.nodes}
 
 
 @pytest.mark.integrations
@@ -511,7 +511,7 @@ def test_shapes_that_follow_from_numbers_are_not_observed(runtime: Any, read: An
     net = Model(8, 8)
     net.node("Relu", net.node("NonZero", "x", name="places"))
     with pytest.raises(ModelError, match=r"the shape of 'relu1.out' at node"):
-        lower_with_parts(read(net.model()), anything)
+        lower_with_subgraphs(read(net.model()), anything)
 
 
 @pytest.mark.integrations
@@ -528,5 +528,5 @@ def test_what_onnx_runtime_cannot_run_is_named(runtime: Any, tmp_path: Path) -> 
 
 def test_networks_have_their_parts_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace())
-    with pytest.raises(UsageError, match="a Network has its formats, shapes and parts"):
+    with pytest.raises(UsageError, match="a Network has its formats, shapes and subgraphs"):
         build(support.two_convolutions(), target="cpu", fallback="onnxruntime")

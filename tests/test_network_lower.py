@@ -229,8 +229,8 @@ def numbers(net: Net) -> Any:
     return random.integers(0, 100, net.shape).astype(onnx.helper.tensor_dtype_to_np_dtype(net.dtype))
 
 
-def way(number: int) -> Callable[[Node], Any]:
-    return lambda node: node.ways[number % len(node.ways)]
+def implementation(number: int) -> Callable[[Node], Any]:
+    return lambda node: node.implementations[number % len(node.implementations)]
 
 
 def check(network: Network, truth: dict[str, Any], found: dict[str, Any], tolerance: float) -> None:
@@ -248,9 +248,9 @@ def test_every_way_computes_every_value_of_the_model(build: Callable[[], Net], t
     network = lower(model)
     x = numbers(net)
     truth = expected(model, x)
-    ways = max(len(node.ways) for node in network.nodes if isinstance(node, Node))
-    for number in range(ways):
-        check(network, truth, evaluate(network, {"x": x}, way=way(number)), 1e-5)
+    workloads = max(len(node.implementations) for node in network.nodes if isinstance(node, Node))
+    for number in range(workloads):
+        check(network, truth, evaluate(network, {"x": x}, implementation=implementation(number)), 1e-5)
     for name, whole in zip(network.outputs, ReferenceEvaluator(net.model()).run(None, {"x": x})):
         assert np.allclose(truth[name], whole, atol=1e-4)  # simplification changed nothing
 
@@ -267,21 +267,23 @@ def test_layouts_of_a_convolution_and_a_concatenation(tmp_path: Path) -> None:
     network = lower(read_model(inception().save(tmp_path)), layouts=("NHWC", "NCHW", "NCHW32c"))
     conv, _, concat = network.nodes
     assert isinstance(conv, Node) and isinstance(concat, Node)
-    pairs = [tuple(spec.axes for name, spec in conv.layouts(way) if name in network.values) for way in conv.ways]
+    pairs = [
+        tuple(spec.axes for name, spec in conv.layouts(each) if name in network.values) for each in conv.implementations
+    ]
     assert pairs == [("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW32c", "NCHW32c"), ("NHWC", "NCHW"), ("NCHW", "NHWC")]
-    assert [[spec.axes for _, spec in concat.layouts(way)] for way in concat.ways] == [
+    assert [[spec.axes for _, spec in concat.layouts(each)] for each in concat.implementations] == [
         ["NHWC"] * 2, ["NCHW"] * 2, ["NCHW32c"] * 2,
     ]  # fmt: skip
-    assert [way.output.shape for way in concat.ways] == [(1, 7, 7, 32), (1, 32, 7, 7), (1, 1, 7, 7, 32)]
-    assert [way.output.slice_of for way in concat.ways] == [(1, 7, 7, 128), (1, 128, 7, 7), (1, 4, 7, 7, 32)]
+    assert [each.output.shape for each in concat.implementations] == [(1, 7, 7, 32), (1, 32, 7, 7), (1, 1, 7, 7, 32)]
+    assert [each.output.slice_of for each in concat.implementations] == [(1, 7, 7, 128), (1, 128, 7, 7), (1, 4, 7, 7, 32)]
 
 
 def test_elementwise_nodes_are_one_kernel(tmp_path: Path) -> None:
     network = lower(read_model(gates().save(tmp_path)))
-    nodes = [node for node in network.nodes if isinstance(node, Node) and node.ways[0].op == "elementwise"]
+    nodes = [node for node in network.nodes if isinstance(node, Node) and node.implementations[0].op == "elementwise"]
     assert [node.sources for node in nodes] == [("gate", "gated")]
-    assert [node.ways[0].expression for node in nodes] == ["a * hard_sigmoid(b, 0.25, 0.5)"]
-    assert [[each[2] for each in way.inputs] for way in nodes[0].ways] == [
+    assert [node.implementations[0].expression for node in nodes] == ["a * hard_sigmoid(b, 0.25, 0.5)"]
+    assert [[each[2] for each in workload.inputs] for workload in nodes[0].implementations] == [
         [(2, 6, 6, 32), (2, 1, 1, 32)], [(2, 32, 6, 6), (2, 32, 1, 1)], [(2, 1, 6, 6, 32), (2, 1, 1, 1, 32)],
     ]  # fmt: skip
     (node,) = lower(read_model(functions().save(tmp_path))).nodes
@@ -291,11 +293,11 @@ def test_elementwise_nodes_are_one_kernel(tmp_path: Path) -> None:
 def test_a_product_is_scaled_by_the_kernel_that_makes_it(tmp_path: Path) -> None:
     network = lower(read_model(attention().save(tmp_path)))
     nodes = [node for node in network.nodes if isinstance(node, Node)]
-    assert [node.ways[0].op for node in nodes] == [
+    assert [node.implementations[0].op for node in nodes] == [
         "dense", "strided_slice", "elementwise", "transpose", "batch_matmul", "softmax", "batch_matmul",
         "softmax", "softmax",
     ]  # fmt: skip
-    assert [len(node.sources) for node in nodes if node.ways[0].op == "batch_matmul"] == [2, 1]
+    assert [len(node.sources) for node in nodes if node.implementations[0].op == "batch_matmul"] == [2, 1]
 
 
 def test_convolutions_store_into_slices_of_what_they_are_concatenated_to(tmp_path: Path) -> None:
@@ -310,7 +312,7 @@ def test_convolutions_store_into_slices_of_what_they_are_concatenated_to(tmp_pat
     x = numbers(net)
     truth = expected(model, x)
     for number in range(5):
-        check(network, truth, evaluate(network, {"x": x}, way=way(number)), 1e-5)
+        check(network, truth, evaluate(network, {"x": x}, implementation=implementation(number)), 1e-5)
     apart = lower(read_model(net.save(tmp_path)), slices=())
     assert [node.sources for node in apart.nodes] == [("a",), ("b",), ("c",), ("inner", "outer"), ("end",)]
 
@@ -345,7 +347,7 @@ def test_integers_between_conversions_are_those_of_the_model(filters_apart: bool
     x = numbers(net)
     truth = expected(model, x)
     for number in range(2):
-        found = evaluate(network, {"x": x}, way=way(number))
+        found = evaluate(network, {"x": x}, implementation=implementation(number))
         for name in network.values:
             differing = found[name].astype(int) - truth[name]
             assert np.abs(differing).max() <= 1  # the model adds its bias before it is rounded to integers
@@ -358,7 +360,7 @@ def test_quantised_additions_belong_to_convolutions(tmp_path: Path) -> None:
     onnx.save(onnx_models.build("resnet18_depthwise", size=(32, 32), width=1 / 8, int8=True), path)
     model = read_model(path)
     network = lower(model, dtype="float16")
-    kernels = [node.ways[0] for node in network.nodes if isinstance(node, Node)]
+    kernels = [node.implementations[0] for node in network.nodes if isinstance(node, Node)]
     expressions = [kernel.expression for kernel in kernels if kernel.op == "elementwise"]
     assert expressions == ["quantise(a, 0.031496063, 0)", "dequantise(a, 0.015686275, 0)"]
     stages = [kernel.epilogue[-1] for kernel in kernels if kernel.op == "conv2d"]
@@ -423,7 +425,7 @@ def test_a_small_model_of_a_well_known_network(tmp_path: Path) -> None:
     onnx.save(onnx_models.build("resnet18_depthwise", size=(32, 32), width=1 / 8), path)
     model = read_model(path)
     network = lower(model)
-    assert Counter(node.ways[0].op for node in network.nodes if isinstance(node, Node)) == {
+    assert Counter(node.implementations[0].op for node in network.nodes if isinstance(node, Node)) == {
         "conv2d": 20, "depthwise_conv2d": 16, "pool2d": 2, "dense": 1,
     }  # fmt: skip
     x = np.random.default_rng(1).uniform(-1, 1, (1, 3, 32, 32)).astype(np.float32)

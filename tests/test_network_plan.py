@@ -1,4 +1,4 @@
-"""Plans of networks: the ways of nodes, the layouts of values and the conversions between them."""
+"""Plans of networks: the implementations of nodes, the layouts of values and the conversions between them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def image(name: str, c: int, extent: int = 8, n: int = 2, dtype: str = "float16"
 
 
 def convolution(name: str, x: Value, y: Value, *layouts: str) -> Node:
-    """A 1x1 convolution with a way for each layout; NCHW->NHWC writes another layout than it reads."""
+    """A 1x1 convolution with an implementation for each layout; NCHW->NHWC writes another layout than it reads."""
     n, c, h, w = x.shape
-    ways = []
+    workloads = []
     for of_x, _, of_y in (layout.partition("->") for layout in layouts):
         sizes = {"n": n, "h": h, "w": w, "c": c, "k": y.shape[1], "r": 1, "s": 1}
-        ways.append(conv2d(**sizes, dtype=x.dtype, layout=of_x, output_layout=of_y or of_x))
-    return Node(name, (name,), {"x": x.name, "weight": f"{name}.weight"}, {"y": y.name}, tuple(ways))
+        workloads.append(conv2d(**sizes, dtype=x.dtype, layout=of_x, output_layout=of_y or of_x))
+    return Node(name, (name,), {"x": x.name, "weight": f"{name}.weight"}, {"y": y.name}, tuple(workloads))
 
 
 def network(inputs: list[Value], outputs: list[Value], inner: list[Value], nodes: list[Node | View]) -> Network:
@@ -79,19 +79,23 @@ def test_the_first_plan_converts_a_value_once_for_all_who_read_it_in_a_layout() 
     two = convolution("two", a, b, "NCHW")
     three = convolution("three", a, c, "NCHW->NHWC")
     plan = first_plan(network([x], [b, c], [a], [one, two, three]))
-    assert plan.ways == {"one": one.ways[0], "two": two.ways[0], "three": three.ways[0]}
+    assert plan.implementations == {
+        "one": one.implementations[0],
+        "two": two.implementations[0],
+        "three": three.implementations[0],
+    }
     assert steps(plan) == [("x", "NCHW", "NHWC"), ("a", "NHWC", "NCHW"), ("c", "NHWC", "NCHW")]
     assert plan.conversions[1].workload == layout_transform(n=2, c=32, h=8, w=8, layout="NHWC", to="NCHW")
 
 
 def test_words_say_the_layout_of_arguments_whose_axes_have_other_letters() -> None:
     x, a, y = image("x", 16), image("a", 32), image("y", 48)
-    way = concat(x=[(2, 8, 8, 16), (2, 8, 8, 32)], axis=3)
-    words = {way: {"x0": "NHWC", "x1": "NHWC", "y": "NHWC"}}
-    join = Node("join", ("join",), {"x0": "x", "x1": "a"}, {"y": "y"}, (way,), words=words)
+    workload = concat(x=[(2, 8, 8, 16), (2, 8, 8, 32)], axis=3)
+    letters = {workload: {"x0": "NHWC", "x1": "NHWC", "y": "NHWC"}}
+    join = Node("join", ("join",), {"x0": "x", "x1": "a"}, {"y": "y"}, (workload,), letters=letters)
     plan = first_plan(network([x], [y], [a], [convolution("one", x, a, "NHWC"), join]))
     assert steps(plan) == [("x", "NCHW", "NHWC"), ("y", "NHWC", "NCHW")]
-    unnamed = Node("join", ("join",), {"x0": "x", "x1": "a"}, {"y": "y"}, (way,))
+    unnamed = Node("join", ("join",), {"x0": "x", "x1": "a"}, {"y": "y"}, (workload,))
     with pytest.raises(ValueError, match=r"x NCHW \(2, 16, 8, 8\) is not \(2, 8, 8, 16\) in layout NCHW, as x0 has it"):
         first_plan(network([x], [y], [a], [convolution("one", x, a, "NHWC"), unnamed]))
 
@@ -176,35 +180,37 @@ LAYOUTS = ("NCHW", "NHWC", "NCHW4c", "NCHW8c")
 
 @st.composite
 def networks(draw: st.DrawFn) -> Network:
-    """Up to five nodes: convolutions with some of the ways, concats of one layout, and values that several nodes read."""
+    """Up to five nodes: convolutions with some of the layouts, concats of one, and values that several nodes read."""
     x = image("x", 8)
     values, nodes = [x], []
     for number in range(draw(st.integers(1, 5))):
         if draw(st.integers(0, 2)) == 0:
             reads = [draw(st.sampled_from(values)) for _ in range(draw(st.integers(2, 3)))]
             y = image(f"v{number}", sum(each.shape[1] for each in reads))
-            ways, words = [], {}
+            workloads, letters = [], {}
             for layout, axis in (("NCHW", 1), ("NHWC", 3)):
                 shapes = [each.shape if axis == 1 else (2, 8, 8, each.shape[1]) for each in reads]
-                way = concat(x=shapes, axis=axis)
-                ways.append(way)
-                words[way] = dict.fromkeys((*(f"x{place}" for place in range(len(reads))), "y"), layout)
+                workload = concat(x=shapes, axis=axis)
+                workloads.append(workload)
+                letters[workload] = dict.fromkeys((*(f"x{place}" for place in range(len(reads))), "y"), layout)
             arguments = {f"x{place}": each.name for place, each in enumerate(reads)}
-            nodes.append(Node(f"n{number}", (f"n{number}",), arguments, {"y": y.name}, tuple(ways), words=words))
+            nodes.append(Node(f"n{number}", (f"n{number}",), arguments, {"y": y.name}, tuple(workloads), letters=letters))
         else:
             y = image(f"v{number}", 8)
             pairs = ["NCHW", "NHWC", "NCHW->NHWC", "NHWC->NCHW", "NCHW4c", "NCHW8c"]
-            ways = draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=4, unique=True))
-            nodes.append(convolution(f"n{number}", draw(st.sampled_from(values)), y, *ways))
+            workloads = draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=4, unique=True))
+            nodes.append(convolution(f"n{number}", draw(st.sampled_from(values)), y, *workloads))
         values.append(y)
     outputs = draw(st.lists(st.sampled_from(values[1:]), min_size=1, max_size=2, unique=True))
     return network([x], outputs, [each for each in values[1:] if each not in outputs], nodes)
 
 
 def by_brute_force(found: Network, costs) -> list[Plan]:
-    counts = [len(node.layouts) if isinstance(node, View) else len(node.ways) for node in found.nodes]
+    counts = [len(node.layouts) if isinstance(node, View) else len(node.implementations) for node in found.nodes]
     names = [node.name for node in found.nodes]
-    return [priced(complete(found, dict(zip(names, ways))), costs) for ways in itertools.product(*map(range, counts))]
+    return [
+        priced(complete(found, dict(zip(names, workloads))), costs) for workloads in itertools.product(*map(range, counts))
+    ]
 
 
 @settings(max_examples=40, deadline=None)
@@ -228,7 +234,10 @@ def test_losses_say_what_the_best_plan_costs_that_makes_a_value_in_another_layou
     for node in found.nodes:
         of: dict[str, float] = {}
         for plan in every:
-            layout = plan.ways[node.name].params.get("output_layout") or node.words[plan.ways[node.name]]["y"]
+            layout = (
+                plan.implementations[node.name].params.get("output_layout")
+                or node.letters[plan.implementations[node.name]]["y"]
+            )
             layout = "NHWC" if layout == "NCHW8c" and found.values[node.outputs["y"]].shape[1] == 8 else layout
             of[layout] = min(of.get(layout, math.inf), plan.predicted_ns - best_ns)
         assert choices.losses_ns(node.outputs["y"]) == pytest.approx(of)
@@ -243,15 +252,15 @@ def test_the_loss_of_a_layout_is_that_of_the_cheapest_plan_that_makes_it(most_jo
         one = convolution("one", x, y, *order)
         found = network([x], [y], [], [one])
         times = dict(zip(order, (4000.0, 9000.0, 7000.0, 1000.0)))
-        of_way = dict(zip(one.ways, (times[layouts] for layouts in order)))
+        times_of = dict(zip(one.implementations, (times[layouts] for layouts in order)))
 
-        def costs(workload: Workload, of_way: dict[Workload, float] = of_way) -> Cost:
-            return Cost(of_way.get(workload, 500.0), "record", "")
+        def costs(workload: Workload, times_of: dict[Workload, float] = times_of) -> Cost:
+            return Cost(times_of.get(workload, 500.0), "record", "")
 
         losses: dict[str, float] = {}
         plans = by_brute_force(found, costs)
         for plan in plans:
-            made = plan.ways["one"].params.get("output_layout") or plan.ways["one"].layout
+            made = plan.implementations["one"].params.get("output_layout") or plan.implementations["one"].layout
             loss_ns = plan.predicted_ns - min(each.predicted_ns for each in plans)
             losses[made] = min(losses.get(made, math.inf), loss_ns)
         with mock.patch("schedsearch.network.choices.MOST_JOINT", most_joint):
@@ -265,7 +274,7 @@ def test_what_is_missing_is_in_the_plan_or_could_be(found: Network, seed: int) -
     best = best_plan(found, costs)
     tasks = missing(found, costs)
     missed = {task.workload for task in tasks}
-    launched = [*best.ways.values(), *(each.workload for each in best.conversions)]
+    launched = [*best.implementations.values(), *(each.workload for each in best.conversions)]
     assert {workload for workload in launched if not costs(workload).measured} <= missed
     for task in tasks:
         assert not costs(task.workload).measured
@@ -274,9 +283,9 @@ def test_what_is_missing_is_in_the_plan_or_could_be(found: Network, seed: int) -
         cost = costs(workload)
         return Cost(cost.least_ns, "record", "") if workload == tried else cost
 
-    ways = [way for node in found.nodes for way in node.ways]
-    for tried in ways:
-        if ways.count(tried) == 1 and not costs(tried).measured:
+    workloads = [workload for node in found.nodes for workload in node.implementations]
+    for tried in workloads:
+        if workloads.count(tried) == 1 and not costs(tried).measured:
             assert (tried in missed) or best_plan(found, optimistic).predicted_ns == pytest.approx(best.predicted_ns)
 
 
@@ -297,7 +306,7 @@ def test_a_value_that_many_nodes_read_is_converted_once_for_each_layout() -> Non
     readers = [convolution(f"n{place}", a, y, LAYOUTS[place % 4], LAYOUTS[place % 3]) for place, y in enumerate(outputs)]
     plan = best_plan(network([x], outputs, [a], [convolution("one", x, a, *LAYOUTS), *readers]), free_readers)
     assert sorted(each.y for each in plan.conversions if each.value == "a") == ["NCHW4c", "NHWC"]
-    assert {each.layout for each in plan.ways.values()} == {"NCHW", "NHWC", "NCHW4c"}
+    assert {each.layout for each in plan.implementations.values()} == {"NCHW", "NHWC", "NCHW4c"}
 
 
 def free_readers(workload: Workload) -> Cost:
@@ -310,19 +319,26 @@ def test_one_layout_for_all_and_the_fastest_kernels_are_baselines() -> None:
     x, a, b = image("x", 16), image("a", 16), image("b", 32)
     one, two = convolution("one", x, a, "NCHW", "NHWC", "NCHW4c"), convolution("two", a, b, "NHWC", "NCHW4c")
     found = network([x], [b], [a], [one, two])
-    times = {one.ways[0]: 3.0, one.ways[1]: 2.0, one.ways[2]: 1.0, two.ways[0]: 1.0, two.ways[1]: 2.0}
+    times = {
+        one.implementations[0]: 3.0,
+        one.implementations[1]: 2.0,
+        one.implementations[2]: 1.0,
+        two.implementations[0]: 1.0,
+        two.implementations[1]: 2.0,
+    }
 
     def costs(workload: Workload) -> Cost:
         return Cost(times.get(workload, 0.25), "record", "")
 
     nhwc = uniform_plan(found, costs, "NHWC")
-    assert [each.layout for each in nhwc.ways.values()] == ["NHWC", "NHWC"]
+    assert [each.layout for each in nhwc.implementations.values()] == ["NHWC", "NHWC"]
     assert nhwc.predicted_ns == 2.0 + 1.0 + 2 * 0.25
     fastest = fastest_kernels(found, costs)
-    assert [each.layout for each in fastest.ways.values()] == ["NCHW4c", "NHWC"]
+    assert [each.layout for each in fastest.implementations.values()] == ["NCHW4c", "NHWC"]
     assert fastest.predicted_ns == 1.0 + 1.0 + 3 * 0.25
     assert fastest.measured == {
-        each.id: costs(each).time_ns for each in [*fastest.ways.values(), *(c.workload for c in fastest.conversions)]
+        each.id: costs(each).time_ns
+        for each in [*fastest.implementations.values(), *(c.workload for c in fastest.conversions)]
     }
     assert best_plan(found, costs) == fastest
 
@@ -330,19 +346,19 @@ def test_one_layout_for_all_and_the_fastest_kernels_are_baselines() -> None:
 def test_slices_of_one_value_are_written_in_one_layout() -> None:
     x, joined = image("x", 16), image("joined", 64)
     sizes = {"n": 2, "h": 8, "w": 8, "c": 16, "k": 32, "r": 1, "s": 1, "slice_of": 64}
-    ways = [conv2d(**sizes, layout="NHWC"), conv2d(**sizes, layout="NCHW")]
+    workloads = [conv2d(**sizes, layout="NHWC"), conv2d(**sizes, layout="NCHW")]
     weight = Constant("weight", "OIHW", np.zeros((32, 16, 1, 1)))
     nodes = [
         Node(name, (name,), {"x": "x", "weight": "weight"}, {"y": "joined"}, order)
-        for name, order in (("one", (ways[0], ways[1])), ("two", (ways[1],)))
+        for name, order in (("one", (workloads[0], workloads[1])), ("two", (workloads[1],)))
     ]
     found = Network(("x",), ("joined",), {"x": x, "joined": joined}, {"weight": weight}, tuple(nodes))
 
     def costs(workload: Workload) -> Cost:
-        return Cost(1.0 if workload == ways[0] else 9.0, "record", "")
+        return Cost(1.0 if workload == workloads[0] else 9.0, "record", "")
 
     for plan in (best_plan(found, costs), fastest_kernels(found, costs), uniform_plan(found, costs, "NHWC")):
-        assert [each.layout for each in plan.ways.values()] == ["NCHW", "NCHW"]
+        assert [each.layout for each in plan.implementations.values()] == ["NCHW", "NCHW"]
 
 
 def test_a_node_that_no_kernel_computes_is_refused_with_the_reasons() -> None:
@@ -358,10 +374,10 @@ def test_an_explanation_has_what_each_layout_costs_and_the_baselines() -> None:
     x, a, b = image("x", 16), image("a", 16), image("b", 32)
     one, two = convolution("one", x, a, "NCHW", "NHWC", "NCHW4c"), convolution("two", a, b, "NHWC", "NCHW4c")
     found = network([x], [b], [a], [one, two])
-    times = dict(zip([*one.ways, *two.ways], (9e3, 3e3, 2e3, 1e3, 3e3)))
+    times = dict(zip([*one.implementations, *two.implementations], (9e3, 3e3, 2e3, 1e3, 3e3)))
 
     def costs(workload: Workload) -> Cost:
-        return Cost(times.get(workload, 1e3), "roofline" if workload == two.ways[0] else "record", "by hand")
+        return Cost(times.get(workload, 1e3), "roofline" if workload == two.implementations[0] else "record", "by hand")
 
     explanation = explain(found, best_plan(found, costs), costs)
     assert explanation.plans.rows == (
@@ -377,7 +393,7 @@ def test_an_explanation_has_what_each_layout_costs_and_the_baselines() -> None:
     assert rows["x"] == ("NCHW", "NHWC", "", "", "the caller gives it so")
     assert rows["a"] == ("NHWC", "NHWC", "NCHW4c", "+0.00", "as fast as the next best")
     assert rows["b"] == ("NHWC", "NCHW", "NCHW4c", "+1.00", "made faster so, in spite of 1 conversion")
-    assert explanation.nodes.rows[1] == ("two", two.ways[0].label, "1.00", "estimated: by hand")
+    assert explanation.nodes.rows[1] == ("two", two.implementations[0].label, "1.00", "estimated: by hand")
     assert max(map(len, explanation.text().splitlines())) < 100
     assert "| b | NHWC | NCHW | NCHW4c | +1.00 |" in explanation.markdown()
 

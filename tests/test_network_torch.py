@@ -43,8 +43,8 @@ def block(torch: Any) -> Any:
 def test_a_module_becomes_a_network_with_its_batch_norms_folded(torch: Any) -> None:
     module, x = block(torch), torch.randn(2, 8, 6, 6)
     network = lower(export(module, x))
-    ways = [node.ways[0] for node in network.nodes if isinstance(node, Node)]
-    assert [(way.op, *map(str, way.params.get("epilogue", ()))) for way in ways] == [
+    workloads = [node.implementations[0] for node in network.nodes if isinstance(node, Node)]
+    assert [(workload.op, *map(str, workload.params.get("epilogue", ()))) for workload in workloads] == [
         ("conv2d", "bias", "relu"), ("conv2d", "bias", "residual", "relu"), ("pool2d",), ("dense", "bias"),
     ]  # fmt: skip
     assert module.training

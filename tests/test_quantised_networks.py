@@ -65,7 +65,7 @@ def test_8_bit_arguments_of_one_scale_are_stored_into_slices(tmp_path: Path, mon
     result = inception(net)
     network = lower(read_model(net.save(tmp_path / "net.onnx", result)), dtype="float16")
     assert sum("Concat" in node.op_type for node in net.nodes) == 3
-    assert "concat" not in {node.ways[0].op for node in network.nodes if isinstance(node, Node)}
+    assert "concat" not in {node.implementations[0].op for node in network.nodes if isinstance(node, Node)}
     found = evaluate(network, {"x": net.x})
     for value in net.values.keys() & found.keys():
         np.testing.assert_array_equal(found[value].reshape(net.values[value].shape), net.values[value], err_msg=value)

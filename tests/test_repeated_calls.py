@@ -344,7 +344,7 @@ def slices() -> Any:
     """x[begin : end], run in both ways."""
     from schedsearch.device import open_device
     from schedsearch.dynamic.executable import DynamicExecutable
-    from schedsearch.dynamic.file import DynamicParts, Kernel
+    from schedsearch.dynamic.file import DynamicBundle
     from schedsearch.dynamic.graph import DynamicGraph, Size
     from schedsearch.executable.kernels import find_kernels
 
@@ -354,8 +354,8 @@ def slices() -> Any:
     given += [graph.input(name, (2,), "int64") for name in ("begin", "end", "strides")]
     graph.output(graph.call(workload, *given, name="cut"))
     (chosen,) = find_kernels([workload], "none.db", target).values()
-    parts = DynamicParts.of(graph, target, lambda _: Kernel(chosen.artifact, chosen.origin))
-    nets = [DynamicExecutable(replace(parts, way=way), open_device(target)) for way in ("exact", "bounded")]
+    bundle = DynamicBundle.of(graph, target, lambda _: chosen)
+    nets = [DynamicExecutable(replace(bundle, way=way), open_device(target)) for way in ("exact", "bounded")]
     yield nets
     for net in nets:
         net.close()
@@ -402,7 +402,7 @@ def test_a_call_of_a_graph_computes_with_what_its_arrays_are_now(slices: Any, da
                     net(x, begin, end, strides)
                 continue
             found = net(x, begin, end, strides)
-            if net.parts.way == "bounded":
+            if net.bundle.way == "bounded":
                 found = found[0][tuple(map(slice, found[1]))]
             np.testing.assert_array_equal(found, x[begin[0] :, 1:])
 

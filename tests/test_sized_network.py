@@ -23,7 +23,7 @@ from schedsearch.dynamic.executable import DynamicExecutable
 from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UntrustedDatabaseError, UsageError
 from schedsearch.executable import sized_tune
 from schedsearch.executable.program import unseal
-from schedsearch.executable.sized import SizedNet, StoredParts
+from schedsearch.executable.sized import SizedNet, StoredBundle
 from schedsearch.launch_sizes import SizedData, SizedPlan
 from schedsearch.measure.range_build import Spaces, build_shared
 from schedsearch.records import executables
@@ -140,7 +140,7 @@ def program_text(path: Path) -> str:
 
 def test_one_machine_code_serves_all_sizes(built: Any) -> None:
     path = built[0] / "model.ssx"
-    table = StoredParts(path, program_text(path)).table
+    table = StoredBundle(path, program_text(path)).table
     programs = [table.at(size) for size in table.sizes]
     assert len({call.artifact for program in programs for call in program.calls if call.name == "conv"}) == 1
     assert len({call.artifact for program in programs for call in program.calls}) < 2 * len(programs[0].calls)
@@ -270,7 +270,7 @@ def test_files_from_elsewhere_and_damaged_ones_are_refused(
     text = json.loads(program_text(path))
     text["programs"][0]["rules"][0][1] = {"scale": 1, "offset": 0, "divisor": 0, "factor": 1}
     with pytest.raises(DatabaseError, match=r"a number that is not possible.*build the model again"):
-        StoredParts(path, json.dumps(text))
+        StoredBundle(path, json.dumps(text))
     monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "another machine"))
     with pytest.raises(UntrustedDatabaseError, match="did not sign"):
         schedsearch.load(path)

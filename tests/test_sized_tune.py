@@ -32,12 +32,12 @@ def network() -> Network:
     """Three nodes that have nothing to do with one another."""
     nodes: list[Node] = []
     values: dict[str, Value] = {}
-    for name, way in (("quick", QUICK), ("rows", ROWS), ("slow", SLOW)):
-        for spec in (*way.signature, *way.outputs):
+    for name, workload in (("quick", QUICK), ("rows", ROWS), ("slow", SLOW)):
+        for spec in (*workload.signature, *workload.outputs):
             values[f"{name}.{spec.name}"] = Value(f"{name}.{spec.name}", spec.axes, tuple(spec.shape), spec.dtype)
-        arguments = {spec.name: f"{name}.{spec.name}" for spec in way.signature}
-        outputs = {spec.name: f"{name}.{spec.name}" for spec in way.outputs}
-        nodes.append(Node(name, (name,), arguments, outputs, (way,)))
+        arguments = {spec.name: f"{name}.{spec.name}" for spec in workload.signature}
+        outputs = {spec.name: f"{name}.{spec.name}" for spec in workload.outputs}
+        nodes.append(Node(name, (name,), arguments, outputs, (workload,)))
     made = {value for node in nodes for value in node.outputs.values()}
     return Network(tuple(sorted({*values} - made)), tuple(sorted(made)), values, {}, tuple(nodes))
 

@@ -229,16 +229,20 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_networks_read_slices_in_place(tmp_path: Path, name: str) -> None:
-    """Every way, in each layout that images may have."""
+    """Every implementation, in each layout that images may have."""
     made, copies = CASES[name]
     built = made()
     network = lower(read_model(built.save(tmp_path)), layouts=("NHWC", "NCHW", "NCHW32c"))
     nodes = [node for node in network.nodes if isinstance(node, Node)]
-    assert sum(node.ways[0].op == "strided_slice" for node in nodes) == copies
+    assert sum(node.implementations[0].op == "strided_slice" for node in nodes) == copies
     x = np.random.default_rng(0).integers(-2, 3, built.shape).astype(np.float32)
     (wanted,) = ReferenceEvaluator(built.model()).run(None, {"x": x})
-    for number in range(max(len(node.ways) for node in nodes)):
-        found = evaluate(network, {"x": x}, way=lambda node, number=number: node.ways[min(number, len(node.ways) - 1)])  # type: ignore[misc]
+    for number in range(max(len(node.implementations) for node in nodes)):
+        found = evaluate(
+            network,
+            {"x": x},
+            implementation=lambda node, number=number: node.implementations[min(number, len(node.implementations) - 1)],
+        )  # type: ignore[misc]
         np.testing.assert_allclose(found[network.outputs[0]], wanted, rtol=1e-5, atol=1e-4)
 
 
@@ -246,7 +250,13 @@ def test_networks_read_slices_in_place(tmp_path: Path, name: str) -> None:
 def test_shorter_formats_are_read_in_place_too(tmp_path: Path, dtype: str) -> None:
     network = lower(read_model(boxes().save(tmp_path)), dtype=dtype)
     nodes = [node for node in network.nodes if isinstance(node, Node)]
-    cuts = [each for node in nodes if node.ways[0].op == "elementwise" for each in node.ways[0].inputs if len(each) > 3]
+    cuts = [
+        each
+        for node in nodes
+        if node.implementations[0].op == "elementwise"
+        for each in node.implementations[0].inputs
+        if len(each) > 3
+    ]
     assert {each[1] for each in cuts} == {dtype} and {each[3] for each in cuts} == {(5, 4)}
     assert sorted({each[4][1] for each in cuts}) == [0, 1, 2, 3]
     x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)

@@ -209,7 +209,11 @@ def test_whatever_makes_the_arguments_of_a_concatenation_stores_into_slices(
     x = np.random.default_rng(0).integers(-2, 3, built.shape).astype(np.float32)
     (wanted,) = ReferenceEvaluator(built.model()).run(None, {"x": x})
     for number in range(2):
-        found = evaluate(network, {"x": x}, way=lambda node, number=number: node.ways[min(number, len(node.ways) - 1)])  # type: ignore[misc]
+        found = evaluate(
+            network,
+            {"x": x},
+            implementation=lambda node, number=number: node.implementations[min(number, len(node.implementations) - 1)],
+        )  # type: ignore[misc]
         np.testing.assert_allclose(found[network.outputs[0]], wanted, rtol=1e-5, atol=1e-4)
 
 

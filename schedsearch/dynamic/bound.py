@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.device import BoundKernel
-from schedsearch.dynamic.program import Call, Program, Segment
+from schedsearch.dynamic.program import DynamicCall, DynamicProgram, Segment
 from schedsearch.dynamic.run import WORD, Result, Run
 from schedsearch.errors import IndexRangeError
 from schedsearch.ops.dependence import EXTENTS, check_bound
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from schedsearch.dynamic.net import DynamicNet
 
 
-def independent_calls(program: Program, segment: Segment) -> int:
+def independent_calls(program: DynamicProgram, segment: Segment) -> int:
     """How many calls at a segment's beginning read nothing that its kernel of sizes writes."""
     written = {word for step in segment.steps for word in range(step.to.first, step.to.first + step.to.count)}
     for number, call in enumerate(segment.calls):
@@ -36,7 +36,7 @@ def independent_calls(program: Program, segment: Segment) -> int:
     return len(segment.calls)
 
 
-def extents_written_twice(call: Call) -> dict[str, int]:
+def extents_written_twice(call: DynamicCall) -> dict[str, int]:
     """Extents that a call writes and the kernel of sizes, too, with their dimensions. What a call counts only it writes."""
     counted = {name for name, function in call.shape_functions.items() if function.counted}
     outputs = (each for each in call.workload.outputs if each.extents and each.name not in counted)
@@ -99,7 +99,7 @@ class BoundNet:
                 sizes.launch(stream)
             _launch_all(others, stream)
 
-    def _unread_extents(self, call: Call) -> dict[str, int]:
+    def _unread_extents(self, call: DynamicCall) -> dict[str, int]:
         """Other places for the extents that a call beside the kernel of sizes writes as well as that."""
         return {name: self._run.pool.take(WORD * rank) for name, rank in extents_written_twice(call).items()}
 

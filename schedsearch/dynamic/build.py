@@ -16,14 +16,14 @@ from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import DynamicExecutable
-from schedsearch.dynamic.file import WAYS, DynamicParts, Kernel, Way
-from schedsearch.dynamic.graph import DynamicGraph, Program, Size
+from schedsearch.dynamic.file import WAYS, DynamicBundle, Way
+from schedsearch.dynamic.graph import DynamicGraph, DynamicProgram, Size
 from schedsearch.errors import UnsupportedError, UsageError
-from schedsearch.executable.assemble import Chosen
 from schedsearch.executable.build_options import IO_LAYOUTS, LAYOUT_CHOICES, WEIGHTS, check_choice, check_tune_s
 from schedsearch.executable.build_sized import build_sized, read_sized
 from schedsearch.executable.built import unchecked
 from schedsearch.executable.kernels import find_kernels
+from schedsearch.executable.program import ChosenKernel
 from schedsearch.executable.sized_build import UnknownDimensionError
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
 from schedsearch.executable.timely import check_s, found_before
@@ -164,18 +164,18 @@ def build_dynamic(
     found, (of_sizes,) = machine_code([program], db, target, mode=mode, strict=strict, known=known)
     segments, kinds = counted(len(program.segments), "segment"), counted(len(found), "different kernel")
     say(f"{counted(len(calls), 'call')} in {segments}, {kinds}")
-    kernels = {workload: Kernel(each.artifact, each.origin) for workload, each in found.items()}
-    parts = DynamicParts.of(graph, target, kernels.__getitem__, sizes=of_sizes, way=way or "exact", model=path.name)
-    net = DynamicExecutable(parts, open_device(target))
+    kernels = dict(found.items())
+    bundle = DynamicBundle.of(graph, target, kernels.__getitem__, sizes=of_sizes, way=way or "exact", model=path.name)
+    net = DynamicExecutable(bundle, open_device(target))
     try:
         if source is None:
             say(unchecked(False))
         else:
             from schedsearch.network_check.check import check_dynamic
 
-            net.parts = replace(parts, checked=check_dynamic(net, source, started, say))
+            net.bundle = replace(bundle, checked=check_dynamic(net, source, started, say))
         if out is not None:
-            net.parts.save(out)
+            net.bundle.save(out)
     except BaseException:
         net.close()
         raise
@@ -196,8 +196,8 @@ def _read(
     mode: str,
     planned: list[Workload],
 ) -> DynamicGraph:
-    """The graph, planned by the records that there are. Adds to `planned` what its static parts could be made of and has no
-    measurement."""
+    """The graph, planned by the records that there are. Adds to `planned` what its static subgraphs could be made of and has
+    no measurement."""
     from schedsearch.dynamic.model import read_graph
     from schedsearch.dynamic.static import Planner
 
@@ -220,8 +220,8 @@ def _tune(
     strict: bool,
     mode: str,
     say: Callable[[str], None],
-) -> Mapping[Workload, Chosen] | None:
-    """Measures kernels of the graph, and of what its static parts could be made of, that have no record yet. Returns the
+) -> Mapping[Workload, ChosenKernel] | None:
+    """Measures kernels of the graph, and of what its static subgraphs could be made of, that have no record yet. Returns the
     kernels of the graph without that, which were found first."""
     workloads = [call.workload for segment in graph.program().segments for call in segment.calls]
     with contextlib.ExitStack() as stack:
@@ -235,7 +235,7 @@ def _tune(
     return known
 
 
-def _check_memory(program: Program, target: Target) -> None:
+def _check_memory(program: DynamicProgram, target: Target) -> None:
     """Raises UsageError if the device cannot hold one of the arrays at its bound."""
     for value in program.values.values():
         if 0 < target.memory_bytes < value.nbytes:

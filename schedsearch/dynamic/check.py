@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from schedsearch.dynamic.program import Call, Formula, Program, Value
+from schedsearch.dynamic.program import DynamicCall, DynamicProgram, DynamicValue, Formula
 from schedsearch.executable.check import LARGEST_BYTES, require
 from schedsearch.launch import LaunchPlan
 from schedsearch.ops import ArgSpec
@@ -21,7 +21,7 @@ from schedsearch.text import quoted
 from schedsearch.workload import Workload
 
 
-def check(program: Program, plans: Mapping[Workload, LaunchPlan], sizes: Collection[tuple[int, bool]]) -> None:
+def check(program: DynamicProgram, plans: Mapping[Workload, LaunchPlan], sizes: Collection[tuple[int, bool]]) -> None:
     """Checks a program whose fields have their types.
 
     Args:
@@ -80,7 +80,7 @@ def check(program: Program, plans: Mapping[Workload, LaunchPlan], sizes: Collect
     require({*sizes} == wanted, "its kernels of sizes are not those of its segments")
 
 
-def _check_value(program: Program, name: str, value: Value) -> None:
+def _check_value(program: DynamicProgram, name: str, value: DynamicValue) -> None:
     where = f"value {quoted(name)}"
     require(value.name == name and value.dtype in DTYPES, f"{where} is {quoted(value.name)} of {quoted(value.dtype)}")
     require(all(0 <= n <= LARGEST_BYTES for n in value.shape), f"{where} has the shape {quoted(value.shape)}")
@@ -100,7 +100,7 @@ def _check_value(program: Program, name: str, value: Value) -> None:
         require(owner.dtype == value.dtype, f"{where} has another dtype than what it is a view of")
 
 
-def _check_call(program: Program, call: Call) -> None:
+def _check_call(program: DynamicProgram, call: DynamicCall) -> None:
     arguments = {each.name: each for each in call.workload.signature}
     outputs = {each.name: each for each in call.workload.outputs}
     wanted = {name for name in arguments if not is_extents(name, arguments)}
@@ -119,7 +119,7 @@ def _check_call(program: Program, call: Call) -> None:
             require(is_extents(mine, outputs), f"{where} writes {quoted(name)}, which is not a value")
 
 
-def _fit(value: Value, spec: ArgSpec, where: str) -> None:
+def _fit(value: DynamicValue, spec: ArgSpec, where: str) -> None:
     require(
         (value.shape, value.dtype) == (spec.shape, spec.dtype),
         f"{spec.name} of {where} is {spec.dtype} {list(spec.shape)}; {quoted(value.name)} is {value.dtype} "
@@ -136,17 +136,17 @@ def _is_possible(extent: int | Formula, chosen: Collection[str]) -> bool:
     return extent.base in chosen if isinstance(extent.base, str) else _is_possible(extent.base, chosen)
 
 
-def _rank(value: Value) -> int:
+def _rank(value: DynamicValue) -> int:
     """How many words its extents have, or its numbers."""
     return value.shape[0] if value.numbers and value.shape else len(value.shape)
 
 
-def _inside(program: Program, words: Words, count: int) -> bool:
+def _inside(program: DynamicProgram, words: Words, count: int) -> bool:
     """Whether words are in the block, as many as wanted."""
     return words.count == count and words.first >= 0 and words.first + count <= program.words
 
 
-def _is_there(program: Program, read: Words | Values) -> bool:
+def _is_there(program: DynamicProgram, read: Words | Values) -> bool:
     if isinstance(read, Words):
         return _inside(program, read, read.count)
     value = program.values.get(read.buffer)

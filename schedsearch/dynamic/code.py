@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from schedsearch.dynamic.program import Program
-from schedsearch.executable.assemble import Chosen
+from schedsearch.dynamic.program import DynamicProgram
 from schedsearch.executable.kernels import Kernels, find_kernels
+from schedsearch.executable.program import ChosenKernel
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.ops.size_steps import SizeStep
@@ -26,14 +26,14 @@ SizeCode = Mapping[tuple[int, bool], Artifact]  # (number of a segment, whether 
 
 
 def machine_code(
-    programs: Sequence[Program],
+    programs: Sequence[DynamicProgram],
     db: str | os.PathLike[str],
     target: Target,
     *,
     mode: str = COLD_GRAPH,
     strict: bool = False,
     allow: Iterable[str] = LEVELS,
-    known: Mapping[Workload, Chosen] | None = None,
+    known: Mapping[Workload, ChosenKernel] | None = None,
 ) -> tuple[Kernels, list[SizeCode]]:
     """All kernels of some programs, compiled at once; see `find_kernels`, which has the arguments and the errors.
 
@@ -50,12 +50,12 @@ def machine_code(
     return found, [{place: found.others[recipe] for place, recipe in each.items()} for each in sizes]
 
 
-def size_artifact(program: Program, target: Target, number: int, bounded: bool) -> Artifact:
+def size_artifact(program: DynamicProgram, target: Target, number: int, bounded: bool) -> Artifact:
     """The kernel that computes the sizes of a segment, compiled now. Raises CompileError if it cannot be."""
     return _sizes(program.segments[number].steps, program.words, number if bounded else None, target).artifact
 
 
-def _recipes(program: Program) -> dict[tuple[int, bool], Recipe[BuildResult]]:
+def _recipes(program: DynamicProgram) -> dict[tuple[int, bool], Recipe[BuildResult]]:
     from schedsearch.runtime.ahead import Recipe
 
     found = {}

@@ -16,7 +16,7 @@ from schedsearch.device import BoundKernel
 from schedsearch.dynamic.given import look
 from schedsearch.dynamic.noted import index_notes
 from schedsearch.dynamic.pool import Pool
-from schedsearch.dynamic.program import Call, Program, Segment, Value
+from schedsearch.dynamic.program import DynamicCall, DynamicProgram, DynamicValue, Segment
 from schedsearch.dynamic.run import Extents, Run
 from schedsearch.ops.dependence import STRIDE
 from schedsearch.ops.movement import row_strides
@@ -30,7 +30,7 @@ _LEAST_GRAPH = 3  # launches that take the host longer than the launch of a grap
 _MOST_KEPT = 256  # runs for combinations of shapes and formats
 
 
-def moving_values(program: Program) -> set[str]:
+def moving_values(program: DynamicProgram) -> set[str]:
     """Values that another run may have elsewhere: inputs, results, and what is placed by extents that the host reads."""
     values = program.values
     held = {values[name].view_of or name for name in (*program.inputs, *program.outputs)}
@@ -53,7 +53,7 @@ class ExactRuns:
         self._segments: list[tuple[_Sizes | None, list[_Chain | _Moving]]] = []
         self._kept: dict[Hashable, Run] = {}
 
-    def _place_still(self, call: Call) -> None:
+    def _place_still(self, call: DynamicCall) -> None:
         program = self._net.program
         for name in call.outputs.values():
             if (value := program.values.get(name)) is None or name in self._moving or value.view_of:
@@ -216,7 +216,7 @@ class _Moving:
         moving: the values that another run may have elsewhere.
     """
 
-    def __init__(self, net: DynamicNet, call: Call, outputs: list[Value], moving: set[str]) -> None:
+    def __init__(self, net: DynamicNet, call: DynamicCall, outputs: list[DynamicValue], moving: set[str]) -> None:
         self._net, self._call, self._outputs = net, call, outputs
         arrays = {**call.inputs, **call.outputs}
         self._arrays = {mine: name for mine, name in arrays.items() if name in moving}

@@ -12,10 +12,10 @@ import numpy as np
 from schedsearch.device import Device
 from schedsearch.dynamic.bound import BoundNet
 from schedsearch.dynamic.explain import explain
-from schedsearch.dynamic.file import DynamicParts
+from schedsearch.dynamic.file import DynamicBundle
 from schedsearch.dynamic.given import look
 from schedsearch.dynamic.net import DynamicNet
-from schedsearch.dynamic.program import Call, Program, Value
+from schedsearch.dynamic.program import DynamicCall, DynamicProgram, DynamicValue
 from schedsearch.errors import UsageError
 from schedsearch.executable.explain import check_text
 from schedsearch.executable.net import Net, Times, check_repeat
@@ -47,14 +47,14 @@ class DynamicExecutable(Net):
         net: the graph on the device, for either way to run.
     """
 
-    def __init__(self, parts: DynamicParts, device: Device) -> None:
+    def __init__(self, bundle: DynamicBundle, device: Device) -> None:
         """Raises DeviceError if the device refuses the code, or has too little memory; the device is closed then."""
-        self.parts, self._device = parts, device
+        self.bundle, self._device = bundle, device
         self.device = (device.target.kind, device.target.ordinal if device.target.kind == "cuda" else 0)
         try:
-            kernels = {workload: each.artifact for workload, each in parts.kernels.items()}
+            kernels = {workload: each.artifact for workload, each in bundle.kernels.items()}
             self.net = DynamicNet(
-                parts.program, device, kernels.__getitem__, lambda number, bounded: parts.sizes[number, bounded]
+                bundle.program, device, kernels.__getitem__, lambda number, bounded: bundle.sizes[number, bounded]
             )
         except BaseException:
             device.close()
@@ -67,20 +67,20 @@ class DynamicExecutable(Net):
         self._closed = False
 
     @property
-    def program(self) -> Program:
+    def program(self) -> DynamicProgram:
         return self.net.program
 
     @property
     def model(self) -> str:
-        return self.parts.model
+        return self.bundle.model
 
     @property
     def target(self) -> str:
-        return self.parts.target
+        return self.bundle.target
 
     @property
     def checked(self) -> str:
-        return self.parts.checked
+        return self.bundle.checked
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -93,25 +93,25 @@ class DynamicExecutable(Net):
     @property
     def steps(self) -> tuple[CallStep, ...]:
         calls = (call for segment in self.program.segments for call in segment.calls)
-        return tuple(CallStep(each.name, each.workload.label, self.parts.kernels[each.workload].origin) for each in calls)
+        return tuple(CallStep(each.name, each.workload.label, self.bundle.kernels[each.workload].origin) for each in calls)
 
     @property
     def kernels(self) -> tuple[Origin, ...]:
-        return tuple(each.origin for each in self.parts.kernels.values())
+        return tuple(each.origin for each in self.bundle.kernels.values())
 
     @property
     def summary(self) -> str:
-        return f"{counted(len(self.steps), 'call')}, runs {self.parts.way}"
+        return f"{counted(len(self.steps), 'call')}, runs {self.bundle.way}"
 
     def explain(self) -> str:
         """What each call needs from whom, bytes to the host, waits and allocations; and the kernel of each workload."""
         lines = [
-            f"{self.parts.model or 'graph'} on {self.parts.target}, runs {self.parts.way}",
-            check_text(self.parts.checked),
+            f"{self.bundle.model or 'graph'} on {self.bundle.target}, runs {self.bundle.way}",
+            check_text(self.bundle.checked),
             explain(self.program),
             "kernels:",
         ]
-        for workload, kernel in self.parts.kernels.items():
+        for workload, kernel in self.bundle.kernels.items():
             origin = kernel.origin
             source = f"record {origin.record_id}" if origin.record_id is not None else origin.level
             lines.append(f"  {workload.label}: {origin.template} ({source})")
@@ -125,7 +125,7 @@ class DynamicExecutable(Net):
                 SizeError, and an exact one on a GPU may not see a wrong index; ask `check()`.
         """
         given = in_order(self.program.inputs, self._inputs, args, named)
-        if self.parts.way == "exact":
+        if self.bundle.way == "exact":
             return self.net(*given, stream=stream)
         looks = [look(array, name) for array, name in zip(given, self.program.inputs)]
         if self._bound is None or looks != self._looks:
@@ -173,7 +173,7 @@ class DynamicExecutable(Net):
                 found[name] = min(spec.below, *self._extents_in_use(call, chosen), found.get(name, spec.below))
         return found
 
-    def _extents_in_use(self, call: Call, sizes: Mapping[str, int]) -> list[int]:
+    def _extents_in_use(self, call: DynamicCall, sizes: Mapping[str, int]) -> list[int]:
         """The extents that indices count along, if the call reads them and they follow from the sizes of inputs; at least
         1 each."""
         if not call.workload.params.get("dynamic_x") or (known := self.program.values[call.inputs["x"]].known) is None:
@@ -209,10 +209,10 @@ class DynamicExecutable(Net):
             found = {way: time_on_cpu_ns(functools.partial(complete, run), repeat) for way, run in runs.items()}
         finally:
             bound.close()
-        return Times(found[self.parts.way], ways_ns=found)
+        return Times(found[self.bundle.way], ways_ns=found)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        self.parts.save(path)
+        self.bundle.save(path)
 
     def close(self) -> None:
         if not self._closed:
@@ -227,7 +227,7 @@ class DynamicExecutable(Net):
             self._bound, self._looks = None, []
 
 
-def _port(name: str, value: Value) -> Port:
+def _port(name: str, value: DynamicValue) -> Port:
     """A value as callers see it."""
     shape, axes = tuple(value.sizes.get(axis, n) for axis, n in enumerate(value.shape)), AXES[: len(value.shape)]
     return Port(name, shape, value.dtype, axes, axes, bool(value.sizes) or value.words is None)

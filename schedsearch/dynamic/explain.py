@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from schedsearch.dynamic.program import Call, Program
+from schedsearch.dynamic.program import DynamicCall, DynamicProgram
 from schedsearch.ops.dependence import EXTENTS, Dependence
 
 _WORD = 8
 
 
-def explain(program: Program) -> str:
+def explain(program: DynamicProgram) -> str:
     """A line for each segment and call: what shapes need from whom, and what an exact run copies, waits for and allocates.
 
     A bounded run copies nothing to the host, waits for nothing and allocates nothing.
@@ -41,7 +41,7 @@ def _fetched(words: int) -> str:
     return f"exact runs copy {_WORD * words} bytes to the host and wait once"
 
 
-def _needs(call: Call) -> str:
+def _needs(call: DynamicCall) -> str:
     found: dict[Dependence, dict[str, None]] = {Dependence.SHAPE: {}, Dependence.VALUE: {}}
     for function in call.shape_functions.values():
         for argument in function.inputs:
@@ -56,7 +56,7 @@ def _needs(call: Call) -> str:
     return f"needs {'; '.join(texts)}" if texts else "needs nothing"
 
 
-def _allocates(call: Call, program: Program) -> str:
+def _allocates(call: DynamicCall, program: DynamicProgram) -> str:
     made = [output for output, name in call.outputs.items() if name in program.values]
     values = [program.values[call.outputs[output]] for output in made]
     if all(value.view_of for value in values):

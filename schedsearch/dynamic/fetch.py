@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.device import Device
 from schedsearch.device.memory import bytes_at
-from schedsearch.dynamic.program import Program
+from schedsearch.dynamic.program import DynamicProgram
 from schedsearch.ops.dependence import check_bound
 from schedsearch.ops.size_steps import Words
 
@@ -27,7 +27,7 @@ class Fetch:
         host, address: of the first word, in pinned memory and on the device.
     """
 
-    def __init__(self, program: Program, words: Words, device: Device, host: int, address: int) -> None:
+    def __init__(self, program: DynamicProgram, words: Words, device: Device, host: int, address: int) -> None:
         nbytes = _WORD * words.count
         self.get = _copy_and_wait(device, host, address, nbytes)
         self._bytes, self._unpack = bytes_at(host, nbytes), struct.Struct(f"={words.count}q").unpack_from

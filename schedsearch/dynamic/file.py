@@ -21,11 +21,11 @@ import numpy as np
 from schedsearch.dynamic.check import check
 from schedsearch.dynamic.code import SizeCode, size_artifact
 from schedsearch.dynamic.numbers import RULES, function
-from schedsearch.dynamic.program import Program
+from schedsearch.dynamic.program import DynamicProgram
 from schedsearch.errors import DatabaseError, SchedsearchError, UnknownOperatorError
 from schedsearch.executable.check import ProgramError, readable, require
 from schedsearch.executable.fields import Codec, FieldError, check_object
-from schedsearch.executable.program import DYNAMIC, Origin, seal
+from schedsearch.executable.program import DYNAMIC, ChosenKernel, Origin, seal
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.ops.dependence import ShapeFunction
@@ -43,15 +43,7 @@ WAYS: tuple[Way, ...] = ("exact", "bounded")
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """The machine code of a workload, and where it comes from."""
-
-    artifact: Artifact
-    origin: Origin
-
-
-@dataclass(frozen=True)
-class DynamicParts:
+class DynamicBundle:
     """Everything that a file of a dynamic graph holds.
 
     Attributes:
@@ -67,8 +59,8 @@ class DynamicParts:
     target: str
     model: str
     way: Way
-    program: Program
-    kernels: Mapping[Workload, Kernel]
+    program: DynamicProgram
+    kernels: Mapping[Workload, ChosenKernel]
     sizes: Mapping[tuple[int, bool], Artifact]
     checked: str = ""
 
@@ -77,13 +69,13 @@ class DynamicParts:
         cls,
         graph: DynamicGraph,
         target: Target,
-        kernel: Callable[[Workload], Kernel],
+        kernel: Callable[[Workload], ChosenKernel],
         *,
         sizes: SizeCode | None = None,
         way: Way = "exact",
         model: str = "",
-    ) -> DynamicParts:
-        """The parts of a graph, whose kernels are there.
+    ) -> DynamicBundle:
+        """The bundle of a graph, whose kernels are there.
 
         Args:
             kernel: gives the kernel of a workload; it is called once for each distinct one.
@@ -104,7 +96,7 @@ class DynamicParts:
         return [*(each.artifact for each in self.kernels.values()), *self.sizes.values()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a file, signed by this machine. The same parts give the same bytes.
+        """Writes a file, signed by this machine. The same contents give the same bytes.
 
         Raises:
             UsageError: there is a file that is not an executable; it stays.
@@ -124,8 +116,8 @@ class DynamicParts:
         executables.write(Path(path), self.target, seal(text), code.values(), weights.items())
 
 
-def stored_parts(path: Path, data: Any) -> DynamicParts:
-    """The parts in a file of which the program's text was read, and is trusted.
+def stored_bundle(path: Path, data: Any) -> DynamicBundle:
+    """The bundle in a file of which the program's text was read, and is trusted.
 
     Raises:
         DatabaseError: code or weights are damaged, or the file has an older form.
@@ -134,23 +126,23 @@ def stored_parts(path: Path, data: Any) -> DynamicParts:
     if "recipe" in data:
         raise DatabaseError(_outdated(path, data))
     with readable(path), executables.ExecutableFile(path) as file, _following():
-        return _parts(data, file)
+        return _bundle(data, file)
 
 
-def _parts(data: Any, file: executables.ExecutableFile) -> DynamicParts:
-    """Raises FieldError or ProgramError for what no builder writes, and the errors of `stored_parts`."""
+def _bundle(data: Any, file: executables.ExecutableFile) -> DynamicBundle:
+    """Raises FieldError or ProgramError for what no builder writes, and the errors of `stored_bundle`."""
     texts, lists = dict.fromkeys(("kind", "target", "model", "way", "checked"), str), ("workloads", "kernels", "sizes")
     check_object(data, {**texts, **dict.fromkeys(lists, list), "program": dict})
     require(data["way"] in WAYS, f"way is {quoted(data['way'])}; allowed: {', '.join(WAYS)}")
     workloads = [Workload.from_json(each) for each in data["workloads"]]
-    program = _reader(workloads, file).read(Program, data["program"])
+    program = _reader(workloads, file).read(DynamicProgram, data["program"])
     kernels = {
-        workload: Kernel(_artifact(file, sha256), Codec().read(Origin, origin))
+        workload: ChosenKernel(_artifact(file, sha256), Codec().read(Origin, origin))
         for workload, (sha256, origin) in zip(workloads, data["kernels"], strict=True)
     }
     sizes = {(number, bounded): _artifact(file, sha256) for number, bounded, sha256 in data["sizes"]}
     check(program, {workload: kernel.artifact.plan for workload, kernel in kernels.items()}, sizes.keys())
-    return DynamicParts(data["target"], data["model"], data["way"], program, kernels, sizes, data["checked"])
+    return DynamicBundle(data["target"], data["model"], data["way"], program, kernels, sizes, data["checked"])
 
 
 def _outdated(path: Path, data: Mapping[str, Any]) -> str:
@@ -183,7 +175,7 @@ def _following() -> Iterator[None]:
 # ---- the leaves of a program: workloads, shape functions and arrays
 
 
-def _writer(program: Program, workloads: list[Workload], weights: dict[str, memoryview]) -> Codec:
+def _writer(program: DynamicProgram, workloads: list[Workload], weights: dict[str, memoryview]) -> Codec:
     """Writes programs. Workloads are numbers of a list, and the bytes of arrays go to `weights`."""
     numbers = {workload: number for number, workload in enumerate(workloads)}
     calls = [call for segment in program.segments for call in segment.calls]

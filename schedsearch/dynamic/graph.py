@@ -13,18 +13,28 @@ from schedsearch.dynamic.dims import Dim, Meeting, Unknown, followed, same_dims,
 from schedsearch.dynamic.follow import Along, Margin, margin
 from schedsearch.dynamic.numbers import MOST
 from schedsearch.dynamic.numbers import function as rule_of
-from schedsearch.dynamic.program import Call, Formula, Numbers, Program, Segment, Shown, Size, Value, axes_of_view
-from schedsearch.dynamic.segments import Planner
+from schedsearch.dynamic.program import (
+    DynamicCall,
+    DynamicProgram,
+    DynamicValue,
+    Formula,
+    Numbers,
+    Segment,
+    Shown,
+    Size,
+    axes_of_view,
+)
+from schedsearch.dynamic.segments import Segmentation
 from schedsearch.errors import UsageError
 from schedsearch.ops.declared_shapes import is_extents
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.workload import Workload
 
-__all__ = ["Call", "DynamicGraph", "Program", "Segment", "Size", "Value"]
+__all__ = ["DynamicCall", "DynamicGraph", "DynamicProgram", "DynamicValue", "Segment", "Size"]
 
 
 class DynamicGraph:
-    """Builds a `Program`: call `input`, `call` and `output`, then `program`.
+    """Builds a `DynamicProgram`: call `input`, `call` and `output`, then `program`.
 
     Example:
         >>> from schedsearch import dyn_strided_slice
@@ -38,11 +48,11 @@ class DynamicGraph:
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, Value] = {}
+        self._values: dict[str, DynamicValue] = {}
         self._inputs: list[str] = []
         self._outputs: list[str] = []
         self._called: list[str] = []  # names of the outputs
-        self._steps: list[Call | Numbers] = []
+        self._steps: list[DynamicCall | Numbers] = []
         self._same: dict[str, str] = {}  # value -> the value whose extents it has; a view has the first of them
         self._dims: dict[str, tuple[Dim, ...]] = {}
         self._sizes: dict[str, tuple[Size, Unknown]] = {}
@@ -68,7 +78,8 @@ class DynamicGraph:
                 )
         dims = [self._sizes[each.name][1] if isinstance(each, Size) else each for each in shape]
         self._add(
-            Value(name, tuple(each.most if isinstance(each, Size) else each for each in shape), dtype, sizes=sizes), dims
+            DynamicValue(name, tuple(each.most if isinstance(each, Size) else each for each in shape), dtype, sizes=sizes),
+            dims,
         )
         self._inputs.append(name)
         return name
@@ -84,7 +95,7 @@ class DynamicGraph:
             WorkloadError: no operator computes with such numbers.
         """
         array = np.array(numbers, order="C")  # a copy: later changes of the caller's array do not count
-        self._add(Value(name, array.shape, dtype or dtype_of(array.dtype.name).name), array.shape)
+        self._add(DynamicValue(name, array.shape, dtype or dtype_of(array.dtype.name).name), array.shape)
         self._constants[name] = array
         if array.dtype.kind == "i" and array.size <= MOST:
             self._elements[name] = tuple(map(int, array.reshape(-1)))
@@ -112,7 +123,7 @@ class DynamicGraph:
             self._value(value, name)
         if not 1 <= count <= MOST:
             raise UsageError(f"{name} has {count} numbers; allowed: 1 to {MOST}")
-        self._add(Value(name, (count,), "int64", numbers=True), (count,))
+        self._add(DynamicValue(name, (count,), "int64", numbers=True), (count,))
         self._steps.append(Numbers(name, function, given))
         self._elements[name] = traced(name, "", function, *self._known(given), (count,) * count)
         return name
@@ -148,7 +159,7 @@ class DynamicGraph:
         source = value.view_of or array
         places = places or (-1,) * len(shape)
         seen = [dims[place] if place >= 0 else extent for place, extent in zip(places, shape)]
-        self._add(Value(name, shape, value.dtype, view_of=source), shape if fixed else seen)
+        self._add(DynamicValue(name, shape, value.dtype, view_of=source), shape if fixed else seen)
         if not fixed and len(shape) == 1:
             self._same[name] = self._same.get(array, array)
         elif not fixed:
@@ -204,11 +215,11 @@ class DynamicGraph:
             columns = {name: [getattr(along, name) for _, along in axes] for name in Along._fields}
             params = {"place": [place for place, _ in axes], **columns}
             self.numbers(self.unused(f"{what}: {one} and {other}"), 1, "agree", [inputs[one], inputs[other]], params)
-        self._steps.append(Call(name, workload, inputs, outputs, functions, dict(scalars or {}), source))
+        self._steps.append(DynamicCall(name, workload, inputs, outputs, functions, dict(scalars or {}), source))
         for output in workload.outputs:
             if is_extents(output.name, outputs):
                 continue
-            value = Value(outputs[output.name], output.shape, output.dtype)
+            value = DynamicValue(outputs[output.name], output.shape, output.dtype)
             if output.name in functions:
                 self._add(value, traced(value.name, workload.op, functions[output.name], *self._known(inputs), output.shape))
             else:
@@ -243,13 +254,13 @@ class DynamicGraph:
             params = {"x": value.shape, "margin": width, "value": read.value, "dtype": value.dtype}
             workload, name = Workload("fill_margin", params), self.unused(name)
             in_place = all(other.value == read.value for _, other, _ in made)
-            y = Value(f"{name}.y", value.shape, value.dtype, view_of=memory if in_place else "")
+            y = DynamicValue(f"{name}.y", value.shape, value.dtype, view_of=memory if in_place else "")
             left = tuple(-1 if axis in whole else axis for axis in range(len(value.shape)))
             dims = [self._dims[array][axis] if axis >= 0 else extent for axis, extent in zip(left, value.shape)]
             counts = whole and any(isinstance(each, Unknown) for each in dims)
             view = {"shape": list(value.shape), "places": list(left)}
             functions = {"y": rule_of("view", view)} if counts else {}
-            self._steps.append(Call(name, workload, {"x": array}, {"y": y.name}, functions, {}, source))
+            self._steps.append(DynamicCall(name, workload, {"x": array}, {"y": y.name}, functions, {}, source))
             if not whole:
                 self._same[y.name] = self._same.get(array, array)
             self._add(y, dims)
@@ -278,7 +289,7 @@ class DynamicGraph:
         used = {*self._values, *(step.name for step in self._steps)}
         return next(each for each in (name, *(f"{name}.{n}" for n in range(2, len(used) + 3))) if each not in used)
 
-    def bound(self, name: str) -> Value:
+    def bound(self, name: str) -> DynamicValue:
         """A value as it was added: its shape is its bound. Raises UsageError if it does not exist."""
         return self._value(name, "a reader")
 
@@ -312,12 +323,12 @@ class DynamicGraph:
         }
         return {each: self._dims[value] for each, value in inputs.items()}, elements
 
-    def _value(self, name: str, reader: str) -> Value:
+    def _value(self, name: str, reader: str) -> DynamicValue:
         if name not in self._values:
             raise UsageError(f"{reader} reads {name!r}, which nothing makes; allowed: {', '.join(self._values)}")
         return self._values[name]
 
-    def _add(self, value: Value, dims: Sequence[Dim]) -> None:
+    def _add(self, value: DynamicValue, dims: Sequence[Dim]) -> None:
         if value.name in self._values:
             raise UsageError(f"there are two values {value.name!r}; give each a name of its own")
         self._values[value.name] = value
@@ -327,7 +338,7 @@ class DynamicGraph:
             for axis, (dim, most) in enumerate(zip(dims, value.shape, strict=True))
         )
 
-    def program(self) -> Program:
+    def program(self) -> DynamicProgram:
         """The segments, and the places of all extents in the block of sizes.
 
         Raises:
@@ -335,6 +346,8 @@ class DynamicGraph:
         """
         if not self._outputs:
             raise UsageError("the graph has no output; name one by output(...)")
-        program = Planner(self._values, self._inputs, self._outputs, self._steps, self._same, self._host_knows()).program()
+        program = Segmentation(
+            self._values, self._inputs, self._outputs, self._steps, self._same, self._host_knows()
+        ).program()
         shows = {name: each for name, each in self.shows.items() if each.name in program.values}
         return replace(program, constants=dict(self._constants), called=tuple(self._called), shows=shows)

@@ -62,7 +62,7 @@ def global_pool(nodes: Nodes, node: ir.Node) -> list[str] | None:
 
 
 def resize(nodes: Nodes, node: ir.Node) -> tuple[Workload, Sequence[str]]:
-    """Of images whose size is not known, unless each pixel becomes as many whole ones: static parts have those."""
+    """Of images whose size is not known, unless each pixel becomes as many whole ones: static subgraphs have those."""
     words, scales = resize_words(node), resize_scales(node)
     if isinstance(words, str) or isinstance(scales, str):
         raise ModelError(words if isinstance(words, str) else str(scales))

@@ -1,8 +1,9 @@
 """ONNX models whose sizes are known at run time only, as dynamic graphs.
 
 Nodes become one of three things. What computes with shapes becomes rows of numbers (`schedsearch.dynamic.rows`). Groups of
-nodes that static operators compute become parts of a network, fused and planned (`schedsearch.dynamic.static`). The others,
-whose results have sizes that only the device knows, become calls (`schedsearch.dynamic.nodes`). Arrays have their bounds.
+nodes that static operators compute become subgraphs of a network, fused and planned (`schedsearch.dynamic.static`). The
+others, whose results have sizes that only the device knows, become calls (`schedsearch.dynamic.nodes`). Arrays have their
+bounds.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def read_graph(
         model: a file in ONNX's binary format, or a model.
         sizes: name of a dynamic dimension -> its bounds. Dimensions of inputs need bounds. So do those of results where no
             bound follows from the inputs, as of a Range.
-        planner: how static parts are planned; default: the first kernel of each node.
+        planner: how static subgraphs are planned; default: the first kernel of each node.
 
     Raises:
         ModelError: the file is missing or not a valid ONNX model, a dimension has no bounds or no name, bounds belong

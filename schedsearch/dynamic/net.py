@@ -1,4 +1,4 @@
-"""Runs a `Program`: exact, where the host reads the sizes of each segment, or bounded, where it reads nothing.
+"""Runs a `DynamicProgram`: exact, where the host reads the sizes of each segment, or bounded, where it reads nothing.
 
 *Exact*: for each segment one kernel computes the sizes, one copy of 8 bytes an extent brings them to pinned memory, the host
 waits once, and launches on arrays that it places. *Bounded*: every array has the memory of its bound, kernels read extents
@@ -22,7 +22,7 @@ from schedsearch.dynamic.exact import ExactRuns, values_read
 from schedsearch.dynamic.fetch import Fetch
 from schedsearch.dynamic.noted import index_notes
 from schedsearch.dynamic.pool import Pool
-from schedsearch.dynamic.program import Call, Program, Segment, Value
+from schedsearch.dynamic.program import DynamicCall, DynamicProgram, DynamicValue, Segment
 from schedsearch.dynamic.run import WORD, Extents, Run
 from schedsearch.errors import UsageError
 from schedsearch.launch import Artifact
@@ -47,7 +47,7 @@ class DynamicNet:
 
     def __init__(
         self,
-        program: Program,
+        program: DynamicProgram,
         device: Device,
         kernels: Callable[[Workload], Artifact],
         size_kernels: Callable[[int, bool], Artifact] | None = None,
@@ -57,7 +57,7 @@ class DynamicNet:
         self._kind = (device.target.kind, device.target.ordinal if device.target.kind == "cuda" else 0)
         workloads = dict.fromkeys(call.workload for segment in program.segments for call in segment.calls)
         self.kernels: dict[Workload, LoadedKernel] = {each: device.load(kernels(each)) for each in workloads}
-        self.views: dict[str, list[Value]] = {}
+        self.views: dict[str, list[DynamicValue]] = {}
         for value in program.values.values():
             if value.view_of:
                 self.views.setdefault(value.view_of, []).append(value)
@@ -190,12 +190,12 @@ class DynamicNet:
         buffers = {each.buffer: run.places.get(each.buffer, run.block) for each in values_read(segment)}
         return self._size_kernels[number, bounded].bind({SIZES: run.block, **buffers}, {})
 
-    def bind_call(self, call: Call, run: Run, instead: Mapping[str, int] | None = None) -> BoundKernel:
+    def bind_call(self, call: DynamicCall, run: Run, instead: Mapping[str, int] | None = None) -> BoundKernel:
         """`instead`: addresses of buffers that are not where the run has them."""
         buffers = {**run.buffers(call), **(instead or {})}
         return self.kernels[call.workload].bind(buffers, run.strides(call), self._prepared[call.name])
 
-    def _prepare(self, call: Call) -> Workspaces | None:
+    def _prepare(self, call: DynamicCall) -> Workspaces | None:
         """What a call's kernel repacks of constants, once for all runs; None if it repacks anything else, or nothing."""
         kernel = self.kernels[call.workload]
         names = kernel.artifact.plan.constants

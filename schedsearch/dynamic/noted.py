@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from schedsearch.device import Device, LoadedKernel
 from schedsearch.device.index_notes import IndexNotes, notes_indices
-from schedsearch.dynamic.program import Program
+from schedsearch.dynamic.program import DynamicProgram
 from schedsearch.workload import Workload
 
 
-def index_notes(program: Program, device: Device, kernels: Mapping[Workload, LoadedKernel]) -> IndexNotes[str]:
+def index_notes(program: DynamicProgram, device: Device, kernels: Mapping[Workload, LoadedKernel]) -> IndexNotes[str]:
     """Memory for the notes of a graph's calls, by their names."""
     calls = {call.name: call for segment in program.segments for call in segment.calls}
 

@@ -18,7 +18,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.size_steps import SizeStep, Words
 from schedsearch.workload import Workload
 
-__all__ = ["Call", "Formula", "Numbers", "Program", "Segment", "Size", "Value", "axes_of_view"]
+__all__ = ["DynamicCall", "DynamicProgram", "DynamicValue", "Formula", "Numbers", "Segment", "Size", "axes_of_view"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Formula:
 
 
 @dataclass(frozen=True)
-class Value:
+class DynamicValue:
     """An array of the graph.
 
     Attributes:
@@ -97,7 +97,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Call:
+class DynamicCall:
     """A workload on values: argument -> value, output -> value.
 
     Attributes:
@@ -141,14 +141,14 @@ class Segment:
     fetched: the words that the host reads before it can launch the calls in an exact run, if any.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[DynamicCall, ...]
     steps: tuple[SizeStep, ...]
     values: tuple[str, ...]
     fetched: Words | None
 
 
 @dataclass(frozen=True)
-class Program:
+class DynamicProgram:
     """Attributes:
     words: of the block of sizes. The first are the statuses of the segments in bounded runs.
     fixed: words with extents that never change.
@@ -158,7 +158,7 @@ class Program:
     shows: value of the model that the graph was made from -> where its numbers are.
     """
 
-    values: Mapping[str, Value]
+    values: Mapping[str, DynamicValue]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     segments: tuple[Segment, ...]

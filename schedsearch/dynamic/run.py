@@ -12,7 +12,7 @@ import numpy as np
 from schedsearch.device.index_notes import IndexNotes
 from schedsearch.dynamic.given import Make, maker
 from schedsearch.dynamic.pool import Pool
-from schedsearch.dynamic.program import Call, Value, axes_of_view
+from schedsearch.dynamic.program import DynamicCall, DynamicValue, axes_of_view
 from schedsearch.errors import ArgumentError
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.data_movement import AXES
@@ -89,7 +89,7 @@ class Run:
                 self.extents[value.name] = extents
         net.check_known(self.extents)
 
-    def _check(self, value: Value, view: arrays.ArrayView) -> None:
+    def _check(self, value: DynamicValue, view: arrays.ArrayView) -> None:
         if len(view.shape) != len(value.shape):
             raise ArgumentError(f"{value.name} has shape {list(view.shape)}; allowed: {len(value.shape)} dimensions")
         for axis, (extent, most) in enumerate(zip(view.shape, value.shape)):
@@ -139,15 +139,15 @@ class Run:
         for to, source, box in self.staged:
             self.net.device.copy_box(to, source, *box, stream)
 
-    def place(self, value: Value) -> None:
+    def place(self, value: DynamicValue) -> None:
         """Places an output of a call in an exact run."""
         exact = self.extents.get(value.name) if value.strided and not value.counted else None
         self._place_of(value, value.shape if exact is None else exact)
 
-    def place_at_bound(self, value: Value) -> None:
+    def place_at_bound(self, value: DynamicValue) -> None:
         self._place_of(value, value.shape)
 
-    def _place_of(self, value: Value, shape: Extents) -> None:
+    def _place_of(self, value: DynamicValue, shape: Extents) -> None:
         name = value.name
         self.shapes[name] = shape
         if name in self.net.returned:
@@ -170,7 +170,7 @@ class Run:
             self._makers[name] = maker(self.given[0], self.views[0], name, dtype)
         return self._makers[name]
 
-    def buffers(self, call: Call) -> dict[str, int]:
+    def buffers(self, call: DynamicCall) -> dict[str, int]:
         """Address of each argument and output; extents are words of the block of sizes. And where it notes wrong indices."""
         found = dict(self.notes.buffers(call.name))
         for mine, name in (*call.inputs.items(), *call.outputs.items()):
@@ -184,7 +184,7 @@ class Run:
                 found[f"{mine}{EXTENTS}"] = self.block + WORD * words.first
         return found
 
-    def strides(self, call: Call) -> dict[str, float]:
+    def strides(self, call: DynamicCall) -> dict[str, float]:
         """The call-time scalars: strides of arrays where the workload takes them."""
         found = {scalar.name: scalar.default for scalar in call.workload.scalars} | dict(call.scalars)
         for mine, name in (*call.inputs.items(), *call.outputs.items()):
@@ -223,7 +223,7 @@ class Run:
             return Result(array, None)
         return Result(array, block[value.words.first : value.words.first + value.words.count])
 
-    def _seen(self, array: Any, view: Value) -> Any:
+    def _seen(self, array: Any, view: DynamicValue) -> Any:
         """An array, perhaps sliced, as a view of it."""
         shape = tuple(int(extent) for extent in array.shape)
         return array.reshape(_shape_of_view(shape, self.net.program.values[view.view_of].shape, view.shape))

@@ -1,4 +1,5 @@
-"""From the calls of a graph to a `Program`: which segment each belongs to, and where extents are in the block of sizes.
+"""From the calls of a graph to a `DynamicProgram`: which segment each belongs to, and where extents are in the block of
+sizes.
 
 A call whose shape function needs the values of an array, or the counted extents of one, that its own segment would compute
 begins a new segment. So does a row of numbers. One that needs only numbers begins none: these are in the block of sizes.
@@ -11,29 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from schedsearch.dynamic.program import Call, Formula, Numbers, Program, Segment, Value
+from schedsearch.dynamic.program import DynamicCall, DynamicProgram, DynamicValue, Formula, Numbers, Segment
 from schedsearch.ops.dependence import EXTENTS, STRIDE, Dependence, ShapeFunction
 from schedsearch.ops.size_steps import SizeStep, Values, Words
 
 
-class Planner:
+class Segmentation:
     def __init__(
         self,
-        values: Mapping[str, Value],
+        values: Mapping[str, DynamicValue],
         inputs: Sequence[str],
         outputs: Sequence[str],
-        calls: Sequence[Call | Numbers],
+        calls: Sequence[DynamicCall | Numbers],
         same: Mapping[str, str],
         known: Mapping[str, tuple[int | Formula, ...]],
     ) -> None:
         self.known = known  # value -> its extents, if they follow from those of the inputs
         self.values, self.inputs, self.outputs, self.steps, self.same = dict(values), inputs, outputs, calls, same
-        self.calls = [each for each in calls if isinstance(each, Call)]
+        self.calls = [each for each in calls if isinstance(each, DynamicCall)]
         self.words: dict[str, Words] = {}
         self.fixed: dict[str, Words] = {}
         self.bounds = {name: value.shape for name, value in values.items()}
 
-    def program(self) -> Program:
+    def program(self) -> DynamicProgram:
         groups = self._groups()
         at = len(groups)  # behind the statuses
         for name in self.inputs:
@@ -47,7 +48,7 @@ class Planner:
         segments, pending = [], at
         for group in groups:
             steps, values = [], []
-            calls = [each for each in group if isinstance(each, Call)]
+            calls = [each for each in group if isinstance(each, DynamicCall)]
             for call in calls:
                 for output, function in call.shape_functions.items():
                     if not function.counted and call.outputs[output] not in self.known:
@@ -68,7 +69,7 @@ class Planner:
             self.values[name] = self._finished(name)
         last = Words(pending, at - pending) if at > pending else None
         fixed = tuple((words, self.values[name].shape) for name, words in self.fixed.items())
-        return Program(self.values, tuple(self.inputs), tuple(self.outputs), tuple(segments), max(at, 1), fixed, last)
+        return DynamicProgram(self.values, tuple(self.inputs), tuple(self.outputs), tuple(segments), max(at, 1), fixed, last)
 
     def _place_fixed(self, at: int) -> int:
         """Places the extents of arrays whose shape is needed and never changes."""
@@ -80,7 +81,7 @@ class Planner:
                 for argument in (() if function.counted else function.inputs)
                 if function.needs[argument] is Dependence.SHAPE
             ]
-            if isinstance(step, Call):
+            if isinstance(step, DynamicCall):
                 arguments = {spec.name for spec in step.workload.signature}
                 needed += [argument for argument in step.inputs if f"{argument}{EXTENTS}" in arguments]
             for name in (step.inputs[argument] for argument in needed):
@@ -89,11 +90,11 @@ class Planner:
                     at += len(self.values[name].shape)
         return at
 
-    def _groups(self) -> list[list[Call | Numbers]]:
+    def _groups(self) -> list[list[DynamicCall | Numbers]]:
         """The calls and numbers of each segment, each as early as what it needs is there."""
         level: dict[str, int] = {}  # value -> the segment that makes it
         counted: set[str] = set()
-        groups: list[list[Call | Numbers]] = [[]]
+        groups: list[list[DynamicCall | Numbers]] = [[]]
         for step in self.steps:
             inputs = (self.values[name] for name in step.inputs.values())
             own = max((level.get(value.view_of or value.name, 0) for value in inputs), default=0)
@@ -106,7 +107,7 @@ class Planner:
             counted |= {name for name, function in _functions(step) if function.counted}
         return groups
 
-    def _waits_for(self, step: Call | Numbers, function: ShapeFunction, counted: set[str]) -> Iterator[str]:
+    def _waits_for(self, step: DynamicCall | Numbers, function: ShapeFunction, counted: set[str]) -> Iterator[str]:
         """The values that must be there before a shape function can be computed."""
         for argument in function.inputs:
             value = self.values[step.inputs[argument]]
@@ -123,7 +124,7 @@ class Planner:
         self.words[name] = Words(at, count)
         return at + count
 
-    def _given(self, step: Call | Numbers, argument: str, need: Dependence) -> Words | Values:
+    def _given(self, step: DynamicCall | Numbers, argument: str, need: Dependence) -> Words | Values:
         value = self.values[step.inputs[argument]]
         if need is Dependence.VALUE and value.numbers:
             return self.words[value.name]
@@ -135,11 +136,11 @@ class Planner:
         root = self.same.get(value.name, value.name)
         return self._cut(root, value) or self.fixed[root]
 
-    def _cut(self, root: str, value: Value) -> Words | None:
+    def _cut(self, root: str, value: DynamicValue) -> Words | None:
         """The words of a value with the extents of another, or of a view with the first of them."""
         return Words(self.words[root].first, len(value.shape)) if root in self.words else None
 
-    def _finished(self, name: str) -> Value:
+    def _finished(self, name: str) -> DynamicValue:
         value = self.values[name]
         if value.numbers:
             return replace(value, words=self.words[name])
@@ -164,7 +165,7 @@ class Planner:
         )
 
 
-def _functions(step: Call | Numbers) -> Iterator[tuple[str, ShapeFunction]]:
+def _functions(step: DynamicCall | Numbers) -> Iterator[tuple[str, ShapeFunction]]:
     """The values whose extents a call computes, or the numbers, each with its function."""
     if isinstance(step, Numbers):
         yield step.name, step.function

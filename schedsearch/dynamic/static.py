@@ -1,4 +1,4 @@
-"""Parts of a dynamic graph that are static networks: planned and fused as `schedsearch.network` does it.
+"""Subgraphs of a dynamic graph that are static networks: planned and fused as `schedsearch.network` does it.
 
 A group of nodes becomes a model of its own, whose inputs have their bounds as shapes. `lower` fuses it, a planner chooses
 layouts and kernels, and every planned call becomes a call of the dynamic graph. Nothing else is done twice.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planner:
-    """How static parts are planned.
+    """How static subgraphs are planned.
 
     Attributes:
         plan: chooses the way of each node, e.g. `lambda network: best_plan(network, costs)`.
@@ -142,7 +142,7 @@ class _Calls:
 
     def add(self) -> list[str]:
         for call in self.found.calls:
-            assert isinstance(call.computes, Workload)  # parts for other runtimes are asked for
+            assert isinstance(call.computes, Workload)  # subgraphs for other runtimes are asked for
             workload = call.computes
             arguments = [
                 self._as(self._array(call.arguments[spec.name]), spec.shape, spec.dtype) for spec in workload.signature

@@ -9,22 +9,14 @@ from dataclasses import dataclass, field
 
 from schedsearch.executable.memory import Block, arrange, stacked
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME
-from schedsearch.executable.program import Array, Call, Foreign, Origin, Place, Program
+from schedsearch.executable.program import Array, Call, ChosenKernel, Foreign, Origin, Place, Program
 from schedsearch.executable.references import packed
-from schedsearch.executable.schedule import Held, Memory, Planned, Schedule, schedule
+from schedsearch.executable.schedule import Held, Memory, Schedule, ScheduledCall, schedule
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
-from schedsearch.network.graph import Constant, Network, Part, Plan
+from schedsearch.network.graph import Constant, Network, Plan, Subgraph
 from schedsearch.ops.dtypes import dtype
 from schedsearch.workload import Workload
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The kernel that serves a workload."""
-
-    artifact: Artifact
-    origin: Origin
 
 
 @dataclass(frozen=True)
@@ -46,7 +38,7 @@ class Executable:
 def assemble(
     network: Network,
     plan: Plan,
-    kernel: Callable[[Workload], Chosen],
+    kernel: Callable[[Workload], ChosenKernel],
     *,
     target: str,
     model: str = "",
@@ -56,7 +48,7 @@ def assemble(
     """The executable of a network. The same arguments give the same bytes.
 
     Args:
-        network, plan: what to run; every way of the plan must have a kernel.
+        network, plan: what to run; every implementation of the plan must have a kernel.
         kernel: gives the kernel of a workload; it is called once for each distinct one.
         target: key of the device that the kernels are for.
         model: name of the model's file.
@@ -67,7 +59,9 @@ def assemble(
     found = schedule(network, plan)
     workloads = dict.fromkeys(call.computes for call in found.calls if isinstance(call.computes, Workload))
     chosen = {workload: kernel(workload) for workload in workloads}
-    models = {sha256_hex(part.model): part.model for call in found.calls if isinstance(part := call.computes, Part)}
+    models = {
+        sha256_hex(subgraph.model): subgraph.model for call in found.calls if isinstance(subgraph := call.computes, Subgraph)
+    }
     places = _Places(found, chosen)
     arrays = tuple(
         Array(
@@ -121,13 +115,13 @@ class Packing:
         return sha256, data
 
 
-def _call(call: Planned, chosen: Mapping[Workload, Chosen], workspaces: Mapping[str, Place]) -> Call:
+def _call(call: ScheduledCall, chosen: Mapping[Workload, ChosenKernel], workspaces: Mapping[str, Place]) -> Call:
     buffers, outputs = {**call.arguments, **call.outputs}, tuple(call.outputs)
-    if isinstance(part := call.computes, Part):
-        foreign = Foreign(len(part.model), part.reasons)
-        origin, sha256 = Origin(ONNX_RUNTIME, ONNX_RUNTIME, ""), sha256_hex(part.model)
-        return Call(call.name, call.sources, "", _label(part), sha256, buffers, outputs, {}, {}, origin, foreign=foreign)
-    workload = part
+    if isinstance(subgraph := call.computes, Subgraph):
+        foreign = Foreign(len(subgraph.model), subgraph.reasons)
+        origin, sha256 = Origin(ONNX_RUNTIME, ONNX_RUNTIME, ""), sha256_hex(subgraph.model)
+        return Call(call.name, call.sources, "", _label(subgraph), sha256, buffers, outputs, {}, {}, origin, foreign=foreign)
+    workload = subgraph
     scalars = {scalar.name: scalar.default for scalar in workload.scalars} | dict(call.scalars)
     return Call(
         call.name,
@@ -144,9 +138,9 @@ def _call(call: Planned, chosen: Mapping[Workload, Chosen], workspaces: Mapping[
     )
 
 
-def _label(part: Part) -> str:
-    """The operators of a part, e.g. "LSTM, 2 Einsum"."""
-    counts = Counter(reason.partition(":")[0] for reason in part.reasons)
+def _label(subgraph: Subgraph) -> str:
+    """The operators of a subgraph, e.g. "LSTM, 2 Einsum"."""
+    counts = Counter(reason.partition(":")[0] for reason in subgraph.reasons)
     return ", ".join(op if count == 1 else f"{count} {op}" for op, count in counts.items())
 
 
@@ -157,10 +151,10 @@ class _Places:
         workspaces: of each call, by name.
     """
 
-    def __init__(self, found: Schedule, chosen: Mapping[Workload, Chosen]) -> None:
+    def __init__(self, found: Schedule, chosen: Mapping[Workload, ChosenKernel]) -> None:
         self._found = found
         plans = [chosen[each].artifact.plan if isinstance(each := call.computes, Workload) else None for call in found.calls]
-        ready = [plan is not None and _is_prepared(found, call, plan.constants) for call, plan in zip(found.calls, plans)]
+        ready = [plan is not None and _is_prepacked(found, call, plan.constants) for call, plan in zip(found.calls, plans)]
         lasting: list[tuple[int, str, int]] = []  # number of the call, name and bytes of what its constant steps write
         passing: list[tuple[int, str, int]] = []
         for number, plan in enumerate(plans):
@@ -183,8 +177,8 @@ class _Places:
     def _read_once(self, plans: Sequence[LaunchPlan | None], ready: Sequence[bool]) -> set[int]:
         """Constants, by the identity of their memory, that no step reads after the executable was loaded."""
         later = set()
-        for call, plan, prepared in zip(self._found.calls, plans, ready):
-            steps = [] if plan is None else [step for step in plan.steps if not (step.constant and prepared)]
+        for call, plan, prepacked in zip(self._found.calls, plans, ready):
+            steps = [] if plan is None else [step for step in plan.steps if not (step.constant and prepacked)]
             names = {name for step in steps for name in step.buffers}
             later |= {id(self._found.arrays[index].memory) for name, index in call.arguments.items() if name in names}
         later |= {id(self._found.arrays[source].memory) for source, _ in self._found.copies}  # outputs
@@ -214,6 +208,6 @@ class _Places:
         self._passing = places[len(own) :]
 
 
-def _is_prepared(found: Schedule, call: Planned, constants: tuple[str, ...]) -> bool:
+def _is_prepacked(found: Schedule, call: ScheduledCall, constants: tuple[str, ...]) -> bool:
     """Whether the constant steps of a call can run once at load: the network has constants for all that they read."""
     return bool(constants) and all(found.arrays[call.arguments[name]].memory.kind == "constant" for name in constants)

@@ -25,7 +25,7 @@ from schedsearch.executable.references import find as find_references
 from schedsearch.executable.timely import check_s
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.facts import FLOATS
-from schedsearch.network.graph import Network, Part
+from schedsearch.network.graph import Network, Subgraph
 from schedsearch.records.executables import check_writable
 from schedsearch.target import Target
 from schedsearch.text import counted, type_text
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from schedsearch.network_check.source import Source
 
 FALLBACKS = (ONNX_RUNTIME,)
-_FEW_NODES = 4  # of a part, in a line
+_FEW_NODES = 4  # of a subgraph, in a line
 
 
 def build(
@@ -74,8 +74,8 @@ def build(
             inputs and outputs with four dimensions. The shapes of a model remain those of the model.
         weights: inside `out`; or reference: those that the ONNX file has as they are stay there, and `out` says where they
             lie. Keep the two files in the same places relative to one another, and the model unchanged.
-        fallback: onnxruntime: it computes the nodes that no kernel does, in as few parts as possible; it is then needed to
-            load, too. None: such nodes are refused.
+        fallback: onnxruntime: it computes the nodes that no kernel does, in as few subgraphs as possible; it is then needed
+            to load, too. None: such nodes are refused.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
         dynamic: dimension of an ONNX file's inputs that callers choose -> the smallest and the largest size. What becomes of
@@ -182,7 +182,7 @@ def build_within(
     target = detect(target) if isinstance(target, str) else target
     started = time.monotonic()
     network, name, source = _network(model, example, dtype, layout, target, shapes or {}, fallback, check)
-    _say_parts(network, say)
+    _say_subgraphs(network, say)
     if deadline.passed and not patient:
         raise OutOfTimeError("there was no time left after the model was read")
     if not isinstance(model, Network):
@@ -238,7 +238,9 @@ def _network(
     """The network of a model, the name of its file, and, with `check`, what it is compared with."""
     if isinstance(model, Network):
         if example is not None or dtype is not None or shapes or fallback is not None:
-            raise UsageError("a Network has its formats, shapes and parts; leave out example, dtype, shapes and fallback")
+            raise UsageError(
+                "a Network has its formats, shapes and subgraphs; leave out example, dtype, shapes and fallback"
+            )
         return model, "", None
     from schedsearch.network.model import read_model
 
@@ -265,10 +267,12 @@ def _network(
     return lowered(graph), name, source
 
 
-def _say_parts(network: Network, say: Callable[[str], None]) -> None:
-    for part in network.nodes:
-        if isinstance(part, Part):
-            named = "; ".join(f"{name}: {reason}" for name, reason in list(zip(part.sources, part.reasons))[:_FEW_NODES])
-            more = len(part.sources) - _FEW_NODES
+def _say_subgraphs(network: Network, say: Callable[[str], None]) -> None:
+    for subgraph in network.nodes:
+        if isinstance(subgraph, Subgraph):
+            named = "; ".join(
+                f"{name}: {reason}" for name, reason in list(zip(subgraph.sources, subgraph.reasons))[:_FEW_NODES]
+            )
+            more = len(subgraph.sources) - _FEW_NODES
             others = f" and {more} more (--explain lists them)" if more > 0 else ""
-            say(f"ONNX Runtime computes {counted(len(part.sources), 'node')} as {part.name}: {named}{others}")
+            say(f"ONNX Runtime computes {counted(len(subgraph.sources), 'node')} as {subgraph.name}: {named}{others}")

@@ -91,14 +91,14 @@ def build_sized(
             if weights == "reference" and out is not None:
                 outside = functools.partial(find_references, model=model, folder=Path(out).parent)
             costs = functools.partial(costs_of, db=db, target=target, mode=mode)
-            parts = build.parts(lambda network: stack.enter_context(costs(network)), layout, device, outside)
+            bundle = build.bundle(lambda network: stack.enter_context(costs(network)), layout, device, outside)
             if outside is not None:
-                nbytes = {sha256: data.nbytes for sha256, data in parts.weights.items()}
-                say_weights(nbytes, parts.references, model, say)
+                nbytes = {sha256: data.nbytes for sha256, data in bundle.weights.items()}
+                say_weights(nbytes, bundle.references, model, say)
     except BaseException:
         device.close()
         raise
-    net = SizedNet(parts, device)
+    net = SizedNet(bundle, device)
     try:
         if source is None:
             say(unchecked(False))
@@ -106,10 +106,10 @@ def build_sized(
             from schedsearch.network_check.check import check_sized
 
             checked = check_sized(net, source, started, say)
-            parts = replace(parts, table=replace(parts.table, checked=checked))
-            net.take(parts)
+            bundle = replace(bundle, table=replace(bundle.table, checked=checked))
+            net.take(bundle)
         if out is not None:
-            parts.save(out)
+            bundle.save(out)
     except BaseException:
         net.close()
         raise

@@ -36,7 +36,7 @@ def unchecked(has_no_model: bool) -> str:
 
 
 def lower_for(graph: onnx_ir.Model, dtype: str | None, layout: str, target: Target, fallback: str | None = None) -> Network:
-    from schedsearch.network.fallback import lower_with_parts
+    from schedsearch.network.fallback import lower_with_subgraphs
     from schedsearch.network.lower import LAYOUTS, SLICES, lower
 
     layouts: tuple[str, ...] = LAYOUTS if layout == "auto" else (layout,)
@@ -46,7 +46,7 @@ def lower_for(graph: onnx_ir.Model, dtype: str | None, layout: str, target: Targ
     if fallback is None:
         return lower(graph, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
     problem = functools.partial(no_template, target=target)
-    return lower_with_parts(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
+    return lower_with_subgraphs(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
 
 
 def say_weights(

@@ -204,7 +204,7 @@ class _Walk:
             self._write_output(call, name, spec, f"{name} of {where}")
 
     def _foreign(self, call: Call, where: str) -> tuple[list[str], dict[str, ArgSpec | None]]:
-        """Names of the arguments and outputs of a part that ONNX Runtime computes; it checks their shapes itself."""
+        """Names of the arguments and outputs of a subgraph that ONNX Runtime computes; it checks their shapes itself."""
         assert call.foreign is not None
         require(
             not call.workspaces and not call.offsets and not call.scalars and 0 <= call.foreign.nbytes <= LARGEST_BYTES,
@@ -265,14 +265,14 @@ class _Walk:
             f"{where} has the workspaces {', '.join(names)}; {', '.join(plan.workspaces)} are wanted",
         )
         kept = {name for name, place in call.workspaces.items() if place.space == "constant"}
-        prepared = bool(kept)
+        prepacked = bool(kept)
         require(kept in (set(), set(plan.constant_workspaces)), f"{where} keeps the workspaces {', '.join(kept)}")
-        for name in plan.constants if prepared else ():
+        for name in plan.constants if prepacked else ():
             require(
                 name not in call.buffers or self._array(call, name).place.space in _KEPT,
                 f"{where} prepares {name} once, which is not a constant",
             )
-        later = {name for step in plan.steps if not (step.constant and prepared) for name in step.buffers}
+        later = {name for step in plan.steps if not (step.constant and prepacked) for name in step.buffers}
         for name in call.buffers:
             gone = self._array(call, name).place.space == "once"
             require(not gone or name not in later, f"{where} reads {name}, a constant that is gone after loading")

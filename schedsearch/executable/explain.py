@@ -18,22 +18,24 @@ PREDICTION = (
 
 
 @dataclass(frozen=True)
-class PartCost:
+class SubgraphCost:
     """What a call of ONNX Runtime costs here."""
 
     time_ns: float
     model: OnnxModel
 
 
-def explain_lines(program: Program, parts: Mapping[int, PartCost] = MappingProxyType({})) -> list[str]:
+def explain_lines(program: Program, subgraphs: Mapping[int, SubgraphCost] = MappingProxyType({})) -> list[str]:
     """Lines for people: what runs, by which kernels, in which layouts, and the memory that it needs.
 
     Args:
-        parts: number of each call of ONNX Runtime -> what it costs.
+        subgraphs: number of each call of ONNX Runtime -> what it costs.
     """
     conversions = [call for call in program.calls if call.is_conversion]
     kernels = sum(call.foreign is None for call in program.calls)
-    others = "" if kernels == len(program.calls) else f"; {counted(len(program.calls) - kernels, 'part')} in ONNX Runtime"
+    others = (
+        "" if kernels == len(program.calls) else f"; {counted(len(program.calls) - kernels, 'subgraph')} in ONNX Runtime"
+    )
     lines = [
         f"{program.model or 'network'} on {program.target}: {counted(kernels, 'kernel call')}, "
         f"{len(conversions)} of them {'converts a layout' if len(conversions) == 1 else 'convert layouts'}{others}",
@@ -42,12 +44,12 @@ def explain_lines(program: Program, parts: Mapping[int, PartCost] = MappingProxy
     ]
     if program.predicted_ns:
         lines.append(f"predicted time: {duration(program.predicted_ns)}, {PREDICTION}")
-    if parts:
-        total = duration(sum(each.time_ns for each in parts.values()))
-        lines.append(f"ONNX Runtime: {total} in {counted(len(parts), 'part')}, which the predicted time leaves out")
+    if subgraphs:
+        total = duration(sum(each.time_ns for each in subgraphs.values()))
+        lines.append(f"ONNX Runtime: {total} in {counted(len(subgraphs), 'subgraph')}, which the predicted time leaves out")
     lines += _by_level(program)
     for number, call in enumerate(program.calls):
-        lines += _call(program, call) if number not in parts else _part(program, call, parts[number])
+        lines += _call(program, call) if number not in subgraphs else _subgraph(program, call, subgraphs[number])
     return [*lines, *program.reasons]
 
 
@@ -93,7 +95,7 @@ def _slices(call: Call) -> Iterator[tuple[str, str]]:
         yield from ((each.name, each.cut) for each in reads_of(ElementwiseParams.of(workload.params)) if each.slice_of)
 
 
-def _part(program: Program, call: Call, cost: PartCost) -> Iterator[str]:
+def _subgraph(program: Program, call: Call, cost: SubgraphCost) -> Iterator[str]:
     assert call.foreign is not None
     yield f"  {call.name}: {call.label} by ONNX Runtime ({cost.model.provider}, {duration(cost.time_ns)} measured here)"
     for source, reason in zip(call.sources, call.foreign.reasons):

@@ -22,7 +22,7 @@ from schedsearch.executable.fields import FieldError
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.net import Net
 from schedsearch.executable.program import DYNAMIC, SIZED, Program, Reference, seal, unseal
-from schedsearch.executable.run import Parts
+from schedsearch.executable.run import Bundle
 from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records import executables
@@ -30,7 +30,7 @@ from schedsearch.target import Target
 from schedsearch.text import quoted
 
 
-def save(parts: Parts, path: str | os.PathLike[str], outside: Mapping[str, Reference] | None = None) -> None:
+def save(bundle: Bundle, path: str | os.PathLike[str], outside: Mapping[str, Reference] | None = None) -> None:
     """Writes an executable, signed by this machine. The same executable gives the same bytes.
 
     Args:
@@ -38,14 +38,14 @@ def save(parts: Parts, path: str | os.PathLike[str], outside: Mapping[str, Refer
 
     Raises:
         UsageError: there is a file that is not an executable; it stays.
-        DatabaseError: it cannot be written, or a weight of `parts` cannot be read.
+        DatabaseError: it cannot be written, or a weight of `bundle` cannot be read.
     """
-    program = replace(parts.program, references=outside or {})
+    program = replace(bundle.program, references=outside or {})
     held = (
-        (sha256, parts.weights[number]) for number, sha256 in enumerate(program.weights) if sha256 not in program.references
+        (sha256, bundle.weights[number]) for number, sha256 in enumerate(program.weights) if sha256 not in program.references
     )
-    code = [(sha256, each.plan.to_json(), each.code) for sha256, each in parts.artifacts.items()]
-    models = ((sha256, memoryview(data)) for sha256, data in parts.models.items())
+    code = [(sha256, each.plan.to_json(), each.code) for sha256, each in bundle.artifacts.items()]
+    models = ((sha256, memoryview(data)) for sha256, data in bundle.models.items())
     executables.write(Path(path), program.target, seal(program.json), code, itertools.chain(held, models))
 
 
@@ -85,13 +85,13 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
     with readable(path):
         if data.get("kind") == DYNAMIC:
             from schedsearch.dynamic.executable import DynamicExecutable
-            from schedsearch.dynamic.file import stored_parts
+            from schedsearch.dynamic.file import stored_bundle
 
-            return DynamicExecutable(stored_parts(path, data), open_device(target))
+            return DynamicExecutable(stored_bundle(path, data), open_device(target))
         if data.get("kind") == SIZED:
-            from schedsearch.executable.sized import SizedNet, StoredParts
+            from schedsearch.executable.sized import SizedNet, StoredBundle
 
-            return SizedNet(StoredParts(path, text), open_device(target))
+            return SizedNet(StoredBundle(path, text), open_device(target))
         stored = Stored(path, text)
         check(stored.program, {sha256: each.plan for sha256, each in stored.artifacts.items()})
     return FixedNet(stored, open_device(target))
@@ -116,7 +116,7 @@ def _program(path: Path) -> dict[str, Any]:
 
 
 class Stored:
-    """The parts of an executable in a file. The file is read when they are asked for."""
+    """The bundle of an executable in a file. The file is read when its fields are asked for."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.program = path, Program.from_json(text)

@@ -14,7 +14,7 @@ from schedsearch.executable.net import Net, Times, check_repeat
 from schedsearch.executable.noted import index_limits, index_notes
 from schedsearch.executable.ports import Port, in_order
 from schedsearch.executable.program import Array, Call, Origin, Program
-from schedsearch.executable.run import Calls, Parts, Shared, Weights
+from schedsearch.executable.run import Bundle, Calls, Shared, Weights
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -27,7 +27,7 @@ from schedsearch.text import counted
 if TYPE_CHECKING:
     import numpy as np
 
-_REPEATS_TO_EXPLAIN = 20  # launches of a part of which the median is explained
+_REPEATS_TO_EXPLAIN = 20  # launches of a subgraph of which the median is explained
 
 
 class FixedNet(Net):
@@ -47,16 +47,16 @@ class FixedNet(Net):
         program: its calls, arrays and places.
     """
 
-    def __init__(self, parts: Parts, device: Device, shared: Shared | None = None) -> None:
+    def __init__(self, bundle: Bundle, device: Device, shared: Shared | None = None) -> None:
         """Takes the device over: `close` closes it, unless there is memory that is shared with other nets.
 
         Raises:
             DeviceError: the device refuses the code, or has too little memory.
             UsageError: nodes are for ONNX Runtime, which is not installed or cannot run them.
         """
-        self._parts = parts
+        self._bundle = bundle
         try:
-            weights = Weights(parts, device, shared)
+            weights = Weights(bundle, device, shared)
         except BaseException:
             if shared is None:
                 device.close()
@@ -91,7 +91,7 @@ class FixedNet(Net):
     def instance(self) -> FixedNet:
         """Another net that shares code and weights with this one, for a second stream or thread."""
         other = FixedNet.__new__(FixedNet)
-        other._parts = self._parts
+        other._bundle = self._bundle
         other._start(self._open_weights())
         return other
 
@@ -126,8 +126,10 @@ class FixedNet(Net):
     @property
     def summary(self) -> str:
         calls = len(self.kernels)
-        parts = len(self.steps) - calls
-        return counted(calls, "kernel call") + (f" and {counted(parts, 'part')} in ONNX Runtime" if parts else "")
+        subgraphs = len(self.steps) - calls
+        return counted(calls, "kernel call") + (
+            f" and {counted(subgraphs, 'subgraph')} in ONNX Runtime" if subgraphs else ""
+        )
 
     def explain(self) -> str:
         """Every call with its kernel and layouts, conversions, and memory beside its lower bound. Calls of ONNX Runtime are
@@ -137,7 +139,7 @@ class FixedNet(Net):
             UsageError: the net has such calls and was closed.
             DeviceError: ONNX Runtime fails in one of them.
         """
-        from schedsearch.executable.explain import PartCost, explain_lines
+        from schedsearch.executable.explain import SubgraphCost, explain_lines
 
         if all(call.foreign is None for call in self.program.calls):
             return "\n".join(explain_lines(self.program))
@@ -145,11 +147,13 @@ class FixedNet(Net):
             loaded = self._open_weights().models
             calls = self._calls_on(*self._take_staged())
             try:
-                times_ns = calls.part_times_ns(_REPEATS_TO_EXPLAIN)
+                times_ns = calls.subgraph_times_ns(_REPEATS_TO_EXPLAIN)
             finally:
                 calls.close()
         models = (self.program.calls[number].artifact for number in times_ns)
-        costs = {number: PartCost(time_ns, loaded[sha256]) for (number, time_ns), sha256 in zip(times_ns.items(), models)}
+        costs = {
+            number: SubgraphCost(time_ns, loaded[sha256]) for (number, time_ns), sha256 in zip(times_ns.items(), models)
+        }
         return "\n".join(explain_lines(self.program, costs))
 
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
@@ -275,14 +279,14 @@ class FixedNet(Net):
                 calls.close()
             return Times(total, tuple(each))
 
-    def take(self, parts: Parts) -> None:
-        """Takes the parts that the net was made of with another description of them."""
-        self._parts, self.program = parts, parts.program
+    def take(self, bundle: Bundle) -> None:
+        """Takes the bundle that the net was made of with another description of it."""
+        self._bundle, self.program = bundle, bundle.program
 
     def save(self, path: Any) -> None:
         from schedsearch.executable.file import save
 
-        save(self._parts, path)
+        save(self._bundle, path)
 
     def close(self) -> None:
         """Waits for the calls and frees the memory; with the last instance also code, weights and device. Does nothing the

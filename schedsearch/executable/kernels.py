@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import NoRecordError, OutOfTimeError, SchedsearchError, UnsupportedError, UnusableRecordError
-from schedsearch.executable.assemble import Chosen
-from schedsearch.executable.program import Origin
+from schedsearch.executable.program import ChosenKernel, Origin
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.runtime.cache import KernelCache
@@ -35,7 +34,7 @@ def find_kernels(
     strict: bool = False,
     allow: Iterable[str] = LEVELS,
     also: Iterable[Recipe[BuildResult]] = (),
-    known: Mapping[Workload, Chosen] | None = None,
+    known: Mapping[Workload, ChosenKernel] | None = None,
     deadline: Deadline = NEVER,
 ) -> Kernels:
     """The kernel for each workload, as `schedsearch.compile` finds it. All that must be compiled is compiled at once, in a
@@ -83,17 +82,17 @@ def find_kernels(
         return Kernels(found, {each: each.artifact(cache.code, target) for each in others})
 
 
-class Kernels(Mapping[Workload, Chosen]):
+class Kernels(Mapping[Workload, ChosenKernel]):
     """Workload -> its kernel.
 
     Attributes:
         others: recipe -> its code.
     """
 
-    def __init__(self, found: Mapping[Workload, Chosen], others: Mapping[Recipe[BuildResult], Artifact]) -> None:
+    def __init__(self, found: Mapping[Workload, ChosenKernel], others: Mapping[Recipe[BuildResult], Artifact]) -> None:
         self._found, self.others = found, others
 
-    def __getitem__(self, workload: Workload) -> Chosen:
+    def __getitem__(self, workload: Workload) -> ChosenKernel:
         return self._found[workload]
 
     def __iter__(self) -> Iterator[Workload]:
@@ -103,9 +102,9 @@ class Kernels(Mapping[Workload, Chosen]):
         return len(self._found)
 
 
-def _chosen(kernel: Kernel) -> Chosen:
+def _chosen(kernel: Kernel) -> ChosenKernel:
     origin = kernel.provenance
-    return Chosen(
+    return ChosenKernel(
         kernel.artifact,
         Origin(origin.level, origin.template, origin.config.json, origin.time_ns, origin.record_id),
     )

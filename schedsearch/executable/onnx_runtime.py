@@ -1,4 +1,4 @@
-"""Parts of a network that ONNX Runtime computes, on the memory of the network."""
+"""Subgraphs of a network that ONNX Runtime computes, on the memory of the network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def require(what: str) -> Any:
 
 
 class OnnxModel:
-    """A part in ONNX Runtime, ready to be bound; see `schedsearch.device.LoadedKernel`.
+    """A subgraph in ONNX Runtime, ready to be bound; see `schedsearch.device.LoadedKernel`.
 
     On a GPU it runs there if ONNX Runtime has its CUDA provider; otherwise it runs on the CPU, and every launch copies its
     arrays to the host and back.
@@ -104,8 +104,8 @@ class OnnxModel:
 
 
 class BoundOnnxModel:
-    """A part on fixed addresses; see `schedsearch.device.BoundKernel`. On a GPU a launch waits for all work of the stream
-    before it begins, because ONNX Runtime computes on a stream of its own, and returns when its results are there."""
+    """A subgraph on fixed addresses; see `schedsearch.device.BoundKernel`. On a GPU a launch waits for all work of the
+    stream before it begins, because ONNX Runtime computes on a stream of its own, and returns when its results are there."""
 
     def __init__(self, model: OnnxModel, buffers: Mapping[str, int]) -> None:
         self._model = model
@@ -127,7 +127,7 @@ class BoundOnnxModel:
             self._bind(buffer, "cuda" if self._model.provider == _GPU_PROVIDER else "cpu", address)
 
     def set_scalar(self, name: str, value: float) -> None:
-        """A part has no scalars."""
+        """A subgraph has no scalars."""
 
     def _bind(self, name: str, kind: str, address: int) -> None:
         port, ordinal = self._ports[name], self._model.device.target.ordinal if kind == "cuda" else 0

@@ -52,7 +52,7 @@ class Planned:
     @property
     def workloads(self) -> list[Workload]:
         """Of its kernels, each once."""
-        return list(dict.fromkeys([*self.plan.ways.values(), *(step.workload for step in self.plan.conversions)]))
+        return list(dict.fromkeys([*self.plan.implementations.values(), *(step.workload for step in self.plan.conversions)]))
 
 
 def with_kernels(

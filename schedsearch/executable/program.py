@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from schedsearch.executable.fields import FieldError, read
 from schedsearch.identity import canonical_json, sha256_hex
+from schedsearch.launch import Artifact
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.text import type_text
 
@@ -79,6 +80,14 @@ class Origin:
     def level(self) -> str:
         """The fallback level: exact, same_architecture, nearest or default; or what else computes it."""
         return self.rung
+
+
+@dataclass(frozen=True)
+class ChosenKernel:
+    """The kernel that serves a workload."""
+
+    artifact: Artifact
+    origin: Origin
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _KINDS = ("input", "output")  # of ports
 
 
-class Parts(Protocol):
+class Bundle(Protocol):
     """What is copied to a device: an `assemble.Executable`, or an open file."""
 
     @property
@@ -108,11 +108,11 @@ class Weights:
         DatabaseError: the arrays of such nodes are not those of their models.
     """
 
-    def __init__(self, parts: Parts, device: Device, shared: Shared | None = None) -> None:
-        self.device, self.program, self.shared = device, parts.program, shared
+    def __init__(self, bundle: Bundle, device: Device, shared: Shared | None = None) -> None:
+        self.device, self.program, self.shared = device, bundle.program, shared
         self._apart: dict[int, int] = {}  # with `shared`: offset among the constants -> address
         self._once: dict[int, int] = {}  # the same of those that are only read at load
-        self.ports = _ports(parts.program)
+        self.ports = _ports(bundle.program)
         self._users = 0
         self._lock = threading.Lock()
         self.kernels: dict[str, LoadedKernel] = {}
@@ -120,20 +120,20 @@ class Weights:
         self._memory: list[int] = []
         try:
             if shared is None:
-                self._load(parts)
+                self._load(bundle)
             else:
-                self._load_shared(parts, shared)
+                self._load_shared(bundle, shared)
         except BaseException:
             self._free()
             raise
 
-    def _load(self, parts: Parts) -> None:
+    def _load(self, bundle: Bundle) -> None:
         program, device = self.program, self.device
         foreign = {call.artifact: call for call in program.calls if call.foreign is not None}
         if foreign:
             labels = "; ".join(call.label for call in foreign.values())
             require(f"{program.model or 'the network'} ({labels})")
-            self.models = {sha256: OnnxModel(device, data, foreign[sha256]) for sha256, data in parts.models.items()}
+            self.models = {sha256: OnnxModel(device, data, foreign[sha256]) for sha256, data in bundle.models.items()}
             for call in program.calls:
                 if call.foreign is not None:
                     sizes = {name: program.arrays[index].nbytes for name, index in call.buffers.items()}
@@ -143,21 +143,21 @@ class Weights:
         once = device.allocate(once_bytes) if once_bytes else 0
         self._bases: dict[str, int] = {"constant": self._memory[0], "once": once}
         try:
-            for index, data in zip(program.constants, parts.weights):
+            for index, data in zip(program.constants, bundle.weights):
                 device.copy_in(self._address(program.arrays[index].place), data)
-            self.kernels = {sha256: device.load(artifact) for sha256, artifact in parts.artifacts.items()}
-            self.prepared = [self._prepare(call) for call in program.calls]
+            self.kernels = {sha256: device.load(artifact) for sha256, artifact in bundle.artifacts.items()}
+            self.prepacked = [self._prepare(call) for call in program.calls]
             device.synchronize()
         finally:
             if once:
                 device.free(once)
 
-    def _load_shared(self, parts: Parts, shared: Shared) -> None:
+    def _load_shared(self, bundle: Bundle, shared: Shared) -> None:
         """Takes constants from `shared`, and brings there what is missing."""
         program, device = self.program, self.device
-        self.kernels = {sha256: device.load(artifact) for sha256, artifact in parts.artifacts.items()}
+        self.kernels = {sha256: device.load(artifact) for sha256, artifact in bundle.artifacts.items()}
         self._bases = {"constant": 0, "once": 0}
-        missing = [call for call in program.calls if not self._place_prepared(call, shared)]
+        missing = [call for call in program.calls if not self._place_prepacked(call, shared)]
         sha256_of = dict(zip(program.constants, program.weights))
         read_now = {index for call in missing for index in call.buffers.values()}
         once: list[int] = []
@@ -175,10 +175,10 @@ class Weights:
                 else:
                     continue
                 if not known:
-                    device.copy_in(address, parts.weights[number])
+                    device.copy_in(address, bundle.weights[number])
             for call in missing:
                 self._prepare(call)
-            self.prepared = [self._known_workspaces(call) for call in program.calls]
+            self.prepacked = [self._known_workspaces(call) for call in program.calls]
             device.synchronize()
             filled = True
         finally:
@@ -186,7 +186,7 @@ class Weights:
             for address in once:
                 device.free(address)
 
-    def _place_prepared(self, call: Call, shared: Shared) -> bool:
+    def _place_prepacked(self, call: Call, shared: Shared) -> bool:
         """Finds what the constant steps of a call make; returns whether it was made before."""
         kept = {name: place for name, place in call.workspaces.items() if place.space == "constant"}
         if not kept:
@@ -251,12 +251,12 @@ class Weights:
             ArgumentError: an address lacks the alignment that a kernel needs.
         """
         arrays, bound = self.program.arrays, list[BoundKernel]()
-        for number, (call, prepared) in enumerate(zip(self.program.calls, self.prepared)):
+        for number, (call, prepacked) in enumerate(zip(self.program.calls, self.prepacked)):
             places = {name: arrays[index].place for name, index in call.buffers.items()} | dict(call.workspaces)
             names = [name for name, place in places.items() if place.space != "once"]
             addresses = {name: self.address(call, name, arena, inputs, outputs) for name in names}
             addresses |= notes.buffers(number)
-            bound.append(self._loaded(call).bind(addresses, call.scalars, prepared))
+            bound.append(self._loaded(call).bind(addresses, call.scalars, prepacked))
         return bound
 
     def check_address(self, number: int, name: str, address: int) -> None:
@@ -436,12 +436,12 @@ class Calls:
         whole = time_on_cpu_ns(self.launch, repeat) if gpu is None else time_on_gpu_ns(gpu, self.launch, repeat)
         return whole, [self._time_ns(each, repeat) for each in self.bound]
 
-    def part_times_ns(self, repeat: int) -> dict[int, float]:
+    def subgraph_times_ns(self, repeat: int) -> dict[int, float]:
         """The median time of each call of ONNX Runtime, by its number."""
         self.launch(0)
         self.weights.device.synchronize()
-        parts = [number for number, each in enumerate(self.bound) if isinstance(each, BoundOnnxModel)]
-        return {number: time_on_cpu_ns(self.bound[number].launch, repeat) for number in parts}
+        subgraphs = [number for number, each in enumerate(self.bound) if isinstance(each, BoundOnnxModel)]
+        return {number: time_on_cpu_ns(self.bound[number].launch, repeat) for number in subgraphs}
 
     def _time_ns(self, bound: BoundKernel, repeat: int) -> float:
         if self._gpu is None or isinstance(bound, BoundOnnxModel):  # it returns when its results are there

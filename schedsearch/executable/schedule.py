@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schedsearch.errors import UsageError
-from schedsearch.network.graph import Conversion, Network, Node, Part, Plan, View
+from schedsearch.network.graph import Conversion, Network, Node, Plan, Subgraph, View
 from schedsearch.network.layouts import same_bytes
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import DTYPES
@@ -52,12 +52,12 @@ class Held:
 
 
 @dataclass
-class Planned:
-    """One kernel call, or one part that another runtime computes; see `program.Call`."""
+class ScheduledCall:
+    """One kernel call, or one subgraph that another runtime computes; see `program.Call`."""
 
     name: str
     sources: tuple[str, ...]
-    computes: Workload | Part
+    computes: Workload | Subgraph
     arguments: dict[str, int]
     outputs: dict[str, int]
     scalars: Mapping[str, float] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Schedule:
     """Calls in the order in which they run, and every array. `inputs`, `outputs` and `copies` hold indices of arrays."""
 
     arrays: list[Held]
-    calls: list[Planned]
+    calls: list[ScheduledCall]
     inputs: list[int]
     outputs: list[int]
     copies: list[tuple[int, int]]
@@ -97,8 +97,8 @@ def schedule(network: Network, plan: Plan, *, in_place: bool = True) -> Schedule
     for node in network.nodes:
         if isinstance(node, View):
             walk.view(node)
-        elif isinstance(node, Part):
-            walk.part(node)
+        elif isinstance(node, Subgraph):
+            walk.subgraph(node)
         else:
             walk.call(node)
     done = walk.finish()
@@ -131,23 +131,26 @@ class _Walk:
         self._add(node.y, y_layout, value.dtype, _stored(y_layout, value.axes, value.shape), source.memory)
 
     def call(self, node: Node) -> None:
-        way = self._plan.ways[node.name]
-        named = list(node.layouts(way))
+        workload = self._plan.implementations[node.name]
+        named = list(node.layouts(workload))
         arguments = {
-            own.name: self._argument(name, spec) for own, (name, spec) in zip(way.signature, named[: len(way.signature)])
+            own.name: self._argument(name, spec)
+            for own, (name, spec) in zip(workload.signature, named[: len(workload.signature)])
         }
         outputs = {
             own.name: self._output(name, self._network.layout(name, spec), spec, node)
-            for own, (name, spec) in zip(way.outputs, named[len(way.signature) :])
+            for own, (name, spec) in zip(workload.outputs, named[len(workload.signature) :])
         }
         offsets = {name: self._offset_bytes(outputs[name], channel) for name, channel in node.offsets.items()}
-        self._result.calls.append(Planned(node.name, node.sources, way, arguments, outputs, node.scalars, offsets))
+        self._result.calls.append(
+            ScheduledCall(node.name, node.sources, workload, arguments, outputs, node.scalars, offsets)
+        )
 
-    def part(self, node: Part) -> None:
+    def subgraph(self, node: Subgraph) -> None:
         reads, writes = ([self._network.values[name] for name in names] for names in (node.reads, node.writes))
         arguments = {f"x{number}": self._bring(value.name, value.axes) for number, value in enumerate(reads)}
         outputs = {f"y{number}": self._make(value.name, value.axes, value.dtype) for number, value in enumerate(writes)}
-        self._result.calls.append(Planned(node.name, node.sources, node, arguments, outputs))
+        self._result.calls.append(ScheduledCall(node.name, node.sources, node, arguments, outputs))
 
     def finish(self) -> Schedule:
         """Brings the outputs into the caller's layout and gives them memory of the caller."""
@@ -225,7 +228,7 @@ class _Walk:
         (argument,), output = step.workload.signature, step.workload.output
         made = self._make(name, step.y, output.dtype, output.nbytes)
         self._result.calls.append(
-            Planned(f"{name}: {step.x} to {step.y}", (), step.workload, {argument.name: source}, {output.name: made})
+            ScheduledCall(f"{name}: {step.x} to {step.y}", (), step.workload, {argument.name: source}, {output.name: made})
         )
         return made
 
@@ -281,7 +284,7 @@ def _set_lifetimes(found: Schedule) -> None:
 def _update_in_place(found: Schedule) -> None:
     """Lets an output take the memory of the argument that it may share, where no other array of the network needs it."""
     for number, call in enumerate(found.calls):
-        for spec in () if isinstance(call.computes, Part) else call.computes.signature:
+        for spec in () if isinstance(call.computes, Subgraph) else call.computes.signature:
             if spec.aliases not in call.outputs:
                 continue
             argument = found.arrays[call.arguments[spec.name]].memory

@@ -1,4 +1,4 @@
-"""The calls of a network on a GPU: graphs of kernels, with the parts between them that ONNX Runtime computes."""
+"""The calls of a network on a GPU: graphs of kernels, with the subgraphs between them that ONNX Runtime computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Segments:
-    """Calls as CUDA graphs, one for each run of kernels without a part in between; without parts that is one.
+    """Calls as CUDA graphs, one for each run of kernels without a subgraph in between; without subgraphs that is one.
 
     Raises:
         DriverError: the driver refuses a kernel.

@@ -51,7 +51,7 @@ class SizedCode:
         return sha256_hex(self.plan.to_json().encode() + b"\0" + self.code)
 
 
-class SizedParts(Protocol):
+class SizedBundle(Protocol):
     """What an executable of several sizes consists of: as built, or in a file."""
 
     @property
@@ -59,7 +59,7 @@ class SizedParts(Protocol):
 
     @property
     def place(self) -> str:
-        """What the parts are of, for messages."""
+        """What the bundle is of, for messages."""
         ...
 
     def codes(self, sha256s: Iterable[str]) -> Mapping[str, SizedCode]:
@@ -145,8 +145,8 @@ class SizedPrograms:
 
 
 @dataclass(frozen=True)
-class MadeParts:
-    """Parts that were just built.
+class BuiltBundle:
+    """What was just built.
 
     Attributes:
         made, weights: by their digests.
@@ -174,8 +174,8 @@ class MadeParts:
         executables.write(Path(path), self.table.target, seal(self.table.json), code, held)
 
 
-class StoredParts:
-    """The parts in a file of which the program's text was read, and is trusted."""
+class StoredBundle:
+    """The bundle in a file of which the program's text was read, and is trusted."""
 
     def __init__(self, path: Path, text: str) -> None:
         """Raises DatabaseError if the text is damaged."""
@@ -224,23 +224,23 @@ class StoredParts:
 
 
 class _AtSize:
-    """The parts of one size, for `Net`."""
+    """The bundle of one size, for `Net`."""
 
-    def __init__(self, parts: SizedParts, size: int) -> None:
+    def __init__(self, bundle: SizedBundle, size: int) -> None:
         """Raises DatabaseError if it is not a program that can run."""
-        self._parts, self._size = parts, size
+        self._bundle, self._size = bundle, size
         try:
-            with readable(parts.place):
-                self.program = parts.table.at(size)
+            with readable(bundle.place):
+                self.program = bundle.table.at(size)
                 check(self.program, {sha256: each.plan for sha256, each in self.artifacts.items()})
                 arena_bytes = self.program.arena_bytes
-                require(arena_bytes <= parts.table.arena_bytes, f"size {size} needs {arena_bytes} bytes, which is too much")
+                require(arena_bytes <= bundle.table.arena_bytes, f"size {size} needs {arena_bytes} bytes, which is too much")
         except PlanError as error:
-            raise DatabaseError(f"{parts.place}: {error}; build the model again") from error
+            raise DatabaseError(f"{bundle.place}: {error}; build the model again") from error
 
     @functools.cached_property
     def artifacts(self) -> Mapping[str, Artifact]:
-        codes = self._parts.codes(dict.fromkeys(call.artifact for call in self.program.calls))
+        codes = self._bundle.codes(dict.fromkeys(call.artifact for call in self.program.calls))
         try:
             return {sha256: Artifact(each.code, each.plan.at(self._size)) for sha256, each in codes.items()}
         except PlanError as error:
@@ -252,18 +252,18 @@ class _AtSize:
 
     @property
     def weights(self) -> Sequence[memoryview]:
-        return _WeightsOf(self._parts, self.program)
+        return _WeightsOf(self._bundle, self.program)
 
 
 class _WeightsOf(Sequence[memoryview]):
-    def __init__(self, parts: SizedParts, program: Program) -> None:
-        self._parts, self._program = parts, program
+    def __init__(self, bundle: SizedBundle, program: Program) -> None:
+        self._bundle, self._program = bundle, program
 
     def __len__(self) -> int:
         return len(self._program.weights)
 
     def __getitem__(self, number: Any) -> Any:
-        return self._parts.weight(self._program, range(len(self))[number])
+        return self._bundle.weight(self._program, range(len(self))[number])
 
 
 class SizedNet(Net):
@@ -282,20 +282,20 @@ class SizedNet(Net):
         >>> y = net(x)  # of 1 to 64 images
     """
 
-    def __init__(self, parts: SizedParts, device: Device) -> None:
+    def __init__(self, bundle: SizedBundle, device: Device) -> None:
         """Raises DeviceError if the device has too little memory; the device is closed then."""
-        self.parts, self._device = parts, device
-        self.name, self.sizes = parts.table.name, parts.table.sizes
+        self.bundle, self._device = bundle, device
+        self.name, self.sizes = bundle.table.name, bundle.table.sizes
         self.device = (device.target.kind, device.target.ordinal if device.target.kind == "cuda" else 0)
         self._lock = threading.Lock()
         self._closed = False
         self._nets: dict[int, FixedNet] = {}
         self._by_shape: dict[tuple[int, ...], FixedNet] = {}
         try:
-            ends = [_AtSize(parts, size).program for size in (self.sizes[0], self.sizes[-1])]
-            with readable(parts.place):
+            ends = [_AtSize(bundle, size).program for size in (self.sizes[0], self.sizes[-1])]
+            with readable(bundle.place):
                 self._check_ports(ends)
-            self._shared = Shared(device, parts.table.arena_bytes)
+            self._shared = Shared(device, bundle.table.arena_bytes)
         except BaseException:
             device.close()
             raise
@@ -306,15 +306,15 @@ class SizedNet(Net):
 
     @property
     def model(self) -> str:
-        return self.parts.table.model
+        return self.bundle.table.model
 
     @property
     def target(self) -> str:
-        return self.parts.table.target
+        return self.bundle.table.target
 
     @property
     def checked(self) -> str:
-        return self.parts.table.checked
+        return self.bundle.table.checked
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -330,7 +330,7 @@ class SizedNet(Net):
 
     @property
     def kernels(self) -> tuple[Origin, ...]:
-        return tuple(call.origin for call in self.parts.table.at(self.sizes[-1]).calls)
+        return tuple(call.origin for call in self.bundle.table.at(self.sizes[-1]).calls)
 
     @property
     def summary(self) -> str:
@@ -363,7 +363,7 @@ class SizedNet(Net):
             if self._closed:
                 raise UsageError("the net was closed; load it again")
             if size not in self._nets:
-                self._nets[size] = FixedNet(_AtSize(self.parts, size), self._device, self._shared)
+                self._nets[size] = FixedNet(_AtSize(self.bundle, size), self._device, self._shared)
             return self._nets[size]
 
     def bind(self, *args: Any, **named: Any) -> Bound:
@@ -391,7 +391,7 @@ class SizedNet(Net):
 
     def explain(self, size: int | None = None) -> str:
         """The kernels of each stretch of sizes, and the calls of one size, by default the largest."""
-        table = self.parts.table
+        table = self.bundle.table
         chosen = size or self.sizes[-1]
         lines = [f"{table.model or 'network'} on {table.target}: a table of kernels for {self.name} = {self._limits}"]
         for each in table.programs:
@@ -401,15 +401,15 @@ class SizedNet(Net):
         lines.append(f"at {self.name} = {chosen}:")
         return "\n".join([*lines, self.at(chosen).explain()])
 
-    def take(self, parts: SizedParts) -> None:
-        """Takes the parts that the network was made of with another description of them."""
+    def take(self, bundle: SizedBundle) -> None:
+        """Takes the bundle that the network was made of with another description of it."""
         with self._lock:
-            self.parts = parts
+            self.bundle = bundle
             for size, net in self._nets.items():
-                net.take(_AtSize(parts, size))
+                net.take(_AtSize(bundle, size))
 
     def save(self, path: Any) -> None:
-        self.parts.save(path)
+        self.bundle.save(path)
 
     def close(self) -> None:
         with self._lock:

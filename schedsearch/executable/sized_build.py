@@ -19,10 +19,10 @@ from schedsearch.config import Config
 from schedsearch.deadline import Deadline
 from schedsearch.device import Device, open_device
 from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, UsageError, WrongResultError, did_you_mean
-from schedsearch.executable.assemble import Chosen, Packing, assemble
+from schedsearch.executable.assemble import Packing, assemble
 from schedsearch.executable.kernels import FEW
-from schedsearch.executable.program import Origin, Program, Reference
-from schedsearch.executable.sized import MadeParts, SizedCode, SizedPrograms
+from schedsearch.executable.program import ChosenKernel, Origin, Program, Reference
+from schedsearch.executable.sized import BuiltBundle, SizedCode, SizedPrograms
 from schedsearch.executable.sized_tune import missing_ranges, tune_groups
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
@@ -30,7 +30,7 @@ from schedsearch.launch_sizes import SizedData, SizedPlan
 from schedsearch.measure.builder import BuiltRange
 from schedsearch.measure.range_build import RangeResult, Spaces, build_shared
 from schedsearch.measure.verify import verify_once
-from schedsearch.network.graph import Constant, Network, Node, Part, Plan, View
+from schedsearch.network.graph import Constant, Network, Node, Plan, Subgraph, View
 from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.plan import best_plan, complete
 from schedsearch.records.lookup import Lookup
@@ -115,7 +115,7 @@ class SizedBuild:
         self._made: dict[str, SizedCode] = {}
         self._of_artifact: dict[str, str] = {}  # sha256 of an artifact of one size -> that of its `SizedCode`
         self._code = CodeCache()
-        self._verified: dict[_Key, dict[int, Chosen]] = {}
+        self._verified: dict[_Key, dict[int, ChosenKernel]] = {}
         self._ahead: dict[str, BuiltRange] = {}  # by the name of its recipe
 
     def networks(self) -> Mapping[int, Network]:
@@ -136,7 +136,7 @@ class SizedBuild:
         largest = networks[self._sizes[-1]]
         known = costs(largest)
         plans = self._plans(networks, lambda network: known if network is largest else costs(network), layout)
-        columns = _columns(plans) + _other_ways(networks)
+        columns = _columns(plans) + _other_implementations(networks)
         groups = missing_ranges(largest, known, columns, _range_of, self._is_tuned)
         if groups and not self._strict:  # what the table has without tuning comes first
             untuned = [column for column in _columns(plans) if (of := _range_of(column)) is None or not self._is_tuned(of)]
@@ -151,9 +151,9 @@ class SizedBuild:
             return False
         return True
 
-    def parts(
+    def bundle(
         self, costs: Callable[[Network], Costs], layout: str, device: Device, outside: Outside | None = None
-    ) -> MadeParts:
+    ) -> BuiltBundle:
         """Builds everything.
 
         Args:
@@ -191,7 +191,7 @@ class SizedBuild:
         table = SizedPrograms(
             self._target.key, self._model, self._name, self._sizes[0], self._sizes[-1], programs, arena_bytes
         )  # fmt: skip
-        return MadeParts(table, {sha256: self._made[sha256] for sha256 in sorted(used)}, weights, references)
+        return BuiltBundle(table, {sha256: self._made[sha256] for sha256 in sorted(used)}, weights, references)
 
     def _network(self, size: int) -> Network:
         """The network of a size. Its constants are the very arrays of other sizes that are equal: a model's weights are in
@@ -227,13 +227,13 @@ class SizedBuild:
             for size, network in networks.items()
         }
 
-    def _kernels(self, plans: Mapping[int, Plan]) -> dict[int, dict[Workload, Chosen]]:
+    def _kernels(self, plans: Mapping[int, Plan]) -> dict[int, dict[Workload, ChosenKernel]]:
         """The kernel of each workload of each size."""
         distinct = _columns(plans)
         served = [self._tuned(column) for column in distinct]
         tuned = sum(map(bool, served))
         self._build([(column, kernels) for column, kernels in zip(distinct, served) if not kernels])
-        found: dict[int, dict[Workload, Chosen]] = {size: {} for size in plans}
+        found: dict[int, dict[Workload, ChosenKernel]] = {size: {} for size in plans}
         for column, kernels in zip(distinct, served):
             for size, chosen in kernels.items():
                 found[size][column[size]] = chosen
@@ -241,7 +241,7 @@ class SizedBuild:
         self._say(f"{counted(len(distinct), 'different kernel')} for {sizes}, {tuned} of them tuned for the range")
         return found
 
-    def _tuned(self, column: Mapping[int, Workload]) -> dict[int, Chosen]:
+    def _tuned(self, column: Mapping[int, Workload]) -> dict[int, ChosenKernel]:
         """The kernels of a tuned range; {} without one."""
         of_range = _range_of(column)
         if of_range is None or not self._db.exists():
@@ -261,13 +261,13 @@ class SizedBuild:
             found[size] = self._keep(SizedCode(kernel.code, kernel.plan), size, origin)
         return found
 
-    def _keep(self, code: SizedCode, size: int, origin: Origin) -> Chosen:
+    def _keep(self, code: SizedCode, size: int, origin: Origin) -> ChosenKernel:
         artifact = Artifact(code.code, code.plan.at(size))
         self._made[code.sha256] = code
         self._of_artifact[artifact.sha256] = code.sha256
-        return Chosen(artifact, origin)
+        return ChosenKernel(artifact, origin)
 
-    def _build(self, wanted: Sequence[tuple[_Column, dict[int, Chosen]]]) -> None:
+    def _build(self, wanted: Sequence[tuple[_Column, dict[int, ChosenKernel]]]) -> None:
         """Compiles kernels now, from recorded configurations where there are some, else from default ones. Each is verified
         at both ends of what it serves.
 
@@ -291,7 +291,7 @@ class SizedBuild:
         built = compile_ahead(recipes, self._code, self._target) if len(columns) > FEW else {}
         self._ahead |= {name: made for name, made in built.items() if isinstance(made, BuiltRange)}
 
-    def _built(self, column: _Column, left: Sequence[int], size: int) -> dict[int, Chosen]:
+    def _built(self, column: _Column, left: Sequence[int], size: int) -> dict[int, ChosenKernel]:
         """A kernel for `size` and for those of the sizes `left` that it serves. It is verified once, unless there is a new
         record."""
         ways, why = list(self._ways(column[size])), []
@@ -366,37 +366,41 @@ def _columns(plans: Mapping[int, Plan]) -> list[_Column]:
     """What the calls of all sizes do, each different one once."""
     columns: dict[tuple[str, ...], dict[int, Workload]] = {}  # what a call does -> size -> its workload
     for size, plan in plans.items():
-        for name, way in plan.ways.items():
-            columns.setdefault((name, way.op), {})[size] = way
+        for name, workload in plan.implementations.items():
+            columns.setdefault((name, workload.op), {})[size] = workload
         for step in plan.conversions:
             columns.setdefault((step.value, step.x, step.y), {})[size] = step.workload
     return list({tuple((size, each.id) for size, each in column.items()): column for column in columns.values()}.values())
 
 
-def _other_ways(networks: Mapping[int, Network]) -> list[_Column]:
-    """All ways of all nodes, of networks that have the form of the largest."""
+def _other_implementations(networks: Mapping[int, Network]) -> list[_Column]:
+    """All implementations of all nodes, of networks that have the form of the largest."""
     largest = networks[max(networks)]
     form = _form(largest)
     alike = {size: network for size, network in networks.items() if _form(network) == form}
     return [
-        {size: node.ways[number] for size, network in alike.items() if isinstance(node := network.nodes[place], Node)}
+        {
+            size: node.implementations[number]
+            for size, network in alike.items()
+            if isinstance(node := network.nodes[place], Node)
+        }
         for place, first in enumerate(largest.nodes)
         if isinstance(first, Node)
-        for number in range(len(first.ways))
+        for number in range(len(first.implementations))
     ]
 
 
-def _number(node: Node | View | Part, plan: Plan) -> int:
-    """The number of the way, or of the pair of layouts, that a plan took for a node."""
+def _number(node: Node | View | Subgraph, plan: Plan) -> int:
+    """The number of the implementation, or of the pair of layouts, that a plan took for a node."""
     if isinstance(node, Node):
-        return node.ways.index(plan.ways[node.name])
+        return node.implementations.index(plan.implementations[node.name])
     return node.layouts.index(plan.views[node.name]) if isinstance(node, View) else 0
 
 
 def _form(network: Network) -> list[object]:
     """What networks of several sizes must have in common so that one plan is for all."""
     return [
-        (node.name, [[spec.axes for _, spec in node.layouts(way)] for way in node.ways])
+        (node.name, [[spec.axes for _, spec in node.layouts(each)] for each in node.implementations])
         if isinstance(node, Node)
         else (node.name, node.layouts if isinstance(node, View) else "")
         for node in network.nodes

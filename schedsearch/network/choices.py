@@ -1,9 +1,9 @@
-"""The choices of ways and layouts in a network as variables and tables for `Elimination`.
+"""The choices of implementations and layouts in a network as variables and tables for `Elimination`.
 
-A variable is the layout in which a node reads or makes a value. Where all ways of a node agree that one layout follows from
-another, as in a concat whose arguments and result have one layout, these share a variable. The tables are:
+A variable is the layout in which a node reads or makes a value. Where all implementations of a node agree that one layout
+follows from another, as in a concat whose arguments and result have one layout, these share a variable. The tables are:
 
-- for a node, the time of its fastest way for each combination of its layouts;
+- for a node, the time of its fastest implementation for each combination of its layouts;
 - for a value, the time of the conversions that its readers need from the layout in which it is made. A conversion is paid
   once for all readers of its layout. If the value has many readers, a yes-or-no variable for each layout says whether the
   value is there in it. This takes tables of 2^layouts entries instead of layouts^readers.
@@ -22,7 +22,7 @@ import numpy as np
 from schedsearch.errors import UnsupportedError
 from schedsearch.network.costs import Costs
 from schedsearch.network.elimination import Elimination, Factor
-from schedsearch.network.graph import Network, Node, Part, Value, View
+from schedsearch.network.graph import Network, Node, Subgraph, Value, View
 from schedsearch.network.layouts import Use, canonical, conversion, memory_order, uses
 from schedsearch.workload import Workload
 
@@ -53,7 +53,7 @@ class Choices:
     """Everything that a plan of a network can choose, with what it costs.
 
     Args:
-        costs: of ways and conversions. A way that costs inf is not chosen.
+        costs: of implementations and conversions. An implementation that costs inf is not chosen.
 
     Attributes:
         occurrences: each workload that a plan could launch, with the choices that launch it.
@@ -68,12 +68,12 @@ class Choices:
         self._sizes: list[int] = []
         self._factors: list[Factor] = []
         self._layouts: dict[str, dict[tuple[tuple[str, int, int], ...], int]] = {name: {} for name in network.values}
-        self._words: dict[str, list[str]] = {name: [] for name in network.values}  # of a value's layouts, by number
+        self._letters: dict[str, list[str]] = {name: [] for name in network.values}  # of a value's layouts, by number
         self._made: dict[str, _Slot] = {}
         self._read: dict[str, list[_Slot]] = {name: [] for name in network.values}
         self._picks: dict[
             str, tuple[tuple[int, ...], np.ndarray]
-        ] = {}  # node -> variables, number of the way by their states
+        ] = {}  # node -> variables, number of the implementation by their states
         for name in (*network.inputs, *network.fixed):
             self._made[name] = self._fixed(name)
         for node in network.nodes:
@@ -87,37 +87,37 @@ class Choices:
         if not math.isfinite(self.solution.cost):
             raise UnsupportedError(
                 "no choice of layouts gives every node of the network a layout that it can read: some layouts have no "
-                "conversion between them. Give the nodes ways in plain layouts such as NCHW, too"
+                "conversion between them. Give the nodes implementations in plain layouts such as NCHW, too"
             )
 
     def _variable(self, size: int) -> int:
         self._sizes.append(size)
         return len(self._sizes) - 1
 
-    def _layout(self, name: str, word: str) -> int:
+    def _layout(self, name: str, letters: str) -> int:
         """The number of a layout of a value. Layouts that hold the same bytes have one number."""
         value = self.network.values[name]
-        order = memory_order(value, word)
+        order = memory_order(value, letters)
         if order not in self._layouts[name]:
-            self._layouts[name][order] = len(self._words[name])
-            self._words[name].append(canonical(value, word))
+            self._layouts[name][order] = len(self._letters[name])
+            self._letters[name].append(canonical(value, letters))
         return self._layouts[name][order]
 
     def _fixed(self, name: str) -> _Slot:
         """Of the caller, who gives inputs and takes outputs in the layouts of the network; constants are packed for that."""
         return _Slot(self._variable(1), (self._layout(name, self.network.io_layout(name)),))
 
-    def _add_node(self, node: Node | View | Part) -> None:
-        ways = list(node.ways) if isinstance(node, Node) else [None] * len(uses(self.network, node))
-        times = [0.0 if way is None else self.costs(way).time_ns for way in ways]
+    def _add_node(self, node: Node | View | Subgraph) -> None:
+        workloads = list(node.implementations) if isinstance(node, Node) else [None] * len(uses(self.network, node))
+        times = [0.0 if workload is None else self.costs(workload).time_ns for workload in workloads]
         every = uses(self.network, node)
         rows = [
-            (number, times[number], [self._layout(name, word) for name, word in (*use.reads, *use.writes)])
+            (number, times[number], [self._layout(name, letters) for name, letters in (*use.reads, *use.writes)])
             for number, use in enumerate(every)
             if math.isfinite(times[number])
         ]
         if not rows:
-            reasons = list(dict.fromkeys(self.costs(way).reason for way in ways if way is not None))
+            reasons = list(dict.fromkeys(self.costs(workload).reason for workload in workloads if workload is not None))
             more = len(reasons) - 1
             others = f". {more} other {'layout fails' if more == 1 else 'layouts fail'} too" if more else ""
             raise UnsupportedError(f"no kernel computes node {node.name} ({', '.join(node.sources)}): {reasons[0]}{others}")
@@ -130,10 +130,10 @@ class Choices:
         self._factors.append((variables, table))
         self._picks[node.name] = variables, pick
         for (number, time_ns, _), state in zip(rows, states):
-            if (way := ways[number]) is not None:
+            if (workload := workloads[number]) is not None:
                 extra_ns = np.full(table.shape, np.inf)
                 extra_ns[state] = time_ns - table[state]
-                self.occurrences.setdefault(way, []).append(Occurrence(variables, extra_ns))
+                self.occurrences.setdefault(workload, []).append(Occurrence(variables, extra_ns))
         self._add_slots(every[0], slots)
 
     def _add_slots(self, use: Use, slots: Sequence[_Slot]) -> None:
@@ -213,8 +213,8 @@ class Choices:
 
     def _price(self, value: Value, x: int, y: int, variables: tuple[int, ...], mask: np.ndarray) -> float:
         """The time of a conversion, which is done in the joint states of some variables that the mask has."""
-        words = self._words[value.name]
-        workload = conversion(value, words[x], words[y])
+        letters = self._letters[value.name]
+        workload = conversion(value, letters[x], letters[y])
         if workload is None:
             return math.inf
         time_ns = self.costs(workload).time_ns
@@ -224,7 +224,7 @@ class Choices:
         return time_ns
 
     def best(self) -> dict[str, int]:
-        """Name of each node or view -> number of the way or pair of layouts that the best plan takes."""
+        """Name of each node or view -> number of the implementation or pair of layouts that the best plan takes."""
         states = self.solution.states
         return {
             name: int(pick[tuple(states[each] for each in variables)]) for name, (variables, pick) in self._picks.items()
@@ -233,7 +233,7 @@ class Choices:
     def made(self, name: str) -> str:
         """The layout in which the best plan makes a value."""
         slot = self._made[name]
-        return self._words[name][slot.layouts[self.solution.states[slot.variable]]]
+        return self._letters[name][slot.layouts[self.solution.states[slot.variable]]]
 
     def losses_ns(self, name: str) -> dict[str, float]:
         """For each layout in which a value can be made: how much more the best plan that makes it so costs."""
@@ -241,8 +241,8 @@ class Choices:
         least = self.solution.least(slot.variable) - self.solution.cost
         losses: dict[str, float] = {}
         for layout, loss_ns in zip(slot.layouts, least.tolist()):
-            word = self._words[name][layout]
-            losses[word] = min(losses.get(word, math.inf), max(0.0, loss_ns))
+            letters = self._letters[name][layout]
+            losses[letters] = min(losses.get(letters, math.inf), max(0.0, loss_ns))
         return losses
 
     def forced_ns(self, where: Occurrence) -> float:

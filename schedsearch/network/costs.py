@@ -35,8 +35,8 @@ UNTUNED = 2.0
 """An estimate from the record of a similar workload is raised by this: its kernel was not tuned for the workload."""
 
 NOT_FIRST = 2.0
-"""The estimate of a way that is not the first of its node is raised by this, too. Layouts have the same roofline, but not
-kernels of the same speed. A lowering puts the layout first that the fastest kernels have."""
+"""The estimate of an implementation that is not the first of its node is raised by this, too. Layouts have the same
+roofline, but not kernels of the same speed. A lowering puts the layout first that the fastest kernels have."""
 
 _OTHER = 4.0  # distance of a parameter that is not a number, as in `workload.distance`
 
@@ -81,7 +81,7 @@ class RecordCosts:
     Args:
         lookup: None if there are no records.
         mode: how the records were timed.
-        network: what the workloads are for; None: nothing is saved. Estimates of ways that are not the first of a
+        network: what the workloads are for; None: nothing is saved. Estimates of implementations that are not the first of a
             node are raised by `NOT_FIRST`.
         check: returns why no kernel runs a workload on the target, or ""; default: asks the templates.
 
@@ -103,9 +103,9 @@ class RecordCosts:
         self._lookup = lookup
         self._check = check or functools.partial(no_template, target=target)
         nodes = [] if network is None else [node for node in network.nodes if isinstance(node, Node)]
-        first = {node.ways[0] for node in nodes}
+        first = {node.implementations[0] for node in nodes}
         self._residency = Residency.of(network, target, mode)
-        self._later_ways = {way for node in nodes for way in node.ways if way not in first}
+        self._not_first = {workload for node in nodes for workload in node.implementations if workload not in first}
         self._known: dict[Workload, Cost] = {}
         self._neighbours: dict[str, _Neighbours] = {}
 
@@ -135,7 +135,7 @@ class RecordCosts:
         least_ns = least_time_ns(workload, self.target.key, self.mode)
         roofline_ns = suspect_time_ns(workload, self.target.key, self.mode)
         nearest = self._of(workload.op).nearest(workload)
-        raised = NOT_FIRST if workload in self._later_ways else 1.0
+        raised = NOT_FIRST if workload in self._not_first else 1.0
         if nearest is None:
             raised *= OVER_ROOFLINE
             why = f"{raised:g} times its roofline; there is no record of another {workload.op}"

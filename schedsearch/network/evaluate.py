@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.network.graph import Network, Node, Part, Value, View
+from schedsearch.network.graph import Network, Node, Subgraph, Value, View
 from schedsearch.ops import ArgSpec, Layout, decode, encode
 from schedsearch.template import load_reference
 from schedsearch.workload import Workload
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 
 def _first(node: Node) -> Workload:
-    return node.ways[0]
+    return node.implementations[0]
 
 
-def evaluate(network: Network, inputs: Mapping[str, Array], *, way: Callable[[Node], Workload] = _first) -> dict[str, Array]:
+def evaluate(
+    network: Network, inputs: Mapping[str, Array], *, implementation: Callable[[Node], Workload] = _first
+) -> dict[str, Array]:
     """Every value of a network, in the order of its axes.
 
     Sums are float64 or exact integers; each value is rounded to its format once.
 
     Args:
         inputs: input of the network -> an array of its shape.
-        way: chooses the way that computes a node; by default its first.
+        implementation: chooses the implementation that computes a node; by default its first.
 
     Returns:
         value -> array. Values of bfloat16 are float32.
@@ -45,25 +47,25 @@ def evaluate(network: Network, inputs: Mapping[str, Array], *, way: Callable[[No
             packed = Layout.parse(of_x).pack(found[node.x], x.axes)
             layout, sizes = Layout.parse(of_y), dict(zip(y.axes, y.shape))
             found[node.y] = layout.unpack(packed.reshape(layout.shape(sizes)), sizes, y.axes)
-        elif isinstance(node, Part):
-            _evaluate_part(network, node, found)
+        elif isinstance(node, Subgraph):
+            _evaluate_subgraph(network, node, found)
         else:
-            _compute(network, node, way(node), found)
+            _compute(network, node, implementation(node), found)
     return found
 
 
-def _evaluate_part(network: Network, part: Part, values: dict[str, Array]) -> None:
+def _evaluate_subgraph(network: Network, subgraph: Subgraph, values: dict[str, Array]) -> None:
     """By ONNX's reference evaluator."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    model = onnx.load_model_from_string(part.model)
+    model = onnx.load_model_from_string(subgraph.model)
     feeds = {}
-    for port, name in zip(model.graph.input, part.reads):
+    for port, name in zip(model.graph.input, subgraph.reads):
         kind = port.type.tensor_type
         array = values[name].reshape([each.dim_value for each in kind.shape.dim])
         feeds[port.name] = array.astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-    for name, result in zip(part.writes, ReferenceEvaluator(model).run(None, feeds)):
+    for name, result in zip(subgraph.writes, ReferenceEvaluator(model).run(None, feeds)):
         value = network.values[name]
         values[name] = _rounded(np.asarray(result), value).reshape(value.shape)
 

@@ -49,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan in words.
+    """A plan in sentences.
 
     Attributes:
         summary: two sentences on a line each.
@@ -117,8 +117,8 @@ def explain(network: Network, plan: Plan, costs: Costs, choices: Choices | None 
 
 
 def _summary(plan: Plan, costs: Costs) -> str:
-    kernels, conversions = len(plan.ways), len(plan.conversions)
-    different = {*plan.ways.values(), *(each.workload for each in plan.conversions)}
+    kernels, conversions = len(plan.implementations), len(plan.conversions)
+    different = {*plan.implementations.values(), *(each.workload for each in plan.conversions)}
     estimated = sum(not costs(workload).measured for workload in different)
     measured = (
         f"The times of {estimated} of {len(different)} different workloads are estimated"
@@ -141,21 +141,23 @@ def _values(network: Network, plan: Plan, choices: Choices) -> Iterator[tuple[st
         value = network.values[name]
         losses_ns = choices.losses_ns(name)
         own_ns = losses_ns.get(layout, 0.0)
-        others = {word: loss_ns - own_ns for word, loss_ns in losses_ns.items() if word != layout and math.isfinite(loss_ns)}
-        into = [word for word in read.get(name, []) if not same_bytes(value, word, layout)]
+        others = {
+            other: loss_ns - own_ns for other, loss_ns in losses_ns.items() if other != layout and math.isfinite(loss_ns)
+        }
+        into = [other for other in read.get(name, []) if not same_bytes(value, other, layout)]
         reads = ", ".join(read.get(name, [])) or "nowhere"
         if not others:
             why = "the caller gives it so" if name in network.inputs else "no kernel makes it otherwise"
             yield _short(name), layout, reads, "", "", why
             continue
-        word = min(others, key=lambda each: (others[each], each))
+        other = min(others, key=lambda each: (others[each], each))
         if into:
             why = f"made faster so, in spite of {_count(len(into), 'conversion')}"
-        elif others[word] < 0.5:
+        elif others[other] < 0.5:
             why = "as fast as the next best"
         else:
             why = "all readers take it so"
-        yield _short(name), layout, reads, word, f"+{_us(others[word])}", why
+        yield _short(name), layout, reads, other, f"+{_us(others[other])}", why
 
 
 def _layouts(network: Network, plan: Plan) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -165,16 +167,16 @@ def _layouts(network: Network, plan: Plan) -> tuple[dict[str, str], dict[str, li
     for node in network.nodes:
         every = uses(network, node)
         if isinstance(node, Node):
-            use = every[node.ways.index(plan.ways[node.name])]
+            use = every[node.implementations.index(plan.implementations[node.name])]
         else:
             use = every[node.layouts.index(plan.views[node.name]) if isinstance(node, View) else 0]
-        for name, word in use.reads:
-            read.setdefault(name, []).append(canonical(network.values[name], word))
-        for name, word in use.writes:
-            made[name] = canonical(network.values[name], word)
+        for name, other in use.reads:
+            read.setdefault(name, []).append(canonical(network.values[name], other))
+        for name, other in use.writes:
+            made[name] = canonical(network.values[name], other)
     for name in network.outputs:
         read.setdefault(name, []).append(canonical(network.values[name], network.io_layout(name)))
-    return made, {name: list(dict.fromkeys(words)) for name, words in read.items()}
+    return made, {name: list(dict.fromkeys(layouts)) for name, layouts in read.items()}
 
 
 def _conversions(plan: Plan, costs: Costs) -> Iterator[tuple[str, ...]]:
@@ -183,14 +185,14 @@ def _conversions(plan: Plan, costs: Costs) -> Iterator[tuple[str, ...]]:
 
 
 def _nodes(network: Network, plan: Plan, costs: Costs) -> Iterator[tuple[str, ...]]:
-    for name, way in plan.ways.items():
-        yield _short(name), _beginning(way.label), *_cost(way, costs)
+    for name, workload in plan.implementations.items():
+        yield _short(name), _beginning(workload.label), *_cost(workload, costs)
 
 
 def _slices(network: Network, plan: Plan) -> Iterator[tuple[str, ...]]:
     for node in network.nodes:
-        if isinstance(node, Node) and (way := plan.ways[node.name]).op == "elementwise":
-            for each in reads_of(ElementwiseParams.of(way.params)):
+        if isinstance(node, Node) and (workload := plan.implementations[node.name]).op == "elementwise":
+            for each in reads_of(ElementwiseParams.of(workload.params)):
                 if each.slice_of:
                     yield _short(node.arguments[each.name]), f"[{each.cut}]", _short(node.name)
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.network.graph import Network, Node
+from schedsearch.network.implementations import NoImplementationError
 from schedsearch.network.lower import LAYOUTS, SLICES, lowering
 from schedsearch.network.model import simplified
 from schedsearch.network.observed_shapes import observe_shapes
-from schedsearch.network.parts import cuts, without_shape
-from schedsearch.network.ways import NoWayError
+from schedsearch.network.subgraphs import cuts, without_shape
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def lower_with_parts(
+def lower_with_subgraphs(
     model: ir.Model,
     problem: Callable[[Workload], str],
     *,
@@ -26,7 +26,7 @@ def lower_with_parts(
     slices: Sequence[str] = SLICES,
     apart: Sequence[str] = (),
 ) -> Network:
-    """As `lower`; nodes that no kernel computes are in parts, as few as possible.
+    """As `lower`; nodes that no kernel computes are in subgraphs, as few as possible.
 
     Besides nodes without an operator these are nodes with values whose shapes are not known before they run, and nodes whose
     workloads no template takes. Shapes that no inference finds are observed in ONNX Runtime, if it is installed.
@@ -37,21 +37,21 @@ def lower_with_parts(
 
     Raises:
         ModelError: a node is against the rules of its operator, the shape or the format of an output or of a value on the
-            border of a part is impossible, or a part is too large.
+            border of a subgraph is impossible, or a subgraph is too large.
     """
     if observe_shapes(model):
         model = simplified(model, "the model")  # what is computed from shapes is known now
     reasons = without_shape(model)
     while True:
         try:
-            found = lowering(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart, parts=cuts(model, reasons))
-        except NoWayError as error:
+            found = lowering(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart, subgraphs=cuts(model, reasons))
+        except NoImplementationError as error:
             more = dict.fromkeys(error.nodes, str(error))
         else:
             more = dict(found.left)
             for node in found.network.nodes:
-                if isinstance(node, Node) and all(problem(way) for way in node.ways):
-                    more |= dict.fromkeys(found.nodes[node.name], problem(node.ways[0]))
+                if isinstance(node, Node) and all(problem(workload) for workload in node.implementations):
+                    more |= dict.fromkeys(found.nodes[node.name], problem(node.implementations[0]))
         if not more:
             return found.network
         reasons |= more

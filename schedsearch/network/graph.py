@@ -1,7 +1,7 @@
 """A network as nodes that kernels compute: the form between a model file and an executable.
 
-`lower` makes it from a model, `plan` chooses a way for each node and with it the layouts of values, and the executable runs
-what was chosen. Everything here is data; nothing knows ONNX, records or devices.
+`lower` makes it from a model, `plan` chooses an implementation for each node and with it the layouts of values, and the
+executable runs what was chosen. Everything here is data; nothing knows ONNX, records or devices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Constant:
 
     Attributes:
         axes: as of a `Value`: OIHW for filters of convolutions, K for one element for each channel.
-        array: NumPy array in the order of `axes`. A way may want it in another layout or dtype; see `Way.argument`.
+        array: NumPy array in the order of `axes`. An implementation may want another layout or dtype.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Node:
         sources: names of the nodes of the model that it stands for, in order.
         arguments: argument of the workloads -> name of a value or a constant.
         outputs: output of the workloads -> name of the value.
-        ways: workloads of which each computes the node. They differ in layouts only; at least one.
+        implementations: workloads of which each computes the node. They differ in layouts only; at least one.
         scalars: call-time scalars of the workloads whose values are not the defaults.
-        words: way -> argument or output -> its layout in the letters of the value, where the workload has other letters: an
-            image in NHWC is ABCD for concat, so its way says {"x0": "NHWC", "x1": "NHWC", "y": "NHWC"}.
+        letters: implementation -> argument or output -> its layout in the letters of the value, where the workload has other
+            letters: an image in NHWC is ABCD for concat, whose letters are {"x0": "NHWC", "x1": "NHWC", "y": "NHWC"}.
         offsets: output -> its first channel in the value, of which the node writes a slice. Others write a whole value.
     """
 
@@ -73,19 +73,19 @@ class Node:
     sources: tuple[str, ...]
     arguments: Mapping[str, str]
     outputs: Mapping[str, str]
-    ways: tuple[Workload, ...]
+    implementations: tuple[Workload, ...]
     scalars: Mapping[str, float] = field(default_factory=dict)
-    words: Mapping[Workload, Mapping[str, str]] = field(default_factory=dict)
+    letters: Mapping[Workload, Mapping[str, str]] = field(default_factory=dict)
     offsets: Mapping[str, int] = field(default_factory=dict)
 
-    def layouts(self, way: Workload) -> Iterator[tuple[str, ArgSpec]]:
-        """The name of each value or constant that a way reads or writes, with the argument or output that says its layout
-        in memory (`axes`), shape and dtype there. `Network.layout` turns it into a layout of the value."""
-        words = self.words.get(way, {})
-        for spec in way.signature:
-            yield self.arguments[spec.name], replace(spec, axes=words.get(spec.name, spec.axes))
-        for spec in way.outputs:
-            yield self.outputs[spec.name], replace(spec, axes=words.get(spec.name, spec.axes))
+    def layouts(self, workload: Workload) -> Iterator[tuple[str, ArgSpec]]:
+        """The name of each value or constant that an implementation reads or writes, with the argument or output that says
+        its layout in memory (`axes`), shape and dtype there. `Network.layout` turns it into a layout of the value."""
+        letters = self.letters.get(workload, {})
+        for spec in workload.signature:
+            yield self.arguments[spec.name], replace(spec, axes=letters.get(spec.name, spec.axes))
+        for spec in workload.outputs:
+            yield self.outputs[spec.name], replace(spec, axes=letters.get(spec.name, spec.axes))
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class View:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Subgraph:
     """Nodes of the model that another runtime computes together, because no kernel does.
 
     It reads and writes values in the order of their axes.
@@ -143,7 +143,7 @@ class Network:
     outputs: tuple[str, ...]
     values: Mapping[str, Value]
     constants: Mapping[str, Constant]
-    nodes: tuple[Node | View | Part, ...]
+    nodes: tuple[Node | View | Subgraph, ...]
     fixed: Mapping[str, Constant] = field(default_factory=dict)
     io_layouts: Mapping[str, str] = field(default_factory=dict)
 
@@ -166,8 +166,8 @@ class Network:
         """The layout in which an argument or output holds a value or constant, in the letters of its `axes`.
 
         A spec with the same letters names it itself. One with other letters, such as the MK of a matrix AB, is in the plain
-        order; a node whose way has it otherwise says so in `words`. It may have other dimensions than the value, such as one
-        long row, where the bytes are the same.
+        order; a node whose implementation has it otherwise says so in `letters`. It may have other dimensions than the
+        value, such as one long row, where the bytes are the same.
 
         Raises:
             ValueError: it has another shape, or another number of elements, than the value or constant in this layout.
@@ -202,20 +202,20 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Plan:
-    """The ways and layouts that were chosen for a network.
+    """The implementations and layouts that were chosen for a network.
 
     A reader takes a value as it was made or after one of the conversions: the one of which the layout holds the same bytes
     as the reader's (`layouts.same_bytes`).
 
     Attributes:
-        ways: name of a node -> the workload that computes it, one of its `ways`.
+        implementations: name of a node -> the workload that computes it, one of its `implementations`.
         views: name of a view -> the layouts of its x and y, one of its `layouts`.
         conversions: each is done once, right before the first node that reads its result.
-        predicted_ns: the sum of the costs of ways and conversions.
+        predicted_ns: the sum of the costs of implementations and conversions.
         measured: workload id -> nanoseconds that the plan reckoned with; ids that are missing were estimated.
     """
 
-    ways: Mapping[str, Workload]
+    implementations: Mapping[str, Workload]
     views: Mapping[str, tuple[str, str]]
     conversions: tuple[Conversion, ...]
     predicted_ns: float

@@ -73,5 +73,5 @@ def extract(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str]
             can hold it.
     """
     found = lowering(model, dtype=dtype, layouts=layouts, mixed=False)
-    layers = tuple(Layer(node.ways, node.sources) for node in found.network.nodes if isinstance(node, Node))
+    layers = tuple(Layer(node.implementations, node.sources) for node in found.network.nodes if isinstance(node, Node))
     return Extraction(layers, found.others, found.reasons)

@@ -1,4 +1,4 @@
-"""The layouts that ways ask for, which of them hold the same bytes, and which kernel turns one into another."""
+"""The layouts that implementations ask for, which of them hold the same bytes, and which kernel turns one into another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from schedsearch.constructors.movement import layout_transform, transpose
 from schedsearch.errors import WorkloadError
-from schedsearch.network.graph import Network, Node, Part, Value, View
+from schedsearch.network.graph import Network, Node, Subgraph, Value, View
 from schedsearch.ops import Layout
 from schedsearch.workload import Workload
 
@@ -54,14 +54,14 @@ def conversion(value: Value, x: str, y: str) -> Workload | None:
 
 
 def canonical(value: Value, layout: str) -> str:
-    """The word for a layout: the plain order or NHWC where one of these holds the same bytes, else the layout itself."""
-    words = (value.axes, "NHWC") if sorted(value.axes) == sorted("NCHW") else (value.axes,)
-    return next((word for word in words if same_bytes(value, layout, word)), layout)
+    """The letters for a layout: the plain order or NHWC where one of these holds the same bytes, else the layout itself."""
+    both = (value.axes, "NHWC") if sorted(value.axes) == sorted("NCHW") else (value.axes,)
+    return next((letters for letters in both if same_bytes(value, layout, letters)), layout)
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a way of a node reads and writes.
+    """What an implementation of a node reads and writes.
 
     Attributes:
         reads: (value, layout) of each argument that is not a constant.
@@ -72,18 +72,18 @@ class Use:
     writes: tuple[tuple[str, str], ...]
 
 
-def uses(network: Network, node: Node | View | Part) -> list[Use]:
-    """The layouts that each way of a node, each pair of a view, or a part asks for. Layouts of constants cost nothing and
-    are left out, because a constant is packed once when the network is loaded."""
+def uses(network: Network, node: Node | View | Subgraph) -> list[Use]:
+    """The layouts that each implementation of a node, each pair of a view, or a subgraph asks for. Layouts of constants cost
+    nothing and are left out, because a constant is packed once when the network is loaded."""
     if isinstance(node, View):
         return [Use(((node.x, x),), ((node.y, y),)) for x, y in node.layouts]
-    if isinstance(node, Part):
+    if isinstance(node, Subgraph):
         plain = {name: (name, network.values[name].axes) for name in (*node.reads, *node.writes)}
         return [Use(tuple(plain[name] for name in node.reads), tuple(plain[name] for name in node.writes))]
     found = []
-    for way in node.ways:
-        arrays = list(node.layouts(way))
-        reads, writes = arrays[: len(way.signature)], arrays[len(way.signature) :]
+    for workload in node.implementations:
+        arrays = list(node.layouts(workload))
+        reads, writes = arrays[: len(workload.signature)], arrays[len(workload.signature) :]
         found.append(
             Use(
                 tuple((name, network.layout(name, spec)) for name, spec in reads if name in network.values),

@@ -27,18 +27,18 @@ from schedsearch.network.facts import (
     is_onnx,
     name_of,
 )
-from schedsearch.network.graph import Constant, Network, Node, Part, Value, View, axes_of
+from schedsearch.network.graph import Constant, Network, Node, Subgraph, Value, View, axes_of
+from schedsearch.network.implementations import IMAGE, implementations_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.invalid import NoOperatorError
 from schedsearch.network.layouts import same_bytes
 from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
-from schedsearch.network.parts import Cut, nodes_inside, part
 from schedsearch.network.products import PRODUCTS
 from schedsearch.network.reductions import REDUCTIONS
 from schedsearch.network.slices import without_concatenations, without_slices
+from schedsearch.network.subgraphs import Cut, nodes_inside, subgraph
 from schedsearch.network.views import VIEWS, random_problem, size_problem
-from schedsearch.network.ways import IMAGE, ways_of
 from schedsearch.network.windows import POOLS
 from schedsearch.ops import Layout
 from schedsearch.ops.registry import BUILT_IN
@@ -94,7 +94,7 @@ def lower(
     slices: Sequence[str] = SLICES,
     apart: Sequence[str] = (),
 ) -> Network:
-    """The network that a graph describes, with every way in which our operators compute its nodes.
+    """The network that a graph describes, with every implementation in which our operators compute its nodes.
 
     Args:
         model: from `read_model`.
@@ -130,7 +130,7 @@ def lowering(
     slices: Sequence[str] | None = SLICES,
     cuts: bool = True,
     apart: Sequence[str] = (),
-    parts: Sequence[Cut] = (),
+    subgraphs: Sequence[Cut] = (),
 ) -> Lowering:
     """As `lower`, of a graph that may have nodes without an operator.
 
@@ -138,10 +138,10 @@ def lowering(
         mixed: convolutions may have an output of another layout than their input.
         slices: as of `lower`; None: no operator stores into a slice of a concatenation.
         cuts: element-wise chains may read slices where they are.
-        parts: nodes that another runtime computes.
+        subgraphs: nodes that another runtime computes.
     """
     formats = None if slices is None else tuple(slices)
-    graph = _Graph(model, dtype, tuple(layouts), mixed, formats, cuts, tuple(apart), tuple(parts))
+    graph = _Graph(model, dtype, tuple(layouts), mixed, formats, cuts, tuple(apart), tuple(subgraphs))
     graph.read()
     return graph.result()
 
@@ -166,11 +166,11 @@ class _Graph:
     slices: tuple[str, ...] | None
     cuts: bool
     apart: tuple[str, ...]
-    parts: tuple[Cut, ...] = ()
+    subgraphs: tuple[Cut, ...] = ()
     taken: set[ir.Node] = field(default_factory=set)
     needed: set[ir.Value] = field(default_factory=set)
     unread: set[ir.Node] = field(default_factory=set)
-    calls: list[tuple[int, Node | View | Part]] = field(default_factory=list)
+    calls: list[tuple[int, Node | View | Subgraph]] = field(default_factory=list)
     members: dict[str, tuple[ir.Node, ...]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class _Graph:
         places = {node: place for place, node in enumerate(self.model.graph)}
         apart = {node for node in places if node.op_type in self.apart}
         self.taken.update(inner for node in places for inner in nodes_inside(node))
-        for cut in self.parts:
+        for cut in self.subgraphs:
             self.taken.update(cut.reasons)
             self.needed.update(cut.reads)
         chains: list[Chain] = []
@@ -204,9 +204,9 @@ class _Graph:
             made = self._node(chain)
             self.members[made.name] = tuple(chain.nodes)
             self.calls.append((last, made))
-        for cut in self.parts:
+        for cut in self.subgraphs:
             if cut.writes:
-                self.calls.append((max(map(places.__getitem__, cut.reasons)), self._part(cut)))
+                self.calls.append((max(map(places.__getitem__, cut.reasons)), self._subgraph(cut)))
         for node, place in places.items():
             if node.op_type not in VIEWS or not is_onnx(node) or node in self.taken:
                 continue
@@ -215,12 +215,12 @@ class _Graph:
             elif self._is_known(node):
                 self.taken.add(node)
                 self.calls.append((place, self._view(node)))
-        if self.parts:
+        if self.subgraphs:
             self._sort()
 
     def _sort(self) -> None:
         """Gives every call a place behind those that make what it reads, in the order of before where that is possible: a
-        reader of a part's first result may stand before the part's last node."""
+        reader of a subgraph's first result may stand before the subgraph's last node."""
         calls = [call for _, call in sorted(self.calls, key=lambda each: each[0])]
         makers: dict[str, set[int]] = {}
         for number, call in enumerate(calls):
@@ -309,18 +309,18 @@ class _Graph:
 
     # --- nodes ---
     def _node(self, chain: Chain) -> Node:
-        ways, words = ways_of(chain, self.dtype, self.layouts, mixed=self.mixed)
-        arguments = {spec.name: self._operand(chain.arguments[spec.name]) for spec in ways[0].signature}
-        first = ways[0].outputs[0].name
+        workloads, letters = implementations_of(chain, self.dtype, self.layouts, mixed=self.mixed)
+        arguments = {spec.name: self._operand(chain.arguments[spec.name]) for spec in workloads[0].signature}
+        first = workloads[0].outputs[0].name
         outputs = {first: self._value(chain.value)} | {name: self._value(each) for name, each in chain.others.items()}
-        defaults = {scalar.name: scalar.default for scalar in ways[0].scalars}
+        defaults = {scalar.name: scalar.default for scalar in workloads[0].scalars}
         scalars = {name: number for name, number in chain.scalars.items() if defaults[name] != number}
         sources = tuple(dict.fromkeys(name_of(node) for node in chain.nodes))  # one node may have become several
         offsets = {} if chain.offset is None else {first: chain.offset}
-        return Node(self._name(sources[0]), sources, arguments, outputs, ways, scalars, words, offsets)
+        return Node(self._name(sources[0]), sources, arguments, outputs, workloads, scalars, letters, offsets)
 
-    def _part(self, cut: Cut) -> Part:
-        made = part(self.model, cut, self.dtype)
+    def _subgraph(self, cut: Cut) -> Subgraph:
+        made = subgraph(self.model, cut, self.dtype)
         for value in (*cut.reads, *cut.writes):
             self._value(value)
         return replace(made, name=self._name(made.name))
@@ -370,11 +370,11 @@ def fixed(value: ir.Value) -> Constant | None:
     return None if array is None else Constant(str(value.name), axes_of(array.ndim), array)
 
 
-def _reads(call: Node | View | Part) -> Iterable[str]:
+def _reads(call: Node | View | Subgraph) -> Iterable[str]:
     return call.arguments.values() if isinstance(call, Node) else (call.x,) if isinstance(call, View) else call.reads
 
 
-def _writes(call: Node | View | Part) -> Iterable[str]:
+def _writes(call: Node | View | Subgraph) -> Iterable[str]:
     return call.outputs.values() if isinstance(call, Node) else (call.y,) if isinstance(call, View) else call.writes
 
 

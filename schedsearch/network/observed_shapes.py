@@ -1,7 +1,8 @@
 """Shapes that no inference finds, from two runs of a model in ONNX Runtime.
 
 Nodes of other domains, loops, branches and sequences hide the shapes behind them, though all inputs have fixed shapes. Two
-runs on different numbers show them. If they differ in a later run after all, the part of the network that makes them fails.
+runs on different numbers show them. If they differ in a later run after all, the subgraph of the network that makes them
+fails.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.network.facts import Array, has_bodies, is_onnx
-from schedsearch.network.parts import inputs_of_all
+from schedsearch.network.subgraphs import inputs_of_all
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -1,4 +1,4 @@
-"""Which way computes each node of a network, and the conversions of layouts between them.
+"""Which implementation computes each node of a network, and the conversions of layouts between them.
 
     costs = RecordCosts(Lookup("records.db"), target)
     plan = best_plan(network, costs)
@@ -15,7 +15,7 @@ from dataclasses import replace
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.network.choices import Choices
 from schedsearch.network.costs import Costs
-from schedsearch.network.graph import Conversion, Network, Node, Part, Plan, Value, View
+from schedsearch.network.graph import Conversion, Network, Node, Plan, Subgraph, Value, View
 from schedsearch.network.layouts import canonical, conversion, same_bytes, uses
 from schedsearch.task import Task
 from schedsearch.workload import Workload
@@ -45,7 +45,7 @@ def best_plan(network: Network, costs: Costs, layout: str = AUTO, choices: Choic
 
 
 def first_plan(network: Network) -> Plan:
-    """The first way of every node, with the conversions that this needs. Its time is not predicted (0).
+    """The first implementation of every node, with the conversions that this needs. Its time is not predicted (0).
 
     Raises:
         UnsupportedError: no kernel does one of the conversions.
@@ -54,7 +54,8 @@ def first_plan(network: Network) -> Plan:
 
 
 def uniform_plan(network: Network, costs: Costs, layout: str) -> Plan:
-    """All images in one layout: the way of each node in which the fewest of them have another one, and of these the fastest.
+    """All images in one layout: the implementation of each node in which the fewest of them have another one, and of these
+    the fastest.
 
     Raises:
         UnsupportedError: a node has no way that a kernel can run, or no kernel does a conversion that is needed.
@@ -65,9 +66,9 @@ def uniform_plan(network: Network, costs: Costs, layout: str) -> Plan:
     for node in network.nodes:
         others = []
         for use in uses(network, node):
-            images = [(network.values[name], word) for name, word in (*use.reads, *use.writes)]
-            images = [(value, word) for value, word in images if len(value.axes) == len("NHWC")]
-            fitting = [_has(value, word, layout) for value, word in images]
+            images = [(network.values[name], letters) for name, letters in (*use.reads, *use.writes)]
+            images = [(value, letters) for value, letters in images if len(value.axes) == len("NHWC")]
+            fitting = [_has(value, letters, layout) for value, letters in images]
             met = met or any(fitting)
             others.append(fitting.count(False))
         times = _times_ns(node, costs)
@@ -79,8 +80,8 @@ def uniform_plan(network: Network, costs: Costs, layout: str) -> Plan:
 
 
 def fastest_kernels(network: Network, costs: Costs) -> Plan:
-    """The fastest way of each node by itself, with the conversions that this needs. Nodes that write slices of one value
-    count as one: they take the layout in which they are fastest together.
+    """The fastest implementation of each node by itself, with the conversions that this needs. Nodes that write slices of
+    one value count as one: they take the layout in which they are fastest together.
 
     Raises:
         UnsupportedError: see `uniform_plan`.
@@ -124,17 +125,17 @@ def missing(network: Network, costs: Costs, choices: Choices | None = None) -> l
 
 
 def complete(network: Network, chosen: Mapping[str, int]) -> Plan:
-    """The plan with these ways and the conversions that they need, without its time.
+    """The plan with these implementations and the conversions that they need, without its time.
 
     Args:
-        chosen: name of a node or view -> number of its way or pair of layouts.
+        chosen: name of a node or view -> number of its implementation or pair of layouts.
 
     Raises:
         UnsupportedError: no kernel does one of the conversions.
     """
     made = {name: network.io_layout(name) for name in (*network.inputs, *network.fixed)}
     there = {name: [layout] for name, layout in made.items()}
-    ways: dict[str, Workload] = {}
+    workloads: dict[str, Workload] = {}
     views: dict[str, tuple[str, str]] = {}
     conversions: list[Conversion] = []
 
@@ -154,26 +155,26 @@ def complete(network: Network, chosen: Mapping[str, int]) -> Plan:
         if isinstance(node, View):
             views[node.name] = node.layouts[chosen[node.name]]
         elif isinstance(node, Node):
-            ways[node.name] = node.ways[chosen[node.name]]
+            workloads[node.name] = node.implementations[chosen[node.name]]
     bring(((name, network.io_layout(name)) for name in network.outputs), "the caller")
-    return Plan(ways, views, tuple(conversions), 0.0)
+    return Plan(workloads, views, tuple(conversions), 0.0)
 
 
 def priced(plan: Plan, costs: Costs) -> Plan:
     """The plan with its predicted time and the measured times that it was reckoned with."""
-    launches = [*plan.ways.values(), *(each.workload for each in plan.conversions)]
+    launches = [*plan.implementations.values(), *(each.workload for each in plan.conversions)]
     of = {workload: costs(workload) for workload in launches}
     measured = {workload.id: cost.time_ns for workload, cost in of.items() if cost.measured}
     return replace(plan, predicted_ns=sum(of[workload].time_ns for workload in launches), measured=measured)
 
 
 def _least(network: Network, ranks: Mapping[str, Sequence[tuple[float, ...]]]) -> dict[str, int]:
-    """The way of the least rank of each node; nodes that write slices of one value write it in one layout.
+    """The implementation of the least rank of each node; nodes that write slices of one value write it in one layout.
 
     Args:
-        ranks: name of a node or view -> the rank of each way.
+        ranks: name of a node or view -> the rank of each implementation.
     """
-    writers: dict[str, list[tuple[str, list[str]]]] = {}  # value -> each node that writes it, with the layout of every way
+    writers: dict[str, list[tuple[str, list[str]]]] = {}  # value -> nodes that write it, with the layout of each choice
     for node in network.nodes:
         (name, _), *_ = (every := uses(network, node))[0].writes
         value = network.values[name]
@@ -192,13 +193,13 @@ def _least(network: Network, ranks: Mapping[str, Sequence[tuple[float, ...]]]) -
     return chosen
 
 
-def _has(value: Value, word: str, layout: str) -> bool:
-    return sorted(value.axes) == sorted("NHWC") and same_bytes(value, word, layout)
+def _has(value: Value, letters: str, layout: str) -> bool:
+    return sorted(value.axes) == sorted("NHWC") and same_bytes(value, letters, layout)
 
 
-def _times_ns(node: Node | View | Part, costs: Costs) -> list[float]:
+def _times_ns(node: Node | View | Subgraph, costs: Costs) -> list[float]:
     if isinstance(node, Node):
-        return [costs(way).time_ns for way in node.ways]
+        return [costs(workload).time_ns for workload in node.implementations]
     return [0.0] * (len(node.layouts) if isinstance(node, View) else 1)
 
 
@@ -208,6 +209,6 @@ def _conversion(value: Value, x: str, y: str, reader: str) -> Conversion:
     if workload is None:
         raise UnsupportedError(
             f"{value.name} ({value.dtype} {value.axes} {value.shape}) is made in layout {x}, and {reader} reads it in {y}; "
-            "no kernel converts that. Give one of the two nodes a way in a layout that the other has"
+            "no kernel converts that. Give one of the two nodes an implementation in a layout that the other has"
         )
     return Conversion(value.name, x, y, workload)

@@ -84,5 +84,5 @@ def weight_bytes(network: Network) -> int:
     found: dict[str, int] = {}
     for node in network.nodes:
         if isinstance(node, Node):
-            found |= {node.arguments[spec.name]: spec.nbytes for spec in node.ways[0].signature if spec.constant}
+            found |= {node.arguments[spec.name]: spec.nbytes for spec in node.implementations[0].signature if spec.constant}
     return sum(found.values())

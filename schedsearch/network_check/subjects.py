@@ -14,7 +14,7 @@ from schedsearch.network_check.rule import Difference
 
 if TYPE_CHECKING:
     from schedsearch.dynamic.executable import DynamicExecutable
-    from schedsearch.dynamic.program import Value
+    from schedsearch.dynamic.program import DynamicValue
     from schedsearch.executable.fixed import FixedNet
 
 NO_CHECK = "--no-check (in Python check=False)"
@@ -191,5 +191,5 @@ def _on_host(array: Any) -> Any:
     return array.cpu().numpy() if hasattr(array, "cpu") else array
 
 
-def _extents(value: Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _extents(value: DynamicValue, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(each if isinstance(each, int) else each.at(sizes) for each in value.known or value.shape)

@@ -1,8 +1,8 @@
-"""Parts of a graph that another runtime computes: which nodes go together, and the ONNX model that they make.
+"""Subgraphs of a graph that another runtime computes: which nodes go together, and the ONNX model that they make.
 
-Nodes that no kernel computes are collected in as few parts as possible. The depth of a node is the largest number of times
-that a path to it leaves such nodes for ones with kernels. All such nodes of one depth are a part. No path leaves a part and
-comes back, and there cannot be fewer parts, because a path of the largest depth meets all of them.
+Nodes that no kernel computes are collected in as few subgraphs as possible. The depth of a node is the largest number of
+times that a path to it leaves such nodes for ones with kernels. All such nodes of one depth are a subgraph. No path leaves a
+subgraph and comes back, and there cannot be fewer subgraphs, because a path of the largest depth meets all of them.
 
 See docs/decisions/143-parts-in-onnx-runtime.md.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedsearch.network.facts import FLOATS, dtype_of, extents_of, is_onnx, name_of
-from schedsearch.network.graph import Part
+from schedsearch.network.graph import Subgraph
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.views import VIEWS
 from schedsearch.ops.dtypes import DTYPES
@@ -54,7 +54,7 @@ def without_shape(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def cuts(model: ir.Model, reasons: Mapping[ir.Node, str]) -> list[Cut]:
-    """The fewest parts that these nodes can make, in an order in which they can run. Views between them come along.
+    """The fewest subgraphs that these nodes can make, in an order in which they can run. Views between them come along.
 
     Args:
         reasons: node -> why it has no kernel.
@@ -63,7 +63,7 @@ def cuts(model: ir.Model, reasons: Mapping[ir.Node, str]) -> list[Cut]:
     for node in model.graph:
         for value in inputs_of_all(node):
             readers.setdefault(value, []).append(node)
-    inside = {**reasons, **dict.fromkeys(_views_between(model, reasons, readers), "only parts read and write it")}
+    inside = {**reasons, **dict.fromkeys(_views_between(model, reasons, readers), "only subgraphs read and write it")}
     depths: dict[ir.Node, int] = {}
     members: dict[int, dict[ir.Node, str]] = {}
     for node in model.graph:
@@ -74,11 +74,11 @@ def cuts(model: ir.Model, reasons: Mapping[ir.Node, str]) -> list[Cut]:
     return [_cut(model, members[depth], readers) for depth in sorted(members)]
 
 
-def part(model: ir.Model, cut: Cut, dtype: str | None) -> Part:
-    """The part of a network that a cut becomes; its name need not be unique.
+def subgraph(model: ir.Model, cut: Cut, dtype: str | None) -> Subgraph:
+    """The subgraph of a network that a cut becomes; its name need not be unique.
 
     Args:
-        dtype: format of the network's numbers in floating point; None: the model's own, in which the part computes.
+        dtype: format of the network's numbers in floating point; None: the model's own, in which the subgraph computes.
 
     Raises:
         ModelError: a value on the border has a shape that is not known or a format that no array can have, or the weights
@@ -89,13 +89,13 @@ def part(model: ir.Model, cut: Cut, dtype: str | None) -> Part:
         if dtype_of(value) not in DTYPES:
             got = dtype_of(value) or "of unknown format"
             raise ModelError(
-                f"{value.name!r} is {got} and would have to leave the part that ONNX Runtime computes; allowed formats: "
+                f"{value.name!r} is {got} and would have to leave the subgraph that ONNX Runtime computes; allowed formats: "
                 f"{', '.join(DTYPES)}. Cast it in the model"
             )
     nodes = tuple(cut.reasons)
     sources = dict.fromkeys(name_of(node) for node in nodes)
     because = {name_of(node): f"{node.op_type}: {reason}" for node, reason in reversed(list(cut.reasons.items()))}
-    return Part(
+    return Subgraph(
         name_of(nodes[0]),
         tuple(sources),
         tuple(because[name] for name in sources),
@@ -134,7 +134,7 @@ def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def _views_between(model: ir.Model, lacking: Collection[ir.Node], readers: Mapping[ir.Value, list[ir.Node]]) -> set[ir.Node]:
-    """Views all of whose neighbours are in parts; as nodes with kernels they would cost two more crossings."""
+    """Views all of whose neighbours are in subgraphs; as nodes with kernels they would cost two more crossings."""
     found = {node for node in model.graph if node.op_type in VIEWS and is_onnx(node) and node not in lacking}
     while True:
         inside = {*lacking, *found}
@@ -167,7 +167,7 @@ def _cut(model: ir.Model, members: Mapping[ir.Node, str], readers: Mapping[ir.Va
 
 def _model(model: ir.Model, cut: Cut, dtype: str | None) -> bytes:
     """The nodes of a cut as an ONNX model. If the network computes in another format, its inputs and outputs have that, and
-    the part converts them: names on the border are then not those of the values, but the order is."""
+    the subgraph converts them: names on the border are then not those of the values, but the order is."""
     from onnx import helper
     from onnx_ir import serde
 
@@ -191,7 +191,7 @@ def _model(model: ir.Model, cut: Cut, dtype: str | None) -> bytes:
     if made.ByteSize() > _LARGEST_BYTES:
         raise ModelError(
             f"the nodes without a kernel, from {name_of(next(iter(cut.reasons)))} on, have more than 2 GiB of weights; "
-            "allowed in one part for ONNX Runtime: less than 2 GiB"
+            "allowed in one subgraph for ONNX Runtime: less than 2 GiB"
         )
     data: bytes = made.SerializeToString(deterministic=True)
     return data

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 IMAGE = "NCHW"
-Words = dict[str, str]  # argument or output -> its layout, where the workload has other letters
-_Candidates = Iterator[tuple[dict[str, Any], Words]]
+Letters = dict[str, str]  # argument or output -> its layout, where the workload has other letters
+_Candidates = Iterator[tuple[dict[str, Any], Letters]]
 
 
-class NoWayError(ModelError):
+class NoImplementationError(ModelError):
     """No layout can hold the arrays of some nodes.
 
     Attributes:
@@ -33,10 +33,10 @@ class NoWayError(ModelError):
         self.nodes = tuple(nodes)
 
 
-def ways_of(
+def implementations_of(
     chain: Chain, dtype: str | None, layouts: Sequence[str], *, mixed: bool
-) -> tuple[tuple[Workload, ...], dict[Workload, Words]]:
-    """The workloads of a chain, and the words of each; see `Node`.
+) -> tuple[tuple[Workload, ...], dict[Workload, Letters]]:
+    """The workloads of a chain, and the letters of each; see `Node`.
 
     Args:
         dtype: in place of the format of floating-point numbers; None: the model's own.
@@ -44,11 +44,11 @@ def ways_of(
         mixed: also workloads of which the output has another layout than the input.
 
     Raises:
-        NoWayError: no layout can hold the chain's arrays.
+        NoImplementationError: no layout can hold the chain's arrays.
     """
     params = typed(chain, dtype)
     found: list[Workload] = []
-    words: dict[Workload, Words] = {}
+    letters: dict[Workload, Letters] = {}
     reasons = []
     for candidate, names in _CANDIDATES[chain.op](chain, params, layouts, mixed):
         slice_of = _slice_of(chain, candidate, names)
@@ -63,14 +63,16 @@ def ways_of(
             continue
         found.append(workload)
         if names:
-            words[workload] = names
+            letters[workload] = names
     if not found:
         because = f": {reasons[0]}" if reasons else ""
-        raise NoWayError(f"node {name_of(chain.nodes[0])} is not possible in {' or '.join(layouts)}{because}", chain.nodes)
-    return tuple(found), words
+        raise NoImplementationError(
+            f"node {name_of(chain.nodes[0])} is not possible in {' or '.join(layouts)}{because}", chain.nodes
+        )
+    return tuple(found), letters
 
 
-def _slice_of(chain: Chain, candidate: Mapping[str, Any], names: Words) -> dict[str, Any] | None:
+def _slice_of(chain: Chain, candidate: Mapping[str, Any], names: Letters) -> dict[str, Any] | None:
     """The parameter `slice_of` of a chain that stores into a slice, in the layout of a candidate; None if the slice does not
     consist of whole blocks there."""
     if chain.offset is None:
