@@ -49,6 +49,9 @@ MODES = (COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH)
 """How times are taken; docs/measuring.md explains each mode. Times of different modes are never compared."""
 
 
+BUSY_SPREAD = 0.2
+"""Above this spread of its repeats, other programs disturb a measurement: its time and ratios of it say little."""
+
 MESSAGE_CHARACTERS = 20_000
 """The longest message of a measurement. A longer one keeps its beginning and its end, which say the most."""
 

@@ -140,6 +140,20 @@ def suspect_time_ns(workload: Workload, target_key: str, mode: str = COLD_GRAPH)
     return max(least_ns, _time_ns(roof, workload, mode, workload.flops, nbytes, operands))
 
 
+def has_peaks(target_key: str) -> bool:
+    """Whether the peaks of a device are those of its data sheet, so that a share of `suspect_time_ns` says something.
+
+    The bound of a CPU holds for every CPU with so many threads, at a clock that hardly any has; that of an unlisted card
+    is the bound of the fastest one of its architecture.
+
+    Example:
+        >>> has_peaks("cuda:sm_90:132:NVIDIA H200"), has_peaks("cpu:512:2:AMD EPYC")
+        (True, False)
+    """
+    cuda = re.match(r"cuda:sm_(\d{2,3}):\d{1,6}:(.*)", target_key, re.DOTALL)
+    return cuda is not None and cuda[1] in _ARCHES and any(board in cuda[2] for board in _BOARD_GBS)
+
+
 def _time_ns(roof: _Roof, workload: Workload, mode: str, flops: float, nbytes: float, operands: int) -> float:
     """Args:
     flops, nbytes: of one launch.

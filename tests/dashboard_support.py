@@ -19,6 +19,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from schedsearch.config import Config
+from schedsearch.dashboard.answers import Answers
 from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Resources
 from schedsearch.records import rows, schema
 from schedsearch.records.store import Store
@@ -263,4 +265,36 @@ def hostile_database(path: Path) -> Path:
                     finished_at=START_S + number,
                 )
             )
+    return path
+
+
+@contextmanager
+def answers_of(*files: Path | str) -> Iterator[Answers]:
+    """The answers about these files, which have been read."""
+    answers = Answers([str(file) for file in files])
+    try:
+        answers.refresh()
+        yield answers
+    finally:
+        answers.close()
+
+
+def raced_database(path: Path, *races: tuple[tuple[float, ...], tuple[float, ...]], target: str = H200) -> Path:
+    """Tasks with a final race of two entrants: all repetitions of the default, and of another configuration, in ns."""
+    rng = random.Random(0)
+    with Store.open(path) as store:
+        workloads = [Workload.conv2d(n=number, h=14, w=14, c=64, k=64, r=1, s=1) for number in range(1, len(races) + 1)]
+        run = start_run(store, target, workloads, 2, START_S)
+        for number, (workload, (default, other)) in enumerate(zip(workloads, races)):
+            faster = Config({**DEFAULT, "tile": 128})
+            for config, times in ((DEFAULT, default), (faster, other)):
+                measured = Measurement(Outcome.OK, times_ns=times)
+                for race in (False, True):
+                    store.append(
+                        a_trial(
+                            workload, target, TEMPLATES[0], config, rng, START_S + number, run=run, measurement=measured,
+                            final_race=race,
+                        )
+                    )  # fmt: skip
+        finish_run(store, run, START_S + 10, 10.0)
     return path

@@ -9,7 +9,6 @@ import random
 import shutil
 import sqlite3
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from dashboard_support import (
     TEMPLATES,
     a_trial,
     add_trials,
+    answers_of,
     hostile_database,
     insert,
     sample_database,
@@ -33,7 +33,6 @@ from dashboard_support import (
 from records_support import as_of_an_operator_that_is_not_installed
 
 from schedsearch.dashboard.answers import Answers, UnknownPathError
-from schedsearch.dashboard.compare import ratio_interval
 from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records.store import Store
 from schedsearch.roofline import suspect_time_ns
@@ -43,16 +42,6 @@ from schedsearch.workload import Workload
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sample_database(tmp_path_factory.mktemp("sample") / "a.db")
-
-
-@contextlib.contextmanager
-def answers_of(*files: Path | str) -> Iterator[Answers]:
-    answers = Answers([str(file) for file in files])
-    try:
-        answers.refresh()
-        yield answers
-    finally:
-        answers.close()
 
 
 def all_answers(answers: Answers) -> dict[str, Any]:
@@ -266,35 +255,6 @@ class TestTrial:
         file = tmp_path / "again.yaml"
         file.write_text(next(each["command"] for each in commands if "tune" in each["command"]).split("'")[3])
         assert load(file).tasks[0].workload == quantised
-
-
-class TestCompare:
-    def test_the_ratio_is_time_of_a_over_time_of_b(self, tmp_path: Path, sample: Path) -> None:
-        other = sample_database(tmp_path / "b.db", seed=1)
-        with answers_of(sample, other) as answers:
-            view = answers.get("compare/0/1")
-            back = answers.get("compare/1/0")
-        assert {row["name"] for row in view["rows"]} == {"small", "large"}
-        assert len(view["rows"]) == 3
-        for row in view["rows"]:
-            assert row["ratio"] == pytest.approx(row["a"]["time_ns"] / row["b"]["time_ns"])
-            assert row["low"] <= row["ratio"] <= row["high"]
-        assert view["geomean"] == pytest.approx(statistics.geometric_mean(row["ratio"] for row in view["rows"]))
-        assert view["geomean"] == pytest.approx(1 / back["geomean"])
-
-    def test_cards_compare_across_devices(self, sample: Path) -> None:
-        with answers_of(sample) as answers:
-            sides = [side["key"] for side in answers.get("overview")["sides"] if side["kind"] == "target"]
-            view = answers.get(f"compare/{sides[0]}/{sides[1]}")
-        (row,) = view["rows"]
-        assert (row["target_a"], row["target_b"], row["verdict"]) == (H200, A100, "slower")
-        assert row["ratio"] == pytest.approx(1 / 1.9, rel=0.1)
-        assert (view["only_a"], view["regressions"]) == (["large"], 1)
-
-    def test_the_interval_holds_the_ratio_of_medians(self) -> None:
-        low, high = ratio_interval([100.0, 101, 99, 100.5, 102], [50.0, 50.2, 49.9, 50.1, 50.4])
-        assert low is not None and high is not None and low < 100.5 / 50.1 < high
-        assert ratio_interval([100.0, 100, 100], [50.0] * 9) == (None, None)
 
 
 class TestRecords:

@@ -139,32 +139,43 @@ class Answers:
 
     def overview(self) -> Overview:
         now_s = time.time()
-        rows = [row for source in self.sources for row in overview.task_rows(source, now_s).values()]
-        speedups = [row.speedup for row in rows if row.speedup is not None]
+        rows = {source.key: list(overview.task_rows(source, now_s).values()) for source in self.sources}
+        tasks = [row for source in self.sources for row in rows[source.key]]
+        total = overview.Headline.of(tasks)
         runs = [row for source in self.sources for row in overview.run_rows(source, now_s)]
         sides = self.sides()
+        compared = self.compared(sides)
+        content = {"overview": True, "runs": runs, "compare": compared, "records": tasks, "replay": self.replays}
         return Overview(
             revision=self.revision,
             version=package_version(),
             now_s=now_s,
             notes=self.notes,
-            databases=tuple(map(overview.database_row, self.sources)),
+            pages=tuple(name for name, found in content.items() if found),
+            databases=tuple(overview.database_row(source, rows[source.key]) for source in self.sources),
             runs=tuple(sorted(runs, key=lambda run: -run.started_at_s)),
-            tasks=tuple(rows),
+            tasks=tuple(tasks),
             sides=tuple(sides),
-            compared=tuple(self.compared(sides)),
+            compared=tuple(compared),
             replays=tuple(path.replace("\\", "/").rpartition("/")[2] for path in self.replays),
-            geomean_speedup=overview.geometric_mean(speedups),
-            raced_tasks=len(speedups),
+            geomean_speedup=total.geomean,
+            raced_tasks=total.raced,
+            trusted_tasks=total.trusted,
         )
 
     def sides(self) -> list[Side]:
         return [side for source in self.sources for side in overview.sides(source)]
 
     def compared(self, sides: Sequence[Side]) -> list[tuple[str, str]]:
-        """The pairs that a report holds: all pairs of up to six sides, whole databases and devices first."""
+        """The pairs with a task in common, of up to six sides, whole databases and devices first."""
         ranked = sorted(sides, key=lambda side: ("database", "target", "run").index(side.kind))[:_COMPARED_SIDES]
-        return [(one.key, other.key) for one in ranked for other in ranked if one is not other]
+        tasks = {side.key: overview.tasks_of(self._source(side.key), side) for side in ranked}
+        return [
+            (one.key, other.key)
+            for one in ranked
+            for other in ranked
+            if one is not other and tasks[one.key] & tasks[other.key]
+        ]
 
     def task_keys(self) -> list[str]:
         return [task_key(source.key, task) for source in self.sources for task in source.tasks]

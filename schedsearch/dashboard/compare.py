@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
+from typing import get_args
 
 from schedsearch.dashboard import loose
-from schedsearch.dashboard.overview import geometric_mean, run_key, target_key
+from schedsearch.dashboard.noise import doubt_of, words_of
+from schedsearch.dashboard.overview import run_key, target_key
 from schedsearch.dashboard.progress import Progress, Row, race_winner
+from schedsearch.dashboard.ratios import mean_ratio, median_ratio, verdict_of
 from schedsearch.dashboard.source import Source, TaskId
 from schedsearch.dashboard.trial import differences
-from schedsearch.dashboard.views.compare import ComparedBest, CompareRow, CompareView
+from schedsearch.dashboard.views.compare import ComparedBest, CompareRow, CompareView, Verdict
 from schedsearch.dashboard.views.overview import Side, TaskRow
-from schedsearch.errors import SchedsearchError
-
-RESAMPLES = 2000
-NEAR = 0.02  # a smaller difference is none: that is how far two measurements of one kernel may be apart
-_LEAST_REPETITIONS = 4
-_LEAST_TASKS = 3
 
 
 @dataclass(frozen=True)
@@ -59,18 +52,22 @@ def compare_view(
     on_left, on_right = ({key(entry): entry for entry in reversed(entries) if entry.best} for entries in (left, right))
     pairs = [(on_left[each], on_right[each]) for each in on_left if each in on_right]
     compared = [_row(one, other) for one, other in pairs]
-    ratios = [row.ratio for row in compared]
-    low, high = _mean_interval(ratios)
+    counts = Counter(row.verdict for row in compared)
+    times = [(_times(one), _times(other)) for one, other in pairs]
+    geomean, low, high = mean_ratio(times, [row.ratio for row in compared])
     paired_left, paired_right = ({key(pair[i]) for pair in pairs} for i in (0, 1))
     notes = () if compared else ("no task has a valid trial on both sides, so there is nothing to compare",)
     return CompareView(
         a=side_a[1],
         b=side_b[1],
         rows=tuple(sorted(compared, key=lambda row: row.ratio)),
-        geomean=geometric_mean(ratios),
+        geomean=geomean,
         low=low,
         high=high,
-        regressions=sum(row.verdict == "slower" for row in compared),
+        verdict=verdict_of(low, high),
+        counts={verdict: counts[verdict] for verdict in get_args(Verdict)},
+        regressions=counts["slower"],
+        doubtful=sum(bool(row.a.doubt or row.b.doubt) for row in compared),
         only_a=tuple(entry.row.name for entry in left if key(entry) not in paired_left),
         only_b=tuple(entry.row.name for entry in right if key(entry) not in paired_right),
         notes=notes,
@@ -110,9 +107,8 @@ def _best_of_run(source: Source, task: TaskId, run: str) -> Row | None:
 
 def _row(a: _Entry, b: _Entry) -> CompareRow:
     assert a.best is not None and b.best is not None and a.best.time_ns and b.best.time_ns
-    ratio = a.best.time_ns / b.best.time_ns
-    low, high = ratio_interval(_times(a, a.best), _times(b, b.best))
-    config_a, config_b = (loose.mapping(loose.parsed(best.config)) for best in (a.best, b.best))
+    _, low, high = median_ratio(_times(a), _times(b))
+    one, other = _best(a, a.best), _best(b, b.best)
     same_template = a.best.template == b.best.template
     return CompareRow(
         name=a.row.name,
@@ -120,53 +116,32 @@ def _row(a: _Entry, b: _Entry) -> CompareRow:
         target_a=a.task[1],
         target_b=b.task[1],
         mode=a.task[2],
-        a=ComparedBest(a.row.key, f"{a.source.key}.{a.best.id}", a.best.template, config_a, a.best.time_ns, a.raced),
-        b=ComparedBest(b.row.key, f"{b.source.key}.{b.best.id}", b.best.template, config_b, b.best.time_ns, b.raced),
-        ratio=ratio,
+        a=one,
+        b=other,
+        ratio=one.time_ns / other.time_ns,
         low=low,
         high=high,
-        verdict=_verdict(ratio, low, high),
-        differences=differences(a.best.template, config_a, config_b, ()) if same_template else (),
+        verdict=verdict_of(low, high),
+        differences=differences(a.best.template, dict(one.config), dict(other.config), ()) if same_template else (),
         a_on_b_ns=b.progress.configs.get(a.best.template, {}).get(a.best.config),
         b_on_a_ns=a.progress.configs.get(b.best.template, {}).get(b.best.config),
     )
 
 
-def _times(entry: _Entry, best: Row) -> Sequence[float]:
-    """All repetitions of a trial; [] if they cannot be read now."""
-    try:
-        return entry.source.store.row(best.id).measurement.times_ns if entry.source.store else ()
-    except SchedsearchError:
-        return ()
+def _best(entry: _Entry, best: Row) -> ComparedBest:
+    times = _times(entry)
+    return ComparedBest(
+        task=entry.row.key,
+        trial=f"{entry.source.key}.{best.id}",
+        template=best.template,
+        config=loose.mapping(loose.parsed(best.config)),
+        time_ns=best.time_ns or 0.0,
+        raced=entry.raced,
+        doubt=doubt_of(times),
+        words=words_of(times),
+    )
 
 
-def ratio_interval(a_ns: Sequence[float], b_ns: Sequence[float]) -> tuple[float | None, float | None]:
-    """The 95 % bootstrap interval of median(a) / median(b); None with fewer than four repetitions on a side."""
-    if min(len(a_ns), len(b_ns)) < _LEAST_REPETITIONS:
-        return None, None
-    rng = np.random.default_rng(0)
-    drawn = [
-        np.median(np.array(times)[rng.integers(0, len(times), (RESAMPLES, len(times)))], axis=1) for times in (a_ns, b_ns)
-    ]
-    low, high = np.quantile(drawn[0] / drawn[1], (0.025, 0.975)).tolist()
-    return low, high
-
-
-def _mean_interval(ratios: Sequence[float]) -> tuple[float | None, float | None]:
-    """The 95 % bootstrap interval of the geometric mean over tasks; None with fewer than three."""
-    if len(ratios) < _LEAST_TASKS:
-        return None, None
-    logs = np.log(np.array(ratios))
-    drawn = logs[np.random.default_rng(0).integers(0, len(logs), (RESAMPLES, len(logs)))].mean(axis=1)
-    low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
-    return math.exp(low), math.exp(high)
-
-
-def _verdict(ratio: float, low: float | None, high: float | None) -> Literal["faster", "slower", "same", "unknown"]:
-    if low is None or high is None:
-        return "unknown"
-    if low > 1 and ratio > 1 + NEAR:
-        return "faster"
-    if high < 1 and ratio < 1 / (1 + NEAR):
-        return "slower"
-    return "same"
+def _times(entry: _Entry) -> tuple[float, ...]:
+    """All repetitions of the best trial; () if they cannot be read now."""
+    return entry.source.repetitions(entry.best.id) if entry.best else ()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from schedsearch.dashboard import loose
+from schedsearch.dashboard.noise import doubt_of, spread_of, words_of
 from schedsearch.dashboard.progress import Progress, RunProgress, counted, race_default, race_winner
+from schedsearch.dashboard.ratios import geometric_mean, median_ratio
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.views.overview import DatabaseRow, RunRow, RunState, RunTask, Shares, Side, TaskRow, TemplateRow
 from schedsearch.identity import sha256_hex
 from schedsearch.measurement import sizes_of_mode
-from schedsearch.roofline import suspect_time_ns
+from schedsearch.roofline import has_peaks, suspect_time_ns
 from schedsearch.workload import Workload
 
 SILENT_S = 120.0  # a run that stored nothing for this long is probably dead
@@ -75,7 +76,12 @@ def target_key(source: Source, target: str) -> str:
     return f"{source.key}.d{sha256_hex(target)[:12]}"
 
 
-def database_row(source: Source) -> DatabaseRow:
+def database_row(source: Source, rows: Iterable[TaskRow]) -> DatabaseRow:
+    """Args:
+    rows: of its tasks.
+    """
+    tasks = list(rows)
+    total = Headline.of(tasks)
     return DatabaseRow(
         key=source.key,
         path=source.path,
@@ -86,7 +92,27 @@ def database_row(source: Source) -> DatabaseRow:
         tasks=len(source.tasks),
         runs=len(source.runs),
         size_bytes=source.size_bytes,
+        trials=sum(task.trials for task in tasks),
+        failures=sum(task.trials - task.valid for task in tasks),
+        geomean_speedup=total.geomean,
+        raced_tasks=total.raced,
+        trusted_tasks=total.trusted,
     )
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The speed-up of many tasks: the geometric mean over those whose times can be trusted; None if there is none."""
+
+    geomean: float | None
+    raced: int
+    trusted: int
+
+    @classmethod
+    def of(cls, tasks: Iterable[TaskRow]) -> Headline:
+        raced = [task for task in tasks if task.speedup is not None]
+        trusted = [task.speedup for task in raced if not task.doubt and task.speedup is not None]
+        return cls(geometric_mean(trusted), len(raced), len(trusted))
 
 
 def last_times(source: Source) -> dict[str, float]:
@@ -113,6 +139,13 @@ def task_row(source: Source, task: TaskId, progress: Progress, known: Known) -> 
     best_ns, default_ns = (row.time_ns if row else None for row in (best, default))
     raced = bool(race)
     plain_ns = known.plain_ns.get((task[0], race[0].run)) if race else None
+    default_times, best_times = (source.repetitions(row.id) if row else () for row in (default, best))
+    doubts = [
+        (doubt_of(times), f"{name}: {words_of(times)}") for name, times in (("default", default_times), ("best", best_times))
+    ]
+    if best and default and best.id == default.id:
+        del doubts[0]
+    speedup = median_ratio(default_times, best_times) if raced else None
     rate, rate_unit, limit_ns = _rate(workload, best_ns, task)
     sizes = known.configurations.get((task[0], task[1]), {})
     configurations = sum(sizes.values()) if sizes else None
@@ -133,6 +166,12 @@ def task_row(source: Source, task: TaskId, progress: Progress, known: Known) -> 
         plain_ns=plain_ns,
         raced=raced,
         speedup=default_ns / best_ns if raced and default_ns and best_ns else None,
+        speedup_low=speedup.low if speedup else None,
+        speedup_high=speedup.high if speedup else None,
+        default_spread=spread_of(default_times),
+        best_spread=spread_of(best_times),
+        doubt=max((doubt for doubt, _ in doubts), key=("", "noisy", "bimodal").index),
+        doubts=tuple(words for doubt, words in doubts if doubt),
         over_plain=plain_ns / best_ns if plain_ns and best_ns else None,
         best_id=best.id if best else None,
         default_id=default.id if default else None,
@@ -159,10 +198,10 @@ def task_row(source: Source, task: TaskId, progress: Progress, known: Known) -> 
 
 
 def _rate(workload: Workload | str, best_ns: float | None, task: TaskId) -> tuple[float | None, str, float | None]:
-    """Rate of the best, its unit, and the time of the device's limit."""
+    """Rate of the best, its unit, and the time of the device's limit where the peaks of the device are known."""
     if isinstance(workload, str) or workload.op == "foreign":
         return None, "", None
-    limit_ns = suspect_time_ns(workload, task[1], task[2])
+    limit_ns = suspect_time_ns(workload, task[1], task[2]) if has_peaks(task[1]) else None
     if workload.flops:
         return workload.flops / best_ns if best_ns else None, "GFLOP/s", limit_ns
     return workload.min_bytes / best_ns if best_ns else None, "GB/s", limit_ns
@@ -266,5 +305,13 @@ def sides(source: Source) -> list[Side]:
     return found
 
 
-def geometric_mean(values: Sequence[float]) -> float | None:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+def tasks_of(source: Source, side: Side) -> set[tuple[str, str]]:
+    """The (workload id, mode) that a side has valid trials of."""
+    found = set()
+    for (workload, target, mode), progress in source.tasks.items():
+        if side.kind == "target" and target_key(source, target) != side.key:
+            continue
+        runs = [run for run in progress.runs if side.kind != "run" or run_key(source, run) == side.key]
+        if any(progress.runs[run].measured for run in runs):
+            found.add((workload, mode))
+    return found

@@ -43,12 +43,13 @@ class TemplateProgress:
 
 @dataclass
 class RunProgress:
-    """What a run did on a task, or over all tasks."""
+    """What a run did on a task. `measured` are its records with a time, those of the final race included."""
 
     first_at_s: float
     last_at_s: float
     trials: int = 0
     failures: int = 0
+    measured: int = 0
     build_s: float = 0.0
     run_s: float = 0.0
 
@@ -57,6 +58,7 @@ class RunProgress:
         self.last_at_s = max(self.last_at_s, row.finished_at)
         self.build_s += row.build_s
         self.run_s += row.run_s
+        self.measured += row.time_ns is not None
         if not row.race and row.outcome != Outcome.REJECTED:
             self.trials += 1
             self.failures += row.outcome != Outcome.OK

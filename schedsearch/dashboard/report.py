@@ -148,12 +148,21 @@ def markdown_of(view: Overview) -> str:
         lines += [_line(map(_escaped, cells_of(task))) for task in view.tasks]
         parts.append("\n".join(lines))
     if view.geomean_speedup is not None:
-        raced = counted(view.raced_tasks, "raced task")
-        parts.append(f"Geometric mean of the speed-ups over {raced}: {view.geomean_speedup:.2f}x")
+        raced, left = counted(view.trusted_tasks, "raced task"), view.raced_tasks - view.trusted_tasks
+        parts.append(f"Geometric mean of the speed-ups over {raced}: {view.geomean_speedup:.2f}x{_left_out(left)}")
+    elif view.raced_tasks:
+        parts.append("No speed-up can be trusted: the times of every final race are doubtful")
+    parts += [f"{_escaped(task.name)}: {_escaped(words)}" for task in view.tasks for words in task.doubts]
     if any(task.best_ns is not None and not task.raced for task in view.tasks):
         parts.append("~ a single measurement: no final race was held, so there is no speed-up to show")
     parts += [_escaped(_run_line(run)) for run in view.runs[:20]]
     return "\n\n".join(parts) + "\n"
+
+
+def _left_out(count: int) -> str:
+    if not count:
+        return ""
+    return f"; {counted(count, 'more task')} {'is' if count == 1 else 'are'} left out, whose times are not to be trusted"
 
 
 def _line(cells: Any) -> str:
@@ -178,7 +187,7 @@ def cells_of(task: TaskRow) -> list[str]:
         task.template or "none is valid",
         _time(task.default_ns, mark),
         _time(task.best_ns, mark),
-        "-" if task.speedup is None else f"{task.speedup:.2f}x",
+        "-" if task.speedup is None else f"{task.speedup:.2f}x" + (f" ({task.doubt})" if task.doubt else ""),
         "-"
         if task.rate is None
         else f"{task.rate:,.0f} {task.rate_unit}"
@@ -211,8 +220,8 @@ def report_csv(answers: Answers) -> str:
     answers.refresh()
     names = (
         "database", "key", "name", "label", "op", "target", "mode", "template", "default_ns", "best_ns", "plain_ns", "raced",
-        "speedup", "rate", "rate_unit", "limit_ns", "limit_share", "trials", "valid", "rejected", "since_improvement_trials",
-        "seconds", "problem",
+        "speedup", "doubt", "rate", "rate_unit", "limit_ns", "limit_share", "trials", "valid", "rejected",
+        "since_improvement_trials", "seconds", "problem",
     )  # fmt: skip
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -1,8 +1,7 @@
 """One database as the dashboard sees it: opened read-only, followed while others write to it, replace it or remove it.
 
 A `Source` never raises for what a file is. If the file cannot be read, `problem` says why, and what was read before stays.
-It
-holds no transaction between two calls, so it never keeps a writer waiting, and it writes nothing.
+It holds no transaction between two calls, so it never keeps a writer waiting, and it writes nothing.
 """
 
 from __future__ import annotations
@@ -72,6 +71,7 @@ class Source:
         self._recent: dict[str, deque[float]] = {}
         self._keys: dict[str, TaskId] = {}
         self._trials: OrderedDict[TaskId, Trials] = OrderedDict()
+        self._repetitions: dict[int, tuple[float, ...]] = {}
 
     @property
     def name(self) -> str:
@@ -190,6 +190,17 @@ class Source:
                 found.add(self._store.columns(COLUMNS_OF_TRIALS, after=found.last_id, task=task), starts)
                 found.stamp = self._stamp
             return found
+
+    def repetitions(self, record_id: int) -> tuple[float, ...]:
+        """All repetitions of a record in ns, kept; () if it has none or cannot be read now."""
+        with self.lock:
+            found = self._repetitions.get(record_id)
+            if found is None and self._store is not None:
+                try:
+                    found = self._repetitions[record_id] = self._store.row(record_id).measurement.times_ns
+                except SchedsearchError:
+                    return ()
+            return found or ()
 
     @property
     def store(self) -> Store | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from schedsearch.dashboard import loose
 from schedsearch.dashboard.effects import Searched
+from schedsearch.dashboard.noise import spread_of
 from schedsearch.dashboard.progress import TuningClock
 from schedsearch.dashboard.views.task import Knobs
 from schedsearch.dashboard.views.values import JSON
@@ -144,7 +145,7 @@ class Trials:
         self.config_json.append(config_json)
         self.outcome.append(_CODE[outcome])
         self.time_ns.append(time_ns)
-        self.spread.append(_spread(times))
+        self.spread.append(spread_of(times))
         self.race.append(race)
         self.run.append(self._index("run", self.runs, run))
         self.batch.append(batch)
@@ -208,19 +209,3 @@ class Trials:
 
     def config(self, position: int) -> dict[str, JSON]:
         return loose.mapping(loose.parsed(self.config_json[position]))
-
-
-def _spread(times_ns: Sequence[float]) -> float | None:
-    """Interquartile range over the median, as `Measurement.spread` has it; None with fewer than four repetitions."""
-    n = len(times_ns)
-    if n < 4:
-        return None
-    ranked = sorted(times_ns)
-
-    def at(quarter: int) -> float:
-        whole, rest = divmod(quarter * (n + 1), 4)
-        whole = min(max(whole, 1), n - 1)
-        rest = quarter * (n + 1) - whole * 4
-        return (ranked[whole - 1] * (4 - rest) + ranked[whole] * rest) / 4
-
-    return round((at(3) - at(1)) / at(2), 5)

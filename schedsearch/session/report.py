@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
+from schedsearch.measurement import BUSY_SPREAD
 from schedsearch.text import counts, duration, html_table, rate_text
-
-BUSY = 0.2  # above this spread of its repeats, other programs disturb a final race
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,10 @@ def result_cells(result: ResultTable) -> Cells:
     notes = []
     if any(row.best_ns is not None and not row.raced for row in rows):
         notes.append("~ a single measurement: no final race was held, so there is no speed-up to show")
-    if any(max(row.default_spread or 0, row.best_spread or 0) > BUSY for row in rows):
+    if any(max(row.default_spread or 0, row.best_spread or 0) > BUSY_SPREAD for row in rows):
         notes.append(
-            f"times vary by more than {BUSY:.0%}: the machine is busy, and ratios say little; run again on a quiet one"
+            f"times vary by more than {BUSY_SPREAD:.0%}: the machine is busy, and ratios say little; run again on a quiet "
+            "one"
         )
     notes += dict.fromkeys(f"{row.name}: {row.unreferenced}" for row in rows if row.unreferenced)
     right = tuple(name for name in columns if name not in ("task", "template", "failures"))

@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from schedsearch.dashboard.views.noise import Doubt
 from schedsearch.dashboard.views.overview import Side
 from schedsearch.dashboard.views.trial import Difference
 from schedsearch.dashboard.views.values import JSON
 
+Verdict = Literal["faster", "slower", "same", "unknown"]
+"""What an interval says about B: it is above 1, below 1, contains 1 (no difference is shown), or is not known."""
+
 
 @dataclass(frozen=True)
 class ComparedBest:
-    """The best trial of one side."""
+    """The best trial of one side, and why its time is not to be trusted (`doubt`, and `words` about it)."""
 
     task: str
     trial: str
@@ -21,6 +25,8 @@ class ComparedBest:
     config: Mapping[str, JSON]
     time_ns: float
     raced: bool
+    doubt: Doubt
+    words: str
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,8 @@ class CompareRow:
 
     Attributes:
         ratio: time of A over time of B: above 1, B is faster. `low`, `high`: its 95 % interval, from the repetitions of
-            both (bootstrap of medians); None with fewer than four on a side.
-        verdict: faster or slower says that the whole interval is on one side of 1 and the ratio is more than 2 % away;
-            otherwise same, or unknown without an interval. It speaks of B.
+            both (bootstrap of medians) and 2 % wider on both sides; None with fewer than four on a side.
+        verdict: follows from the interval alone.
         differences: knobs in which the best configs differ; `here` is A's, `best` is B's value.
         a_on_b_ns: time on B of A's best config (what transfers), None if B did not measure it; `b_on_a_ns` the reverse.
     """
@@ -46,7 +51,7 @@ class CompareRow:
     ratio: float
     low: float | None
     high: float | None
-    verdict: Literal["faster", "slower", "same", "unknown"]
+    verdict: Verdict
     differences: tuple[Difference, ...]
     a_on_b_ns: float | None
     b_on_a_ns: float | None
@@ -54,8 +59,17 @@ class CompareRow:
 
 @dataclass(frozen=True)
 class CompareView:
-    """Two sides. `geomean` is the geometric mean of the ratios with its 95 % bootstrap interval over tasks (None with
-    fewer than three tasks); `only_a`, `only_b` name tasks that have no partner, or no valid trial on one side."""
+    """Two sides.
+
+    Attributes:
+        geomean: geometric mean of the ratios with its 95 % bootstrap interval over tasks and repetitions. `low`, `high` are
+            None with fewer than three tasks if one of these has no interval.
+        verdict: follows from that interval.
+        counts: how many rows have which verdict; all verdicts are in it.
+        regressions: rows that are slower.
+        doubtful: rows in which the time of a side is not to be trusted.
+        only_a, only_b: names of tasks that have no partner, or no valid trial on one side.
+    """
 
     a: Side
     b: Side
@@ -63,7 +77,10 @@ class CompareView:
     geomean: float | None
     low: float | None
     high: float | None
+    verdict: Verdict
+    counts: Mapping[Verdict, int]
     regressions: int
+    doubtful: int
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     notes: tuple[str, ...]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from schedsearch.dashboard.views.noise import Doubt
 from schedsearch.dashboard.views.values import JSON
 
 RunState = Literal["running", "silent", "finished", "interrupted"]
@@ -21,6 +22,7 @@ class DatabaseRow:
         problem: why nothing can be read from it now (missing, empty, newer, not a database); "" if it can be read. What
             was read before it went wrong is still shown.
         notes: damage that was skipped, and other remarks; at most 20 strings.
+        geomean_speedup, raced_tasks, trusted_tasks: as in `Overview`, of its own tasks.
     """
 
     key: str
@@ -32,6 +34,11 @@ class DatabaseRow:
     tasks: int
     runs: int
     size_bytes: int
+    trials: int
+    failures: int
+    geomean_speedup: float | None
+    raced_tasks: int
+    trusted_tasks: int
 
 
 @dataclass(frozen=True)
@@ -127,10 +134,14 @@ class TaskRow:
         template: the template of the best trial; None if none is valid.
         raced: `default_ns`, `best_ns` and `plain_ns` are of the last final race and can be compared. Otherwise they are
             single measurements of the search, and `speedup` is None.
+        speedup_low, speedup_high: the 95 % interval of the speed-up (`compare.CompareRow`); None if it is not known.
+        default_spread, best_spread: interquartile range of the repetitions over their median; None with fewer than four.
+        doubt: the worse doubt about both times; `doubts` has a sentence about each time that is doubtful.
         best_id, default_id: their trials (`TrialColumns.id`).
         rate: 1e9 operations (`rate_unit` GFLOP/s) or bytes (GB/s) per second of the best.
         limit_ns: no kernel that does all the work is faster on this device; `limit_share` is `limit_ns / best_ns`, the
-            share of the device's limit that the best reaches.
+            share of the device's limit that the best reaches. Both are None for devices whose peaks are not known, such as
+            CPUs.
         trials: candidates that cost a trial; `valid` of them have a time. `rejected` cost none.
         failures: outcome -> count, for all outcomes but ok.
         configurations: size of the space over all templates, None if no run says; `measured_share` is the part measured.
@@ -154,6 +165,12 @@ class TaskRow:
     plain_ns: float | None
     raced: bool
     speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    default_spread: float | None
+    best_spread: float | None
+    doubt: Doubt
+    doubts: tuple[str, ...]
     over_plain: float | None
     best_id: int | None
     default_id: int | None
@@ -194,8 +211,10 @@ class Overview:
         version: of schedsearch.
         now_s: when this was made.
         notes: what the reader must know, e.g. that a report holds a sample only.
-        geomean_speedup: over the tasks that had a final race; `raced_tasks` of them.
-        compared: pairs of `Side.key` that a report holds; live any pair can be asked for.
+        pages: the pages on which there is something to see, for the navigation.
+        geomean_speedup: over the tasks that had a final race whose times can be trusted; None without any.
+        raced_tasks, trusted_tasks: how many tasks had a race, and how many of these are in the mean.
+        compared: pairs of `Side.key` that have a task in common, as a report holds them; live any pair can be asked for.
         replays: names of the replay files.
     """
 
@@ -203,6 +222,7 @@ class Overview:
     version: str
     now_s: float
     notes: tuple[str, ...]
+    pages: tuple[str, ...]
     databases: tuple[DatabaseRow, ...]
     runs: tuple[RunRow, ...]
     tasks: tuple[TaskRow, ...]
@@ -211,3 +231,4 @@ class Overview:
     replays: tuple[str, ...]
     geomean_speedup: float | None
     raced_tasks: int
+    trusted_tasks: int
