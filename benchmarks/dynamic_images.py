@@ -105,7 +105,7 @@ def measured(name: str, options: argparse.Namespace, device: Any, *, on_cuda: bo
         onnx.save(opened(model(*options.most)), path)
         bounds = {size: (LEAST[size], most[size]) for size in LEAST}
         common_options: dict[str, Any] = {"db": options.db, "target": options.target}
-        graph = schedsearch.build_dynamic(path, bounds, way="exact", **common_options)
+        graph = schedsearch.build_dynamic(path, bounds, run_mode="exact", **common_options)
         for size in sizes:
             x = np.random.default_rng(0).standard_normal((size[0], 3, *size[1:])).astype(dtype)
             given = placed(x)

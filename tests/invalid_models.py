@@ -184,16 +184,16 @@ def _versions() -> Iterator[tuple[str, Any, str]]:
     twice.opset_import.append(helper.make_opsetid("", 13))
     yield "two opsets of one domain", twice, "two opsets of the domain '', 17 and 13"
     yield (
-        "an input without a format",
+        "an input without a dtype",
         changed(relu(), "graph.input.0.type.tensor_type.elem_type", 0),
-        "'x' is an array without a format",
+        "'x' is an array without a dtype",
     )
     untyped = relu()
     untyped.graph.output[0].type.tensor_type.shape.dim.add()
-    yield "an output without a format", untyped, "'y' is an array without a format"
+    yield "an output without a dtype", untyped, "'y' is an array without a dtype"
     yield "an input without a type", changed(relu(), "graph.input.0.type", None), "input 'x' has no type"
     unknown = changed(relu(), "graph.input.0.type.tensor_type.elem_type", 99)
-    yield "an input of an unknown format", unknown, "'x' has the unknown format 99"
+    yield "an input of an unknown dtype", unknown, "'x' has the unknown dtype 99"
     wrong = relu()
     wrong.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", T.INT64, None))
     yield "an output of another format", wrong, r"node Relu -> y \(Relu\): Inferred elem type differs"
@@ -225,7 +225,7 @@ def _nodes() -> Iterator[tuple[str, Any, str]]:
         "that of a function",
     )
     yield "a Cast to no format", one("Cast", to=0), "Invalid tensor data type 0"
-    yield "a Cast to an unknown format", one("Cast", to=99), r"node Cast -> y \(Cast\)"
+    yield "a Cast to an unknown dtype", one("Cast", to=99), r"node Cast -> y \(Cast\)"
     for axis in (7, 2, -3):
         yield f"Softmax along axis {axis}", one("Softmax", axis=axis), rf"node Softmax -> y \(Softmax\): .*axis.*{axis}"
     yield "a permutation with an axis twice", one("Transpose", perm=[0, 0]), r"\(Transpose\)"
@@ -340,8 +340,8 @@ def _tensors() -> Iterator[tuple[str, Any, str]]:
         ("no numbers", {}, "has 0 numbers and needs 8"),
         ("too few numbers", {"float_data": [1.0] * 7}, "has 7 numbers and needs 8"),
         ("numbers of another format", {"int32_data": [1] * 8}, "in the field int32_data"),
-        ("an unknown format", {"raw_data": raw, "data_type": 99}, "unknown format 99"),
-        ("no format", {"raw_data": raw, "data_type": 0}, "unknown format 0"),
+        ("an unknown dtype", {"raw_data": raw, "data_type": 99}, "unknown dtype 99"),
+        ("no dtype", {"raw_data": raw, "data_type": 0}, "unknown dtype 0"),
         ("an extent beyond all memory", {"dims": [1 << 62, 4, 8], "raw_data": raw}, "larger than any memory"),
         ("halves of more than 16 bits", {"data_type": T.FLOAT16, "int32_data": [1 << 20] * 8}, "more than 16 bits"),
         ("four bits in a byte each", {"data_type": T.INT4, "raw_data": b"12345678"}, "has 8 bytes and needs 4"),

@@ -493,14 +493,14 @@ def test_constant_indices_must_be_legal_at_every_size_of_a_table(tmp_path: Path)
 def test_constant_indices_of_a_dynamic_graph_must_be_legal_in_each_run(tmp_path: Path) -> None:
     x = np.arange(128, dtype=np.float32).reshape(64, 2)
     model = constant_rows(tmp_path)
-    with schedsearch.build_dynamic(model, {"n": (1, 64)}, target="cpu", way="exact", db=tmp_path / "none.db") as net:
+    with schedsearch.build_dynamic(model, {"n": (1, 64)}, target="cpu", run_mode="exact", db=tmp_path / "none.db") as net:
         np.testing.assert_array_equal(net(x), x[[0, 40]])
         np.testing.assert_array_equal(net(x[:41]), x[[0, 40]])
         text = r"node pick \(Gather\): the index at \[1\] of 'places' is 40, but axis 0 of 'x' was shorter: .* at most 64"
         with pytest.raises(IndexRangeError, match=text):
             net(x[:40])
     with pytest.raises(UsageError, match=r"the index at .* is 40, but axis 0 of 'x' has extent 40"):
-        schedsearch.build_dynamic(model, {"n": (1, 40)}, target="cpu", way="exact", db=tmp_path / "none.db")
+        schedsearch.build_dynamic(model, {"n": (1, 40)}, target="cpu", run_mode="exact", db=tmp_path / "none.db")
 
 
 def test_given_indices_into_a_shape_are_looked_at(device: CpuDevice) -> None:

@@ -84,7 +84,7 @@ def test_dynamic_graphs_check_axes_of_known_extent(indices: list[int], problem: 
 
     def build() -> Any:
         return schedsearch.build_dynamic(
-            tmp_path / "m.onnx", {"n": (1, 4)}, target="cpu", way="exact", db=tmp_path / "none.db"
+            tmp_path / "m.onnx", {"n": (1, 4)}, target="cpu", run_mode="exact", db=tmp_path / "none.db"
         )
 
     if problem:

@@ -59,7 +59,7 @@ def test_a_concatenation_keeps_every_argument(name: str, tmp_path: Path) -> None
     x = np.random.default_rng(0).standard_normal((1, 16, 5, 6)).astype(np.float32)
     (wanted,) = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})
     sizes = {"h": (4, 8), "w": (4, 8)}
-    with schedsearch.build_dynamic(path, sizes, target="cpu", db=tmp_path / "none.db", way="exact") as net:
+    with schedsearch.build_dynamic(path, sizes, target="cpu", db=tmp_path / "none.db", run_mode="exact") as net:
         np.testing.assert_allclose(net(x), wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -84,7 +84,7 @@ def test_weights_that_are_dequantised_are_constants_in_every_opset(opset: int, t
     x = rng.standard_normal((3, 8)).astype(np.float32)
     weight = (numbers.astype(np.float64) - zero_points) * scales
     wanted = x.astype(np.float64) @ weight + bias * np.float64(np.float32(0.1))
-    with schedsearch.build_dynamic(path, {"n": (1, 4)}, target="cpu", db=tmp_path / "none.db", way="exact") as net:
+    with schedsearch.build_dynamic(path, {"n": (1, 4)}, target="cpu", db=tmp_path / "none.db", run_mode="exact") as net:
         np.testing.assert_allclose(net(x), wanted, rtol=1e-5, atol=1e-4)
 
 
@@ -97,7 +97,7 @@ def test_a_node_of_constants_that_onnx_cannot_compute_is_named(tmp_path: Path) -
     constants = {"k": np.ones(3, np.float32), "s": np.float32(0.5), "z": np.int8(0)}
     path = save(tmp_path, nodes, ("n", 3), constants, opset=13)
     try:
-        net = schedsearch.build_dynamic(path, {"n": (1, 4)}, target="cpu", db=tmp_path / "none.db", way="exact")
+        net = schedsearch.build_dynamic(path, {"n": (1, 4)}, target="cpu", db=tmp_path / "none.db", run_mode="exact")
     except ModelError as error:
         assert "odd (QuantizeLinear) reads only constants, and onnx's evaluator cannot compute it" in str(error)
     else:

@@ -113,7 +113,7 @@ def test_a_bounded_executable_keeps_its_sizes_on_the_device(built: Any) -> None:
     path = built[0] / "bounded.ssx"
     sizes = {"n": (1, ROWS)}
     with schedsearch.build_dynamic(
-        built[0] / "model.onnx", sizes, way="bounded", db="none.db", target="cpu", out=path
+        built[0] / "model.onnx", sizes, run_mode="bounded", db="none.db", target="cpu", out=path
     ) as one:
         first = path.read_bytes()
         one.save(path)
@@ -154,7 +154,7 @@ def test_run_draws_inputs_and_prints_times(built: Any) -> None:
         (["--dynamic", "n=1.."], "'n=1..' is not a dimension with bounds"),
         (["--dynamic", "n=-1..4"], "n=-1..4 is not possible; allowed: sizes from 0 to 2147483647"),
         (["--dynamic", "n=1..2147483648"], "n=1..2147483648 is not possible; allowed: sizes from 0 to 2147483647"),
-        (["--dynamic", "n=1..2147483647", "--way", "exact"], "GiB; give smaller bounds"),
+        (["--dynamic", "n=1..2147483647", "--run-mode", "exact"], "GiB; give smaller bounds"),
         (["--dynamic", "n=1..4,n=1..5"], "n is given twice"),
         (["--dynamic", "n=1..4", "--dynamic", "n=1..5"], "n is given twice"),
         (["--dynamic", "m=1..4", "--dynamic", "n=1..4"], "has no dynamic dimension 'm'; allowed: n"),
@@ -165,9 +165,9 @@ def test_run_draws_inputs_and_prints_times(built: Any) -> None:
             ["--dynamic", "n=1..6", "--dtype", "float16"],
             "dtype, layout, io_layout and weights are for tables of kernels for each size",
         ),
-        (["--dynamic", "n=1..6", "--way", "exact", "--layout", "NHWC"], "leave them out, or give one dimension and no way"),
-        (["--dynamic", "n=1..6", "--fallback", "onnxruntime"], "fallback does not go with dynamic and way"),
-        (["--dynamic", "n=1..6", "--shape", "x=1,5"], "shapes does not go with dynamic and way"),
+        (["--dynamic", "n=1..6", "--run-mode", "exact", "--layout", "NHWC"], "give one dimension and no run_mode"),
+        (["--dynamic", "n=1..6", "--fallback", "onnxruntime"], "fallback does not go with dynamic and run_mode"),
+        (["--dynamic", "n=1..6", "--shape", "x=1,5"], "shapes does not go with dynamic and run_mode"),
         (["--dynamic", "n=1..6", "--strict"], "there is no database none.db"),
     ],
 )
@@ -221,7 +221,7 @@ def test_run_draws_indices_that_rows_in_use_have(built: Any) -> None:
         [helper.make_node("Gather", ["x", "places"], ["y"], "pick")], "rows", inputs, [info("y", TensorProto.FLOAT, None)]
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), built[0] / "rows.onnx")
-    options = ("--dynamic", "n=1..64", "--way", "exact", "--db", "none.db", "--target", "cpu")
+    options = ("--dynamic", "n=1..64", "--run-mode", "exact", "--db", "none.db", "--target", "cpu")
     assert command("build", "rows.onnx", *options).exit_code == 0
     for n in (2, 64):
         shown = command("run", "rows.ssx", "--size", f"n={n}", "--repeat", 0, "--json")

@@ -184,7 +184,7 @@ def test_a_level_of_features_is_resized_between_convolutions(device: Device) -> 
 def test_an_executable_resizes(tmp_path: Path) -> None:
     path, limits = tmp_path / "pyramid.ssx", {name: (size.least, size.most) for name, size in SIZES.items()}
     onnx.save(pyramid(), tmp_path / "pyramid.onnx")
-    schedsearch.build_dynamic(tmp_path / "pyramid.onnx", limits, way="exact", out=path, target="cpu")
+    schedsearch.build_dynamic(tmp_path / "pyramid.onnx", limits, run_mode="exact", out=path, target="cpu")
     x = random(2, 3, 7, 13)
     (wanted,) = ReferenceEvaluator(pyramid()).run(None, {"x": x})
     with schedsearch.load(path) as net:

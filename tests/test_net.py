@@ -96,7 +96,7 @@ def test_a_file_of_an_older_form_names_the_command_that_writes_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     isolate(tmp_path, monkeypatch)
-    remedy = r"build it again: schedsearch build computed\.onnx --dynamic n=1\.\.3 --way exact -o .*computed_v5\.ssx$"
+    remedy = r"build it again: schedsearch build computed\.onnx --dynamic n=1\.\.3 --run-mode exact -o .*computed_v5\.ssx$"
     with pytest.raises(DatabaseError, match=remedy):
         schedsearch.load(stored(OUTDATED, tmp_path), target=target())
 
@@ -150,7 +150,7 @@ def test_what_a_net_consists_of_and_how_long_it_takes(net: Net, name: str) -> No
     assert len(net.kernels) >= 1 and net.summary and net.model in net.explain() and net.model in repr(net)
     times = net.measure(2, given)
     assert times.total_ns > 0
-    assert (len(times.calls_ns) == len(one.steps)) != (times.ways_ns.keys() == {"exact", "bounded"})
+    assert (len(times.calls_ns) == len(one.steps)) != (times.run_modes_ns.keys() == {"exact", "bounded"})
 
 
 def test_what_depends_on_the_run_says_so(net: Net, name: str) -> None:

@@ -265,7 +265,7 @@ def test_a_network_can_be_built_without_a_file() -> None:
         ({"model": "net.onnx", "tune_s": float("nan")}, "tune_s is nan; allowed: a number of seconds above 0, or None"),
         ({"model": "missing.onnx"}, "missing.onnx is not a file"),
         ({"model": "net.onnx", "example": 1}, "example is for a torch module"),
-        ({"model": support.two_convolutions(), "dtype": "float16"}, "a Network has its formats, shapes and parts"),
+        ({"model": support.two_convolutions(), "dtype": "float16"}, "a Network has its dtypes, shapes and subgraphs"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments: dict[str, object], message: str) -> None:

@@ -149,7 +149,7 @@ def test_every_size_of_a_table_is_of_a_network_that_was_compared(tmp_path: Path,
 @pytest.mark.long
 def test_a_graph_with_computed_sizes_is_compared_in_both_ways(tmp_path: Path, spoiled: Callable[[Spoil], None]) -> None:
     path, out = chain("n", 2, 6, 6).save(tmp_path), tmp_path / "net.ssx"
-    options: dict[str, Any] = {"way": "bounded", "target": "cpu", "db": tmp_path / "none.db", "out": out}
+    options: dict[str, Any] = {"run_mode": "bounded", "target": "cpu", "db": tmp_path / "none.db", "out": out}
     with schedsearch.build_dynamic(path, {"n": (1, 3)}, **options) as net:
         assert net.bundle.checked
     with schedsearch.load(out) as net:
@@ -173,7 +173,7 @@ def test_a_graph_with_computed_sizes_shows_what_the_models_values_are(tmp_path: 
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ("conv.out", "squash.out"))
     x = np.random.default_rng(3).standard_normal((2, 2, 6, 6), np.float32)
     _, *right = ReferenceEvaluator(model).run(None, {"x": x})
-    with schedsearch.build_dynamic(path, {"n": (1, 3)}, way="exact", target="cpu", db=tmp_path / "none.db") as net:
+    with schedsearch.build_dynamic(path, {"n": (1, 3)}, run_mode="exact", target="cpu", db=tmp_path / "none.db") as net:
         for way in ("exact", "bounded"):
             subject = ComputedSizes(net, {"n": 2}, way)
             shown = subject.values({"x": x}, [name for name in ("conv.out", "squash.out") if name in subject.sizes])

@@ -528,5 +528,5 @@ def test_what_onnx_runtime_cannot_run_is_named(runtime: Any, tmp_path: Path) -> 
 
 def test_networks_have_their_parts_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace())
-    with pytest.raises(UsageError, match="a Network has its formats, shapes and subgraphs"):
+    with pytest.raises(UsageError, match="a Network has its dtypes, shapes and subgraphs"):
         build(support.two_convolutions(), target="cpu", fallback="onnxruntime")

@@ -88,6 +88,6 @@ def test_graphs_of_open_sizes_are_prepared_as_those_of_fixed_ones(name: str, tmp
         x = np.array([[0, 10, 200], [255, 3, 90]], np.uint8)
         wanted = np.minimum(np.rint(256 / (1 + np.exp(-0.05 * x.astype(float)))), 255).astype(np.uint8)
     onnx.save(model, tmp_path / "net.onnx")
-    options: dict[str, Any] = {"way": "exact", "target": "cpu", "db": tmp_path / "none.db", "check": False}
+    options: dict[str, Any] = {"run_mode": "exact", "target": "cpu", "db": tmp_path / "none.db", "check": False}
     with schedsearch.build_dynamic(tmp_path / "net.onnx", {"n": (1, 4)}, **options) as net:
         np.testing.assert_array_equal(net(x), wanted)

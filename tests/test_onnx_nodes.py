@@ -27,7 +27,7 @@ from schedsearch.network.reductions import REDUCTIONS  # noqa: E402
 
 COMPUTED = {*ELEMENTWISE, "Concat", "MatMul"} - {"Clip", "BatchNormalization", "QuantizeLinear", "DequantizeLinear", "Pow"}
 """Operators of which all inputs are inputs of the network; of others it is the first, and the rest are constants."""
-FORMATS = r"(reads|makes|is) (an unknown format|\w+); allowed: "
+DTYPE = r"(reads|makes|is) (an unknown dtype|\w+); allowed: "
 REFUSED: Mapping[str, str] = {
     "AveragePool": "has [13] spatial dimensions",
     "BatchNormalization": "in training mode",
@@ -109,7 +109,7 @@ def agreeing(every: Sequence[Any]) -> Iterator[str]:
         try:
             network = lower(simplified(onnx_ir.from_proto(model), case.name))
         except ModelError as error:
-            assert re.search(f"{FORMATS}|{REFUSED.get(op, '^$')}", str(error)), f"{case.name}: {error}"
+            assert re.search(f"{DTYPE}|{REFUSED.get(op, '^$')}", str(error)), f"{case.name}: {error}"
             continue
         values = evaluate(network, {name: array_of(value) for name, value in inputs.items()})
         ((_, outputs),) = case.data_sets

@@ -355,7 +355,7 @@ def slices() -> Any:
     graph.output(graph.call(workload, *given, name="cut"))
     (chosen,) = find_kernels([workload], "none.db", target).values()
     bundle = DynamicBundle.of(graph, target, lambda _: chosen)
-    nets = [DynamicExecutable(replace(bundle, way=way), open_device(target)) for way in ("exact", "bounded")]
+    nets = [DynamicExecutable(replace(bundle, run_mode=run_mode), open_device(target)) for run_mode in ("exact", "bounded")]
     yield nets
     for net in nets:
         net.close()
@@ -402,7 +402,7 @@ def test_a_call_of_a_graph_computes_with_what_its_arrays_are_now(slices: Any, da
                     net(x, begin, end, strides)
                 continue
             found = net(x, begin, end, strides)
-            if net.bundle.way == "bounded":
+            if net.bundle.run_mode == "bounded":
                 found = found[0][tuple(map(slice, found[1]))]
             np.testing.assert_array_equal(found, x[begin[0] :, 1:])
 

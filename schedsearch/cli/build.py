@@ -79,7 +79,9 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
     help="Dimensions that calls choose, with bounds.",
 )
 @click.option(
+    "--run-mode",
     "--way",
+    "run_mode",
     type=click.Choice(["exact", "bounded"]),
     help="A graph with computed sizes: the host reads them (exact), or they stay on the device (bounded).",
 )
@@ -100,7 +102,7 @@ def build(
     explained: bool,
     shapes: dict[str, list[int]],
     dynamic_sizes: dict[str, tuple[int, int]] | None,
-    way: Literal["exact", "bounded"] | None,
+    run_mode: Literal["exact", "bounded"] | None,
 ) -> None:
     """Write a model as one file that runs on this machine's device, with its weights and the best recorded kernels.
 
@@ -110,7 +112,7 @@ def build(
     The network is compared once with the model, on inputs drawn from a seed. If it computes something else, nothing is
     written, and the command exits with 1.
 
-    With --dynamic n=1..64 callers choose the size of the dimension n of the model's inputs. Give --way for models that
+    With --dynamic n=1..64 callers choose the size of the dimension n of the model's inputs. Give --run-mode for models that
     compute sizes from values.
     """
     from schedsearch.executable.build import build as build_
@@ -120,7 +122,7 @@ def build(
         "dtype": dtype, "layout": layout, "io_layout": io_layout, "weights": weights, "db": db, "out": path,
         "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode, "check": check, "say": render.note,
     }  # fmt: skip
-    with build_(model, fallback=fallback, shapes=shapes, dynamic=dynamic_sizes, way=way, **options) as net:
+    with build_(model, fallback=fallback, shapes=shapes, dynamic=dynamic_sizes, run_mode=run_mode, **options) as net:
         if explained:
             render.say(net.explain())
         untuned = sum(kernel.level != "exact" for kernel in net.kernels)

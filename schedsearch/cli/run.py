@@ -84,7 +84,7 @@ def run(
                     "inputs": {name: list(array.shape) for name, array in inputs.items()},
                     "outputs": {name: list(array.shape) for name, array in outputs.items()},
                     "total_ns": times.total_ns if times else None,
-                    **{f"{way}_ns": time_ns for way, time_ns in (times.ways_ns if times else {}).items()},
+                    **{f"{run_mode}_ns": time_ns for run_mode, time_ns in (times.run_modes_ns if times else {}).items()},
                     "calls": [
                         {"name": call.name, "kernel": call.label, "template": call.origin.template, "time_ns": time_ns}
                         for call, time_ns in zip(net.steps, calls_ns)
@@ -126,9 +126,9 @@ def _sizes(net: Net, texts: tuple[str, ...], files: tuple[str, ...]) -> dict[str
 
 
 def _say_times(net: Net, times: Times) -> None:
-    if times.ways_ns:
-        ways = ", ".join(f"{way} {render.duration(time_ns)}" for way, time_ns in times.ways_ns.items())
-        render.say(f"{net.explain()}\n{ways}, each with its wait")
+    if times.run_modes_ns:
+        modes = ", ".join(f"{mode} {render.duration(time_ns)}" for mode, time_ns in times.run_modes_ns.items())
+        render.say(f"{net.explain()}\n{modes}, each with its wait")
         return
     together = sum(times.calls_ns)
     rows = [

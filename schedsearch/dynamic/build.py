@@ -16,7 +16,7 @@ from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import DynamicExecutable
-from schedsearch.dynamic.file import WAYS, DynamicBundle, Way
+from schedsearch.dynamic.file import RUN_MODES, DynamicBundle, RunMode
 from schedsearch.dynamic.graph import DynamicGraph, DynamicProgram, Size
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.executable.build_options import IO_LAYOUTS, LAYOUT_CHOICES, WEIGHTS, check_choice, check_tune_s
@@ -54,7 +54,7 @@ def build_dynamic(
     model: str | os.PathLike[str],
     sizes: Mapping[str, tuple[int, int]],
     *,
-    way: Way | None = None,
+    run_mode: RunMode | None = None,
     dtype: str | None = None,
     layout: str = "auto",
     io_layout: str = "NCHW",
@@ -67,18 +67,19 @@ def build_dynamic(
     mode: str = COLD_GRAPH,
     check: bool = True,
     say: Callable[[str], None] = lambda text: None,
+    way: RunMode | None = None,
 ) -> Net:
     """Turns an ONNX model with sizes that are known at run time only into an executable for this machine's device.
 
-    With `way`, or with several dimensions, it is a graph whose sizes are computed on the device. With one dimension it is a
-    table from size to kernels, tuned for the range where `db` has such kernels; if a node of the model has no operator for
-    fixed sizes, which reading the model tells, and nothing is asked that only tables have, it is a graph, too. `build` takes
-    the same dimensions as `dynamic`.
+    With `run_mode`, or with several dimensions, it is a graph whose sizes are computed on the device. With one dimension it
+    is a table from size to kernels, tuned for the range where `db` has such kernels; if a node of the model has no operator
+    for fixed sizes, which reading the model tells, and nothing is asked that only tables have, it is a graph, too. `build`
+    takes the same dimensions as `dynamic`.
 
     Args:
         model: path of an ONNX file; `schedsearch.dynamic.model` says which nodes a graph may have.
         sizes: name of a dynamic dimension of the inputs -> the smallest and the largest size.
-        way: asks for a graph and says how its calls run: exact, where the host reads sizes and outputs have exactly the
+        run_mode: asks for a graph and says how its calls run: exact, where the host reads sizes and outputs have exactly the
             right shapes, or bounded, where nothing is copied to the host and outputs are pairs (array, extents). `bind` runs
             bounded in any case.
         dtype, layout, io_layout, weights: as of `build`, for tables only.
@@ -90,8 +91,9 @@ def build_dynamic(
             records go to `db`.
         strict: refuse kernels that were not measured for exactly their workload, or their range, on this kind of device.
         mode: how the records were timed.
-        check: as of `build`; the smallest and the largest sizes and some between are compared, and both ways to run.
+        check: as of `build`; the smallest and the largest sizes and some between are compared, and both modes.
         say: takes a line about each stage.
+        way: the earlier name of `run_mode`.
 
     Raises:
         WrongNetworkError: as of `build`.
@@ -104,7 +106,8 @@ def build_dynamic(
         >>> net = schedsearch.build_dynamic("resnet50.onnx", {"n": (1, 64)}, out="resnet50.ssx")
         >>> y = net(x)  # of 1 to 64 images
     """
-    check_choice("way", way, WAYS, optional=True)
+    run_mode = way if run_mode is None else run_mode
+    check_choice("run_mode", run_mode, RUN_MODES, optional=True)
     check_choice("mode", mode, MODES)
     check_choice("weights", weights, WEIGHTS)
     check_choice("layout", layout, LAYOUT_CHOICES)
@@ -121,9 +124,9 @@ def build_dynamic(
     target = detect(target) if isinstance(target, str) else target
     path, no_table = Path(model), ""
     of_table = dtype is not None or layout != "auto" or io_layout != "NCHW" or weights != "inside"
-    if of_table and (way is not None or len(bounds) != 1):
-        raise UsageError(f"{_OF_TABLE}; leave them out, or give one dimension and no way")
-    if way is None and len(bounds) == 1 and path.is_file():
+    if of_table and (run_mode is not None or len(bounds) != 1):
+        raise UsageError(f"{_OF_TABLE}; leave them out, or give one dimension and no run_mode")
+    if run_mode is None and len(bounds) == 1 and path.is_file():
         (size,) = bounds.values()
         try:
             table = read_sized(
@@ -164,8 +167,8 @@ def build_dynamic(
     found, (of_sizes,) = machine_code([program], db, target, mode=mode, strict=strict, known=known)
     segments, kinds = counted(len(program.segments), "segment"), counted(len(found), "different kernel")
     say(f"{counted(len(calls), 'call')} in {segments}, {kinds}")
-    kernels = dict(found.items())
-    bundle = DynamicBundle.of(graph, target, kernels.__getitem__, sizes=of_sizes, way=way or "exact", model=path.name)
+    run_mode = run_mode or "exact"
+    bundle = DynamicBundle.of(graph, target, found.__getitem__, sizes=of_sizes, run_mode=run_mode, model=path.name)
     net = DynamicExecutable(bundle, open_device(target))
     try:
         if source is None:

@@ -3,7 +3,7 @@
 Most arrays are where they were in the run before: those that have the memory of their bound, and that no caller holds. Calls
 on such arrays alone are bound once. On a GPU those that follow one another are one CUDA graph.
 
-The GPU idles while the host looks at sizes, so little is left to do then: what follows from shapes and formats of the inputs
+The GPU idles while the host looks at sizes, so little is left to do then: what follows from shapes and dtypes of the inputs
 is kept for later runs on such inputs, and of the packed arguments only those are written that have changed.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from schedsearch.dynamic.net import DynamicNet
 
 _LEAST_GRAPH = 3  # launches that take the host longer than the launch of a graph
-_MOST_KEPT = 256  # runs for combinations of shapes and formats
+_MOST_KEPT = 256  # runs for combinations of shapes and dtypes
 
 
 def moving_values(program: DynamicProgram) -> set[str]:
@@ -89,7 +89,7 @@ class ExactRuns:
         return run
 
     def _run_on(self, given: tuple[Any, ...], stream: Any) -> Run:
-        """A new run, or an earlier one on arrays of the same shapes and formats, with these arrays."""
+        """A new run, or an earlier one on arrays of the same shapes and dtypes, with these arrays."""
         looks = [look(array, name) for array, name in zip(given, self._net.program.inputs)]
         key = (len(given), *(each for each, _ in looks))
         self._pool.restart()

@@ -41,10 +41,10 @@ class DynamicExecutable(Net):
     Inputs are contiguous arrays of the device; arrays in the host's memory are only for CPUs. An exact call returns arrays
     of the shapes that the inputs lead to. A bounded one returns pairs (array, extents); it binds the first arrays that it
     gets, so that later calls with the same arrays copy nothing to the host, wait for nothing and allocate nothing. `bind`
-    does the same, whichever way the graph was built for.
+    does the same, whichever mode the graph was built for.
 
     Attributes:
-        net: the graph on the device, for either way to run.
+        net: the graph on the device, for both modes.
     """
 
     def __init__(self, bundle: DynamicBundle, device: Device) -> None:
@@ -101,12 +101,12 @@ class DynamicExecutable(Net):
 
     @property
     def summary(self) -> str:
-        return f"{counted(len(self.steps), 'call')}, runs {self.bundle.way}"
+        return f"{counted(len(self.steps), 'call')}, runs {self.bundle.run_mode}"
 
     def explain(self) -> str:
         """What each call needs from whom, bytes to the host, waits and allocations; and the kernel of each workload."""
         lines = [
-            f"{self.bundle.model or 'graph'} on {self.bundle.target}, runs {self.bundle.way}",
+            f"{self.bundle.model or 'graph'} on {self.bundle.target}, runs {self.bundle.run_mode}",
             check_text(self.bundle.checked),
             explain(self.program),
             "kernels:",
@@ -118,14 +118,14 @@ class DynamicExecutable(Net):
         return "\n".join(lines)
 
     def __call__(self, *args: Any, stream: Any = None, **named: Any) -> Any:
-        """Runs the graph in the way that it was built for; as `Net.__call__`.
+        """Runs the graph in the mode that it was built for; as `Net.__call__`.
 
         Raises:
             IndexRangeError: an index of a gather or scatter is out of range. A bounded call raises neither this nor
                 SizeError, and an exact one on a GPU may not see a wrong index; ask `check()`.
         """
         given = in_order(self.program.inputs, self._inputs, args, named)
-        if self.bundle.way == "exact":
+        if self.bundle.run_mode == "exact":
             return self.net(*given, stream=stream)
         looks = [look(array, name) for array, name in zip(given, self.program.inputs)]
         if self._bound is None or looks != self._looks:
@@ -134,7 +134,7 @@ class DynamicExecutable(Net):
         return self._bound(stream)
 
     def bind(self, *args: Any, **named: Any) -> BoundNet:
-        """A bounded run on fixed arrays, whichever way the graph was built for; as `Net.bind`."""
+        """A bounded run on fixed arrays, whichever mode the graph was built for; as `Net.bind`."""
         return self.net.bind(*in_order(self.program.inputs, self._inputs, args, named))
 
     def check(self) -> None:
@@ -206,10 +206,10 @@ class DynamicExecutable(Net):
             for run in runs.values():
                 complete(run)  # prepares what later runs use again
             bound.check()
-            found = {way: time_on_cpu_ns(functools.partial(complete, run), repeat) for way, run in runs.items()}
+            found = {mode: time_on_cpu_ns(functools.partial(complete, run), repeat) for mode, run in runs.items()}
         finally:
             bound.close()
-        return Times(found[self.bundle.way], ways_ns=found)
+        return Times(found[self.bundle.run_mode], run_modes_ns=found)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         self.bundle.save(path)

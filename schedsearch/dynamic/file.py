@@ -38,8 +38,8 @@ from schedsearch.workload import Workload
 if TYPE_CHECKING:
     from schedsearch.dynamic.graph import DynamicGraph
 
-Way = Literal["exact", "bounded"]
-WAYS: tuple[Way, ...] = ("exact", "bounded")
+RunMode = Literal["exact", "bounded"]
+RUN_MODES: tuple[RunMode, ...] = ("exact", "bounded")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DynamicBundle:
     Attributes:
         target: key of the device that the code is for.
         model: name of the model's file, or "".
-        way: how a call of the executable runs.
+        run_mode: how a call of the executable runs.
         program: of the graph.
         kernels: workload -> its kernel.
         sizes: (number of a segment, whether the run is bounded) -> the kernel of its sizes.
@@ -58,7 +58,7 @@ class DynamicBundle:
 
     target: str
     model: str
-    way: Way
+    run_mode: RunMode
     program: DynamicProgram
     kernels: Mapping[Workload, ChosenKernel]
     sizes: Mapping[tuple[int, bool], Artifact]
@@ -72,7 +72,7 @@ class DynamicBundle:
         kernel: Callable[[Workload], ChosenKernel],
         *,
         sizes: SizeCode | None = None,
-        way: Way = "exact",
+        run_mode: RunMode = "exact",
         model: str = "",
     ) -> DynamicBundle:
         """The bundle of a graph, whose kernels are there.
@@ -89,7 +89,7 @@ class DynamicBundle:
             for bounded in (False, True)
             if segment.steps
         }
-        return cls(target.key, model, way, program, {each: kernel(each) for each in workloads}, sizes)
+        return cls(target.key, model, run_mode, program, {each: kernel(each) for each in workloads}, sizes)
 
     @property
     def artifacts(self) -> list[Artifact]:
@@ -105,7 +105,7 @@ class DynamicBundle:
         weights: dict[str, memoryview] = {}
         text = canonical_json(
             {
-                "kind": DYNAMIC, "target": self.target, "model": self.model, "way": self.way, "checked": self.checked,
+                "kind": DYNAMIC, "target": self.target, "model": self.model, "way": self.run_mode, "checked": self.checked,
                 "workloads": [each.json for each in self.kernels],
                 "kernels": [[one.artifact.sha256, asdict(one.origin)] for one in self.kernels.values()],
                 "sizes": [[*place, artifact.sha256] for place, artifact in self.sizes.items()],
@@ -133,7 +133,7 @@ def _bundle(data: Any, file: executables.ExecutableFile) -> DynamicBundle:
     """Raises FieldError or ProgramError for what no builder writes, and the errors of `stored_bundle`."""
     texts, lists = dict.fromkeys(("kind", "target", "model", "way", "checked"), str), ("workloads", "kernels", "sizes")
     check_object(data, {**texts, **dict.fromkeys(lists, list), "program": dict})
-    require(data["way"] in WAYS, f"way is {quoted(data['way'])}; allowed: {', '.join(WAYS)}")
+    require(data["way"] in RUN_MODES, f"way is {quoted(data['way'])}; allowed: {', '.join(RUN_MODES)}")
     workloads = [Workload.from_json(each) for each in data["workloads"]]
     program = _reader(workloads, file).read(DynamicProgram, data["program"])
     kernels = {
@@ -157,7 +157,7 @@ def _outdated(path: Path, data: Mapping[str, Any]) -> str:
     dynamic = f" --dynamic {','.join(sizes.values())}" if sizes else ""
     return (
         f"{path} was built by an earlier version of schedsearch, which kept graphs in another form; build it again: "
-        f"schedsearch build {data.get('model') or 'MODEL.onnx'}{dynamic} --way {data.get('way')} -o {path}"
+        f"schedsearch build {data.get('model') or 'MODEL.onnx'}{dynamic} --run-mode {data.get('way')} -o {path}"
     )
 
 
@@ -236,7 +236,7 @@ def _array(value: Mapping[str, Any], file: executables.ExecutableFile) -> np.nda
     name, shape = value["dtype"], value["shape"]
     try:
         dtype = np.dtype(name)
-    except TypeError:  # a format that NumPy lacks
+    except TypeError:  # a dtype that NumPy lacks
         import ml_dtypes
 
         found = getattr(ml_dtypes, DTYPES[name].library if name in DTYPES else name, None)

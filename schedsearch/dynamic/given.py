@@ -59,7 +59,7 @@ def maker(array: Any, seen: arrays.ArrayView, name: str, dtype: str) -> Make:
         made = arrays.empty_like(array, seen, spec, arrays.forms(spec)[0])
         return made, arrays.view(made, name).address
 
-    if seen.library != "numpy" or not hasattr(np, stored):  # other formats are not NumPy's own
+    if seen.library != "numpy" or not hasattr(np, stored):  # other dtypes are not NumPy's own
         return of_library
     own = np.dtype(stored)
 

@@ -88,7 +88,7 @@ class DynamicGraph:
         """An array that the graph brings along, e.g. a weight.
 
         Args:
-            dtype: its format where NumPy's array only has the bits; default: that of the array.
+            dtype: its dtype where NumPy's array only has the bits; default: that of the array.
 
         Raises:
             UsageError: the name is taken.

@@ -2,7 +2,7 @@
 
 `Shape`, and arithmetic of a few integers, become shape functions over extents and values. The kernel that computes the
 sizes of a segment computes them, too. What does not depend on unknown extents is a constant. For every number there is also
-a range in which it lies, by which arrays get their bounds. Arithmetic is that of the model's format: integers beyond
+a range in which it lies, by which arrays get their bounds. Arithmetic is that of the model's dtype: integers beyond
 int64 or int32 wrap, as in NumPy, and floats are rounded as IEEE 754 says; see `dynamic.floats`.
 """
 
@@ -146,7 +146,7 @@ SAME = ("Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")  # oth
 REDUCED = {"ReduceProd": "Mul", "ReduceSum": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
 UNARY = ("Neg", "Abs", "Not", "Floor", "Ceil", "Round")
 _COMPUTED: Mapping[str, Callable[[Any, Any], Any]] = {**BINARY, **floats.BINARY}
-_WRAPPING = ("Add", "Sub", "Mul", "Div", "Neg", "Abs")  # may leave the limits of a format
+_WRAPPING = ("Add", "Sub", "Mul", "Div", "Neg", "Abs")  # may leave the limits of a dtype
 
 
 # ---- rules: what is computed, as shape functions
@@ -375,10 +375,10 @@ def unary(op: str, a: Row) -> Computed:
 
 
 def converted(a: Row, dtype: str) -> Computed | None:
-    """The numbers in another format; None if they are the same ones.
+    """The numbers in another dtype; None if they are the same ones.
 
     Raises:
-        ValueError: a float may be beyond the integers of the format. ONNX does not say what that gives.
+        ValueError: a float may be beyond the integers of the dtype. ONNX does not say what that gives.
     """
     if a.dtype == dtype or (a.dtype, dtype) == ("float32", "float64"):
         return None

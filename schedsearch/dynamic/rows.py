@@ -273,7 +273,7 @@ class Rows:
 
 
 def _type_of(node: ir.Node) -> str:
-    """What a Cast makes; empty if it is not a format of shape arithmetic."""
+    """What a Cast makes; empty if it is not a dtype of shape arithmetic."""
     import onnx_ir as ir
 
     return _TYPES.get(ir.DataType(node.attributes.get_int("to", 0)).name, "")

@@ -116,7 +116,7 @@ class Run:
         self.staged.append((self.places[name], address, self._boxes[name]))
 
     def renew(self, given: tuple[Any, ...], addresses: Sequence[int], stream: Any) -> None:
-        """Takes other arrays of the same shapes and formats; what depends on these alone stays."""
+        """Takes other arrays of the same shapes and dtypes; what depends on these alone stays."""
         self.given = given
         self.stream = raw_stream(stream, self.library, self.net._kind)
         self.staged.clear()

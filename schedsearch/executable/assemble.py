@@ -99,7 +99,7 @@ def assemble(
 
 
 class Packing:
-    """The bytes of constants in the layouts and formats that kernels read, with their digests. It keeps them for the next
+    """The bytes of constants in the layouts and dtypes that kernels read, with their digests. It keeps them for the next
     constant with the very same array."""
 
     def __init__(self) -> None:

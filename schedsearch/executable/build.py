@@ -31,7 +31,7 @@ from schedsearch.target import Target
 from schedsearch.text import counted, type_text
 
 if TYPE_CHECKING:
-    from schedsearch.dynamic.file import Way
+    from schedsearch.dynamic.file import RunMode
     from schedsearch.executable.net import Net
     from schedsearch.network_check.source import Source
 
@@ -53,12 +53,13 @@ def build(
     target: str | Target = "auto",
     shapes: Mapping[str, Sequence[int]] | None = None,
     dynamic: Mapping[str, tuple[int, int]] | None = None,
-    way: Way | None = None,
+    run_mode: RunMode | None = None,
     tune_s: float | None = None,
     strict: bool = False,
     mode: str = COLD_GRAPH,
     check: bool = True,
     say: Callable[[str], None] = lambda text: None,
+    way: RunMode | None = None,
 ) -> Net:
     """Turns a model into a network that runs on this machine's device, with the best recorded kernels.
 
@@ -67,7 +68,7 @@ def build(
         example: for a torch module: its input, or a tuple of several, for `torch.export`.
         db: the records; it may be missing if `strict` is false.
         out: a file to write as well, for `schedsearch.load`.
-        dtype: float16, bfloat16 or float32, in place of the model's format of numbers in floating point, also of inputs and
+        dtype: float16, bfloat16 or float32, in place of the model's dtype of numbers in floating point, also of inputs and
             outputs; default: the model's own.
         layout: of images inside the network: auto, or NHWC or NCHW for all.
         io_layout: NCHW, or NHWC for networks whose caller has images in channels-last order: the layout in memory of all
@@ -80,7 +81,7 @@ def build(
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
         dynamic: dimension of an ONNX file's inputs that callers choose -> the smallest and the largest size. What becomes of
             them says `schedsearch.build_dynamic`.
-        way: asks for a graph whose sizes are computed, and says how its calls run: exact or bounded.
+        run_mode: asks for a graph whose sizes are computed, and says how its calls run: exact or bounded.
         tune_s: seconds to measure kernels of the plan that have no record yet, at most one kernel for each second; None:
             none. It is the time of the whole call: reading the model, finding kernels, tuning, comparing and writing. All
             kernels that need no tuning are compiled and verified first; tuning gets the time that is then left, less what
@@ -92,6 +93,7 @@ def build(
             model. False: for models that neither ONNX Runtime nor onnx's evaluator runs. A `Network` has no
             model and is never checked.
         say: takes a line about each stage.
+        way: the earlier name of `run_mode`.
 
     Raises:
         UsageError: an argument is impossible, or the model cannot be read or has operators that schedsearch lacks
@@ -106,7 +108,8 @@ def build(
         >>> y = net(x)
     """
     check_tune_s(tune_s)
-    if dynamic is None and way is None:
+    run_mode = way if run_mode is None else run_mode
+    if dynamic is None and run_mode is None:
         return build_within(
             Deadline.within(tune_s), model, example, db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout,
             weights=weights, fallback=fallback, target=target, shapes=shapes, tunes=tune_s is not None, strict=strict,
@@ -116,21 +119,21 @@ def build(
 
     file = _dynamic_file(model, example, shapes, fallback)
     return build_dynamic(
-        file, dynamic or {}, way=way, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, db=db, out=out,
-        target=target, tune_s=tune_s, strict=strict, mode=mode, check=check, say=say,
+        file, dynamic or {}, run_mode=run_mode, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, db=db,
+        out=out, target=target, tune_s=tune_s, strict=strict, mode=mode, check=check, say=say,
     )  # fmt: skip
 
 
 def _dynamic_file(model: Any, example: Any, shapes: Any, fallback: str | None) -> str | os.PathLike[str]:
     """The path of a model with sizes that callers choose. Raises UsageError for what does not go with them."""
     if not isinstance(model, str | os.PathLike) or example is not None:
-        raise UsageError(f"dynamic and way are for ONNX files; model is {type_text(model)}")
+        raise UsageError(f"dynamic and run_mode are for ONNX files; model is {type_text(model)}")
     if shapes:
-        raise UsageError("shapes does not go with dynamic and way: dynamic gives the open dimensions; leave out shapes")
+        raise UsageError("shapes does not go with dynamic and run_mode: dynamic gives the open dimensions; leave out shapes")
     if fallback is not None:
         raise UsageError(
-            "fallback does not go with dynamic and way: every node needs a kernel; for a fixed size give shapes in place of "
-            "dynamic"
+            "fallback does not go with dynamic and run_mode: every node needs a kernel; for a fixed size give shapes in "
+            "place of dynamic"
         )
     return model
 
@@ -238,9 +241,7 @@ def _network(
     """The network of a model, the name of its file, and, with `check`, what it is compared with."""
     if isinstance(model, Network):
         if example is not None or dtype is not None or shapes or fallback is not None:
-            raise UsageError(
-                "a Network has its formats, shapes and subgraphs; leave out example, dtype, shapes and fallback"
-            )
+            raise UsageError("a Network has its dtypes, shapes and subgraphs; leave out example, dtype, shapes and fallback")
         return model, "", None
     from schedsearch.network.model import read_model
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from schedsearch.network_check.source import Source
 
 _CPU_LAYOUTS = ("NHWC", "NCHW")
-_CPU_SLICES = ("float32",)  # formats of convolutions that store into slices there
+_CPU_SLICES = ("float32",)  # dtypes of convolutions that store into slices there
 _CPU_APART = ("DepthToSpace",)  # convolutions there cannot store through it
 
 

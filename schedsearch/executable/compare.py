@@ -42,7 +42,7 @@ def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any
 
     Args:
         model: an ONNX file with the same inputs.
-        inputs: by name, in the network's formats and layouts.
+        inputs: by name, in the network's dtypes and layouts.
 
     Raises:
         UsageError: onnx is not installed, the file is not a valid ONNX model, or it has other inputs.

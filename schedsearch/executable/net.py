@@ -66,12 +66,12 @@ class Times:
         total_ns: of the whole network.
         calls_ns: of each of `Net.steps`, run alone again and again, so that its arrays are in the cache. Empty of a graph
             whose sizes are computed.
-        ways_ns: of such a graph: exact and bounded -> the time of a run until its results are complete.
+        run_modes_ns: of such a graph: exact and bounded -> the time of a run until its results are complete.
     """
 
     total_ns: float
     calls_ns: tuple[float, ...] = ()
-    ways_ns: Mapping[str, float] = field(default_factory=dict)
+    run_modes_ns: Mapping[str, float] = field(default_factory=dict)
 
 
 class Net(abc.ABC):

@@ -152,7 +152,7 @@ class BoundOnnxModel:
 
 
 def _element_type(port: Any) -> Any:
-    """NumPy's type of an input or output, or ONNX's number of a format that NumPy lacks."""
+    """NumPy's type of an input or output, or ONNX's number of a dtype that NumPy lacks."""
     import numpy as np
 
     name = str(port.type).removeprefix("tensor(").removesuffix(")")

@@ -118,7 +118,7 @@ def _stored(model: Path) -> Iterator[tuple[Path, int, bytes]]:
 
 
 def _originals(constant: Constant) -> Iterator[tuple[str, str, np.ndarray[Any, Any]]]:
-    """Axes, format and numbers in the format's storage, of arrays that a file may have in place of a constant."""
+    """Axes, dtype and numbers in the dtype's storage, of arrays that a file may have in place of a constant."""
     array = constant.array
     if array.nbytes < LEAST_BYTES:
         return

@@ -175,7 +175,7 @@ class _Walk:
         if value.dtype not in DTYPES:
             raise UsageError(
                 f"{name!r}, an input or output of the model, is {value.dtype}; allowed: {', '.join(DTYPES)}. Change its "
-                "format in the model"
+                "dtype in the model"
             )
         return self._add(name, layout, value.dtype, _stored(layout, value.axes, value.shape), memory)
 

@@ -22,7 +22,7 @@ class Chain:
     """A node and those behind it that one kernel can compute.
 
     Attributes:
-        op, params: of the workload, without its layouts and with the model's formats.
+        op, params: of the workload, without its layouts and with the model's dtypes.
         nodes: in order.
         value: the last result.
         stages: the epilogue; its operands are in `arguments`.

@@ -67,7 +67,7 @@ def _qlinear_conv(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     x, weight = Quantised.of(node, values[0], 1, 2), Quantised.of(node, values[3], 4, 5)
     y = Quantised.of(node, node.outputs[0], 6, 7)
     if y.dtype not in INTEGERS:
-        return f"{name_of(node)} makes {y.dtype or 'an unknown format'}; allowed: {', '.join(INTEGERS)}"
+        return f"{name_of(node)} makes {y.dtype or 'an unknown dtype'}; allowed: {', '.join(INTEGERS)}"
     chain = _integer_chain(node, x, weight)
     if isinstance(chain, str):
         return chain

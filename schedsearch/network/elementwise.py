@@ -1,8 +1,8 @@
 """Chains of element-wise nodes as one expression.
 
 A chain ends at one node and grows towards its inputs: a node in front of it belongs to it if nothing outside of the chain
-reads its result. A chain computes in float32 and rounds its result, so a Cast to a shorter format ends one; other nodes in
-such a format are not rounded one by one. Nodes of a smaller shape are computed again for every element that they are
+reads its result. A chain computes in float32 and rounds its result, so a Cast to a shorter dtype ends one; other nodes in
+such a dtype are not rounded one by one. Nodes of a smaller shape are computed again for every element that they are
 broadcast to, and integers are dequantised by every chain that reads them.
 """
 
@@ -173,12 +173,12 @@ def _read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
 
 
 def _problem(node: ir.Node) -> str:
-    """Why a node's formats have no expression; empty if they have."""
+    """Why a node's dtypes have no expression; empty if they have."""
     allowed = {"DequantizeLinear": INTEGERS, "Cast": (*FLOATS, *INTEGERS)}.get(node.op_type, FLOATS)
     made = {"QuantizeLinear": INTEGERS}.get(node.op_type, FLOATS)
     read = dtype_of(node.inputs[0]) if node.inputs and node.inputs[0] is not None else ""
     if read not in allowed:
-        return f"{name_of(node)} reads {read or 'an unknown format'}; allowed: {', '.join(allowed)}"
+        return f"{name_of(node)} reads {read or 'an unknown dtype'}; allowed: {', '.join(allowed)}"
     if node.attributes.get_int("training_mode", 0):
         return f"{name_of(node)} is in training mode; export the model for inference"
     if node.attributes.get_int("block_size", 0):
@@ -188,7 +188,7 @@ def _problem(node: ir.Node) -> str:
     if node.op_type == "Clip" and clip_bounds(node) is None:
         return f"{name_of(node)} has a bound that is computed, NaN, or beyond all numbers; allowed: other constants"
     if (to := dtype_of(node.outputs[0])) not in made:
-        return f"{name_of(node)} makes {to or 'an unknown format'}; allowed: {', '.join(made)}"
+        return f"{name_of(node)} makes {to or 'an unknown dtype'}; allowed: {', '.join(made)}"
     return ""
 
 
@@ -216,7 +216,7 @@ def _joins(node: ir.Node, chain: Sequence[ir.Node]) -> bool:
 
 
 def _rounds(node: ir.Node) -> bool:
-    """Whether a node is a Cast to a format that lacks some of the numbers that it reads."""
+    """Whether a node is a Cast to a dtype that lacks some of the numbers that it reads."""
     if node.op_type != "Cast" or node.inputs[0] is None:
         return False
     return (

@@ -202,8 +202,8 @@ def append_requantise(chain: Chain, scale: Array, y: Quantised, taken: set[ir.No
         chain.stages.append({"requantise": {"to": y.dtype}})
         chain.scalars["y_zero_point"] = y.zero_point
         return
-    formats = {"to": added.total.dtype, "middle": y.dtype, "residual": added.residual.dtype, "relu": added.relu}
-    chain.stages.append({"requantise_add": formats})
+    dtypes = {"to": added.total.dtype, "middle": y.dtype, "residual": added.residual.dtype, "relu": added.relu}
+    chain.stages.append({"requantise_add": dtypes})
     chain.arguments["residual"] = added.residual.value
     for name, numbers in (("middle", added.middle), ("residual", added.residual), ("y", added.total)):
         assert numbers.scale is not None and numbers.zero_point is not None
@@ -272,7 +272,7 @@ def integer_stages(chain: Chain, scale: Array, taken: set[ir.Node]) -> None:
         return
     chain.stages.append("dequantise")
     chain.arguments["dequantise_scale"] = _scales(chain, "dequantise_scale", scale)
-    if chain.op != "depthwise_conv2d":  # whose format follows from its stages
+    if chain.op != "depthwise_conv2d":  # whose dtype follows from its stages
         chain.params["out_dtype"] = dtype_of(chain.value)
     float_stages(chain, taken)
     follower = chain.next(taken)

@@ -26,7 +26,7 @@ def evaluate(
 ) -> dict[str, Array]:
     """Every value of a network, in the order of its axes.
 
-    Sums are float64 or exact integers; each value is rounded to its format once.
+    Sums are float64 or exact integers; each value is rounded to its dtype once.
 
     Args:
         inputs: input of the network -> an array of its shape.

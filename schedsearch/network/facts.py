@@ -15,7 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = ("float16", "bfloat16", "float32")
 INTEGERS = ("int8", "uint8")
-_DTYPES = {"FLOAT": "float32", "DOUBLE": "float64", "BOOL": "uint8"}  # where a format has another name than ONNX's
+_DTYPES = {"FLOAT": "float32", "DOUBLE": "float64", "BOOL": "uint8"}  # where a dtype has another name than ONNX's
 
 
 def is_onnx(node: ir.Node) -> bool:
@@ -66,7 +66,7 @@ def extents_of(node: ir.Node, value: ir.Value) -> list[int]:
 
 
 def dtype_of(value: ir.Value) -> str:
-    """The format of a value by our names; empty if unknown."""
+    """The dtype of a value by our names; empty if unknown."""
     return "" if value.dtype is None else _DTYPES.get(value.dtype.name, value.dtype.name.lower())
 
 

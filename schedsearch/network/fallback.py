@@ -36,7 +36,7 @@ def lower_with_subgraphs(
         problem: why no kernel computes a workload on the device; "" if one does.
 
     Raises:
-        ModelError: a node is against the rules of its operator, the shape or the format of an output or of a value on the
+        ModelError: a node is against the rules of its operator, the shape or the dtype of an output or of a value on the
             border of a subgraph is impossible, or a subgraph is too large.
     """
     if observe_shapes(model):

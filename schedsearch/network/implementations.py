@@ -39,7 +39,7 @@ def implementations_of(
     """The workloads of a chain, and the letters of each; see `Node`.
 
     Args:
-        dtype: in place of the format of floating-point numbers; None: the model's own.
+        dtype: in place of the dtype of floating-point numbers; None: the model's own.
         layouts: of images.
         mixed: also workloads of which the output has another layout than the input.
 
@@ -86,7 +86,7 @@ def _slice_of(chain: Chain, candidate: Mapping[str, Any], names: Letters) -> dic
 
 
 def typed(chain: Chain, dtype: str | None) -> dict[str, Any]:
-    """The chain's parameters with its epilogue and the chosen format of floating-point numbers."""
+    """The chain's parameters with its epilogue and the chosen dtype of floating-point numbers."""
     params, stages = dict(chain.params), chain.stages
     constants = [name for name, operand in chain.arguments.items() if isinstance(operand, Constant)]
     if dtype is not None:

@@ -65,7 +65,7 @@ def extract(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str]
 
     Args:
         model: from `read_model`.
-        dtype: float16, bfloat16 or float32, in place of the format of layers in floating point; default: the graph's own.
+        dtype: float16, bfloat16 or float32, in place of the dtype of layers in floating point; default: the graph's own.
         layouts: of images, e.g. NHWC, NCHW or NCHW32c. Weights have the layout that belongs to it.
 
     Raises:

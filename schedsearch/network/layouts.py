@@ -39,7 +39,7 @@ def conversion(value: Value, x: str, y: str) -> Workload | None:
     """The workload that turns a value from layout x into layout y, or None if no single kernel does that.
 
     Images change by layout_transform, other values by transpose. There is none for blocks that do not nest, for blocks of
-    other values than images, and for formats that these operators do not move.
+    other values than images, and for dtypes that these operators do not move.
     """
     sizes = dict(zip(value.axes, value.shape))
     try:

@@ -98,10 +98,10 @@ def lower(
 
     Args:
         model: from `read_model`.
-        dtype: float16, bfloat16 or float32, in place of the model's format of floating-point numbers, also of the
-            network's inputs and outputs. Integers keep their formats.
+        dtype: float16, bfloat16 or float32, in place of the model's dtype of floating-point numbers, also of the
+            network's inputs and outputs. Integers keep their dtypes.
         layouts: that images may have in memory. Convolutions may read one and write another.
-        slices: formats of convolutions that write into slices of what they are concatenated to, if that makes the
+        slices: dtypes of convolutions that write into slices of what they are concatenated to, if that makes the
             concatenation unnecessary.
         apart: operators of ONNX whose nodes belong to no other node's kernel call, e.g. DepthToSpace where convolutions
             cannot store through it.
@@ -140,8 +140,8 @@ def lowering(
         cuts: element-wise chains may read slices where they are.
         subgraphs: nodes that another runtime computes.
     """
-    formats = None if slices is None else tuple(slices)
-    graph = _Graph(model, dtype, tuple(layouts), mixed, formats, cuts, tuple(apart), tuple(subgraphs))
+    dtypes = None if slices is None else tuple(slices)
+    graph = _Graph(model, dtype, tuple(layouts), mixed, dtypes, cuts, tuple(apart), tuple(subgraphs))
     graph.read()
     return graph.result()
 

@@ -208,7 +208,7 @@ def _check_ports(model: ir.Model, name: str) -> None:
     for value in model.graph.outputs:
         if value.const_value is not None and (kind := dtype_of(value)) not in ("", *DTYPES):
             raise ModelError(
-                f"{name}: output {value.name!r} is of format {kind}; allowed: {', '.join(DTYPES)}. Cast it in the model"
+                f"{name}: output {value.name!r} is of dtype {kind}; allowed: {', '.join(DTYPES)}. Cast it in the model"
             )
 
 
@@ -216,7 +216,7 @@ def _check_shapes(model: ir.Model, outline: Outline) -> None:
     """Refuses shapes that contradict one another, and forgets declared shapes of results that are wrong.
 
     Raises:
-        ModelError: a format or a shape is impossible.
+        ModelError: a dtype or a shape is impossible.
     """
     fixed = {
         str(value.name): [int(extent) for extent in value.shape]

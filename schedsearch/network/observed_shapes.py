@@ -75,7 +75,7 @@ def _run(model: ir.Model, wanted: list[ir.Value], turn: int) -> list[Any]:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
         feeds = {value.name: _numbers(value, turn) for value in model.graph.inputs if value.const_value is None}
         return list(session.run([value.name for value in wanted], feeds))
-    except Exception:  # it is missing, lacks an operator or a format, or an input has no such numbers
+    except Exception:  # it is missing, lacks an operator or a dtype, or an input has no such numbers
         return []
 
 

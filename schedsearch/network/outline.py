@@ -1,7 +1,7 @@
-"""The outline of an ONNX model: its nodes without large numbers, from which formats and shapes follow.
+"""The outline of an ONNX model: its nodes without large numbers, from which dtypes and shapes follow.
 
 onnx infers them, in its strict mode, in which what contradicts itself is an error; ONNX Runtime does the same when it loads
-a model. What a model declares about results is used for formats only: declared shapes are notes of a tool, which are often
+a model. What a model declares about results is used for dtypes only: declared shapes are notes of a tool, which are often
 out of date, and ONNX Runtime ignores those that are wrong.
 """
 
@@ -30,7 +30,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 class Outline:
-    """What of a model its formats and shapes follow from.
+    """What of a model its dtypes and shapes follow from.
 
     Args:
         model: a model whose names, functions, tensors and nodes were checked.
@@ -76,7 +76,7 @@ class Outline:
             inputs: input -> its shape, in place of the declared one.
 
         Raises:
-            ModelError: a format or a shape is impossible.
+            ModelError: a dtype or a shape is impossible.
         """
         import onnx
 
@@ -92,7 +92,7 @@ class Outline:
                     )
         try:
             found = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-        except Exception as error:  # onnx's errors of shapes, formats and files have no common base
+        except Exception as error:  # onnx's errors of shapes, dtypes and files have no common base
             raise ModelError(f"{self._what} is not valid: {_explained(error)}; correct the model") from error
         values = (*found.graph.input, *found.graph.value_info, *found.graph.output)
         return {value.name: value.type for value in values}
@@ -119,7 +119,7 @@ class _Copier:
     """Copies what shapes follow from.
 
     A node of which nothing is inferred becomes one of a domain of our own: onnx's strict mode takes no value without a
-    format, so a node that reads such a value becomes one, too.
+    dtype, so a node that reads such a value becomes one, too.
 
     Args:
         functions: domain and name of the functions of the model.
@@ -155,8 +155,8 @@ class _Copier:
         """Copies nodes.
 
         Args:
-            unknown: values of which no format is known.
-            typed: results whose formats are declared.
+            unknown: values of which no dtype is known.
+            typed: results whose dtypes are declared.
         """
         untyped = set(unknown)
         for node in nodes:
@@ -202,7 +202,7 @@ def _is_shaped_wrong(node: onnx.NodeProto) -> bool:
 
 
 def _hide_extents(node: onnx.NodeProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Puts a Slice between places that nobody knows behind a node: the result has its format and rank, but no extents."""
+    """Puts a Slice between places that nobody knows behind a node: the result has its dtype and rank, but no extents."""
     for place, name in enumerate(node.output):
         if not name:
             continue
@@ -222,7 +222,7 @@ def _has_format(value: onnx.ValueInfoProto) -> bool:
 
 
 def _copy_type(value: onnx.ValueInfoProto, to: onnx.ValueInfoProto) -> None:
-    """Copies the name and the format, without the shape."""
+    """Copies the name and the dtype, without the shape."""
     to.name = value.name
     if _has_format(value):
         to.type.CopyFrom(value.type)

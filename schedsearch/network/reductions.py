@@ -59,7 +59,7 @@ def reduction_of(node: ir.Node) -> Reduction | str:
     if not given and not node.attributes.get_int("noop_with_empty_axes", 0):
         given = list(range(rank))
     if dtype_of(x) not in FLOATS:
-        return f"reads {dtype_of(x) or 'an unknown format'}; allowed: {', '.join(FLOATS)}"
+        return f"reads {dtype_of(x) or 'an unknown dtype'}; allowed: {', '.join(FLOATS)}"
     if not math.prod(shape):
         return "reads an array without elements; allowed: at least one"
     return Reduction(x, shape, sorted({axis % rank for axis in given}))

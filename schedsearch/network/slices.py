@@ -15,10 +15,10 @@ from schedsearch.ops.registry import operator
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-ALIGNED_CHANNELS = 16  # a slice then begins at a multiple of 16 bytes in every format and layout
+ALIGNED_CHANNELS = 16  # a slice then begins at a multiple of 16 bytes in every dtype and layout
 
 
-def without_concatenations(chains: Sequence[Chain], formats: Sequence[str] | None) -> list[Chain]:
+def without_concatenations(chains: Sequence[Chain], dtypes: Sequence[str] | None) -> list[Chain]:
     """The chains without concatenations of channels whose arguments are stored into slices of the result.
 
     Any operator with the parameter `slice_of` can do that, if nothing else reads what it makes. Arguments that follow one
@@ -26,17 +26,17 @@ def without_concatenations(chains: Sequence[Chain], formats: Sequence[str] | Non
     stays. A concatenation of concatenations is one.
 
     Args:
-        formats: of convolutions that can store into slices; None: no operator stores into slices.
+        dtypes: of convolutions that can store into slices; None: no operator stores into slices.
     """
     kept = list(chains)
     for chain in chains:
         if chain.op == "concat":
             _join(chain, kept)
-    if formats is None:
+    if dtypes is None:
         return kept
     makers = {chain.value: chain for chain in kept if not chain.others}
     for chain in [chain for chain in kept if chain.op == "concat"]:
-        groups = _groups(chain, makers, formats)
+        groups = _groups(chain, makers, dtypes)
         if groups is None:
             continue
         kept.remove(chain)
@@ -124,7 +124,7 @@ def _set_arguments(chain: Chain, operands: Iterable[Operand], shapes: list[Seque
     chain.params["x"] = shapes
 
 
-def _groups(chain: Chain, makers: dict[ir.Value, Chain], formats: Sequence[str]) -> list[tuple[Chain | None, int]] | None:
+def _groups(chain: Chain, makers: dict[ir.Value, Chain], dtypes: Sequence[str]) -> list[tuple[Chain | None, int]] | None:
     """What stores each slice of a concatenation of channels, and how many it has: a chain that makes one argument, or None
     for arguments that must be copied. None if it is not worth while."""
     shapes = chain.params["x"]
@@ -133,7 +133,7 @@ def _groups(chain: Chain, makers: dict[ir.Value, Chain], formats: Sequence[str])
     parts: list[Chain | None] = []
     for operand in chain.arguments.values():
         part = None if isinstance(operand, Constant) else makers.get(operand)
-        parts.append(part if part is not None and part not in parts and _can_slice(part, formats) else None)
+        parts.append(part if part is not None and part not in parts and _can_slice(part, dtypes) else None)
     channels = [shape[1] for shape in shapes]
     groups: list[tuple[Chain | None, int]] = []
     for copied, members in itertools.groupby(zip(parts, channels), lambda each: each[0] is None):
@@ -144,13 +144,13 @@ def _groups(chain: Chain, makers: dict[ir.Value, Chain], formats: Sequence[str])
     return groups if aligned and copies <= 1 and copies < len(groups) else None
 
 
-def _can_slice(part: Chain, formats: Sequence[str]) -> bool:
+def _can_slice(part: Chain, dtypes: Sequence[str]) -> bool:
     if "slice_of" not in operator(part.op).parameters() or part.offset is not None or not _is_read_once(part.value):
         return False
     if part.op != "conv2d":
         return True
     moves = any("depth_to_space" in stage for stage in part.stages if not isinstance(stage, str))
-    return not moves and part.params["dtype"] in formats
+    return not moves and part.params["dtype"] in dtypes
 
 
 def _rest(chain: Chain, first: int, channels: int) -> Chain:

@@ -1,4 +1,4 @@
-"""What an ONNX file stores as numbers: whether each tensor has the bytes that its shape and format need.
+"""What an ONNX file stores as numbers: whether each tensor has the bytes that its shape and dtype need.
 
 The numbers of a tensor lie in the file, or as external data in a file beside it.
 """
@@ -26,7 +26,7 @@ _FIELD_OF = {
     **dict.fromkeys(("UINT32", "UINT64"), "uint64_data"),
     "INT64": "int64_data",
     "STRING": "string_data",
-}  # of other formats it is int32_data
+}  # of other dtypes it is int32_data
 _HALVES = ("FLOAT16", "BFLOAT16")  # their bits lie in the lower half of an int32
 _MOST_BYTES = 1 << 62
 _SMALL_NUMBER = 18  # digits of an offset or a length that can be one
@@ -57,15 +57,15 @@ def check_tensor(tensor: onnx.TensorProto, what: str, folder: Path | None) -> Ex
         Where its numbers are, if they are not in `tensor` itself.
 
     Raises:
-        ModelError: the shape or the format is impossible, or there are more or fewer bytes than both need, or external data
+        ModelError: the shape or the dtype is impossible, or there are more or fewer bytes than both need, or external data
             is not in a regular file in `folder`.
     """
     import onnx
 
     if tensor.data_type not in onnx.TensorProto.DataType.values() or not tensor.data_type:
-        raise ModelError(f"{what} has the unknown format {tensor.data_type}; export the model again, or upgrade onnx")
+        raise ModelError(f"{what} has the unknown dtype {tensor.data_type}; export the model again, or upgrade onnx")
     kind = onnx.TensorProto.DataType.Name(tensor.data_type)
-    what = f"{what} of shape {list(tensor.dims)} and format {kind}"
+    what = f"{what} of shape {list(tensor.dims)} and dtype {kind}"
     if any(extent < 0 for extent in tensor.dims):
         raise ModelError(f"{what} has a negative extent; correct the model")
     elements, bits = math.prod(tensor.dims), _bits(tensor.data_type)
@@ -90,7 +90,7 @@ def _bits(data_type: int) -> int:
 
 
 def _check_fields(tensor: onnx.TensorProto, what: str, kind: str, elements: int, nbytes: int) -> None:
-    """The numbers are raw bytes, or in the one field that belongs to their format."""
+    """The numbers are raw bytes, or in the one field that belongs to their dtype."""
     filled = [name for name in _FIELDS if len(getattr(tensor, name))]
     field = _FIELD_OF.get(kind, "int32_data")
     if tensor.HasField("raw_data") and (tensor.raw_data or not filled):

@@ -41,7 +41,7 @@ class Cut:
 
 
 def without_shape(model: ir.Model) -> dict[ir.Node, str]:
-    """Nodes that read or make a value whose shape or format is not known, with the reason."""
+    """Nodes that read or make a value whose shape or dtype is not known, with the reason."""
     found: dict[ir.Node, str] = {}
     for node in model.graph:
         for value in (*inputs_of_all(node), *(each for each in node.outputs if each.name)):
@@ -49,7 +49,7 @@ def without_shape(model: ir.Model) -> dict[ir.Node, str]:
                 got = "unknown" if value.shape is None else str(value.shape)
                 found.setdefault(node, f"the shape of {value.name!r} is {got}")
             elif value.const_value is None and dtype_of(value) not in DTYPES:
-                found.setdefault(node, f"the format of {value.name!r} is {dtype_of(value) or 'unknown'}")
+                found.setdefault(node, f"the dtype of {value.name!r} is {dtype_of(value) or 'unknown'}")
     return found
 
 
@@ -78,18 +78,18 @@ def subgraph(model: ir.Model, cut: Cut, dtype: str | None) -> Subgraph:
     """The subgraph of a network that a cut becomes; its name need not be unique.
 
     Args:
-        dtype: format of the network's numbers in floating point; None: the model's own, in which the subgraph computes.
+        dtype: dtype of the network's numbers in floating point; None: the model's own, in which the subgraph computes.
 
     Raises:
-        ModelError: a value on the border has a shape that is not known or a format that no array can have, or the weights
+        ModelError: a value on the border has a shape that is not known or a dtype that no array can have, or the weights
             are too large for one model.
     """
     for value in (*cut.reads, *cut.writes):
         extents_of(value.producer() or next(iter(cut.reasons)), value)
         if dtype_of(value) not in DTYPES:
-            got = dtype_of(value) or "of unknown format"
+            got = dtype_of(value) or "of unknown dtype"
             raise ModelError(
-                f"{value.name!r} is {got} and would have to leave the subgraph that ONNX Runtime computes; allowed formats: "
+                f"{value.name!r} is {got} and would have to leave the subgraph that ONNX Runtime computes; allowed dtypes: "
                 f"{', '.join(DTYPES)}. Cast it in the model"
             )
     nodes = tuple(cut.reasons)
@@ -166,7 +166,7 @@ def _cut(model: ir.Model, members: Mapping[ir.Node, str], readers: Mapping[ir.Va
 
 
 def _model(model: ir.Model, cut: Cut, dtype: str | None) -> bytes:
-    """The nodes of a cut as an ONNX model. If the network computes in another format, its inputs and outputs have that, and
+    """The nodes of a cut as an ONNX model. If the network computes in another dtype, its inputs and outputs have that, and
     the subgraph converts them: names on the border are then not those of the values, but the order is."""
     from onnx import helper
     from onnx_ir import serde
@@ -198,7 +198,7 @@ def _model(model: ir.Model, cut: Cut, dtype: str | None) -> bytes:
 
 
 def _port(value: ir.Value, dtype: str | None) -> onnx.ValueInfoProto:
-    """A value on the border, in the network's format."""
+    """A value on the border, in the network's dtype."""
     from onnx import TensorProto, helper
 
     assert value.dtype is not None and value.shape is not None

@@ -7,7 +7,7 @@ depends on the number of nodes.
 2. Functions: what inlining them makes has a limit (`schedsearch.network.calls`).
 3. Tensors: their bytes are there, wherever a graph, a body or a function holds them (`schedsearch.network.stored`).
 4. Nodes: their attributes and the numbers of their inputs are those of their operators, by onnx's checker.
-5. Formats and shapes follow from the inputs without a contradiction (`schedsearch.network.outline`).
+5. Dtypes and shapes follow from the inputs without a contradiction (`schedsearch.network.outline`).
 
 ONNX Runtime refuses what fails here when it loads a model, or when it runs it for the first time. A node of another domain
 than ONNX's is not checked: whether somebody computes it is found out later.
@@ -45,7 +45,7 @@ def check(model: onnx.ModelProto, what: str, folder: Path | None = None) -> Outl
         folder: the resolved folder of its file, in which external data must lie.
 
     Returns:
-        Its outline, which tells shapes and formats.
+        Its outline, which tells shapes and dtypes.
 
     Raises:
         ModelError: it is not valid.
@@ -120,9 +120,9 @@ def _check_types(model: onnx.ModelProto, what: str) -> None:
     for value in (each for graph in graphs for each in (*graph.input, *graph.output, *graph.value_info)):
         kind = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else int(onnx.TensorProto.FLOAT)
         if not kind:
-            raise ModelError(f"{what}: {value.name!r} is an array without a format; correct the model")
+            raise ModelError(f"{what}: {value.name!r} is an array without a dtype; correct the model")
         if kind not in known:
-            raise ModelError(f"{what}: {value.name!r} has the unknown format {kind}; correct the model, or upgrade onnx")
+            raise ModelError(f"{what}: {value.name!r} has the unknown dtype {kind}; correct the model, or upgrade onnx")
     for value in model.graph.input:
         if not value.type.WhichOneof("value"):
             raise ModelError(f"{what}: input {value.name!r} has no type; correct the model")

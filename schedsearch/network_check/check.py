@@ -66,14 +66,14 @@ def check_sized(net: SizedNet, source: Source, started: float, say: Callable[[st
 
 
 def check_dynamic(net: DynamicExecutable, source: Source, started: float, say: Callable[[str], None]) -> str:
-    """Compares a graph whose sizes are computed, run in both ways at the smallest, the largest and sizes between; as
+    """Compares a graph whose sizes are computed, run in both modes at the smallest, the largest and sizes between; as
     `check_net`."""
     from schedsearch.network_check.subjects import ComputedSizes
 
     checker = Checker(source, say, started)
     for sizes in ComputedSizes.sizes_of(net):
-        for way in ("exact", "bounded"):
-            if not checker.check(ComputedSizes(net, sizes, way)):
+        for run_mode in ("exact", "bounded"):
+            if not checker.check(ComputedSizes(net, sizes, run_mode)):
                 return ""
     return checker.name
 
@@ -162,7 +162,7 @@ class _Comparison:
         self._outputs = dict(zip(source.outputs, subject.outputs(inputs)))
         self._drawn = inputs
         common = [
-            name for name in subject.sizes if name in source.made_by and name not in source.random and name in source.formats
+            name for name in subject.sizes if name in source.made_by and name not in source.random and name in source.dtypes
         ]
         self._common = sorted(common, key=source.places.__getitem__)
 
@@ -320,7 +320,7 @@ class _Comparison:
 def _truth_values(inputs: Sequence[Wanted], source: Source) -> list[Wanted]:
     """Inputs with 0 and 1 for truth values; a network has them as bytes."""
     places = zip(source.inputs, _by_place(inputs, source))
-    truths = {each.name for name, each in places if source.formats.get(name) == TensorProto.BOOL}
+    truths = {each.name for name, each in places if source.dtypes.get(name) == TensorProto.BOOL}
     return [replace(each, below=2) if each.name in truths else each for each in inputs]
 
 

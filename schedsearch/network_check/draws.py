@@ -35,7 +35,7 @@ class Wanted:
 
 
 def drawn(inputs: Sequence[Wanted], kind: str, seed: int, *, small: bool = False) -> dict[str, Array]:
-    """Numbers that the formats of the inputs hold exactly; float64 stands for formats that NumPy lacks.
+    """Numbers that the dtypes of the inputs hold exactly; float64 stands for dtypes that NumPy lacks.
 
     Args:
         kind: usual: normal numbers; wide: of many magnitudes, so that bounds and saturations are reached.
@@ -69,10 +69,10 @@ def _one(each: Wanted, kind: str, rng: np.random.Generator, small: bool) -> Arra
 
 
 def stored(array: Array, name: str) -> Array:
-    """An array in a format, as callers of a network give it.
+    """An array in a dtype, as callers of a network give it.
 
     Args:
-        name: of the format, by our names.
+        name: of the dtype, by our names.
     """
     row = dtype(name)
     held = np.ascontiguousarray(encode(array, name)).reshape(np.shape(array))

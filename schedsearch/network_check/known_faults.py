@@ -23,7 +23,7 @@ def replacement(node: NodeProto, kind: int) -> list[NodeProto]:
     """The nodes that compute what a node means; the last one writes its result.
 
     Args:
-        kind: ONNX's number of the format of the result.
+        kind: ONNX's number of the dtype of the result.
     """
     if node.domain not in ("", "ai.onnx") or kind != TensorProto.FLOAT:
         return [node]

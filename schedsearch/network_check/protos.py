@@ -1,4 +1,4 @@
-"""ONNX's protos: what nodes read, formats and shapes, and weights beside a file."""
+"""ONNX's protos: what nodes read, dtypes and shapes, and weights beside a file."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def rename(node: NodeProto, names: Mapping[str, str]) -> None:
 
 
 def inferred(model: ModelProto) -> tuple[dict[str, int], dict[str, list[int | None]]]:
-    """Formats and shapes of values, as far as onnx infers them. Shapes only say how long sums are."""
+    """Dtypes and shapes of values, as far as onnx infers them. Shapes only say how long sums are."""
     try:
         graph = onnx.shape_inference.infer_shapes(model).graph
     except Exception:  # of many kinds; a model that is wrong by onnx's rules is refused elsewhere
         graph = model.graph
-    formats: dict[str, int] = {each.name: each.data_type for each in graph.initializer}
+    dtypes: dict[str, int] = {each.name: each.data_type for each in graph.initializer}
     shapes: dict[str, list[int | None]] = {each.name: list(each.dims) for each in graph.initializer}
     for each in (*graph.value_info, *graph.input, *graph.output):
         if not each.type.HasField("tensor_type"):
             continue
         kind = each.type.tensor_type
-        formats[each.name] = kind.elem_type
+        dtypes[each.name] = kind.elem_type
         if kind.HasField("shape"):
             shapes[each.name] = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
-    return formats, shapes
+    return dtypes, shapes
 
 
 def wide(kind: int) -> int:

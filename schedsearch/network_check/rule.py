@@ -1,6 +1,6 @@
-"""When a value of a network is that of its model, as far as formats and the order of sums allow.
+"""When a value of a network is that of its model, as far as dtypes and the order of sums allow.
 
-The model is computed as it is, and several times with errors as large as formats and sums may make (`source`). How far these
+The model is computed as it is, and several times with errors as large as dtypes and sums may make (`source`). How far these
 noisy values are from the model's says how far the network may be:
 
 - An element may differ by `FACTOR` times its own largest noise, or the noise of its channel in the root mean square: the
@@ -67,7 +67,7 @@ def difference(
 
     Args:
         right, noisy: the model's value, and with noise.
-        dtype: the format of `found`.
+        dtype: the dtype of `found`.
         without_nan: elements that are NaN on either side are not compared.
     """
     if right.ndim == 0 and found.size == 1:
@@ -117,11 +117,11 @@ def difference(
 
 def surely_equal(found: Array, right: Array, roundoff: float = 0.0, noisy: Array | None = None) -> bool:
     """Whether `difference` finds none, whatever larger errors the noisy runs have. That follows from one of them, or without
-    any: each is wrong by a unit roundoff of the format at least, in every element, so that no channel has less noise than
+    any: each is wrong by a unit roundoff of the dtype at least, in every element, so that no channel has less noise than
     that of its root mean square.
 
     Args:
-        roundoff: of the value's format, as the noisy runs have it.
+        roundoff: of the value's dtype, as the noisy runs have it.
         noisy: the value in one noisy run; `roundoff` is not used then.
     """
     if found.shape != right.shape:

@@ -1,10 +1,10 @@
 """The model that a network was made from, as it was read, in pieces that ONNX Runtime or onnx's evaluator can compute.
 
-A piece computes some values of the model from others. In its noisy form every value is wrong by about as much as formats and
+A piece computes some values of the model from others. In its noisy form every value is wrong by about as much as dtypes and
 the lengths of sums allow, so that running it shows how far a right network may be from the model:
 
-- A value that a node computes is off by a unit roundoff of its format, and in float16 it is rounded to it.
-- A weight is off by a unit roundoff of the format that the network keeps it in.
+- A value that a node computes is off by a unit roundoff of its dtype, and in float16 it is rounded to it.
+- A weight is off by a unit roundoff of the dtype that the network keeps it in.
 - What a node adds up, K products or numbers, is off by K units of float32, in which kernels add: no order of a sum of K
   numbers is worse (Higham, Accuracy and Stability of Numerical Algorithms, 4.2).
 
@@ -71,16 +71,16 @@ class Source:
         name: of the file or module, for messages.
         model: in float32 where it was float16 or bfloat16; without large weights.
         weights: name -> array, of those that a piece takes as inputs.
-        formats: value -> ONNX's number of its format in the model as it was read, where it is known.
+        dtypes: value -> ONNX's number of its dtype in the model as it was read, where it is known.
         shapes: value -> its extents as far as they are known.
-        dtype: the format in which the network computes numbers in floating point; None: that of the model.
+        dtype: the dtype in which the network computes numbers in floating point; None: that of the model.
         compared_s: how long it took to compare the model with what it was exported from; 0 if that was not done.
     """
 
     name: str
     model: ModelProto
     weights: dict[str, Array]
-    formats: dict[str, int]
+    dtypes: dict[str, int]
     shapes: dict[str, list[int | None]]
     dtype: str | None = None
     compared_s: float = 0.0
@@ -136,20 +136,20 @@ class Source:
         kept = [TensorProto.FromString(each.SerializeToString()) for each in kept]
         del graph.initializer[:]
         graph.initializer.extend(kept)
-        formats, shapes = inferred(model)
+        dtypes, shapes = inferred(model)
         widen(model)
         weights = {key: each.astype(np.float32) if is_narrow(each) else each for key, each in weights.items()}
-        return cls(name, model, weights, formats, shapes, dtype)
+        return cls(name, model, weights, dtypes, shapes, dtype)
 
     def format_of(self, value: str) -> int:
-        """ONNX's number of the format in which the network keeps a value of floating point."""
-        own = self.formats.get(value, _SINGLES)
+        """ONNX's number of the dtype in which the network keeps a value of floating point."""
+        own = self.dtypes.get(value, _SINGLES)
         if own not in ROUNDOFF:
             return _SINGLES if own == TensorProto.DOUBLE else own
         return _FORMATS[self.dtype] if self.dtype is not None else own
 
     def is_floating(self, value: str) -> bool:
-        return self.formats.get(value, TensorProto.UNDEFINED) in ROUNDOFF
+        return self.dtypes.get(value, TensorProto.UNDEFINED) in ROUNDOFF
 
     def roundoff(self, value: str) -> float:
         """By how much every element of a value is wrong at least in a noisy piece, relative to it; 0 if by nothing."""
@@ -278,7 +278,7 @@ class _Cut:
         outputs = []
         for number, name in enumerate(wanted):
             self._nodes.append(helper.make_node("Identity", [name], [f"/out{number}"]))
-            kind = source.formats.get(name, TensorProto.UNDEFINED)
+            kind = source.dtypes.get(name, TensorProto.UNDEFINED)
             outputs.append(value_info(f"/out{number}", wide(kind), None))
         used = {name for node in self._nodes for name in reads_of(node)}
         constants = [each for each in graph.initializer if each.name in used]
@@ -301,7 +301,7 @@ class _Cut:
             info.CopyFrom(known)
             info.name = to
             return info
-        kind = self._source.formats.get(name, TensorProto.FLOAT)
+        kind = self._source.dtypes.get(name, TensorProto.FLOAT)
         return value_info(to, wide(kind), rank_0)
 
     def _add(self, node: NodeProto) -> None:
@@ -319,7 +319,7 @@ class _Cut:
             for place, name in enumerate(node.output):
                 if name and self._source.is_floating(name):
                     copy.output[place] = f"{name}/clean"
-        self._nodes += replacement(copy, wide(self._source.formats.get(node.output[0], TensorProto.UNDEFINED)))
+        self._nodes += replacement(copy, wide(self._source.dtypes.get(node.output[0], TensorProto.UNDEFINED)))
         if not noisy:
             return
         for name in node.output:
@@ -377,7 +377,7 @@ class _Cut:
 
     def _noise(self, x: str, y: str, delta: float, kind: int, *, absolute: bool = False) -> None:
         """y = x (1 + delta s), where s = direction + chance r with r between -1 and 1, rounded to float16 if that is the
-        format; with `absolute` also plus 4 roundoffs of float32 times s."""
+        dtype; with `absolute` also plus 4 roundoffs of float32 times s."""
         self._seed += 1
         names = [f"{y}/n{number}" for number in range(8)]
         last = names[7] if kind == TensorProto.FLOAT16 else y

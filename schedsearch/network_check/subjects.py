@@ -33,7 +33,7 @@ class Subject(Protocol):
     sizes: Mapping[str, int]
 
     def dtype(self, value: str) -> str:
-        """The format of a value or of an output, by our names."""
+        """The dtype of a value or of an output, by our names."""
         ...
 
     def outputs(self, inputs: Mapping[str, Array]) -> list[Array]:
@@ -105,13 +105,13 @@ class ComputedSizes:
     """A graph whose sizes are computed, at sizes that the caller chose.
 
     Attributes:
-        way: exact or bounded.
+        run_mode: exact or bounded.
     """
 
-    def __init__(self, net: DynamicExecutable, sizes: Mapping[str, int], way: str) -> None:
-        self._net, self._way = net, way
+    def __init__(self, net: DynamicExecutable, sizes: Mapping[str, int], run_mode: str) -> None:
+        self._net, self._run_mode = net, run_mode
         at = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        self.what = f"the graph, run {way}{at and f' at {at}'}"
+        self.what = f"the graph, run {run_mode}{at and f' at {at}'}"
         self._shown = {name: each for name, each in net.program.shows.items() if net.program.values[each.name].is_visible}
         self.sizes: Mapping[str, int] = {
             name: math.prod(_extents(net.program.values[each.name], sizes)) for name, each in self._shown.items()
@@ -138,7 +138,7 @@ class ComputedSizes:
 
     def outputs(self, inputs: Mapping[str, Array]) -> list[Array]:
         given = self._given(inputs)
-        if self._way == "exact":
+        if self._run_mode == "exact":
             found = self._net.net(*given)
             several = found if isinstance(found, tuple) else (found,)
             self._net.net.check()
@@ -155,7 +155,7 @@ class ComputedSizes:
     def values(self, inputs: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
         shown = {name: self._shown[name] for name in names}
         given, inside = self._given(inputs), [each.name for each in shown.values()]
-        if self._way == "exact":
+        if self._run_mode == "exact":
             held = self._net.net.trace(inside, *given)
         else:
             bound = self._net.bind(*given)

@@ -82,7 +82,7 @@ def main() -> None:
     for name, model, dynamic in (
         ("fixed", convolution(2), {}),
         ("sizes", convolution("n"), {"sizes": sizes}),
-        ("computed", window(), {"sizes": sizes, "way": "exact"}),
+        ("computed", window(), {"sizes": sizes, "run_mode": "exact"}),
     ):
         path = FOLDER / f"{name}.onnx"
         onnx.save(model, path)
