@@ -190,7 +190,7 @@ def stamp(column: str, value: Any) -> float:
 def parsed(column: str, value: Any) -> Any:
     """What a column of JSON holds."""
     try:
-        return json.loads(text(column, value), parse_constant=_not_json)
+        return _decoded(text(column, value))
     except DamagedRow:
         raise
     except (ValueError, RecursionError) as error:
@@ -199,6 +199,9 @@ def parsed(column: str, value: Any) -> Any:
 
 def _not_json(constant: str) -> None:
     raise ValueError(f"{constant} is not a JSON value")
+
+
+_decoded = json.JSONDecoder(parse_constant=_not_json).decode
 
 
 def mapping(column: str, value: Any) -> dict[str, Any]:

@@ -222,12 +222,6 @@ def add_records(store: Store, records: Iterable[Record], *, source: str) -> Repo
     return importer.report
 
 
-def _finite_json(value: Any) -> str:
-    """The canonical JSON of a value. Raises ValueError for NaN and infinities, with which no export could go on."""
-    json.dumps(value, allow_nan=False)
-    return canonical_json(value)
-
-
 def reason(error: Exception) -> str:
     """Why a JSON object could not be turned into a record."""
     if isinstance(error, KeyError):
@@ -329,8 +323,14 @@ class _Importer:
                 )
             self.header = True
         elif kind == "run":
-            summary = None if data["summary"] is None else _finite_json(data["summary"])
-            self.run({**{name: data[name] for name in _RUN_FIELDS}, "info": _finite_json(data["info"]), "summary": summary})
+            summary = None if data["summary"] is None else canonical_json(data["summary"], finite=True)
+            self.run(
+                {
+                    **{name: data[name] for name in _RUN_FIELDS},
+                    "info": canonical_json(data["info"], finite=True),
+                    "summary": summary,
+                }
+            )
         elif kind == "artifact":
             code = base64.b64decode(data["code"], validate=True)
             self.artifact(str(data["sha256"]), str(data["plan"]), code, str(data["signature"]))
@@ -338,9 +338,9 @@ class _Importer:
             record = rows.from_json(data)
             self.record(rows.to_row(record), record.workload.op, str(data.get("signature", "")))
         elif kind == "profile":
-            self.profile(str(data["content_id"]), _finite_json(data["profile"]))
+            self.profile(str(data["content_id"]), canonical_json(data["profile"], finite=True))
         elif kind == "range":
-            code, table = base64.b64decode(data["code"], validate=True), _finite_json(data["size_table"])
+            code, table = base64.b64decode(data["code"], validate=True), canonical_json(data["size_table"], finite=True)
             row = size_tables.read([{**data, "size_table": table, "code": code}[name] for name in size_tables.COLUMNS])
             SizeTable.from_bytes(row.size_table, row.code)
             self.size_table(row)

@@ -29,7 +29,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """A column.
 
@@ -75,17 +75,22 @@ class Field:
         check, read = reads(self.check), reads(self.read)
         return replace(self, null=True, check=check, read=read, store=converts(self.store), show=converts(self.show))
 
-    def accept(self, value: Any) -> tuple[Any, Any]:
-        """What the column keeps of a value from a record or from JSON, and what will be read from it.
+    def keep(self, value: Any) -> Any:
+        """What the column keeps of a value of a record.
 
         Raises:
             ValueError: the value is not what the column may hold.
         """
-        value = self.store(value)
+        stored = self.store(value)
         try:
-            return value, self.read(self.name, value)
+            self.check(self.name, stored)
         except DamagedRow:
-            return value, self.read(f"{self.name} of a record", value)  # the same again, for its message
+            self.check(f"{self.name} of a record", stored)  # the same again, for its message
+        return stored
+
+    def take(self, value: Any) -> Any:
+        """The value of a record for one from JSON: what `read` gives of what would be kept. Raises as `keep`."""
+        return self.read(f"{self.name} of a record", self.store(value))
 
 
 @dataclass(frozen=True)
@@ -136,23 +141,35 @@ def _real(name: str, check: Check = damage.number, **more: Any) -> Field:
 
 
 def _json(name: str, read: Check, **more: Any) -> Field:
-    return Field(name, "TEXT", damage.text, read, _stored_json, json.loads, **more)
+    return Field(name, "TEXT", damage.text, read, functools.partial(_stored_json, name), _decoded, **more)
 
 
 def _flag(name: str, **more: Any) -> Field:
     return Field(name, "INTEGER", damage.flag, damage.flag, int, bool, **more)
 
 
-def _stored_json(value: Any) -> str:
-    return canonical_json(dict(value) if isinstance(value, Mapping) else value)
+_decoded = json.JSONDecoder().decode  # what json.loads does, with its options settled
+
+
+def _stored_json(name: str, value: Any) -> str:
+    if isinstance(value, Config):
+        return value.json
+    try:
+        return canonical_json(dict(value) if isinstance(value, Mapping) else value, finite=True)
+    except ValueError as error:
+        raise DamagedRow(f"{name} of a record is not JSON ({error})") from None
 
 
 def _plain_integer(value: Any) -> Any:
+    if type(value) is int:
+        return value
     return int(value) if isinstance(value, numbers.Integral) else value
 
 
 def _plain_real(value: Any) -> Any:
-    return float(value) + 0.0 if isinstance(value, numbers.Real) else value  # SQLite keeps no negative zero
+    if type(value) is float or isinstance(value, numbers.Real):
+        return float(value) + 0.0  # SQLite keeps no negative zero
+    return value
 
 
 _at_least_0 = functools.partial(damage.number, low=0.0)
@@ -184,7 +201,11 @@ def _times(name: str, value: Any) -> tuple[float, ...]:
 
 
 def _stored_times(times_ns: Any) -> Any:
-    return json.dumps([_plain_real(time_ns) for time_ns in times_ns], separators=(",", ":")) if times_ns else None
+    if not times_ns:
+        return None
+    return canonical_json(
+        [damage.number("a time of times_ns of a record", _plain_real(time_ns), above=0.0) for time_ns in times_ns]
+    )
 
 
 def _error(name: str, value: Any) -> Any:
@@ -280,7 +301,7 @@ RECORD = TableFields(
         Field("outcome", "TEXT", lambda *at: str(_outcome(*at)), _outcome, str, path="measurement.outcome"),
         _real("time_ns", _above_0, path="measurement.time_ns", derived=True).optional(),  # median; NULL unless ok
         Field(
-            "times_ns", "TEXT", damage.optional_text, _times, _stored_times, lambda text: json.loads(text) if text else [],
+            "times_ns", "TEXT", damage.optional_text, _times, _stored_times, lambda text: _decoded(text) if text else [],
             path="measurement.times_ns", null=True,
         ),
         _integer("registers", path="measurement.resources.registers"),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,6 +25,23 @@ from schedsearch.workload import Workload
 _CONTENT = [(each, each.path.split(".")) for each in RECORD.fields if each.path]
 _IN_JSON = [(each, path) for each, path in _CONTENT if not each.derived]
 _NOT_IN_IDENTITY = ("artifact", "source")
+_LATER = [(each, path) for each, path in _IN_JSON if each.since > 1]
+
+
+def _by_part(content: list[tuple[Field, list[str]]]) -> list[tuple[list[str], list[tuple[str, Field]]]]:
+    """The path of each part of a record that has fields (the record itself comes first), and these with their last names."""
+    parts: dict[str, tuple[list[str], list[tuple[str, Field]]]] = {}
+    for field, path in content:
+        parts.setdefault(".".join(path[:-1]), (path[:-1], []))[1].append((path[-1], field))
+    return list(parts.values())
+
+
+# What a record has in each part: how to get all values at once, and the fields.
+_VALUES = [
+    (path, operator.attrgetter(*(name for name, _ in named)), [field for _, field in named])
+    for path, named in _by_part(_CONTENT)
+]
+_JSON = [(path, [(name, field.name, field.show) for name, field in named]) for path, named in _by_part(_IN_JSON)]
 
 
 def to_row(record: Record) -> dict[str, Any]:
@@ -44,29 +62,31 @@ def _values(record: Attempt, workload_id: str, workload_json: str) -> dict[str, 
         "workload_json": workload_json,
         "toolchain_id": sha256_hex(toolchain_json),
         "toolchain_json": toolchain_json,
-        **{field.name: field.accept(_at(record, path))[0] for field, path in _CONTENT},
+        **{
+            field.name: field.keep(value)
+            for path, values, columns in _VALUES
+            for field, value in zip(columns, _values_of(record, path, values, len(columns)))
+        },
     }
 
 
-def _at(record: Any, path: list[str]) -> Any:
+def _values_of(record: Any, path: list[str], values: Callable[[Any], Iterable[Any]], count: int) -> Iterable[Any]:
+    """The values of a part of a record; None for each if there is no such part."""
     for name in path:
-        record = None if record is None else getattr(record, name)
-    return record
+        record = getattr(record, name)
+    return [None] * count if record is None else values(record)
 
 
 def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON object of a row with the keys of `to_row`. It does not need the operator."""
-    found = _json(row, _IN_JSON)
-    return found if row["anchor_code"] is not None else {**found, "anchor": None}
-
-
-def _json(row: Mapping[str, Any], content: list[tuple[Field, list[str]]]) -> dict[str, Any]:
     found = {"workload": json.loads(row["workload_json"]), "toolchain": json.loads(row["toolchain_json"])}
-    for field, path in content:
+    for path, named in _JSON:
         part = found
-        for name in path[:-1]:
+        for name in path:
             part = part.setdefault(name, {})
-        part[path[-1]] = field.show(row[field.name])
+        part |= {name: show(row[column]) for name, column, show in named}
+    if row["anchor_code"] is None:
+        found["anchor"] = None
     return found
 
 
@@ -76,12 +96,18 @@ def content_id(row: Mapping[str, Any]) -> str:
 
     A field that was added to Record or Measurement later is left out while it has its default, so ids do not change.
     """
-    content = [
-        (field, path)
-        for field, path in _IN_JSON
-        if path[0] not in _NOT_IN_IDENTITY and not (field.since > 1 and row[field.name] == field.default)
-    ]
-    return sha256_hex(canonical_json(_json(row, content)))
+    content = to_json(row)
+    for name in _NOT_IN_IDENTITY:
+        del content[name]
+    for field, path in _LATER:
+        if row[field.name] == field.default:
+            part = content
+            for name in path[:-1]:
+                part = part[name] or {}
+            part.pop(path[-1], None)
+    if not content["anchor"]:
+        del content["anchor"]
+    return sha256_hex(canonical_json(content))
 
 
 def from_json(data: Mapping[str, Any]) -> Record:
@@ -92,9 +118,9 @@ def from_json(data: Mapping[str, Any]) -> Record:
         KeyError, TypeError, ValueError, OverflowError: a field is missing or has the wrong type.
     """
     return Record(
-        workload=Workload.from_json(canonical_json(data["workload"])),
+        workload=_workload(canonical_json(data["workload"])),
         toolchain={str(name): str(value) for name, value in data["toolchain"].items()},
-        **attempt({field.name: field.accept(_given(data, field, path))[1] for field, path in _IN_JSON}),
+        **attempt({field.name: field.take(_given(data, field, path)) for field, path in _IN_JSON}),
     )
 
 
@@ -264,6 +290,6 @@ class Best:
         return self.row.record()
 
 
-@functools.lru_cache(maxsize=4096)  # the same few workloads recur in every listing
+@functools.lru_cache(maxsize=4096)  # the same few workloads recur in every listing and file
 def _workload(text: str) -> Workload:
     return Workload.from_json(text)

@@ -9,9 +9,13 @@ from typing import Any
 from schedsearch.text import type_text
 
 
-def canonical_json(value: Any) -> str:
-    """The canonical JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII; objects by their `to_json()`."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=plain_json)
+def canonical_json(value: Any, *, finite: bool = False) -> str:
+    """The canonical JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII; objects by their `to_json()`.
+
+    Raises:
+        ValueError: a number is infinite or NaN, which JSON does not have, and `finite` is set.
+    """
+    return (_FINITE if finite else _ENCODER).encode(value)
 
 
 def plain_json(value: Any) -> Any:
@@ -23,6 +27,12 @@ def plain_json(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     raise TypeError(f"{type_text(value)} has no JSON form")
+
+
+_ENCODER, _FINITE = (
+    json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=allow_nan, default=plain_json)
+    for allow_nan in (True, False)
+)
 
 
 def sha256_hex(text: str | bytes) -> str:
