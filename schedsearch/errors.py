@@ -145,7 +145,13 @@ class OperatorError(SchedsearchError):
 
 
 class NoValidConfigError(SchedsearchError):
+    """`summary` is the `schedsearch.session.summary.RunSummary` of the run, if a run of tuning raised the error."""
+
     exit_code = 1
+
+    def __init__(self, message: str, summary: Any = None) -> None:
+        self.summary = summary
+        super().__init__(message)
 
 
 class OutOfTimeError(SchedsearchError):

@@ -81,6 +81,16 @@ def duration(time_ns: float | None) -> str:
     return f"{time_ns:.4g} ns"
 
 
+def seconds(time_s: float) -> str:
+    """A wait: '8 s', '2 min 5 s', '1 h 20 min'."""
+    whole = max(1, round(time_s))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def counts(outcomes: Mapping[str, int]) -> str:
     """'3 rejected, 1 wrong_answer', most frequent first; '-' if there are none."""
     ranked = sorted(outcomes.items(), key=lambda item: (-item[1], item[0]))
@@ -90,6 +100,27 @@ def counts(outcomes: Mapping[str, int]) -> str:
 def rate_text(rate: float | None) -> str:
     """A rate with sensible digits, without its unit; '-' for None."""
     return "-" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+_CELL_LIMIT = 1_000  # characters
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> str:
+    """Columns under headers, separated by two blanks; those named in `right` are aligned to the right."""
+    cells = [[printable(shortened(str(cell), _CELL_LIMIT)) for cell in row] for row in rows]
+    widths = [
+        max(len(header), *(len(row[i]) for row in cells)) if cells else len(header) for i, header in enumerate(headers)
+    ]
+    to_right = set(right)
+
+    def line(row: Sequence[str]) -> str:
+        padded = [
+            cell.rjust(width) if header in to_right else cell.ljust(width)
+            for header, cell, width in zip(headers, row, widths)
+        ]
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
 
 
 def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -20,6 +20,7 @@ from schedsearch.config import Config
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.session.ranking import RankAgreement
+from schedsearch.text import duration
 from schedsearch.workload import Workload
 
 
@@ -61,6 +62,36 @@ class TestRankAgreement:
     @pytest.mark.parametrize("groups", [[], [[(1.0, 1.0)]], [[(1.0, 1.0), (1.0, 2.0)]]])
     def test_without_two_different_values_there_is_nothing_to_say(self, groups: list[list[tuple[float, float]]]) -> None:
         assert RankAgreement.of(groups).correlation is None
+
+
+class TestText:
+    def test_a_summary_prints_as_the_table_of_the_command_line(self) -> None:
+        summary = World().tune(trials=20)
+        *lines, last = str(summary).splitlines()
+        assert "\n".join(lines) == run_report.results_text(summary, {}) and repr(summary) == str(summary)
+        assert last.startswith("20 new trials in 1 s") and last.endswith(f"on {summary.target}")
+
+    def test_the_last_line_of_a_run_has_its_gain_its_trials_and_its_database(self) -> None:
+        summary = World().tune(trials=20)
+        (task,) = summary.tasks
+        gain = f"{duration(task.best_ns)}, {task.speedup:.2f}x as fast as the default; 20 trials in 1 s"
+        assert summary.headline.startswith(f"{WORKLOAD.label}: {gain}")
+        assert summary.headline.endswith("kept in records.db")
+
+    def test_a_task_without_a_valid_configuration_has_the_reason_of_its_default(self) -> None:
+        def wrong(candidate: Candidate) -> Outcome:
+            return Outcome.WRONG_ANSWER if candidate.config["x"] else Outcome.LAUNCH_ERROR
+
+        (task,) = World(behaviour=wrong).tune(trials=20).tasks
+        assert task.failure is not None and task.failure.is_default
+        assert task.why_invalid.startswith("all trials failed (") and f" {task.failure.outcome}" in task.why_invalid
+        config = " ".join(f"{name}={value}" for name, value in task.failure.config.items())
+        assert f"The first, the default ({config}): {task.failure.outcome}: {task.failure.message}" in task.why_invalid
+
+    def test_a_task_with_one_valid_configuration_has_no_reason(self) -> None:
+        behaviour = lambda c: square_ns(c) if c.config["x"] < 8 else Outcome.WRONG_ANSWER  # noqa: E731
+        (task,) = World(behaviour=behaviour).tune(trials=20).tasks
+        assert task.best_ns is not None and task.failures and task.why_invalid == ""
 
 
 class TestModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +12,8 @@ from schedsearch.text import MESSAGE_LIMIT, printable, shortened
 from schedsearch.text import counted as counted
 from schedsearch.text import counts as counts
 from schedsearch.text import duration as duration
+from schedsearch.text import seconds as seconds
+from schedsearch.text import table as table
 
 if TYPE_CHECKING:
     from schedsearch.profiling.profile import Launch, Profile
@@ -35,16 +37,6 @@ def echo_json(value: Any, *, err: bool = False) -> None:
     click.echo(json.dumps(value, default=lambda each: each.to_json() if hasattr(each, "to_json") else str(each)), err=err)
 
 
-def seconds(time_s: float) -> str:
-    """A wait: '8 s', '2 min 5 s', '1 h 20 min'."""
-    whole = max(1, round(time_s))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def size_bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
@@ -55,27 +47,6 @@ def size_bytes(count: float) -> str:
 
 def config_text(config: Mapping[str, Any] | None) -> str:
     return "-" if config is None else " ".join(f"{name}={value}" for name, value in config.items())
-
-
-_CELL_LIMIT = 1_000  # characters
-
-
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> str:
-    """Columns under headers, separated by two blanks; those named in `right` are aligned to the right."""
-    cells = [[printable(shortened(str(cell), _CELL_LIMIT)) for cell in row] for row in rows]
-    widths = [
-        max(len(header), *(len(row[i]) for row in cells)) if cells else len(header) for i, header in enumerate(headers)
-    ]
-    to_right = set(right)
-
-    def line(row: Sequence[str]) -> str:
-        padded = [
-            cell.rjust(width) if header in to_right else cell.ljust(width)
-            for header, cell, width in zip(headers, row, widths)
-        ]
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
 
 
 _KERNEL_NAME_WIDTH = 48

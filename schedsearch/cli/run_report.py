@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from schedsearch.cli.ranges import table_text
 from schedsearch.cli.render import counted, duration, table
-from schedsearch.session.report import result_cells
+from schedsearch.session.report import result_text
 from schedsearch.session.summary import RangeSummary, RunSummary
 
 _SAME = 0.03  # two measurements of one kernel may normally differ by this much
@@ -21,9 +21,7 @@ def nothing_new_text(summary: RunSummary) -> str:
 
 def results_text(summary: RunSummary, names: Mapping[str, str]) -> str:
     """One line per task. `names` maps workload ids to their names in the workload file."""
-    cells = result_cells(summary.result_table(names))
-    text = table(cells.headers, cells.rows, cells.right)
-    return "\n".join([text, *cells.notes])
+    return result_text(summary.result_table(names))
 
 
 def search_text(summary: RunSummary, names: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from schedsearch.errors import Interrupted, NoValidConfigError, UsageError
 from schedsearch.tuner import TUNERS
 
 if TYPE_CHECKING:
-    from schedsearch.session.observer import Observer
     from schedsearch.session.plan import TaskPlan
     from schedsearch.session.preview import Preview
     from schedsearch.session.summary import RunSummary
@@ -121,6 +120,8 @@ def tune(
             _print_plan(planned)
         return
 
+    from schedsearch.cli.json_lines import JsonLines
+    from schedsearch.progress import shown
     from schedsearch.session import BUILD_TIMEOUT_S, REFERENCE_TIMEOUT_S, RUN_TIMEOUT_S
     from schedsearch.session import tune as run
 
@@ -131,10 +132,9 @@ def tune(
             from schedsearch.cli.dashboard import beside
 
             stack.enter_context(beside(db))
-        say, observer = _display(file, as_json, stack)
-        say(f"planning {render.counted(len(file.tasks), 'task')}")
+        display = stack.enter_context(shown(not as_json))
+        display.stage(f"planning {render.counted(len(file.tasks), 'task')}")
         plans = plan(file, target)
-        say(f"opening {target.name}")
         try:
             summary = run(
                 plans,
@@ -151,10 +151,13 @@ def tune(
                 run_timeout_s=measure.timeout_s or RUN_TIMEOUT_S,
                 reference_timeout_s=reference_timeout_s or measure.reference_timeout_s or REFERENCE_TIMEOUT_S,
                 wait_for_device=not no_wait,
-                on_wait=render.note,
-                observers=[observer],
+                on_wait=render.note if as_json else None,
+                observers=[JsonLines()] if as_json else [],
             )
+        except NoValidConfigError as error:
+            summary = error.summary
         except Interrupted as interrupted:
+            display.close()
             if not as_json:
                 _print_summary(interrupted.summary, file)
             again = shlex.join(["schedsearch", *_without_fresh(sys.argv[1:])])
@@ -166,7 +169,7 @@ def tune(
         _print_summary(summary, file)
         _print_next(summary, file, db, selector, mode or measure.mode)
     failed = [
-        f"{name} ({task.problem})" if task.problem else name
+        f"{name} ({reason})" if (reason := task.problem or task.why_invalid) else name
         for task, name in zip(summary.tasks, _names(file).values())
         if task.best_ns is None
     ]
@@ -227,19 +230,6 @@ def load_tasks(
 
 def _names(file: WorkloadFile) -> dict[str, str]:
     return {task.workload.id: task.name for task in file.tasks}
-
-
-def _display(file: WorkloadFile, as_json: bool, stack: ExitStack) -> tuple[Callable[[str], None], Observer]:
-    """The function that reports what happens before the run, and the observer of the run."""
-    from schedsearch.cli.progress import JsonLines, LiveTable, PlainLines
-
-    if as_json:
-        return lambda what: None, JsonLines()
-    if not sys.stderr.isatty():
-        return lambda what: None, PlainLines(_names(file))
-    live = LiveTable(_names(file))
-    stack.callback(live.close)
-    return live.say, live
 
 
 def _without_fresh(arguments: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from schedsearch.measurement import BUSY_SPREAD
-from schedsearch.text import counts, duration, html_table, rate_text
+from schedsearch.text import counts, duration, html_table, rate_text, table
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,12 @@ def result_cells(result: ResultTable) -> Cells:
     notes += dict.fromkeys(f"{row.name}: {row.unreferenced}" for row in rows if row.unreferenced)
     right = tuple(name for name in columns if name not in ("task", "template", "failures"))
     return Cells(tuple(columns), tuple(zip(*columns.values())), right, tuple(notes))
+
+
+def result_text(result: ResultTable) -> str:
+    """A result table as lines of text."""
+    cells = result_cells(result)
+    return "\n".join([table(cells.headers, cells.rows, cells.right), *cells.notes])
 
 
 def result_html(result: ResultTable) -> str:

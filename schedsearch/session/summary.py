@@ -6,6 +6,7 @@ The JSON form also has values derived from the fields (labels, shares, correlati
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -16,8 +17,9 @@ from schedsearch.measurement import Outcome
 from schedsearch.ops.own_kernel import without_reference
 from schedsearch.session.race import RaceResult
 from schedsearch.session.ranking import RankAgreement
-from schedsearch.session.report import ResultRow, ResultTable, SearchRow, SearchTable, result_html
+from schedsearch.session.report import ResultRow, ResultTable, SearchRow, SearchTable, result_html, result_text
 from schedsearch.size_table import SizeTable
+from schedsearch.text import counted, counts, duration, seconds
 from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
 
@@ -62,6 +64,24 @@ class ArmSummary:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A trial that failed.
+
+    Attributes:
+        is_default: whether its configuration is what one gets without tuning.
+    """
+
+    template: str
+    config: Config
+    outcome: Outcome
+    message: str
+    is_default: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"config": dict(self.config), "outcome": str(self.outcome)}
+
+
+@dataclass(frozen=True)
 class TaskSummary:
     """The end of one task.
 
@@ -87,6 +107,7 @@ class TaskSummary:
             proposed after the model was first trained.
         problem: why this run gave the task up: its inputs and its reference cannot be made, or the time was over before
             anything was measured; "" if it did not.
+        failure: the trial of a default that failed, else the first one that did; None if none failed.
     """
 
     workload: Workload
@@ -107,6 +128,7 @@ class TaskSummary:
     best_after_ns: tuple[float | None, ...]
     ranking: RankAgreement
     problem: str = ""
+    failure: Failure | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -127,6 +149,28 @@ class TaskSummary:
     def failures(self) -> dict[str, int]:
         """Outcomes other than ok."""
         return {name: count for name, count in self.outcomes.items() if name != Outcome.OK and count}
+
+    @property
+    def untuned(self) -> str:
+        """What one gets without tuning, in words."""
+        return "your own choice" if self.workload.op == "own_kernel" else "the default"
+
+    @property
+    def why_invalid(self) -> str:
+        """Why no configuration is valid: how many failed in which way, the first reason, and what to do; "" if one is."""
+        if self.best_ns is not None or self.failure is None:
+            return ""
+        failure = self.failure
+        which = self.untuned if failure.is_default else f"{failure.template}:"
+        config = " ".join(f"{name}={value}" for name, value in failure.config.items())
+        if failure.outcome is not Outcome.WRONG_ANSWER:
+            remedy = "correct what the message says"
+        elif self.workload.op == "own_kernel":
+            remedy = "correct the kernel, or its reference"
+        else:
+            remedy = f"the template {failure.template} computes this workload wrongly: please report it to its author"
+        reason = f"{failure.outcome}: {failure.message.strip()}".rstrip(". ")
+        return f"all trials failed ({counts(self.failures)}). The first, {which} ({config}): {reason}. What to do: {remedy}"
 
     def result_row(self, name: str, computes: bool) -> ResultRow:
         """A row of `RunSummary.result_table`. `computes` says whether its rate is of operations or of bytes."""
@@ -169,6 +213,7 @@ class TaskSummary:
             "best_after_ns": list(self.best_after_ns),
             **_ranking_json(self.ranking),
             **({"problem": self.problem} if self.problem else {}),
+            **({"failure": self.failure.to_json()} if self.failure else {}),
         }
 
 
@@ -234,9 +279,9 @@ class RangeSummary:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunSummary:
-    """The end of a run.
+    """The end of a run. Its text is the table of results, in a notebook as HTML.
 
     Attributes:
         run: its id in the store `db`.
@@ -330,6 +375,27 @@ class RunSummary:
                 bests = tuple(after[mark - 1] if mark <= len(after) else None for mark in marks)
                 rows.append(SearchRow(_name(task, names), bests, *self.budget_shares(task)))
         return SearchTable(marks, tuple(rows), len(searched) - len(rows), len(self.tasks) > 1)
+
+    @property
+    def headline(self) -> str:
+        """The result in one line: the gain over what one gets without tuning, the trials and the time."""
+        (task, *others), gains = self.tasks, [each.speedup for each in self.tasks if each.speedup is not None]
+        if others:
+            found = f"{counted(len(self.tasks), 'task')}"
+            if gains:
+                mean = math.exp(sum(map(math.log, gains)) / len(gains))
+                found += f", {mean:.2f}x as fast as the defaults in the geometric mean"
+        else:
+            found = f"{task.workload.label}: {duration(task.best_ns)}"
+            if gains:
+                found += f", {gains[0]:.2f}x as fast as {task.untuned}"
+        spent = f"{counted(self.new_trials, 'trial')} in {seconds(self.wall_s)} on {self.target}"
+        return f"{found}; {spent}, kept in {self.db}"
+
+    def __repr__(self) -> str:
+        rate = self.new_trials / self.wall_s if self.wall_s else 0.0
+        spent = f"{counted(self.new_trials, 'new trial')} in {seconds(self.wall_s)} ({rate:.1f}/s) on {self.target}"
+        return f"{result_text(self.result_table())}\n{spent}"
 
     def _repr_html_(self) -> str:
         """The table of results, for notebooks."""

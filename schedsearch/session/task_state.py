@@ -18,7 +18,7 @@ from schedsearch.session.arms import Arm
 from schedsearch.session.plan import TaskPlan
 from schedsearch.session.race import Raced, RaceResult
 from schedsearch.session.ranking import RankAgreement
-from schedsearch.session.summary import TaskSummary
+from schedsearch.session.summary import Failure, TaskSummary
 from schedsearch.text import storable_text
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class TaskState:
         prepared: inputs and reference are on the device, or on their way.
         reference_asked: a builder compiles its reference, or has done so.
         error: why nothing of this task can be measured; it gets no more trials then. None while all is well.
+        failure: the trial of a default that failed, else the first one that did.
         late: the time of the run was over before anything of this task was measured.
         seconds: time of building and running this task's candidates in this run.
         unshared: how many of them were compiled without sharing work with others.
@@ -105,6 +106,7 @@ class TaskState:
         self.prepared = False
         self.reference_asked = False
         self.error: Exception | None = None
+        self.failure: Failure | None = None
         self.late = False
         self.stored_best: Record | None = None
         self.race: RaceResult | None = None
@@ -151,6 +153,7 @@ class TaskState:
         if not record.final_race:
             self._newest_s = max(self._newest_s, record.finished_at)
         arm.remember(record.config, record.measurement.outcome, time_ns)
+        self._note_failure(arm, record.config, record.measurement)
         if time_ns is not None:
             self.keep_finalist(Finalist(arm, record.config, time_ns, None), 0)
 
@@ -180,6 +183,7 @@ class TaskState:
         self.race = None
         self.seconds += measurement.run_s if built is not None else measurement.build_s
         proposal.arm.done(proposal.config, measurement.outcome, time_ns)
+        self._note_failure(proposal.arm, proposal.config, measurement)
         if time_ns is not None:
             self._valid, self._valid_s = self._valid + 1, self._valid_s + measurement.run_s
             self.keep_finalist(Finalist(proposal.arm, proposal.config, time_ns, built), race_size)
@@ -187,6 +191,11 @@ class TaskState:
                 proposal.arm.compare(proposal.prediction, proposal.model, time_ns)
         if measurement.outcome.is_trial:
             self.best_after_ns.append(self.best_ns)
+
+    def _note_failure(self, arm: Arm, config: Config, measurement: Measurement) -> None:
+        is_default = config == arm.plan.default
+        if not measurement.ok and (self.failure is None or (is_default and not self.failure.is_default)):
+            self.failure = Failure(arm.template.name, config, measurement.outcome, measurement.message, is_default)
 
     def duplicate(self, proposal: Proposal, time_ns: float | None, race_size: int) -> None:
         """A proposal has the same code as one that took `time_ns`. It enters the final race only if it is a default."""
@@ -291,6 +300,7 @@ class TaskState:
             best_after_ns=tuple(self.best_after_ns),
             ranking=sum((arm.ranking for arm in self.arms), RankAgreement()),
             problem=self._problem,
+            failure=self.failure,
         )
 
 

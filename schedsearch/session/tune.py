@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device.detect import detect
-from schedsearch.errors import UsageError
+from schedsearch.errors import NoValidConfigError, UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.progress import is_shown, shown
 from schedsearch.session.loop import FIRST_BATCH, Session
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import DEFAULT_TRIALS, Options
 from schedsearch.session.pace import StopSignal
 from schedsearch.session.plan import TaskPlan, plan_tasks, ranges_of, search_time_s, trials_per_task
+from schedsearch.session.progress import RunProgress
 from schedsearch.session.summary import RunSummary
 from schedsearch.target import Target
 from schedsearch.task import Task, range_tasks
@@ -57,6 +60,7 @@ def tune(
     wait_for_device: bool = True,
     on_wait: Callable[[str], None] | None = None,
     observers: Sequence[Observer] = (),
+    progress: bool = True,
 ) -> RunSummary:
     """Searches for fast configurations of workloads on this machine's device and records everything measured.
 
@@ -80,16 +84,19 @@ def tune(
         reference_timeout_s: the reference of a kernel of your own, or of another package's operator, may take this long to
             compute its answers; then its task is given up.
         wait_for_device: whether to wait while another run holds the device.
-        on_wait: called with a string that names the run that this one waits for.
+        on_wait: called with a string that names the run that this one waits for; default: it is shown.
         observers: watch the run.
+        progress: whether to show on standard error what is computed, trials, the best and the time left, and the result at
+            the end: in place on a terminal, in the output of a notebook's cell, elsewhere as a line every few seconds.
 
     Returns:
-        The results. A task without any valid configuration has `best_ns` None.
+        The results. A task without any valid configuration has `best_ns` None, and `failure` says why.
 
     Raises:
         UsageError: an argument is impossible; UnsupportedError or ConfigError, see `plan_tasks`.
         DeviceError: the device does not exist; DeviceBusyError: another run holds it and `wait_for_device` is false.
         DatabaseError: the store cannot be used.
+        NoValidConfigError: every trial of every task failed; the text has the first reason, `summary` the results.
         Interrupted: Ctrl-C or SIGTERM; its `summary` has the results so far.
     """
     if isinstance(workloads, Task | Workload | WorkloadRange):
@@ -100,12 +107,35 @@ def tune(
         trials = DEFAULT_TRIALS
     options = Options(trials, time_s, tuner, seed, resume, mode)
     deadline = Deadline.within(time_s)
-    device = detect(target) if isinstance(target, str) else target
-    plans = _planned(list(workloads), templates, device)
-    return _run(
-        plans, db, device, options, deadline, workers=workers, build_timeout_s=build_timeout_s, run_timeout_s=run_timeout_s,
-        reference_timeout_s=reference_timeout_s, wait_for_device=wait_for_device, on_wait=on_wait, observers=observers,
-    )  # fmt: skip
+    is_part = is_shown()
+    with shown(progress) as display:
+        display.stage("looking at the device and the workloads")
+        device = detect(target) if isinstance(target, str) else target
+        plans = _planned(list(workloads), templates, device)
+        display.stage(f"starting the processes that compile and measure on {device.name}")
+        summary = _run(
+            plans, db, device, options, deadline, workers=workers, build_timeout_s=build_timeout_s,
+            run_timeout_s=run_timeout_s, reference_timeout_s=reference_timeout_s, wait_for_device=wait_for_device,
+            on_wait=on_wait or display.say, observers=[*observers, RunProgress(display)],
+        )  # fmt: skip
+        failed = [task.why_invalid for task in summary.tasks if task.why_invalid]
+        if failed and len(failed) == len(summary.tasks):
+            raise NoValidConfigError(_all_failed(summary), summary)
+        if not is_part:
+            for task in summary.tasks:
+                if task.why_invalid:
+                    display.say(f"{task.workload.label}: {task.why_invalid}")
+            display.say(summary.headline)
+    return summary
+
+
+def _all_failed(summary: RunSummary) -> str:
+    first = summary.tasks[0]
+    others = f" (and of {len(summary.tasks) - 1} more tasks)" if len(summary.tasks) > 1 else ""
+    return (
+        f"no configuration of {first.workload.label}{others} is valid: {first.why_invalid}; all failures: "
+        f"schedsearch records list --db {shlex.quote(summary.db)} --failed"
+    )
 
 
 def tune_until(

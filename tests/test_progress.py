@@ -1,19 +1,22 @@
-"""The display of a live run, given its events."""
+"""What long calls show while they go on: the display, and a run on it, given its events."""
 
 from __future__ import annotations
 
 import io
 import re
+import threading
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from schedsearch.cli import progress, render
-from schedsearch.cli.progress import LiveTable, PlainLines
+from schedsearch import progress
+from schedsearch.cli import render
 from schedsearch.config import Config
 from schedsearch.measurement import Outcome
+from schedsearch.progress import Clock, Display, Log, Terminal
 from schedsearch.session.observer import ArmStart, Phase, PhaseName, RunStart, TaskStart, Trial
+from schedsearch.session.progress import RunProgress
 from schedsearch.session.summary import RunSummary, Shares
 from schedsearch.space import SpaceSize
 from schedsearch.workload import Workload
@@ -38,15 +41,34 @@ def trial(task: int, outcome: Outcome | None, time_ns: float | None, done: int) 
     )  # fmt: skip
 
 
+class Still(Clock):
+    """Real time, in which a display draws only when it is told something."""
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait()
+
+
+def terminal(width: int) -> tuple[Display, io.StringIO]:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, height=60)
+    return Display(lambda: Terminal(console), Still()), screen
+
+
 @pytest.fixture(autouse=True)
 def draw_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_DRAW_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "_FIRST_S", 0.0)
+    monkeypatch.setattr(Terminal, "every_s", 0.0)
+
+
+def named(start: RunStart, names: dict[int, str]) -> RunStart:
+    tasks = [replace(task, name=names.get(index, task.name)) for index, task in enumerate(start.tasks)]
+    return replace(start, tasks=tuple(tasks))
 
 
 def test_the_live_table_shows_the_tasks_that_changed_last() -> None:
-    screen = io.StringIO()
-    live = LiveTable({WORKLOADS[2].id: "the [third] task"}, Console(file=screen, force_terminal=True, width=160, height=60))
-    live.on_start(START)
+    display, screen = terminal(160)
+    live = RunProgress(display)
+    live.on_start(named(START, {2: "the [third] task"}))
     live.on_trial(trial(2, Outcome.OK, 1000.0, 1))
     live.on_trial(trial(29, Outcome.WRONG_ANSWER, None, 2))
     live.on_trial(trial(29, None, 1500.0, 2))
@@ -54,21 +76,18 @@ def test_the_live_table_shows_the_tasks_that_changed_last() -> None:
     live.on_trial(trial(29, Outcome.WRONG_ANSWER, None, 3))
     text = screen.getvalue()
     live.on_end(END)
-    live.close()
-    assert "3 of 90 trials" in text
+    display.close()
+    assert "3 of 90 trials" in text and "left" in text
     assert "the [third] task" in text and "2 wrong_answer" in text
     assert "2.00x" not in text, "single measurements do not compare"
     assert "14 tasks more" in text
 
 
-NAMES = {workload.id: f"stage {n} of a network with a long name" for n, workload in enumerate(WORKLOADS)}
-
-
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_digit_and_no_unit_is_ever_cut(width: int) -> None:
-    screen = io.StringIO()
-    live = LiveTable(NAMES, Console(file=screen, force_terminal=True, width=width, height=60))
-    live.on_start(START)
+    display, screen = terminal(width)
+    live = RunProgress(display)
+    live.on_start(named(START, {n: f"stage {n} of a network with a long name" for n in range(len(WORKLOADS))}))
     live.on_trial(replace(trial(2, Outcome.OK, 9163.0, 1), best_ns=9163.0, default_ns=12345.0))
     for done, outcome in enumerate(Outcome, 2):
         live.on_trial(replace(trial(2, outcome, 9163.0 if outcome is Outcome.OK else None, done), best_ns=9163.0))
@@ -76,7 +95,7 @@ def test_no_digit_and_no_unit_is_ever_cut(width: int) -> None:
     screen.seek(0)
     live.on_trial(replace(trial(3, Outcome.OK, 104.25e6, 40), best_ns=104.25e6, default_ns=2.125e9))
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in screen.getvalue().splitlines()]
-    live.close()
+    display.close()
     assert max(map(len, lines)) <= width
     (header,) = [line for line in lines if line.startswith("task")]
     (row,) = [line for line in lines if "104.2 ms" in line]
@@ -91,28 +110,52 @@ def test_no_digit_and_no_unit_is_ever_cut(width: int) -> None:
     [("building", "compiling the first candidates"), ("preparing", "preparing inputs"), ("measuring", "measuring")],
 )
 def test_until_the_first_result_the_live_view_describes_the_run(phase: PhaseName, text: str) -> None:
-    screen = io.StringIO()
-    live = LiveTable({}, Console(file=screen, force_terminal=True, width=80, height=60))
-    live.say("planning 2 tasks")
+    display, screen = terminal(80)
+    display.stage("planning 2 tasks")
     assert "planning 2 tasks" in screen.getvalue()
     screen.truncate(0)
+    live = RunProgress(display)
     live.on_start(START)
     assert "starting" in screen.getvalue() and "planning" not in screen.getvalue()
     live.on_phase(Phase(phase, 0.1))
-    live.close()
+    display.close()
     assert text in screen.getvalue() and "0 of 90" not in screen.getvalue()
 
 
-def test_plain_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = PlainLines({})
-    lines.on_start(START)
+def test_lines_of_a_log_come_now_and_then() -> None:
+    lines: list[str] = []
+    display = Display(lambda: Log(lines.append), Still())
+    live = RunProgress(display)
+    live.on_start(START)
+    assert lines == ["0 s: starting"]
     for done in range(1, 50):
-        lines.on_trial(trial(0, Outcome.OK, 1000.0, done))
-    out, err = capsys.readouterr()
-    assert out == ""
-    first, second = err.splitlines()
-    assert first == f"up to 90 trials on {START.target}; the first are being compiled"
-    assert "1 of 90 trials" in second and "best 1 us" in second
+        live.on_trial(trial(0, Outcome.OK, 1000.0, done))
+    display.close()
+    assert len(lines) == 1, "all of that took less than five seconds"
+    assert live.line().startswith("0 s: 49 of 90 trials") and live.line().endswith("best 1 us")
+
+
+@pytest.mark.parametrize(
+    ("trials", "time_s", "sizes", "text"),
+    [
+        (90, None, 100, "10 of 90 trials, 2.0 trials/s, at most 40 s left"),
+        (90, None, 1, "10 of 30 trials, 2.0 trials/s, at most 10 s left"),  # a space of one configuration for each task
+        (None, 12.0, 100, "10 trials, 2.0 trials/s, at most 7 s left"),
+        (90, 12.0, 100, "10 of 90 trials, 2.0 trials/s, at most 7 s left"),
+        (None, 4.0, 100, "10 trials, 2.0 trials/s"),
+    ],
+)
+def test_the_time_that_is_left_is_that_of_the_rest_of_the_budget(
+    trials: int | None, time_s: float | None, sizes: int, text: str
+) -> None:
+    now = 100.0
+    live = RunProgress(Display(lambda: Log(lambda line: None), Still()), lambda: now)
+    arms = (replace(ARM, size=SpaceSize(sizes, True)),)
+    tasks = tuple(replace(task, arms=arms) for task in START.tasks)
+    live.on_start(replace(START, trials=trials, time_s=time_s, tasks=tasks))
+    now = 105.0
+    live.on_trial(trial(0, Outcome.OK, 1000.0, 10))
+    assert live.headline() == f"5 s: {text}"
 
 
 @pytest.mark.parametrize(
