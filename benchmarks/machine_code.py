@@ -33,6 +33,7 @@ from schedsearch.template import KernelSource, KernelStep
 
 CANDIDATES = {"conv2d": 16, "depthwise_conv2d": 7, "dense": 9}  # of each template, by its first operator
 OTHERS = 5  # of each template of another operator
+NOT_LAUNCHED = ("function", "shaped_by", "contract")  # fields of a step that only its code shows
 FUSED = ("bias", "relu")
 QUANTISED = ("bias", "relu", "requantise")
 LAYERS: list[dict[str, Any]] = [
@@ -97,7 +98,7 @@ def candidates() -> list[dict[str, Any]]:
 
 def launches(source: KernelSource) -> str:
     """sha256 of how the steps are launched: parameters, grid, threads, shared bytes, workspaces, alignments."""
-    names = [field.name for field in dataclasses.fields(KernelStep) if field.name not in ("function", "shaped_by")]
+    names = [field.name for field in dataclasses.fields(KernelStep) if field.name not in NOT_LAUNCHED]
     steps = [[(name, getattr(step, name)) for name in names] for step in source.steps]
     text = repr((source.arch, steps, dict(source.workspaces), sorted(source.alignments.items())))
     return hashlib.sha256(text.encode()).hexdigest()

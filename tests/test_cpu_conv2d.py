@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from long_cases import except_long
 
-from schedsearch.backend.cpu import _optimised_ir, _signature, _target_machine
+from schedsearch.backend.cpu import _optimised_ir, _target_machine
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
@@ -266,7 +266,7 @@ def test_the_inner_loop_is_vector_fused_multiply_adds():
     workload = Workload.conv2d(n=1, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, dtype="float32")
     config = TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST))
     step = TEMPLATE.kernel(workload, HOST, config).steps[-1]
-    ir = _optimised_ir(step.function, _signature(step), "convolve")
+    ir = _optimised_ir(step, "convolve")
     assembly = _target_machine().emit_assembly(llvm.parse_assembly(ir))
     register = "zmm" if HOST.simd_bits >= 512 else "ymm"
     fused = re.findall(rf"vfn?m(?:add|sub)\w*ps\s.*%{register}", assembly)

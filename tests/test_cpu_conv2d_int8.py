@@ -18,7 +18,7 @@ from llvmlite import binding as llvm
 from long_cases import except_long
 from numba import types
 
-from schedsearch.backend.cpu import _optimised_ir, _signature, _target_machine
+from schedsearch.backend.cpu import _optimised_ir, _target_machine
 from schedsearch.backend.cpu_dot import DOT_INSTRUCTIONS, dot_instruction, dot_tile_ops
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
@@ -196,7 +196,7 @@ def test_the_inner_loop_is_vnni() -> None:
     w = conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, dtype="int8")
     config = default(w)
     step = TEMPLATE.kernel(w, HOST, config).steps[-1]
-    assembly = _target_machine().emit_assembly(llvm.parse_assembly(_optimised_ir(step.function, _signature(step), "f")))
+    assembly = _target_machine().emit_assembly(llvm.parse_assembly(_optimised_ir(step, "f")))
     register = "zmm" if HOST.simd_bits >= 512 else "ymm"
     found = re.findall(rf"vpdpbusd\s.*%{register}", assembly)
     assert len(found) >= config["ow_tile"] * config["oc_vectors"] * config["unroll"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,24 @@ from hypothesis import strategies as st
 
 pytest.importorskip("onnxscript")
 
+from conv2d_support import run_on_cpu
 from onnx import TensorProto, helper, numpy_helper
 from test_dynamic_model import agrees, device  # noqa: F401
 
-from schedsearch.dynamic import floats
+from schedsearch.backend.cpu import _optimised_ir
+from schedsearch.backend.cuda import ptx_of
+from schedsearch.device.cpu import CpuDevice
+from schedsearch.device.detect import detect
+from schedsearch.dynamic import numbers
 from schedsearch.dynamic.graph import Size
 from schedsearch.dynamic.model import read_graph
+from schedsearch.launch import Grid, NumbaArray
 from schedsearch.network.model import ModelError
-from schedsearch.ops.integer_python import check_source
+from schedsearch.ops import float_words
+from schedsearch.ops.size_steps import SizeStep, Values, Words
+from schedsearch.target import PRESETS
+from schedsearch.template import KernelSource, KernelStep
+from schedsearch.templates.parts.sizes import sizes_source
 
 SIZES = {"n": Size("n", 1, 40)}
 NUMPY = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide}
@@ -34,24 +46,110 @@ def test_words_compute_what_numpy_computes(a: float, b: float) -> None:
             x, y = dtype(a), dtype(b)
             if not (np.isfinite(x) and np.isfinite(y)):
                 continue
-            words = floats.word_of(float(x)), floats.word_of(float(y))
+            words = float_words.word_of(float(x)), float_words.word_of(float(y))
             for op, function in NUMPY.items():
                 if np.isfinite(wanted := function(x, y)):
-                    found = floats.number_of(floats.BINARY[f"{op} {dtype.__name__}"](*words))
+                    found = float_words.number_of(float_words.BINARY[f"{op} {dtype.__name__}"](*words))
                     assert found == float(wanted), (op, x, y)
             for op, rounding in ROUNDED.items():
-                assert floats.number_of(floats.UNARY[op](words[0])) == float(rounding(x)), (op, x)
+                assert float_words.number_of(float_words.UNARY[op](words[0])) == float(rounding(x)), (op, x)
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_whole_numbers_are_rounded_as_numpy_does(n: int) -> None:
     for dtype in (np.float32, np.float64):
-        assert floats.number_of(floats.UNARY[f"{dtype.__name__} of whole"](n)) == float(dtype(np.int64(n)))
+        assert float_words.number_of(float_words.UNARY[f"{dtype.__name__} of whole"](n)) == float(dtype(np.int64(n)))
 
 
-def test_the_arithmetic_is_integer_python() -> None:
-    for function in (*floats.BINARY.values(), *floats.UNARY.values()):
-        check_source(function)
+EDGES = [
+    0.0, 5e-324, 2.0**-1022, 2.0**-149, 3 * 2.0**-149, 2.0**-126, 2.0**-100, 0.1, 0.3, 0.5, 0.7, 1 - 2.0**-53, 1.0, 1.5, 2.5,
+    1 + 2.0**-23, 1 + 2.0**-24, 1 + 2.0**-52, 3.0, 7.0, 2.0**24 + 1, 2.0**31, 2.0**52 - 0.5, 2.0**52 + 1, 2.0**53 + 2, 1e30,
+    2.0**100,
+]  # fmt: skip
+INTEGERS = [0, 1, -1, 2**24 + 1, 2**53 + 1, 2**60 + 2**36 + 1, 2**62 + 2**38, 2**63 - 1, -(2**63), -(2**63) + 1]
+
+
+def compiled(compute: Any, *columns: list[int]) -> list[int]:
+    """What a function of words gives, compiled for this processor as kernels of sizes are."""
+    count = len(columns[0])
+
+    def of_one(y: Any, a: Any, start: Any, stop: Any) -> None:
+        for i in range(count):
+            y[i] = compute(a[i])
+
+    def of_two(y: Any, a: Any, b: Any, start: Any, stop: Any) -> None:
+        for i in range(count):
+            y[i] = compute(a[i], b[i])
+
+    arrays = dict(zip("ab", map(np.array, columns)))
+    params = tuple(NumbaArray(name, "int64", (count,), (8,)) for name in ("y", *arrays))
+    step = KernelStep(of_two if len(columns) == 2 else of_one, params, Grid(1), 1, contract=False)
+    source = KernelSource("cpu", "native", (step,))
+    with contextlib.closing(CpuDevice(detect("cpu"))) as cpu:
+        found = run_on_cpu(cpu, source, arrays, {"y": ((count,), np.int64)})["y"]
+    return [int(n) for n in found]
+
+
+def words_of(array: Any) -> list[int]:
+    return [float_words.word_of(float(n)) for n in array]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_compiled_arithmetic_gives_what_numpy_gives_at_the_edges(dtype: Any) -> None:
+    edges = np.array([sign * each for each in EDGES for sign in (1, -1)]).astype(dtype)
+    a, b = np.repeat(edges, len(edges)), np.tile(edges, len(edges))
+    for op, compute in NUMPY.items():
+        with np.errstate(all="ignore"):
+            wanted = compute(a, b)
+        sure = np.isfinite(wanted)
+        found = compiled(float_words.BINARY[f"{op} {dtype.__name__}"], words_of(a[sure]), words_of(b[sure]))
+        assert found == words_of(wanted[sure]), op
+
+
+def test_compiled_conversions_give_what_numpy_gives_at_the_edges() -> None:
+    edges = np.array([sign * each for each in EDGES for sign in (1, -1)])
+    for op, compute in ROUNDED.items():
+        assert compiled(float_words.UNARY[op], words_of(edges)) == words_of(compute(edges)), op
+    assert compiled(float_words.UNARY["float32 of float64"], words_of(edges)) == words_of(edges.astype(np.float32))
+    for dtype in (np.float32, np.float64):
+        found = compiled(float_words.UNARY[f"{dtype.__name__} of whole"], INTEGERS)
+        assert found == words_of(np.array(INTEGERS).astype(dtype))
+    within = edges[np.abs(edges) < 2.0**63]
+    assert compiled(float_words.cut, words_of(within)) == within.astype(np.int64).tolist()
+
+
+def test_kernels_of_sizes_contract_no_product_into_a_sum() -> None:
+    """x * x + y in float64, by PTX: the roundings are in the names of instructions, so that ptxas keeps both."""
+    target = PRESETS["h200"]
+    product = numbers.function("two", {"op": "Mul float64", "of_a": (0,), "of_b": (0,)})
+    total = numbers.function("two", {"op": "Add float64", "of_a": (0,), "of_b": (0,)})
+    steps = [
+        SizeStep(product, (Values("x", "int64", 1), Values("x", "int64", 1)), Words(1, 1), None),
+        SizeStep(total, (Words(1, 1), Values("y", "int64", 1)), Words(2, 1), None),
+    ]
+    (text,) = ptx_of(sizes_source(steps, 3, target), target)
+    assert "mul.rn.f64" in text
+    assert "add.rn.f64" in text
+    assert "fma" not in text
+
+    def fused(x: Any, y: Any) -> None:
+        x[0] = x[0] * x[0] + y[0]
+
+    params = tuple(NumbaArray(name, "float64", (1,), (8,)) for name in "xy")
+    for contract in (True, False):
+        step = KernelStep(fused, params, Grid(1), 32, contract=contract)
+        (text,) = ptx_of(KernelSource("cuda", "native", (step,)), target)
+        assert ("fma.rn.f64" in text) == contract
+
+
+def test_processors_contract_by_the_same_word() -> None:
+    def fused(x: Any, y: Any, start: Any, stop: Any) -> None:
+        x[0] = x[0] * x[0] + y[0]
+
+    params = tuple(NumbaArray(name, "float64", (1,), (8,)) for name in "xy")
+    for contract in (True, False):
+        text = _optimised_ir(KernelStep(fused, params, Grid(1), 1, contract=contract), "fused")
+        assert bool(re.search(r"f(?:mul|add) .*contract", text)) == contract
 
 
 def model(*nodes: tuple[Any, ...], **constants: Any) -> Any:

@@ -16,7 +16,6 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import binding as llvm
@@ -24,6 +23,7 @@ from llvmlite import binding as llvm
 from schedsearch.backend.base import BuildResult, CompileError, message_once
 from schedsearch.backend.inlining import inlining
 from schedsearch.backend.kernel_identity import UnidentifiedError, digest
+from schedsearch.backend.numba_private import link_and_optimise
 from schedsearch.backend.sharing import Key, check_may_build, piece
 from schedsearch.backend.signatures import signature
 from schedsearch.launch import Artifact, LaunchPlan, Step, TensorMap
@@ -89,7 +89,7 @@ def compile_cpu(source: KernelSource) -> BuildResult:
 def _object_code(step: KernelStep, entry: str) -> bytes:
     """ELF object with the one global function `entry`."""
     check_may_build()
-    module = llvm.parse_assembly(_optimised_ir(step.function, _signature(step), entry))
+    module = llvm.parse_assembly(_optimised_ir(step, entry))
     _check_externals(module, entry)
     return bytes(_target_machine().emit_object(module))
 
@@ -98,7 +98,9 @@ def _key(step: KernelStep, entry: str) -> Key | None:
     """The name of everything that decides the code of a step; None if it captures something that has no name."""
     try:
         machine = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-        return Key(digest("cpu", machine, entry, list(map(str, _signature(step))), step.function), lasting=True)
+        return Key(
+            digest("cpu", machine, entry, list(map(str, _signature(step))), step.contract, step.function), lasting=True
+        )
     except UnidentifiedError:
         return None
 
@@ -111,7 +113,7 @@ def _signature(step: KernelStep) -> tuple[Any, ...]:
     return (*signature(step), types.int64, types.int64)
 
 
-def _optimised_ir(function: Callable[..., None], signature: tuple[Any, ...], entry: str) -> str:
+def _optimised_ir(step: KernelStep, entry: str) -> str:
     """LLVM IR in which `entry` is the only exported name and all others are normalised."""
     from numba import types
     from numba.core import compiler, errors, registry
@@ -119,7 +121,7 @@ def _optimised_ir(function: Callable[..., None], signature: tuple[Any, ...], ent
 
     flags: Any = compiler.Flags()
     flags.error_model = "numpy"  # a division by zero does not raise
-    flags.fastmath = set(FASTMATH)
+    flags.fastmath = set(FASTMATH if step.contract else FASTMATH - {"contract"})
     flags.boundscheck = False
     flags.enable_pyobject = False
     flags.nrt = False  # a kernel that allocates does not compile
@@ -132,12 +134,12 @@ def _optimised_ir(function: Callable[..., None], signature: tuple[Any, ...], ent
     try:
         with global_compiler_lock:
             result = compiler.compile_extra(
-                cpu.typing_context, cpu.target_context, function, signature, types.void, flags, {},
+                cpu.typing_context, cpu.target_context, step.function, _signature(step), types.void, flags, {},
                 pipeline_class=_inlining_compiler(),
             )  # fmt: skip
-            _link_and_optimise(result.library)
+            link_and_optimise(result.library)
     except errors.NumbaError as error:
-        raise CompileError(f"kernel {function.__name__}: {message_once(error)}") from error
+        raise CompileError(f"kernel {step.function.__name__}: {message_once(error)}") from error
     module = llvm.parse_assembly(result.library.get_llvm_str())
     native = result.fndesc.llvm_func_name
     for number, value in enumerate([*module.functions, *module.global_variables]):
@@ -156,13 +158,6 @@ def _inlining_compiler() -> Any:
     from numba.core.compiler import Compiler
 
     return inlining(Compiler, "numba.core")
-
-
-def _link_and_optimise(library: Any) -> None:
-    """The first half of a Numba library's `finalize`. The second would generate code in Numba's own engine and keep it."""
-    for used in dict.fromkeys(library._linking_libraries):
-        library._final_module.link_in(used._get_module_for_linking(), preserve=True)
-    library._optimize_final_module()
 
 
 def _remove_dead_code(module: llvm.ModuleRef) -> None:

@@ -157,8 +157,9 @@ def _ptx(step: KernelStep, entry: str, arch: str) -> Ptx:
     bounds = step.block_threads, step.min_blocks_per_sm
     try:
         made = compile_to_ptx(
-            step.function, signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by, step.fastmath
-        )
+            step.function, signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by,
+            fastmath=step.fastmath, contract=step.contract,
+        )  # fmt: skip
     except Exception as error:  # any exception of a compiler is the candidate's failure
         raise CompileError(f"{type(error).__name__}: {message_once(error)}") from error
     ptx = made.text.replace(f".target sm_{match[1]}{match[2]}", f".target {arch}", 1)

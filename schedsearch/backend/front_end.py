@@ -19,16 +19,15 @@ See docs/decisions/006-one-front-end-run.md.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CellType, FunctionType, SimpleNamespace
+from types import CellType, FunctionType
 from typing import Any
 
 from numba import types
-from numba.cuda import compiler, dispatcher
+from numba.cuda import compiler
 from numba.cuda.core.callconv import CUDACallConv
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.cudadrv import nvvm
@@ -39,7 +38,7 @@ from numba.extending import typeof_impl
 
 from schedsearch.backend.inlining import inlining
 from schedsearch.backend.kernel_identity import UnidentifiedError, digest, surroundings
-from schedsearch.backend.live_map import quick_liveness
+from schedsearch.backend.numba_private import for_device
 from schedsearch.backend.ops import Operands, operands_and_text, stand_in
 from schedsearch.backend.sharing import Key, piece
 from schedsearch.identity import sha256_hex
@@ -65,7 +64,9 @@ def compile_to_ptx(
     cc: tuple[int, int],
     launch_bounds: tuple[int, int],
     shaped_by: frozenset[str] | None,
+    *,
     fastmath: bool = False,
+    contract: bool = True,
 ) -> Ptx:
     """The PTX of a kernel.
 
@@ -74,7 +75,7 @@ def compile_to_ptx(
         signature: Numba types of its arguments.
         cc: compute capability.
         launch_bounds: threads per block, blocks per multiprocessor.
-        shaped_by, fastmath: as in `KernelStep`.
+        shaped_by, fastmath, contract: as in `KernelStep`.
 
     Raises:
         ValueError: the kernel, or a function that it captures, is recursive or captures a name without a value; or
@@ -88,12 +89,13 @@ def compile_to_ptx(
         pieces = _front_end(shape) if _hashable(shape) else None
         if pieces is not None:
             text = "".join(filling[piece] if number % 2 else piece for number, piece in enumerate(pieces))
-            return Ptx(_to_ptx(text, cc), shared=True)
-    return Ptx(_to_ptx(_lower(function, signature, cc, launch_bounds, fastmath), cc, fastmath), shared=False)
+            return Ptx(_to_ptx(text, cc, contract=contract), shared=True)
+    text = _lower(function, signature, cc, launch_bounds, fastmath)
+    return Ptx(_to_ptx(text, cc, fastmath=fastmath, contract=contract), shared=False)
 
 
-def _to_ptx(modules: str, cc: tuple[int, int], fastmath: bool = False) -> str:
-    options = {"fastmath": True} if fastmath else {}
+def _to_ptx(modules: str, cc: tuple[int, int], *, fastmath: bool = False, contract: bool = True) -> str:
+    options = {**({"fastmath": True} if fastmath else {}), **({} if contract else {"fma": False})}
     ptx: bytes = nvvm.compile_ir(modules.split(_NEXT_MODULE), opt=3, arch=f"compute_{cc[0]}{cc[1]}", **options)
     return ptx.decode().strip("\0").strip()
 
@@ -287,17 +289,6 @@ def _opened(function: Any, parts: tuple[Any, ...], prefix: str) -> Any:
     return opened
 
 
-@contextlib.contextmanager
-def _device_functions_for(cc: tuple[int, int]) -> Iterator[None]:
-    """Numba compiles decorated device functions, and its own overloads, for the GPU at hand. There need not be one here."""
-    own = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
-    try:
-        yield
-    finally:
-        dispatcher.get_current_device = own
-
-
 def _lower(
     function: Any, signature: tuple[Any, ...], cc: tuple[int, int], launch_bounds: tuple[Any, Any], fastmath: bool = False
 ) -> str:
@@ -312,7 +303,7 @@ def _lower(
         flags.fastmath = True
     flags.compute_capability = cc
     context = cuda_target.target_context
-    with global_compiler_lock, numba_target_override(), _device_functions_for(cc), quick_liveness("numba.cuda.core"):
+    with global_compiler_lock, numba_target_override(), for_device(cc):
         result = compiler.compile_extra(
             cuda_target.typing_context, context, function, signature, None, flags, {},
             pipeline_class=_Compiler, call_conv=CUDACallConv(context), abi_info={},

@@ -6,8 +6,7 @@ compiler, so that the bodies of such functions also replace their calls, before 
 functions that an inlined function calls, and to functions that are passed as arguments. Captured `RunTimeNumber`s become
 arguments of the kernel at the same time.
 
-The pass is a subclass of Numba's. It rests on two private names: `InlineClosureCallPass._inline_closure`, and
-`dead_code_elimination` in the module of that class.
+The pass is a subclass of Numba's; see `numba_private` for what that replaces.
 
 See docs/decisions/045-captured-functions.md.
 """
@@ -18,11 +17,12 @@ import importlib
 import operator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any, Literal
+from typing import Any
 
 from numba.types import StringLiteral, int64
 
 from schedsearch.backend.code_identity import inner_codes
+from schedsearch.backend.numba_private import Core, dead_code_removed_by
 
 _RUN_TIME = "run_time_"  # begins the names of the arguments that stand for `RunTimeNumber`s
 _RANGE = 2  # arguments that a CPU kernel has after those of its params: start and stop
@@ -41,7 +41,7 @@ class RunTimeNumber:
     boolean: bool = False
 
 
-def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> Any:
+def inlining(compiler: Any, core: Core) -> Any:
     """A subclass of the class `compiler` that inlines plain functions; `core` is the package that its passes come from."""
     closures: Any = importlib.import_module(f"{core}.inline_closurecall")
     passes = importlib.import_module(f"{core}.untyped_passes")
@@ -49,7 +49,7 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
     ir = importlib.import_module(f"{core}.ir")
     ir_utils = importlib.import_module(f"{core}.ir_utils")
     postproc = importlib.import_module(f"{core}.postproc")
-    inliner = _inliner(closures, ir, ir_utils)
+    inliner = _inliner(core, closures, ir, ir_utils)
 
     @machinery.register_pass(mutates_CFG=True, analysis_only=False)
     class MakeRoom(passes.FixupArgs):  # type: ignore[name-defined]
@@ -118,7 +118,7 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
     return InliningCompiler
 
 
-def _inliner(closures: Any, ir: Any, ir_utils: Any) -> Any:
+def _inliner(core: Core, closures: Any, ir: Any, ir_utils: Any) -> Any:
     """A subclass of Numba's class that inlines closures: it inlines captured plain functions, too."""
 
     class Inliner(closures.InlineClosureCallPass):
@@ -132,11 +132,8 @@ def _inliner(closures: Any, ir: Any, ir_utils: Any) -> Any:
         def run(self) -> None:
             """Numba's pass ends by removing dead code. It regards a store as dead if the array is not read later and is not
             an argument, but arrays of kernels lie at addresses. Here all stores stay."""
-            closures.dead_code_elimination = self._remove_dead_values
-            try:
+            with dead_code_removed_by(self._remove_dead_values, core):
                 super().run()
-            finally:
-                closures.dead_code_elimination = ir_utils.dead_code_elimination
 
         @staticmethod
         def _remove_dead_values(func_ir: Any) -> None:

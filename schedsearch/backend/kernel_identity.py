@@ -22,6 +22,7 @@ from typing import Any
 from llvmlite import ir
 
 from schedsearch.backend.code_identity import Walker, inner_codes
+from schedsearch.backend.numba_private import definition_of
 from schedsearch.identity import sha256_hex
 
 _VERSIONED = ("numba", "numba-cuda", "llvmlite", "numpy")
@@ -92,8 +93,8 @@ class _Identifier(Walker):
                 return "named", value.__module__, value.__qualname__
         elif isinstance(value, ir.Type):
             return "llvm", str(value)
-        elif hasattr(value, "_defn") and _is_versioned(kind.__module__):  # an intrinsic of Numba
-            return "intrinsic", self.of(value._defn)
+        elif definition_of(value) is not None and _is_versioned(kind.__module__):
+            return "intrinsic", self.of(definition_of(value))
         elif dataclasses.is_dataclass(value):
             named = [field.name for field in dataclasses.fields(value) if field.metadata.get("in_keys", True)]
             fields = [(name, self.of(getattr(value, name))) for name in named]

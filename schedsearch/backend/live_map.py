@@ -6,24 +6,8 @@ after the other. Kernels of many small functions have hundreds. The result is th
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-from collections.abc import Iterator, Mapping, Set
-from typing import Any, Literal
-
-
-@contextlib.contextmanager
-def quick_liveness(core: Literal["numba.core", "numba.cuda.core"]) -> Iterator[None]:
-    """Numba uses `live_map` meanwhile. `core` is the package of its passes."""
-    modules = [importlib.import_module(f"{core}.{name}") for name in ("analysis", "ir_utils")]
-    own = modules[0].compute_live_map
-    for each in modules:
-        each.compute_live_map = live_map  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for each in modules:
-            each.compute_live_map = own  # type: ignore[attr-defined]
+from collections.abc import Mapping, Set
+from typing import Any
 
 
 def live_map(

@@ -39,5 +39,6 @@ def _code(step: KernelStep) -> tuple[Any, ...]:
     """Everything that decides the machine code of a step."""
     from schedsearch.backend.signatures import signature
 
-    compiled = step.block_threads, step.min_blocks_per_sm, step.max_registers, step.fastmath, step.cluster, step.shaped_by
-    return id(step.function), signature(step), compiled, step.constant, step.restores
+    bounds = step.block_threads, step.min_blocks_per_sm, step.max_registers, step.cluster
+    numbers = step.fastmath, step.contract
+    return id(step.function), signature(step), bounds, numbers, step.shaped_by, step.constant, step.restores

@@ -48,8 +48,8 @@ def _shape(source: KernelSource) -> str:
     steps = [
         (
             _taken_apart(step.function, step.shaped_by, "", {}), list(map(str, signature(step))), step.block_threads,
-            step.min_blocks_per_sm, step.max_registers, step.fastmath, step.cluster, sorted(step.shaped_by or ()),
-            step.constant, step.restores, len(step.block_shape),
+            step.min_blocks_per_sm, step.max_registers, step.fastmath, step.contract, step.cluster,
+            sorted(step.shaped_by or ()), step.constant, step.restores, len(step.block_shape),
         )
         for step in source.steps
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 `Shape`, and arithmetic of a few integers, become shape functions over extents and values. The kernel that computes the
 sizes of a segment computes them, too. What does not depend on unknown extents is a constant. For every number there is also
 a range in which it lies, by which arrays get their bounds. Arithmetic is that of the model's dtype: integers beyond
-int64 or int32 wrap, as in NumPy, and floats are rounded as IEEE 754 says; see `dynamic.floats`.
+int64 or int32 wrap, as in NumPy, and floats are rounded as IEEE 754 says; see `ops.float_words`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.dynamic import floats
+from schedsearch.ops import float_words
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 
 MOST = 64  # numbers of a row
@@ -33,7 +33,7 @@ class Row:
         value: of the graph.
         shape: as the model has it.
         ranges: of each number.
-        dtype: as the model has it; the graph has int64, and of floats the words of `dynamic.floats`.
+        dtype: as the model has it; the graph has int64, and of floats the words of `ops.float_words`.
     """
 
     value: str
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype in floats.FORMATS
+        return self.dtype in float_words.FORMATS
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ _TRUTHS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "
 SAME = ("Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")  # other shapes of the same numbers
 REDUCED = {"ReduceProd": "Mul", "ReduceSum": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
 UNARY = ("Neg", "Abs", "Not", "Floor", "Ceil", "Round")
-_COMPUTED: Mapping[str, Callable[[Any, Any], Any]] = {**BINARY, **floats.BINARY}
+_COMPUTED: Mapping[str, Callable[[Any, Any], Any]] = {**BINARY, **float_words.BINARY}
 _WRAPPING = ("Add", "Sub", "Mul", "Div", "Neg", "Abs")  # may leave the limits of a dtype
 
 
@@ -243,7 +243,7 @@ def _wrapped(a: Any) -> Any:
     return low - 0x100000000 if low > 0x7FFFFFFF else low
 
 
-_UNARY = {"Neg": _negative, "Abs": _absolute, "Not": _inverted, "truth": _truth, "int32": _wrapped, **floats.UNARY}
+_UNARY = {"Neg": _negative, "Abs": _absolute, "Not": _inverted, "truth": _truth, "int32": _wrapped, **float_words.UNARY}
 
 
 def _each(op: str) -> ShapeFunction:
@@ -386,13 +386,13 @@ def converted(a: Row, dtype: str) -> Computed | None:
     limits = [own[end] if each is None else each for pair in a.ranges for end, each in enumerate(pair)]
     if dtype == "bool":
         return None if set(limits) <= {0, 1} else Computed("each", {"op": "truth"}, a.shape, ((0, 1),) * a.count, dtype)
-    if dtype in floats.FORMATS:
+    if dtype in float_words.FORMATS:
         rule = "float32 of float64" if a.is_float else f"{dtype} of whole"
         return _converted(a, rule, dtype)
     least, most = LIMITS[dtype]
     if a.is_float:
-        if any(not least < floats.number_of(each) < most for each in limits):  # as floats the limits are powers of two
-            numbers = [floats.number_of(each) for each in limits]
+        if any(not least < float_words.number_of(each) < most for each in limits):  # as floats the limits are powers of two
+            numbers = [float_words.number_of(each) for each in limits]
             raise ValueError(f"the numbers are between {min(numbers):g} and {max(numbers):g}, some of which {dtype} lacks")
         return _converted(a, "cut", dtype)
     if all(least <= each <= most for each in limits):
@@ -460,7 +460,7 @@ def _range(op: str, a: Range, b: Range) -> Range:
         return 0, b_high - 1
     if a_low is None or a_high is None or b_low is None or b_high is None or op == "Mod":
         return None, None
-    if op in floats.BINARY:
+    if op in float_words.BINARY:
         return _range_of_floats(op, (a_low, a_high), (b_low, b_high))
     if op == "Div" and b_low <= 0 <= b_high:
         largest = max(abs(a_low), abs(a_high))
@@ -477,7 +477,7 @@ def _limited(low: int, high: int) -> Range:
 
 def _range_of_floats(op: str, a: tuple[int, int], b: tuple[int, int]) -> Range:
     """By the corners: rounding keeps the order. Unlimited if a result may be infinite or no number."""
-    if op.startswith("Div") and (b[0] <= 0 <= b[1] or min(map(abs, b)) < floats.LEAST_DIVISOR):
+    if op.startswith("Div") and (b[0] <= 0 <= b[1] or min(map(abs, b)) < float_words.LEAST_DIVISOR):
         return None, None
-    corners = [floats.BINARY[op](x, y) for x in a for y in b]
-    return (min(corners), max(corners)) if max(map(abs, corners)) <= floats.MOST else (None, None)
+    corners = [float_words.BINARY[op](x, y) for x in a for y in b]
+    return (min(corners), max(corners)) if max(map(abs, corners)) <= float_words.MOST else (None, None)

@@ -3,7 +3,8 @@
 Allowed are integers, local variables, `+ - * // % << >> & | ^`, comparisons, `and`, `or`, `not`, conditional
 expressions, `if`, `for ... in range(...)`, `while`, `break`, `continue`, `return`, `x[i]` and `len(x)` of the function's
 own parameters, `min`, `max` and `abs` of numbers, and calls of plain functions that are written likewise. A function may
-capture integers, tuples of them, and such functions. It can therefore read nothing but what it is given.
+capture integers, tuples of them, and such functions. It can therefore read nothing but what it is given. The functions of
+`schedsearch.ops.float_words`, which compute with numbers of float32 and float64 as integers, may be called, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import FunctionType
 from typing import Any
 
 from schedsearch.errors import OperatorError
+from schedsearch.ops import float_words
 
 CALLS = ("abs", "len", "max", "min", "range")
 _STATEMENTS = (
@@ -171,7 +173,8 @@ class _Check:
             self._refuse(node, f"{node.func.id} calls itself: write a loop instead")
         for argument in node.args:
             self._expression(argument)
-        _Check(called, None, self.path).run()
+        if called not in float_words.ALL:
+            _Check(called, None, self.path).run()
 
     def _captured(self, node: ast.Name) -> Any:
         cells = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or ()))

@@ -35,7 +35,8 @@ class KernelStep:
     them after `params`. Templates leave it empty.
 
     `max_registers` limits the registers of a thread (0: no limit). `fastmath` allows approximate division and square root,
-    and flushes denormal numbers to zero. Both are for CUDA only. The other fields are as in `Step`.
+    and flushes denormal numbers to zero. Both are for CUDA only. Without `contract` each operation of floats rounds its
+    result, as in Python: no product and sum become one operation. The other fields are as in `Step`.
     """
 
     function: Callable[..., None]
@@ -51,6 +52,7 @@ class KernelStep:
     restores: bool = False
     max_registers: int = 0
     fastmath: bool = False
+    contract: bool = True
     run_time: tuple[Param, ...] = ()
 
     @property

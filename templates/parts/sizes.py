@@ -54,7 +54,7 @@ def sizes_source(steps: Sequence[SizeStep], words: int, target: Target, status: 
         run(operands, 0, 1)
 
     function = on_gpu if on_cuda else on_cpu
-    launch = KernelStep(function, tuple(params), Grid(1), _WARP if on_cuda else 1)
+    launch = KernelStep(function, tuple(params), Grid(1), _WARP if on_cuda else 1, contract=False)
     return KernelSource(target.kind, "native", (launch,))
 
 
