@@ -47,7 +47,7 @@ class Row:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype in float_words.FORMATS
+        return self.dtype in float_words.DTYPES
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ def converted(a: Row, dtype: str) -> Computed | None:
     limits = [own[end] if each is None else each for pair in a.ranges for end, each in enumerate(pair)]
     if dtype == "bool":
         return None if set(limits) <= {0, 1} else Computed("each", {"op": "truth"}, a.shape, ((0, 1),) * a.count, dtype)
-    if dtype in float_words.FORMATS:
+    if dtype in float_words.DTYPES:
         rule = "float32 of float64" if a.is_float else f"{dtype} of whole"
         return _converted(a, rule, dtype)
     least, most = LIMITS[dtype]

@@ -71,7 +71,7 @@ class Rows:
             if computed is None:
                 return False
             found, given = computed
-        if found.dtype in float_words.FORMATS and any(None in each for each in found.ranges):
+        if found.dtype in float_words.DTYPES and any(None in each for each in found.ranges):
             raise ModelError(
                 f"{name_of(node)} ({node.op_type}) may give an infinite number or none, which shape arithmetic cannot have; "
                 "limit its inputs, e.g. a divisor by the least of a size, Size('n', 1, 64), or by Max with 1"
@@ -93,7 +93,7 @@ class Rows:
             return bool(to) if op == "Cast" else whole and not narrow
         computed = [self.of[value] for value in node.inputs if value is not None and value in self.of]
         if not any(row.is_float for row in computed):
-            return op == "Where" and dtype_of(node.outputs[0]) in float_words.FORMATS and len(computed) > 0
+            return op == "Where" and dtype_of(node.outputs[0]) in float_words.DTYPES and len(computed) > 0
         if op not in _OF_FLOATS:
             raise ModelError(
                 f"{name_of(node)} ({op}) computes with the floats of a shape; allowed: {', '.join(sorted(_OF_FLOATS))}"
@@ -119,7 +119,7 @@ class Rows:
     def _row_of_constant(self, value: ir.Value, constant: np.ndarray[Any, Any]) -> Row | None:
         """The words of the numbers; those of floats have a name of their own."""
         dtype = constant.dtype.name
-        is_float = dtype in float_words.FORMATS
+        is_float = dtype in float_words.DTYPES
         if not (is_float or constant.dtype.kind in "iub") or not 1 <= constant.size <= numbers.MOST:
             return None
         if is_float and not (np.abs(constant) <= float_words.number_of(float_words.MOST)).all():
@@ -258,7 +258,7 @@ class Rows:
         known = {each: found for each, value in zip(parameters, given) if (found := self.graph.elements(value)) is not None}
         elements = traced(str(result.name), "", function, dims, known, (1,) * len(computed.ranges))
         if not any(isinstance(each, Unknown) for each in elements):
-            known_numbers = [float_words.number_of(n) if computed.dtype in float_words.FORMATS else n for n in elements]  # type: ignore[arg-type]
+            known_numbers = [float_words.number_of(n) if computed.dtype in float_words.DTYPES else n for n in elements]  # type: ignore[arg-type]
             self._fold(result, np.array(known_numbers, computed.dtype).reshape(computed.shape))
             return
         self.of[result] = self._add(str(result.name), computed, given)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-FORMATS = ("float32", "float64")
+DTYPES = ("float32", "float64")
 _INTEGERS = 2.0**52  # from here on every number of float64 is an integer
 
 
