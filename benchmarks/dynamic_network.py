@@ -35,7 +35,7 @@ import torch_common
 import schedsearch
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.sized import SizedNet, StoredParts
-from schedsearch.workload_range import between
+from schedsearch.workload import between
 
 STAGES = {"build": 5.0, "sizes": 1.0, "alone": 6.0}  # with their shares of a case's time
 TUNED = 0.6  # of a stage's share that tuning may take: races, verification and compiling defaults come on top

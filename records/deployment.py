@@ -15,8 +15,7 @@ from schedsearch.records.output import replacement
 from schedsearch.records.sqlite import SqliteDatabase, new_meta
 from schedsearch.records.store import Store
 from schedsearch.records.writes import claim_of, set_size_table
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 
 def export_deploy(

@@ -25,8 +25,7 @@ from schedsearch.records.evidence import thinned
 from schedsearch.records.reader import Reader
 from schedsearch.records.rows import Best, RecordRow
 from schedsearch.records.size_tables import SizeTableRow
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 _CHUNK = 500  # rows read at a time from a whole table
 _DAMAGE_SHOWN = 20

@@ -14,7 +14,7 @@ from schedsearch.records.database import Database
 from schedsearch.records.rows import is_own_record, sign_record
 from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.size_table import SizeTable
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import WorkloadRange
 
 
 def set_best(

@@ -73,8 +73,7 @@ if TYPE_CHECKING:
     from schedsearch.task import Task
     from schedsearch.template import Template, load_templates
     from schedsearch.templates.own_kernel.launches import Launch, folded, unfolded
-    from schedsearch.workload import Workload
-    from schedsearch.workload_range import WorkloadRange
+    from schedsearch.workload import Workload, WorkloadRange
 
 compat.install()
 
@@ -115,7 +114,7 @@ _HOMES = {
     "UsageError": "schedsearch.errors",
     "Workload": "schedsearch.workload",
     "WorkloadError": "schedsearch.errors",
-    "WorkloadRange": "schedsearch.workload_range",
+    "WorkloadRange": "schedsearch.workload",
     "WrongResultError": "schedsearch.errors",
     "batch_matmul": "schedsearch.constructors.convolutions",
     "build": "schedsearch.executable.build",

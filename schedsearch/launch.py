@@ -3,7 +3,11 @@
 A `LaunchPlan` is a chain of steps over named buffers: the workload's arguments and outputs, and workspaces.
 A step's parameters have the order of the kernel's signature.
 
-The limits come from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+A plan comes from a template or from a file, so nothing in it is taken on trust. `LaunchPlan.check` asks three things: every
+value is one that its type in `launch_rules` allows; the values of a class go together, as its `mistake` says; and the plan
+names only arguments, outputs and scalars of its workload and its own workspaces, with no tensor map beyond its buffer.
+Sizes that a kernel takes as plain numbers (`Int32`, `Int64`) mean something to the kernel only. The artifact's signature
+covers them, see `schedsearch.records.trust`.
 """
 
 from __future__ import annotations
@@ -12,40 +16,25 @@ import json
 import math
 import struct
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-from schedsearch import launch_rules
-from schedsearch.errors import PlanError, did_you_mean
+from schedsearch import launch_rules as rules
+from schedsearch.errors import PlanError
+from schedsearch.fields import Codec, Count, FieldError, Matches, Within, unless_default
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.launch_rules import MAX_BLOCK_THREADS, MAX_GRID_X, TENSOR_MAP_BYTES, shown
+from schedsearch.launch_rules import MAX_BLOCK_THREADS, MAX_GRID_X, TENSOR_MAP_BYTES, finite, integers
 from schedsearch.ops.dtypes import DTYPES, SCALAR_FORMATS
-from schedsearch.text import type_text
+from schedsearch.text import quoted, type_text
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 __all__ = [
-    "MAX_BLOCK_THREADS",
-    "MAX_GRID_X",
-    "TENSOR_MAP_ALIGNMENT",
-    "TENSOR_MAP_BYTES",
-    "Artifact",
-    "Float32",
-    "Grid",
-    "Int32",
-    "Int64",
-    "LaunchPlan",
-    "Literal",
-    "NumbaArray",
-    "Number",
-    "Param",
-    "Pointer",
-    "Scalar",
-    "Step",
-    "TensorMap",
-    "number_bits",
+    "MAX_BLOCK_THREADS", "MAX_GRID_X", "TENSOR_MAP_ALIGNMENT", "TENSOR_MAP_BYTES", "Artifact", "Float32", "Grid",
+    "Int32", "Int64", "LaunchPlan", "Literal", "NumbaArray", "Number", "Param", "Pointer", "Scalar", "Step",
+    "TensorMap", "number_bits",
 ]  # fmt: skip
 
 TENSOR_MAP_ALIGNMENT = 64
@@ -60,26 +49,26 @@ class Pointer:
         optional: the workload may lack the buffer; the address is then 0.
     """
 
-    buffer: str
+    buffer: rules.Name
     kind: typing.Literal["pointer"] = "pointer"
-    optional: bool = False
+    optional: bool = unless_default(False)
 
 
 @dataclass(frozen=True)
 class Int32:
-    value: int
+    value: Annotated[int, integers(32)]
     kind: typing.Literal["i32"] = "i32"
 
 
 @dataclass(frozen=True)
 class Int64:
-    value: int
+    value: Annotated[int, integers(64)]
     kind: typing.Literal["i64"] = "i64"
 
 
 @dataclass(frozen=True)
 class Float32:
-    value: float
+    value: Annotated[float, finite("float32")]
     kind: typing.Literal["f32"] = "f32"
 
 
@@ -87,9 +76,9 @@ class Float32:
 class Scalar:
     """A number given at call time; `name` is one of the workload's `scalars`. `dtype` is a key of `SCALAR_FORMATS`."""
 
-    name: str
+    name: rules.Name
     kind: typing.Literal["scalar"] = "scalar"
-    dtype: str = "float32"
+    dtype: rules.ScalarFormat = unless_default("float32")
 
 
 @dataclass(frozen=True)
@@ -97,15 +86,26 @@ class Number:
     """A number of any format that a kernel takes as a scalar; `dtype` is a key of `SCALAR_FORMATS`."""
 
     value: int | float | bool
-    dtype: str
+    dtype: rules.ScalarFormat
     kind: typing.Literal["number"] = "number"
+
+    def mistake(self) -> str:
+        """A value that the format does not have."""
+        if self.dtype in rules.LARGEST_FLOAT:
+            fits, allowed = type(self.value) is not bool, finite(self.dtype).broken(self.value)
+        elif self.dtype == "bool":
+            fits, allowed = type(self.value) is bool, ""
+        else:
+            bits = int(self.dtype.removeprefix("u").removeprefix("int"))
+            fits, allowed = type(self.value) is int, integers(bits, signed=self.dtype[0] != "u").broken(self.value)
+        return "" if fits and not allowed else f"value is {quoted(self.value)}; allowed: {allowed or f'a {self.dtype}'}"
 
 
 @dataclass(frozen=True)
 class Literal:
     """A constant of the kernel: Numba compiles the value into the code. The parameter exists, but the kernel ignores it."""
 
-    value: int | bool | str
+    value: Annotated[int, integers(64)] | bool | Annotated[str, Count(0, rules.MAX_TEXT)]
     kind: typing.Literal["literal"] = "literal"
 
 
@@ -116,11 +116,23 @@ class NumbaArray:
     Every part is a parameter of eight bytes. The kernel gets shape and strides at run time.
     """
 
-    buffer: str
-    dtype: str
-    shape: tuple[int, ...]
-    strides_bytes: tuple[int, ...]
+    buffer: rules.Name
+    dtype: rules.Format
+    shape: Annotated[tuple[rules.ArrayExtent, ...], Count(1, rules.MAX_RANK)]
+    strides_bytes: tuple[rules.ArrayStride, ...]
     kind: typing.Literal["array"] = "array"
+
+    def mistake(self) -> str:
+        """Strides that do not belong to the shape or to the elements."""
+        if len(self.strides_bytes) != len(self.shape):
+            return f"an array of {len(self.shape)} dimensions has {len(self.strides_bytes)} strides; allowed: one for each"
+        wrong = [stride for stride in self.strides_bytes if stride % DTYPES[self.dtype].nbytes]
+        return f"a stride is {wrong[0]}; allowed: multiples of {DTYPES[self.dtype].nbytes}" if wrong else ""
+
+    @property
+    def reach(self) -> int:
+        """Bytes from its address to the end of its last element."""
+        return DTYPES[self.dtype].nbytes + sum((n - 1) * step for n, step in zip(self.shape, self.strides_bytes))
 
     @property
     def words(self) -> tuple[int | None, ...]:
@@ -153,39 +165,58 @@ class TensorMap:
     Source: CUDA driver API, "Tensor Map Object Management".
     """
 
-    buffer: str
-    dtype: str
-    dims: tuple[int, ...]
-    strides_bytes: tuple[int, ...]
-    element_strides: tuple[int, ...]
-    box: tuple[int, ...] = ()
-    lower: tuple[int, ...] = ()
-    upper: tuple[int, ...] = ()
-    channels_per_pixel: int = 0
-    pixels_per_column: int = 0
-    swizzle_bytes: int = 0
-    l2_promotion_bytes: int = 0
+    buffer: rules.Name
+    dtype: rules.Format
+    dims: tuple[rules.MapExtent, ...]
+    strides_bytes: tuple[rules.MapStride, ...]
+    element_strides: tuple[rules.ElementStride, ...]
+    box: tuple[rules.BoxExtent, ...] = ()
+    lower: tuple[rules.Corner, ...] = ()
+    upper: tuple[rules.Corner, ...] = ()
+    channels_per_pixel: Annotated[int, Within(0, 256)] = 0
+    pixels_per_column: rules.PixelsPerColumn = 0
+    swizzle_bytes: rules.SwizzleBytes = 0
+    l2_promotion_bytes: rules.PromotionBytes = 0
     kind: typing.Literal["tensor_map"] = "tensor_map"
 
     @property
     def is_im2col(self) -> bool:
         return not self.box
 
+    @property
+    def reach(self) -> int:
+        """Bytes from its address to the end of its last element."""
+        steps = (DTYPES[self.dtype].nbytes, *self.strides_bytes)
+        return steps[0] + sum((extent - 1) * step for extent, step in zip(self.dims, steps))
+
+    def mistake(self) -> str:
+        """Numbers that do not belong to one tiled or im2col map."""
+        rank, im2col = len(self.dims), self.is_im2col
+        least = 3 if im2col else 1
+        if not least <= rank <= 5:
+            return f"a tensor map of {rank} dimensions; allowed: {least} to 5"
+        corners = rank - 2 if im2col else 0
+        lengths = {"strides_bytes": rank - 1, "element_strides": rank, "lower": corners, "upper": corners}
+        for name, length in (lengths if im2col else {**lengths, "box": rank}).items():
+            if len(getattr(self, name)) != length:
+                return f"{name} has {len(getattr(self, name))} numbers; allowed: {length} for {rank} dimensions"
+        channels, pixels = Within(1, 256) if im2col else Within(0, 0), Within(1, 1024) if im2col else Within(0, 0)
+        corner = Within(-rules.CORNERS[rank], rules.CORNERS[rank] - 1) if im2col else Within(0, 0)
+        for name, value, rule in (
+            ("channels_per_pixel", self.channels_per_pixel, channels),
+            ("pixels_per_column", self.pixels_per_column, pixels),
+            *(("a corner", value, corner) for value in (*self.lower, *self.upper)),
+        ):
+            if allowed := rule.broken(value):
+                return f"{name} is {value}; allowed: {allowed}"
+        width = (self.channels_per_pixel if im2col else self.box[0]) * DTYPES[self.dtype].nbytes
+        if width % 16 or 0 < self.swizzle_bytes < width:
+            most = f", and at most the swizzle's {self.swizzle_bytes}" if self.swizzle_bytes else ""
+            return f"the box is {width} bytes wide; allowed: a multiple of 16{most}"
+        return ""
+
 
 Param = Pointer | Int32 | Int64 | Float32 | Scalar | TensorMap | Number | Literal | NumbaArray
-_PARAM_TYPES: dict[str, type] = {
-    "pointer": Pointer,
-    "i32": Int32,
-    "i64": Int64,
-    "f32": Float32,
-    "scalar": Scalar,
-    "tensor_map": TensorMap,
-    "number": Number,
-    "literal": Literal,
-    "array": NumbaArray,
-}
-
-
 BUFFER_PARAMS = (Pointer, TensorMap, NumbaArray)
 
 
@@ -207,9 +238,9 @@ class Grid:
     `work_items`.
     """
 
-    work_items: int
-    blocks_per_sm: int = 0
-    shape: tuple[int, ...] = ()
+    work_items: rules.WorkItems
+    blocks_per_sm: rules.BlocksPerSm = 0
+    shape: tuple[int, ...] = unless_default(())
 
     def blocks(self, sms: int, cluster: int = 1) -> int:
         """Blocks on a device with `sms` multiprocessors. Raises ValueError beyond 2**31-1 blocks."""
@@ -219,6 +250,22 @@ class Grid:
         if not 0 < blocks <= MAX_GRID_X:
             raise ValueError(f"a grid of {blocks} blocks is not possible; allowed: 1 to {MAX_GRID_X} along x")
         return blocks
+
+    def mistake(self) -> str:
+        """A shape that CUDA or the number of work items does not allow."""
+        return _wrong_shape("shape", self.shape, (MAX_GRID_X, rules.MAX_GRID_YZ, rules.MAX_GRID_YZ), self.work_items)
+
+
+def _wrong_shape(what: str, shape: tuple[int, ...], limits: tuple[int, int, int], product: int) -> str:
+    """What is wrong with extents along x, y and z; there may be none."""
+    if not shape:
+        return ""
+    if len(shape) != 3:
+        return f"{what} has {len(shape)} numbers; allowed: none or 3"
+    for extent, limit in zip(shape, limits):
+        if allowed := Within(1, limit).broken(extent):
+            return f"{what} {shape} has an extent of {extent}; allowed: {allowed}"
+    return f"{what} {shape} has the product {math.prod(shape)}; allowed: {product}" if math.prod(shape) != product else ""
 
 
 @dataclass(frozen=True)
@@ -233,20 +280,49 @@ class Step:
             It is left out where both are the same memory.
     """
 
-    entry: str
+    entry: rules.Name
     params: tuple[Param, ...]
     grid: Grid
-    block_threads: int
-    dynamic_shared_bytes: int = 0
-    cluster: int = 1
-    constant: bool = False
-    block_shape: tuple[int, ...] = ()
-    restores: bool = False
+    block_threads: rules.BlockThreads
+    dynamic_shared_bytes: rules.SharedBytes = unless_default(0)
+    cluster: rules.Cluster = unless_default(1)
+    constant: bool = unless_default(False)
+    block_shape: tuple[int, ...] = unless_default(())
+    restores: bool = unless_default(False)
 
     @property
     def buffers(self) -> tuple[str, ...]:
         """Names of the buffers that the step reads or writes, in the order of its parameters."""
         return tuple(dict.fromkeys(param.buffer for param in self.params if isinstance(param, BUFFER_PARAMS)))
+
+    def mistake(self) -> str:
+        """Fields that do not go together on any device."""
+        if self.restores and sum(isinstance(param, Pointer | NumbaArray) for param in self.params) != 2:
+            return "it restores, but it does not have two buffers: an argument and an output"
+        if self.grid.shape and (self.cluster != 1 or self.grid.blocks_per_sm):
+            return "a grid with a shape is neither persistent nor in clusters"
+        nbytes = sum(rules.PARAM_BYTES[param.kind] for param in self.params)
+        if nbytes > rules.MAX_PARAM_BYTES:
+            return f"{nbytes} bytes of parameters; allowed: up to {rules.MAX_PARAM_BYTES}"
+        limits = MAX_BLOCK_THREADS, MAX_BLOCK_THREADS, rules.MAX_BLOCK_Z
+        return _wrong_shape("block_shape", self.block_shape, limits, self.block_threads)
+
+    def mistake_on(self, kind: typing.Literal["cuda", "cpu"]) -> str:
+        """What such a device does not have."""
+        if kind == "cpu":
+            wrong = [
+                "dynamic_shared_bytes" if self.dynamic_shared_bytes else "",
+                "cluster" if self.cluster != 1 else "",
+                "grid.blocks_per_sm" if self.grid.blocks_per_sm else "",
+                "grid.shape" if self.grid.shape else "",
+                "block_shape" if self.block_shape else "",
+                "tensor map" if any(isinstance(param, TensorMap) for param in self.params) else "",
+            ]
+            return next((f"a CPU kernel takes no {name}; allowed: leave it out" for name in wrong if name), "")
+        blocks = math.ceil(self.grid.work_items / self.cluster) * self.cluster
+        if blocks > MAX_GRID_X and not self.grid.blocks_per_sm:
+            return f"a grid of {blocks} blocks is not possible; allowed: 1 to {MAX_GRID_X} along x"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -262,9 +338,9 @@ class LaunchPlan:
 
     kind: typing.Literal["cuda", "cpu"]
     arch: str
-    steps: tuple[Step, ...]
-    workspaces: Mapping[str, int] = field(default_factory=dict)
-    alignments: Mapping[str, int] = field(default_factory=dict)
+    steps: Annotated[tuple[Step, ...], Count(1, rules.MAX_STEPS)]
+    workspaces: Annotated[Mapping[rules.Name, rules.WorkspaceBytes], rules.AtMostNames] = unless_default({})
+    alignments: Annotated[Mapping[rules.Name, rules.Alignment], rules.AtMostNames] = unless_default({})
 
     @property
     def constants(self) -> tuple[str, ...]:
@@ -281,67 +357,53 @@ class LaunchPlan:
         return tuple(dict.fromkeys(name for step in self.steps if step.constant for name in step.buffers))
 
     def to_json(self) -> str:
-        """Canonical JSON without fields at their default, so that a field that is added later changes no identity."""
-        data = _without_defaults(self)
-        data["steps"] = [
-            _without_defaults(step) | {"grid": _grid_json(step.grid), "params": [_param_json(p) for p in step.params]}
-            for step in self.steps
-        ]
-        return canonical_json(data)
+        """Canonical JSON. Fields that were added later are left out at their default, so that no identity changed."""
+        return canonical_json(_CODEC.write(self))
 
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
         """Reads what this or an earlier version of schedsearch wrote.
 
         Raises:
-            PlanError: the text is not a plan, has an unknown or a missing field, or breaks a rule of `launch_rules.problem`.
+            PlanError: the text is not a plan, has an unknown or a missing field, or breaks a rule; it says where.
         """
-        data = _fields(_parsed(text), cls, "the plan", older=("prepared", "zeroed"))
-        for name in ("prepared", "zeroed"):  # fields of the first version, always empty; databases still hold them
-            if data.pop(name, None):
-                raise PlanError(f"{name} of the first version is not empty; tune again")
-        for name in ("workspaces", "alignments"):
-            if not isinstance(data.get(name, {}), dict):
-                raise PlanError(f"{name} is {type_text(data[name])}; allowed: a mapping from names to numbers")
-        steps = tuple(_step(step, f"step {number}") for number, step in enumerate(_list(data["steps"], "steps")))
-        plan = cls(**{**data, "steps": steps})
-        plan.check()
-        return plan
+        return _read(_of_today(_parsed(text)))
+
+    def mistake(self) -> str:
+        """Fields that do not go together."""
+        arch, allowed = _ARCH[self.kind]
+        if wrong := Matches(arch, allowed).broken(self.arch):
+            return f"arch is {quoted(self.arch)}; allowed: {wrong}"
+        found = ((number, step.mistake_on(self.kind)) for number, step in enumerate(self.steps))
+        return next((f"step {number}: {text}" for number, text in found if text), "")
 
     def check(self, workload: Workload | None = None) -> None:
         """Checks that the plan is sound and, if a workload is given, that it may be launched for it.
 
         Raises:
-            PlanError: it breaks a rule of `schedsearch.launch_rules`; the text names the step and the field.
+            PlanError: a value is not allowed, or does not fit the workload; the text says where it stands.
         """
-        text = launch_rules.problem(self)
-        if text is None and workload is not None:
-            text = launch_rules.misfit(self, workload)
-        if text is not None:
+        if "_sound" not in self.__dict__:  # neither read nor checked before; it cannot have changed
+            _read(_CODEC.write(self))
+            self.__dict__["_sound"] = True
+        if workload is not None and (text := next(_misfits(self, workload), "")):
             raise PlanError(text)
 
 
-def _without_defaults(value: LaunchPlan | Step) -> dict[str, Any]:
-    defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(value)}
-    return {name: item for name, item in asdict(value).items() if item != defaults[name]}
+_CODEC = Codec()
+_ARCH = {
+    "cuda": (r"sm_[0-9]{2,4}[a-z]?", "sm_80, sm_90a and the like"),
+    "cpu": (r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", "the name of a CPU"),
+}
 
 
-def _param_json(param: Param) -> dict[str, Any]:
-    """All fields except those at their default that were added later: `Pointer.optional` and `Scalar.dtype`."""
-    data = asdict(param)
-    if not data.get("optional", True):
-        del data["optional"]
-    if isinstance(param, Scalar) and param.dtype == "float32":
-        del data["dtype"]
-    return data
-
-
-def _grid_json(grid: Grid) -> dict[str, Any]:
-    """All fields except a `shape` that has its default."""
-    data = asdict(grid)
-    if not grid.shape:
-        del data["shape"]
-    return data
+def _read(data: Any) -> LaunchPlan:
+    try:
+        plan = _CODEC.read(LaunchPlan, data)
+    except FieldError as error:
+        raise PlanError(f"the launch plan: {error}") from None
+    plan.__dict__["_sound"] = True
+    return plan
 
 
 def _parsed(text: str) -> Any:
@@ -361,7 +423,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) != len(pairs):
         names = [name for name, _ in pairs]
-        raise PlanError(f"the field {shown(max(names, key=names.count))} occurs twice; allowed: once")
+        raise PlanError(f"the field {quoted(max(names, key=names.count))} occurs twice; allowed: once")
     return data
 
 
@@ -369,49 +431,51 @@ def _not_json(text: str) -> NoReturn:
     raise PlanError(f"{text} is not a JSON number; allowed: finite numbers")
 
 
-def _fields(data: Any, kind: type, where: str, older: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of an object for a dataclass: none is unknown, and none without a default is missing."""
+def _of_today(data: Any) -> Any:
+    """A plan with the fields of earlier versions, which databases still hold, as today's plans have them."""
     if not isinstance(data, dict):
-        raise PlanError(f"{where} is {type_text(data)}; allowed: an object")
-    known = {each.name: each for each in fields(kind)}
-    for name in data:
-        if name not in known and name not in older:
-            raise PlanError(f"{where} has no field {shown(name)}{did_you_mean(name, known)}; allowed: {', '.join(known)}")
-    for name, each in known.items():
-        if name not in data and each.default is MISSING and each.default_factory is MISSING:
-            raise PlanError(f"{where} lacks the field {name!r}")
-    return dict(data)
+        return data
+    for name in ("prepared", "zeroed"):  # of the first version, always empty
+        if data.pop(name, None):
+            raise PlanError(f"{name} of the first version is not empty; tune again")
+    for step in steps if isinstance(steps := data.get("steps"), list) else ():
+        if isinstance(step, dict) and step.pop("weight_only", False):  # steps that read nothing but the weight
+            step["constant"] = True
+    return data
 
 
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise PlanError(f"{where} is {type_text(value)}; allowed: a list")
-    return value
-
-
-def _step(step: Any, where: str) -> Step:
-    data = _fields(step, Step, where, older=("weight_only",))
-    extents = _fields(data["grid"], Grid, f"{where}, grid")
-    grid = Grid(**extents | {"shape": tuple(_list(extents.get("shape", []), f"{where}, grid, shape"))})
-    data["block_shape"] = tuple(_list(data.get("block_shape", []), f"{where}, block_shape"))
-    params = _list(data["params"], f"{where}, params")
-    data |= {"grid": grid, "params": tuple(_param(each, f"{where}, parameter {n}") for n, each in enumerate(params))}
-    if data.pop("weight_only", False):  # the earlier name, for steps that read nothing but the weight
-        data["constant"] = True
-    return Step(**data)
-
-
-def _param(param: Any, where: str) -> Param:
-    name = param.get("kind") if isinstance(param, dict) else None
-    kind = _PARAM_TYPES.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise PlanError(f"{where} is of the kind {shown(name)}; allowed: {', '.join(_PARAM_TYPES)}")
-    data = _fields(param, kind, where)
-    for each in fields(kind):
-        if each.name in data and str(each.type).startswith("tuple"):
-            data[each.name] = tuple(_list(data[each.name], f"{where}, {each.name}"))
-    made: Param = kind(**data)
-    return made
+def _misfits(plan: LaunchPlan, workload: Workload) -> Iterator[str]:
+    """Why a sound plan cannot be launched for a workload."""
+    arguments = {spec.name: spec.span_bytes for spec in (*workload.signature, *workload.outputs)}
+    scalars = {scalar.name: scalar.dtype for scalar in workload.scalars}
+    if shadowed := sorted(arguments.keys() & plan.workspaces.keys()):
+        yield f"the workspace {shadowed[0]!r} has the name of an argument"
+    nbytes = {**plan.workspaces, **arguments}
+    optional: set[str] = set()
+    for number, step in enumerate(plan.steps):
+        for param in step.params:
+            if isinstance(param, Scalar) and param.name not in scalars:
+                yield f"step {number} takes a scalar {param.name!r}; {workload.op} has {', '.join(scalars) or 'none'}"
+            elif isinstance(param, Scalar) and param.dtype != scalars[param.name]:
+                yield f"step {number} takes {param.name} as {param.dtype}; {workload.op} has it as {scalars[param.name]}"
+            elif isinstance(param, Pointer) and param.optional and param.buffer not in nbytes:
+                optional.add(param.buffer)
+            elif isinstance(param, BUFFER_PARAMS) and param.buffer not in nbytes:
+                yield f"step {number} takes a buffer {param.buffer!r}; the workload and the plan have {', '.join(nbytes)}"
+            elif isinstance(param, TensorMap | NumbaArray) and param.reach > nbytes[param.buffer]:
+                what = "a tensor map" if isinstance(param, TensorMap) else "an array"
+                yield (
+                    f"step {number} has {what} that reaches {param.reach} bytes into {param.buffer}, which has "
+                    f"{nbytes[param.buffer]}"
+                )
+    for name in plan.alignments:
+        if name not in nbytes and name not in optional:
+            yield f"alignments name {name!r}, which is neither an argument nor a workspace"
+    if changing := sorted(set(plan.constants) - set(workload.constants) - optional):
+        allowed = ", ".join(workload.constants) or "no argument"
+        yield (
+            f"a step that is marked constant reads {', '.join(changing)}, which may change between calls; allowed: {allowed}"
+        )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from schedsearch.errors import PlanError
 from schedsearch.identity import canonical_json
 from schedsearch.launch import LaunchPlan
-from schedsearch.workload_range import MAX_SIZES
+from schedsearch.workload import MAX_SIZES
 
 _MAX_DIVISOR = 1024
 _LARGEST = 2**62

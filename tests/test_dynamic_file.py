@@ -17,8 +17,8 @@ from test_net import FOLDER, pytestmark, target  # noqa: F401  # skips with its 
 
 import schedsearch
 from schedsearch.errors import DatabaseError, SchemaVersionError
-from schedsearch.executable.fields import Codec, FieldError
 from schedsearch.executable.program import seal, unseal
+from schedsearch.fields import Codec, FieldError
 from schedsearch.records import trust
 
 NAME = "computed_v6.ssx"

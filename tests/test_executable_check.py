@@ -26,10 +26,10 @@ import schedsearch
 from schedsearch.errors import DatabaseError, SchemaVersionError
 from schedsearch.executable.assemble import Executable
 from schedsearch.executable.check import ProgramError, check
-from schedsearch.executable.fields import FieldError, read
 from schedsearch.executable.file import load, save
 from schedsearch.executable.program import Program, seal, unseal
 from schedsearch.executable.written import Written
+from schedsearch.fields import FieldError, read
 from schedsearch.identity import canonical_json
 from schedsearch.records import trust
 

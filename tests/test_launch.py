@@ -231,6 +231,27 @@ def test_a_plan_with_one_wrong_value_is_refused(path: tuple[str | int, ...], val
 
 
 @pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((*STEP, "block_threads"), 1025, "steps/0/block_threads: 1025 is not possible; allowed: 1 to 1024"),
+        ((*STEP, "cluster"), "2", "steps/0/cluster: '2' is a str; allowed: int"),
+        ((*STEP, "gird"), {}, "steps/0: there is a field 'gird' (did you mean 'grid'?), which this version does not know"),
+        (
+            (*STEP, "params", 0),
+            {"kind": "f64"},
+            "steps/0/params/0: it is of the kind 'f64'; allowed: pointer, i32, i64, f32,",
+        ),
+        ((*TILED, "box"), [7, 16], "steps/0/params/5: the box is 14 bytes wide; allowed: a multiple of 16"),
+        (("arch",), "90a", "arch is '90a'; allowed: sm_80, sm_90a and the like"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_mistake_is_told_with_its_place_and_what_is_allowed(path: tuple[str | int, ...], value: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)):
+        LaunchPlan.from_json(json.dumps(with_value(path, value)))
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "3", "null", '"x"', "[" * 2_000, "{}", '{"kind":"cuda"}', json.dumps(GOOD) + " " * (1 << 20),
      json.dumps(GOOD).replace("0.5", "NaN"), json.dumps(GOOD).replace("0.5", "-Infinity"),

@@ -27,8 +27,7 @@ from schedsearch.session.options import Options
 from schedsearch.session.plan import plan_tasks
 from schedsearch.session.summary import RangeSummary, RunSummary, Shares, TaskSummary
 from schedsearch.template import TemplateSet
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 
 class Keep(Observer):

@@ -21,9 +21,9 @@ from schedsearch.session.plan import ranges_of, search_time_s, trials_per_task, 
 from schedsearch.session.summary import RunSummary
 from schedsearch.size_table import SizeTable, served
 from schedsearch.task import range_tasks
+from schedsearch.workload import WorkloadRange, between
 from schedsearch.workload_file import parse
 from schedsearch.workload_file.yaml_source import WorkloadFileError
-from schedsearch.workload_range import WorkloadRange, between
 
 SMALL = Workload.conv2d(n=1, h=5, w=4, c=8, k=8, r=3, s=3, padding=1, dtype="float32", epilogue=("bias", "relu"))
 LOW, HIGH = 1, 4

@@ -31,7 +31,7 @@ from schedsearch.records.store import Store
 from schedsearch.records.writes import put_size_table
 from schedsearch.size_table import SizedKernel, SizeTable
 from schedsearch.template import load_template
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import WorkloadRange
 
 pytestmark = pytest.mark.long  # builds networks
 

@@ -24,8 +24,8 @@ from schedsearch.dynamic.numbers import RULES, function
 from schedsearch.dynamic.program import DynamicProgram
 from schedsearch.errors import DatabaseError, SchedsearchError, UnknownOperatorError
 from schedsearch.executable.check import ProgramError, readable, require
-from schedsearch.executable.fields import Codec, FieldError, check_object
 from schedsearch.executable.program import DYNAMIC, ChosenKernel, Origin, seal
+from schedsearch.fields import Codec, FieldError, check_object
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.ops.dependence import ShapeFunction

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedsearch.errors import DatabaseError, SchemaVersionError, UnknownOperatorError, UsageError
-from schedsearch.executable.fields import FieldError
 from schedsearch.executable.memory import ALIGNMENT, rounded_up
 from schedsearch.executable.program import Array, Call, Place, Program
 from schedsearch.executable.written import Written
+from schedsearch.fields import FieldError
 from schedsearch.launch import LaunchPlan
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import DTYPES

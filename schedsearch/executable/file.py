@@ -18,11 +18,11 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, DeviceError, PlanError, UsageError
 from schedsearch.executable import references
 from schedsearch.executable.check import artifacts, check, readable
-from schedsearch.executable.fields import FieldError
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.net import Net
 from schedsearch.executable.program import DYNAMIC, SIZED, Program, Reference, seal, unseal
 from schedsearch.executable.run import Bundle
+from schedsearch.fields import FieldError
 from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records import executables

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from schedsearch.executable.fields import FieldError, read
+from schedsearch.fields import FieldError, read
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.ops.dtypes import dtype as dtype_of

@@ -20,12 +20,12 @@ from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, PlanError, UsageError
 from schedsearch.executable import references
 from schedsearch.executable.check import LARGEST_BYTES, check, readable, require
-from schedsearch.executable.fields import check_object
 from schedsearch.executable.fixed import Bound, FixedNet
 from schedsearch.executable.net import Net, Times
 from schedsearch.executable.ports import Port, Size
 from schedsearch.executable.program import SIZED, Call, Origin, Program, Reference, seal
 from schedsearch.executable.run import Shared
+from schedsearch.fields import check_object
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.launch_sizes import SizedData, SizedPlan, ranges_text
@@ -33,7 +33,7 @@ from schedsearch.ops import ArgSpec
 from schedsearch.records import executables
 from schedsearch.runtime import arrays
 from schedsearch.text import counted, quoted
-from schedsearch.workload_range import MAX_SIZES
+from schedsearch.workload import MAX_SIZES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -39,8 +39,7 @@ from schedsearch.runtime.range_kernel import stored_table
 from schedsearch.target import Target
 from schedsearch.template import load_template, load_templates
 from schedsearch.text import counted
-from schedsearch.workload import Workload
-from schedsearch.workload_range import MAX_SIZES, WorkloadRange
+from schedsearch.workload import MAX_SIZES, Workload, WorkloadRange
 
 if TYPE_CHECKING:
     from schedsearch.network.costs import Costs

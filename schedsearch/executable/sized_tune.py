@@ -23,8 +23,7 @@ from schedsearch.session.plan import RANGE_SHARE, SEARCH_SHARE
 from schedsearch.target import Target
 from schedsearch.task import Task, range_tasks
 from schedsearch.text import counted
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 if TYPE_CHECKING:
     from schedsearch.network.costs import Cost, Costs

@@ -40,8 +40,7 @@ from schedsearch.measure.scratch import ScratchFolder
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Resources
 from schedsearch.target import Target
 from schedsearch.template import Template
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 # One candidate in work and one waiting, so that a worker stays busy while the parent measures.
 TASKS_PER_WORKER = 2

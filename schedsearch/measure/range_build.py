@@ -17,8 +17,7 @@ from schedsearch.launch_sizes import SizedPlan
 from schedsearch.space import ConfigSpace, closest_legal
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 
 @dataclass(frozen=True)

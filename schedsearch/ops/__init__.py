@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
+    from schedsearch.ops.base import Op
     from schedsearch.ops.checks import Domain
     from schedsearch.ops.dependence import Dependence, ShapeFunction
     from schedsearch.ops.dtypes import DTYPES, DType, decode, dtype, encode
     from schedsearch.ops.layout import Layout
     from schedsearch.ops.params import Parameter
     from schedsearch.ops.registry import operator, operator_names, operators
+    from schedsearch.ops.specs import ArgSpec, ScalarSpec, Work
     from schedsearch.ops.stages import STAGES, Operand, Stage, StageKind
 
 _HOMES = {

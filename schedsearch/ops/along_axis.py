@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.data_movement import AXES, axis_problems, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import Parameter, Params
+from schedsearch.ops.specs import ArgSpec, Work
 
 
 def axis_number(doc: str, default: int) -> Parameter:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.open_shapes import Arranged, ArrangedParams
 from schedsearch.ops.params import Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

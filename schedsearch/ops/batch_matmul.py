@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.conv2d_formats import FORMAT_PARAMETERS
 from schedsearch.ops.epilogues import epilogue_parameter
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.products import WEIGHT_LAYOUTS, MatrixProduct, MatrixProductParams
+from schedsearch.ops.specs import ArgSpec
 from schedsearch.ops.stages import Stage
 
 X_LAYOUTS = ("MK", "KM")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.params import Parameter
+from schedsearch.ops.specs import ArgSpec
 
 DYNAMIC = Parameter(
     "how much of the first axis is in use is read from memory at run time; default false",

@@ -10,12 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from schedsearch.ops.dtypes import dtype
-
-if TYPE_CHECKING:
-    from schedsearch.ops.base import ArgSpec
+from schedsearch.ops.specs import ArgSpec
 
 FP32_ROUNDOFF = 2.0**-24
 _LARGEST_FACTOR = 4  # of floating-point factors; integers use their whole format where sums allow it

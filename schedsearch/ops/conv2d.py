@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.conv2d_formats import (
     BLOCKED,
     BLOCKED_WEIGHT,
@@ -40,6 +39,7 @@ from schedsearch.ops.epilogues import (
 )
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared, missing_parameters, plain, unknown_parameters
+from schedsearch.ops.specs import ArgSpec, Work
 from schedsearch.ops.stages import Stage
 from schedsearch.ops.sum_of_products import SumOfProducts, SumOfProductsParams, default_out_dtype, number_problems
 from schedsearch.ops.window import (

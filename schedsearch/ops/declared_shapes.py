@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import OperatorError
-from schedsearch.ops.base import ArgSpec, Op
+from schedsearch.ops.base import Op
 from schedsearch.ops.dependence import EXTENTS, Dependence, ShapeFunction, SizeError, evaluate
 from schedsearch.ops.dtypes import dtype
+from schedsearch.ops.specs import ArgSpec
 
 if TYPE_CHECKING:
     from schedsearch.ops.checks import Domain

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.conv2d_formats import FORMAT_PARAMETERS
 from schedsearch.ops.epilogues import epilogue_parameter
 from schedsearch.ops.params import Parameter, Params, declared
 from schedsearch.ops.products import WEIGHT_LAYOUTS, MatrixProduct, MatrixProductParams
+from schedsearch.ops.specs import ArgSpec
 from schedsearch.ops.stages import Stage
 
 

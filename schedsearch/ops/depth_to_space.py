@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.data_movement import DTYPE, DataMovement, MovementParams, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Movement, permuted, row_strides
 from schedsearch.ops.params import Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
+from schedsearch.ops.specs import ArgSpec
 
 LAYOUTS = ("NCHW", "NHWC")
 MODES = ("DCR", "CRD")

@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.checks import Domain, Rounding, sum_sigma
 from schedsearch.ops.conv2d_formats import FORMAT_PARAMETERS, INTEGERS, fitting, zero_point_problems
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -57,6 +57,7 @@ from schedsearch.ops.epilogues import (
 )
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.params import Parameter, Params, declared, judge, missing_parameters, one_of, plain, unknown_parameters
+from schedsearch.ops.specs import ArgSpec, ScalarSpec, Work
 from schedsearch.ops.stages import STAGES, Stage
 from schedsearch.ops.sum_of_products import (
     FactorParams,

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import axis_number
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.data_movement import AXES, axis_problems
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged, ArrangedParams
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec
 
 MOST_PARTS = 4
 _EXTENTS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_INT}, "minItems": 1}

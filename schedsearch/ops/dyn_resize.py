@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.bounded import bounded, extents_of
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import whole_numbers
@@ -26,6 +26,7 @@ from schedsearch.ops.images import image
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared, plain
 from schedsearch.ops.resize import LARGEST_PRODUCT, RESIZE, ROUNDINGS, ResizeGeometry, as_float32, own_problems
+from schedsearch.ops.specs import ArgSpec, Work
 
 _SIZES = {
     "n": Parameter.count("bound of the batch"),

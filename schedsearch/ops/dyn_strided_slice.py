@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_numbers, axis_problems, extents, shown, too_large, whole_numbers
 from schedsearch.ops.dependence import STRIDE, Dependence, ShapeFunction
@@ -21,6 +21,7 @@ from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, ScalarSpec, Work
 from schedsearch.ops.strided_slice import MODES
 
 DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in (1, 2, 4, 8))

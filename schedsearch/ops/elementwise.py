@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -40,6 +40,7 @@ from schedsearch.ops.params import (
     unknown_parameters,
 )
 from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
+from schedsearch.ops.specs import ArgSpec, Work
 
 # (name, dtype, extents), and of a slice (slice_of, begin, strides)
 Input = (

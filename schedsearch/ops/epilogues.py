@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from schedsearch.errors import Problem, did_you_mean
-from schedsearch.ops.base import ArgSpec, ScalarSpec
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import Parameter, judge, missing_parameters, plain, unknown_parameters
 from schedsearch.ops.pixel_shuffle import PixelShuffle, shuffle_problem
+from schedsearch.ops.specs import ArgSpec, ScalarSpec
 from schedsearch.ops.stages import Stage, stage_kind, stage_names
 
 MAX_STAGES = 64  # each is compiled into the kernel

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.bounded import extents_of
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown, too_large, whole_numbers
 from schedsearch.ops.dtypes import DTYPES, encode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, Work
 
 VALUES = ("zero", "lowest")
 _BITS = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem, WorkloadError
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.params import Parameter, Params, declared, unknown_parameters
+from schedsearch.ops.specs import ArgSpec, Work
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, too_large, whole_numbers
@@ -37,6 +36,7 @@ from schedsearch.ops.index_map import (
     index_problems,
 )
 from schedsearch.ops.params import Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, Work
 
 KINDS = ("slices", "elements", "tuples")
 

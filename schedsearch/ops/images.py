@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from schedsearch.errors import Problem, did_you_mean
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.params import Parameter, Params
+from schedsearch.ops.specs import ArgSpec
 
 PLAIN = ("NHWC", "NCHW")
 MAX_BLOCK = 256  # channels

@@ -24,12 +24,12 @@ from typing import ClassVar, Literal, TypeVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import AlongAxis, AlongAxisParams, axis_number
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.bounded import extents_argument
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter
+from schedsearch.ops.specs import ArgSpec
 from schedsearch.ops.wrong_index import out_of_range
 
 INDEX_DTYPES = ("int64", "int32")

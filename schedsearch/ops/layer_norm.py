@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from schedsearch.ops.along_axis import AlongAxisParams, Normalisation, axis_number
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec
 
 DTYPES = ("float16", "bfloat16", "float32")
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem, UsageError
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import DTYPES, whole_numbers
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, Work
 
 FAMILIES = {"NCHW": "images", "OIHW": "filters"}
 _MOST_BLOCKS = 4

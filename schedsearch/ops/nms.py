@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, Work
 
 LOWEST = -(2.0**24 - 1) * 2.0**104
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown
@@ -20,6 +20,7 @@ from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, Work
 
 DTYPES = tuple(name for name in ALL_DTYPES if not name.startswith("float8"))
 

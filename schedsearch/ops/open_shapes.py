@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.bounded import bounded, extents_of
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown, whole_numbers
 from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, Work
 
 DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in (1, 2, 4, 8))
 _SHAPE = "the number of entries of `shape`; default: one for each extent of bound"

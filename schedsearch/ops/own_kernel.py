@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, ScalarSpec, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import DTYPES, MAX_RANK, SCALAR_FORMATS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, ScalarSpec, Work
 
 Role = Literal["in", "out", "inout", "fixed", "scalar"]
 ARRAY_ROLES = ("in", "out", "inout")

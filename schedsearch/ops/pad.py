@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.data_movement import (
     AXES,
     DTYPE,
@@ -24,6 +23,7 @@ from schedsearch.ops.dtypes import encode
 from schedsearch.ops.movement import Box, Factor, Movement, Ragged, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
+from schedsearch.ops.specs import ArgSpec, Work
 
 
 def _counts(doc: str) -> Parameter:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.layout import Layout
+from schedsearch.ops.specs import ArgSpec
 
 MODES = ("DCR", "CRD")
 MAX_BLOCK = 64  # pixels along an axis

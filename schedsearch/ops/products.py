@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.conv2d_formats import (
     FORMAT_PARAMETERS,
     format_problems,
@@ -24,6 +23,7 @@ from schedsearch.ops.epilogues import (
     parse_epilogue,
 )
 from schedsearch.ops.params import judge, missing_parameters, plain, unknown_parameters
+from schedsearch.ops.specs import ArgSpec, Work
 from schedsearch.ops.sum_of_products import SumOfProducts, SumOfProductsParams, default_out_dtype, number_problems
 
 WEIGHT_LAYOUTS = ("NK", "KN")

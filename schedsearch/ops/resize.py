@@ -20,11 +20,12 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import IMAGE_LAYOUT, IMAGE_SIZES, ImageParams, image, image_layout_problems, planes_of
 from schedsearch.ops.params import Parameter, Params, declared, is_int, plain
 from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
+from schedsearch.ops.specs import ArgSpec, Work
 
 MODES = ("nearest", "linear")
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Work
+from schedsearch.ops.base import Op
 from schedsearch.ops.bounded import DYNAMIC, bounded, count_argument
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import IMAGE_SIZES, ImageParams, image
 from schedsearch.ops.params import Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, Work
 
 MODES = ("average", "max")
 COORDINATES = ("half_pixel", "output_half_pixel")

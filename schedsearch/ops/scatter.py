@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, whole_numbers
@@ -35,6 +34,7 @@ from schedsearch.ops.index_map import (
     index_problems,
 )
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, Work
 
 KINDS = ("elements", "tuples")
 REDUCTIONS = ("none", "add", "max", "min")

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.params import MAX_INT, Parameter
+from schedsearch.ops.specs import ArgSpec
 
 SLICE_OF = Parameter(
     "extents in memory of a larger array of which y is a slice along one axis; default: y is an array of its own",

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from schedsearch.ops.base import ArgSpec, Role, ScalarSpec
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.expressions import FUNCTIONS
 from schedsearch.ops.params import Parameter, frozen, schema_defaults
 from schedsearch.ops.pixel_shuffle import MAX_BLOCK, MODES, shuffled
+from schedsearch.ops.specs import ArgSpec, Role, ScalarSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.data_movement import (
     AXES,
     DTYPE,
@@ -27,6 +26,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Box, Factor, Movement, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
+from schedsearch.ops.specs import ArgSpec, Work
 
 MODES = ("end", "size")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, ScalarSpec
+from schedsearch.ops.base import Op
 from schedsearch.ops.checks import Domain, Rounding, sum_sigma
 from schedsearch.ops.conv2d_formats import FLOAT8, FLOAT8_ROUNDING, INTEGERS, PRECISIONS, ZERO_POINTS
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -20,6 +20,7 @@ from schedsearch.ops.epilogues import (
     parse_epilogue,
 )
 from schedsearch.ops.params import Params
+from schedsearch.ops.specs import ArgSpec, ScalarSpec
 from schedsearch.ops.stages import Stage
 
 

@@ -13,13 +13,13 @@ from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import AlongAxis, AlongAxisParams, axis_number
-from schedsearch.ops.base import ArgSpec, Work
 from schedsearch.ops.bounded import DYNAMIC, bounded, count_argument
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec, Work
 
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 

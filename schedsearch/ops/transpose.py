@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.data_movement import (
     AXES,
     DTYPE,
@@ -23,6 +22,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Movement, permuted, row_strides
 from schedsearch.ops.params import Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
+from schedsearch.ops.specs import ArgSpec
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

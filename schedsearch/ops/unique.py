@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import AlongAxis, AlongAxisParams, axis_number
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec
 from schedsearch.ops.topk import DTYPES as SHORT_DTYPES
 
 DTYPES = (*SHORT_DTYPES, "int64")

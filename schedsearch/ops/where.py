@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged, ArrangedParams
 from schedsearch.ops.params import Parameter, Params, declared
+from schedsearch.ops.specs import ArgSpec
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

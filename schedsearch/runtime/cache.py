@@ -27,8 +27,7 @@ from schedsearch.runtime.fallback import LEVELS, Fallback, check_levels
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.target import Target
 from schedsearch.text import quoted
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 if TYPE_CHECKING:
     from schedsearch.backend import BuildResult

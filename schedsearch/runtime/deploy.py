@@ -15,8 +15,7 @@ from schedsearch.runtime.fallback import LEVELS, Fallback, check_levels
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.range_kernel import RangeKernel, compile_range, explain_range
 from schedsearch.target import Target
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 
 @overload

@@ -8,8 +8,7 @@ from typing import Literal
 
 from schedsearch.runtime.fallback import Fallback
 from schedsearch.target import Target
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 Verdict = Literal["serves", "fallback", "no"]
 

@@ -15,7 +15,7 @@ from schedsearch.runtime.explanation import Explanation, Level
 from schedsearch.runtime.kernel import Kernel, Provenance
 from schedsearch.size_table import SizeTable
 from schedsearch.target import Target
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import WorkloadRange
 
 
 class RangeKernel:

@@ -12,8 +12,7 @@ from schedsearch.space import ConfigSpace, closest_legal
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.template import Template, TemplateSet
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 RANGE_SHARE = 3  # trials of a range, in budgets of one size: search, choice of kernels and their verification
 SEARCH_SHARE = 2  # of these for the search

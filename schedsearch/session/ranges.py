@@ -32,7 +32,7 @@ from schedsearch.session.summary import RangeSummary, RunSummary
 from schedsearch.size_table import SizedKernel, SizeTable, served
 from schedsearch.target import Target
 from schedsearch.template import Template
-from schedsearch.workload_range import WorkloadRange, between
+from schedsearch.workload import WorkloadRange, between
 
 _BEST_OF_EACH = 4  # configurations of a sampled size that are tried on others
 _HOPELESS = 1.3  # times the best: then sizes farther away are not tried

@@ -20,8 +20,7 @@ from schedsearch.session.ranking import RankAgreement
 from schedsearch.session.report import ResultRow, ResultTable, SearchRow, SearchTable, result_html, result_text
 from schedsearch.size_table import SizeTable
 from schedsearch.text import counted, counts, duration, seconds
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 _MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
 _FEW_MARKS = (1, 2, 5)  # where no task had as many

@@ -25,8 +25,7 @@ from schedsearch.session.summary import RunSummary
 from schedsearch.target import Target
 from schedsearch.task import Task, range_tasks
 from schedsearch.template import Template, TemplateSet, load_template, load_templates
-from schedsearch.workload import Workload
-from schedsearch.workload_range import WorkloadRange
+from schedsearch.workload import Workload, WorkloadRange
 
 __all__ = ["BUILD_TIMEOUT_S", "REFERENCE_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
 

@@ -22,7 +22,7 @@ from schedsearch.ops.params import MAX_INT
 from schedsearch.ops.registry import RECORDED_ONLY
 from schedsearch.target import Target
 from schedsearch.task import Task, range_tasks
-from schedsearch.workload import Workload
+from schedsearch.workload import RANGE_TEXT, Workload, WorkloadRange
 from schedsearch.workload_file.limits import TASK_STEPS, values_in
 from schedsearch.workload_file.schema import (
     AUTO,
@@ -40,7 +40,6 @@ from schedsearch.workload_file.schema import (
     task_model,
 )
 from schedsearch.workload_file.yaml_source import PathKey, WorkloadFileError, YamlSource
-from schedsearch.workload_range import RANGE_TEXT, WorkloadRange
 
 _Model = TypeVar("_Model", bound=BaseModel)
 # From "kernels:matmul" and its arguments by name to the workload. It raises UsageError.
