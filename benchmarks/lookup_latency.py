@@ -100,7 +100,10 @@ def records(workload: Workload, rng: random.Random, count: int) -> Iterator[Reco
 
 
 def artifact(rng: random.Random) -> Artifact:
-    image = TensorMap("x", "float16", (64, 56, 56, 32), (128, 7168, 401408), (1,) * 4, lower=(-1, -1), upper=(-1, -1))
+    image = TensorMap(
+        "x", "float16", (64, 56, 56, 32), (128, 7168, 401408), (1,) * 4,
+        lower=(-1, -1), upper=(-1, -1), channels_per_pixel=64, pixels_per_column=128, swizzle_bytes=128,
+    )  # fmt: skip
     weight = TensorMap("weight", "float16", (576, 64), (1152,), (1, 1), box=(64, 64), swizzle_bytes=128)
     params = (image, weight, Pointer("bias"), Pointer("y"), *[Int32(i) for i in range(12)])
     step = Step("conv2d_wgmma", params, Grid(784, blocks_per_sm=1), 384, dynamic_shared_bytes=200_000, cluster=2)
