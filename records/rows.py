@@ -214,10 +214,7 @@ class RecordRow(Attempt):
     @property
     def label(self) -> str:
         """The workload's label; if the operator is not installed, its name and the beginning of the workload's id."""
-        try:
-            return self.workload.label
-        except WorkloadError:
-            return f"{self.op} {self.workload_id[:12]}"
+        return label_of(self.workload_id, self.op, self.workload_json)
 
     @property
     def problem(self) -> str:
@@ -288,6 +285,14 @@ class Best:
     def record(self) -> Record:
         """Raises WorkloadError if its operator is not installed."""
         return self.row.record()
+
+
+def label_of(workload_id: str, op: str, workload_json: str) -> str:
+    """The label of a stored workload; if its operator is not installed, its name and the beginning of the workload's id."""
+    try:
+        return _workload(workload_json).label
+    except WorkloadError:
+        return f"{op} {workload_id[:12]}"
 
 
 @functools.lru_cache(maxsize=4096)  # the same few workloads recur in every listing and file

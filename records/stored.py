@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -23,7 +23,7 @@ from schedsearch.records.damage import Damage, DamageLog
 from schedsearch.records.database import Database
 from schedsearch.records.evidence import thinned
 from schedsearch.records.reader import Reader
-from schedsearch.records.rows import Best, RecordRow
+from schedsearch.records.rows import Best, RecordRow, label_of
 from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.workload import Workload, WorkloadRange
 
@@ -100,19 +100,36 @@ class Stored:
         run: str | None = None,
         outcomes: Collection[Outcome] | None = None,
         *,
+        named: str | None = None,
+        order: Literal["newest", "fastest"] = "newest",
         limit: int | None = None,
     ) -> list[RecordRow]:
         """The matching records, the newest first. None matches everything. Operators need not be installed.
 
         Args:
-            limit: return at most this many, the newest.
+            named: only workloads whose label contains this text, in any case of letters, or whose id begins with it.
+            order: "fastest" puts those with the shortest time first, and those without one last.
+            limit: return at most this many, the first in this order.
         """
         query = queries.records().where(
             *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode, run=run)
         )
         if outcomes is not None:
             query = query.where(schema.record.c.outcome.in_([str(outcome) for outcome in outcomes]))
+        if named is not None:
+            query = query.where(schema.record.c.workload_id.in_(self._named(named)))
+        if order == "fastest":
+            query = query.order_by(schema.record.c.time_ns.is_(None), schema.record.c.time_ns)
         return self._read(query.order_by(schema.record.c.id.desc()).limit(limit))
+
+    def _named(self, text: str) -> list[str]:
+        """The ids of the workloads whose label contains a text, or that begin with it."""
+        stored = self.workloads().items()
+        return [
+            each
+            for each, (op, json) in stored
+            if each.startswith(text) or text.casefold() in label_of(each, op, json).casefold()
+        ]
 
     def records_after(self, record_id: int, *, run: str | None = None, limit: int | None = None) -> list[RecordRow]:
         """The records appended after a given one, the oldest first. Ask again with the last id to follow a live run.

@@ -16,12 +16,15 @@ from plugin_support import OPERATORS, TEMPLATES, install, install_toys
 
 from schedsearch import errors
 from schedsearch.cli import process
-from schedsearch.cli.main import COMMANDS, main
+from schedsearch.cli.main import COMMANDS, GROUPS, main
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
+from schedsearch.ops import operators
 from schedsearch.records.store import Store
 from schedsearch.template import load_template
 from schedsearch.workload import Workload
+from schedsearch.workload_file import load
+from schedsearch.workload_file.starter import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY_WORKLOAD = Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=3, s=3, dtype="float32")
@@ -38,6 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def commands(command: click.Command = main, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Every command that runs something, with its words."""
     if isinstance(command, click.Group):
+        if command.invoke_without_command:
+            yield path, command
         for name in command.list_commands(click.Context(command)):
             child = command.get_command(click.Context(command), name)
             assert child is not None
@@ -140,10 +145,72 @@ class TestHelp:
                 if isinstance(parameter, click.Option):
                     assert parameter.help, (path, parameter.name)
 
-    def test_every_command_is_in_the_list(self) -> None:
+    def test_every_command_is_in_the_list_with_a_whole_line(self) -> None:
         out = schedsearch("--help").stdout
-        assert all(name in out for name in COMMANDS)
+        assert all(re.search(rf"^  {name} +\S.*\.$", out, re.MULTILINE) for name in COMMANDS)
+        assert all(f"\n{group}:\n" in out for group in GROUPS)
         assert schedsearch("--version").exit_code == 0
+
+    def test_no_summary_is_cut_off_and_no_line_is_longer_than_80(self) -> None:
+        for group in ("", "records", "runs"):
+            out = schedsearch(*group.split(), "--help").stdout
+            assert "..." not in re.sub(r"NAME=LEAST\.\.MOST,\.\.\.|ARGS\]\.\.\.", "", out), group
+            assert max(map(len, out.splitlines())) <= 100, group
+            listed = out.partition("Commands:" if group else "Tune and look:")[2].splitlines()
+            assert listed and max(map(len, listed)) <= 80, group
+
+    def test_defaults_are_shown(self) -> None:
+        out = " ".join(schedsearch("records", "list", "--help").stdout.split())
+        assert "[default: records.db]" in out and "[default: 50]" in out and "[default: newest]" in out
+
+    def test_a_misspelt_command_suggests_the_right_one(self) -> None:
+        for wrong, right in (("tun", "tune"), ("recods", "records"), ("dashbord", "dashboard")):
+            result = schedsearch(wrong)
+            assert result.exit_code == 2 and f"did you mean {right!r}?" in result.stderr
+
+
+class TestInit:
+    """The file is for a person: it holds what its comments say, and it tunes as it stands."""
+
+    def test_the_file_is_complete_and_can_be_tuned(self) -> None:
+        assert schedsearch("init").exit_code == 0
+        text = Path("workload.yaml").read_text()
+        assert "tune workload.yaml" in text and detect("auto").name in text
+        planned = json.loads(schedsearch("tune", "workload.yaml", "--dry-run", "--json").stdout)
+        assert [task["name"] for task in planned["tasks"]] == ["my conv2d"]
+
+    @pytest.mark.parametrize("target", ["cpu", "h200"])
+    def test_every_example_is_a_task_and_names_every_key_of_its_operator(self, target: str) -> None:
+        names = [name for op in EXAMPLES for name in ("--op", op)]
+        assert schedsearch("init", "all.yaml", *names, "--target", target).exit_code == 0
+        file = load("all.yaml")
+        assert [task.workload.op for task in file.resolve(detect(target, presets=True)).tasks] == list(EXAMPLES)
+        for op, section in zip(EXAMPLES, Path("all.yaml").read_text().split("  - op: ")[1:], strict=True):
+            optional = {n for n, p in operators()[0][op].parameters().items() if p.size or "default" in p.schema}
+            assert all(re.search(rf"\b{name}: ", section) for name in optional), op
+
+    def test_what_is_commented_out_holds_as_it_stands(self) -> None:
+        """Every key of the file in force at once: defaults change nothing, names of templates and knobs are right."""
+        names = [name for op in EXAMPLES for name in ("--op", op)]
+        schedsearch("init", "all.yaml", *names, "--target", "cpu")
+        plain = load("all.yaml").resolve(detect("cpu"))
+        keys = "|".join(name for op in EXAMPLES for name, p in operators()[0][op].parameters().items() if not p.size)
+        text = re.sub(rf"(?m)^    # (({keys}|templates|weight): )", r"    \1", Path("all.yaml").read_text())
+        Path("all.yaml").write_text(text.replace("# restrict:", "restrict:"))
+        changed = load("all.yaml").resolve(detect("cpu"))
+        assert [task.workload for task in changed.tasks] == [task.workload for task in plain.tasks]
+        assert all(task.restrict and task.templates for task in changed.tasks)
+        assert schedsearch("tune", "all.yaml", "--dry-run", "--target", "cpu").exit_code == 0
+
+    def test_no_file_is_replaced_unless_asked(self) -> None:
+        Path("mine.yaml").write_text("mine")
+        result = schedsearch("init", "mine.yaml")
+        assert result.exit_code == 2 and "--force" in result.stderr and Path("mine.yaml").read_text() == "mine"
+        assert schedsearch("init", "mine.yaml", "--force").exit_code == 0
+
+    def test_an_operator_without_an_example_is_named_with_the_others(self) -> None:
+        result = schedsearch("init", "--op", "conv3d")
+        assert result.exit_code == 2 and "did you mean 'conv2d'?" in result.stderr and "softmax" in result.stderr
 
 
 class TestDocumentation:

@@ -16,30 +16,26 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 
 @click.command()
 @click.argument("model", metavar="MODEL.onnx", type=click.Path(dir_okay=False))
-@click.option("--db", metavar="FILE", default=DEFAULT_DB, show_default=True, help="Record store to read, and to tune into.")
+@click.option("--db", metavar="FILE", default=DEFAULT_DB, help="Record store to read, and to tune into.")
 @click.option(
     "--output", "-o", metavar="FILE", type=click.Path(dir_okay=False), help="Written. Default: MODEL.ssx, in this folder."
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float16", "bfloat16", "float32"]),
-    help="Format of numbers in floating point; default: the model's own.",
+    help="Floating-point dtype; default: the model's own.",
 )
-@click.option(
-    "--layout", type=click.Choice(["auto", "NHWC", "NCHW"]), default="auto", show_default=True, help="Of all images."
-)
+@click.option("--layout", type=click.Choice(["auto", "NHWC", "NCHW"]), default="auto", help="Of all images.")
 @click.option(
     "--io-layout",
     type=click.Choice(["NCHW", "NHWC"]),
     default="NCHW",
-    show_default=True,
     help="Of images that the caller gives and takes. NHWC: no conversion for callers with channels-last images.",
 )
 @click.option(
     "--weights",
     type=click.Choice(["inside", "reference"]),
     default="inside",
-    show_default=True,
     help="reference: those that the model's file has as they are stay there; it is needed to load.",
 )
 @click.option(
@@ -47,10 +43,8 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
     type=click.Choice(["onnxruntime"]),
     help="Nodes that no kernel computes run there, and it is needed to load the file; default: they are refused.",
 )
-@click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option(
-    "--mode", type=click.Choice(MODES), default=COLD_GRAPH, show_default=True, help="How the records' times were taken."
-)
+@click.option("--target", "selector", metavar="TARGET", default="auto", help="auto, cpu, cuda or cuda:N.")
+@click.option("--mode", type=click.Choice(MODES), default=COLD_GRAPH, help="How the records' times were taken.")
 @click.option(
     "--tune",
     "tune_s",
@@ -65,6 +59,7 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
     is_flag=True,
     flag_value=False,
     default=True,
+    show_default=False,
     help="Do not compare the network with the model, for models that neither ONNX Runtime nor onnx's evaluator runs.",
 )
 @click.option("--explain", "explained", is_flag=True, help="Print the plan: every kernel call, its kernel and its layouts.")

@@ -42,15 +42,12 @@ def _port(ctx: click.Context, param: click.Parameter, value: int) -> int:
 
 @click.command()
 @click.argument("files", metavar="[DB...]", nargs=-1, type=click.Path(dir_okay=False))
-@click.option(
-    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Any but a loopback one needs --token."
-)
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", help="Any but a loopback one needs --token.")
 @click.option(
     "--port",
     metavar="N",
     type=int,
     default=PORT,
-    show_default=True,
     callback=_port,
     help="If it is in use, the next free one.",
 )

@@ -19,9 +19,7 @@ from schedsearch.errors import NoRecordError
 @click.option("--db", metavar="FILE", help="Record store to read. Default: the workload file's, records.db.")
 @click.option("--target", "selector", metavar="TARGET", help=TARGET_HELP)
 @mode_option
-@click.option(
-    "--output", metavar="FILE", type=click.Path(dir_okay=False), default="kernels.db", show_default=True, help="Written."
-)
+@click.option("--output", metavar="FILE", type=click.Path(dir_okay=False), default="kernels.db", help="Written.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compile_(workload_file: str, db: str | None, selector: str | None, mode: str | None, output: str, as_json: bool) -> None:
     """Write the best kernels of the tasks in WORKLOAD.yaml to a small file for deployment.

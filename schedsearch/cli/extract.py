@@ -44,7 +44,7 @@ SHAPE_OPTION = click.option(
     help="Format of layers in floating point; default: the model's own.",
 )
 @click.option(
-    "--layout", "layouts", metavar="LAYOUT", multiple=True, default=("NHWC",), show_default=True,
+    "--layout", "layouts", metavar="LAYOUT", multiple=True, default=("NHWC",),
     help="Of images: NHWC, NCHW, NCHW32c ...; may be given several times.",
 )  # fmt: skip
 @SHAPE_OPTION

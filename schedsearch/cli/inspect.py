@@ -35,8 +35,8 @@ def resolve(workload_file: str, selector: str | None, kernel_files: tuple[str, .
 @kernels_option
 @click.option("--task", metavar="N", type=AtLeast(1), help="Only the N-th task of the file, from 1.")
 @click.option("--template", metavar="NAME", help="Only this template.")
-@click.option("--samples", metavar="N", type=AtLeast(0), default=3, show_default=True, help="Show random configurations.")
-@click.option("--seed", metavar="N", type=AtLeast(0), default=0, show_default=True, help="Seed of the samples.")
+@click.option("--samples", metavar="N", type=AtLeast(0), default=3, help="Show random configurations.")
+@click.option("--seed", metavar="N", type=AtLeast(0), default=0, help="Seed of the samples.")
 @click.option("--config", metavar="JSON", help="Say whether this configuration is legal, and why not, e.g. '{\"bm\": 64}'.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def space(

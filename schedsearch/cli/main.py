@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -23,24 +23,45 @@ from schedsearch.cli.damaged import raise_for_damage
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.text import MESSAGE_LIMIT, shortened
 
+
+class Command(NamedTuple):
+    """A command: where it is, and its line in `schedsearch --help`, which imports no command."""
+
+    location: str
+    summary: str
+
+
 # In the order of `--help`.
-COMMANDS = {
-    "extract": "schedsearch.cli.extract:extract",
-    "tune": "schedsearch.cli.tune:tune",
-    "build": "schedsearch.cli.build:build",
-    "run": "schedsearch.cli.run:run",
-    "space": "schedsearch.cli.inspect:space",
-    "templates": "schedsearch.cli.inspect:templates",
-    "records": "schedsearch.cli.records:records",
-    "compile": "schedsearch.cli.deploy:compile_",
-    "explain": "schedsearch.cli.deploy:explain",
-    "profile": "schedsearch.cli.profile:profile",
-    "replay": "schedsearch.cli.replay:replay",
-    "dashboard": "schedsearch.cli.dashboard:dashboard",
-    "report": "schedsearch.cli.dashboard:report",
-    "doctor": "schedsearch.cli.doctor:doctor",
-    "workload-schema": "schedsearch.cli.inspect:workload_schema",
+GROUPS = {
+    "Tune and look": {
+        "init": Command("schedsearch.cli.init:init", "Write a commented workload file to start from."),
+        "tune": Command("schedsearch.cli.tune:tune", "Search for fast configurations and record them."),
+        "space": Command("schedsearch.cli.inspect:space", "Show the knobs of each task and legal configurations."),
+        "runs": Command("schedsearch.cli.runs:runs", "List tuning runs, or compare two of them."),
+        "dashboard": Command("schedsearch.cli.dashboard:dashboard", "Show tuning runs in a browser."),
+        "report": Command("schedsearch.cli.dashboard:report", "Write the dashboard, or a table, to one file."),
+        "profile": Command("schedsearch.cli.profile:profile", "Read performance counters of the best GPU kernels."),
+        "replay": Command("schedsearch.cli.replay:replay", "Repeat a search over recorded spaces, without a device."),
+    },
+    "Records": {
+        "records": Command("schedsearch.cli.records:records", "List, move, verify and prune measurements."),
+    },
+    "Networks": {
+        "build": Command("schedsearch.cli.build:build", "Write an ONNX model as one file that runs here."),
+        "run": Command("schedsearch.cli.run:run", "Run such a file: time, layers, error against ONNX."),
+        "extract": Command("schedsearch.cli.extract:extract", "Write the layers of an ONNX model as a workload file."),
+    },
+    "Deploy": {
+        "compile": Command("schedsearch.cli.deploy:compile_", "Write the best kernels to a small file for deployment."),
+        "explain": Command("schedsearch.cli.deploy:explain", "Show which kernel deployment would use, and why."),
+    },
+    "Help": {
+        "doctor": Command("schedsearch.cli.doctor:doctor", "Show devices, versions, the database, and problems."),
+        "templates": Command("schedsearch.cli.inspect:templates", "List the kernel templates."),
+        "workload-schema": Command("schedsearch.cli.inspect:workload_schema", "Print the JSON Schema of workload files."),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 class Failure(click.ClickException):
@@ -127,9 +148,15 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[name].partition(":")
+        module, _, attribute = COMMANDS[name].location.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), command.summary) for name, command in commands.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
@@ -159,7 +186,7 @@ def _require_working_folder() -> None:
         ) from error
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="schedsearch")
 def main() -> None:
     """Find fast schedules of GPU and CPU kernels by measuring them, keep them, and serve the best.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from schedsearch.size_table import SizeTable
 
 
-@click.command("ranges")
+@click.command("ranges", short_help="List the kernels of ranges of sizes.")
 @db_option
 @target_option
 @json_option

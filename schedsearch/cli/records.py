@@ -7,7 +7,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -40,33 +40,40 @@ records.add_command(export)
 records.add_command(ranges)
 
 
-@records.command("list")
+@records.command("list", short_help="List records, newest first.")
 @db_option
 @click.option("--op", metavar="NAME", help="Only this operator.")
+@click.option("--workload", metavar="TEXT", help="Only workloads whose label contains TEXT, or whose id begins with it.")
 @target_option
 @click.option("--template", metavar="NAME", help="Only this template.")
 @click.option("--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only this outcome.")
 @click.option("--failed", is_flag=True, help="Only outcomes other than ok.")
 @click.option("--run", metavar="ID", help="Only this tuning run.")
-@click.option("--limit", metavar="N", type=AtLeast(1), default=50, show_default=True, help="Show at most this many.")
+@click.option("--sort", type=click.Choice(["newest", "fastest"]), default="newest", help="What comes first.")
+@click.option("--limit", metavar="N", type=AtLeast(1), default=50, help="Show at most this many.")
 @json_option
 def list_(
     db: str,
     op: str | None,
+    workload: str | None,
     selector: str | None,
     template: str | None,
     outcome: str | None,
     failed: bool,
     run: str | None,
+    sort: Literal["newest", "fastest"],
     limit: int,
     as_json: bool,
 ) -> None:
-    """List records, newest first."""
+    """List records, the newest first, or the fastest."""
     if failed and outcome is not None:
         raise click.UsageError("--failed and --outcome exclude each other; give one")
     outcomes = set(Outcome) - {Outcome.OK} if failed else {Outcome(outcome)} if outcome else None
     with open_store(db) as store:
-        rows = store.rows(op=op, target=target_key(selector), template=template, outcomes=outcomes, run=run, limit=limit)
+        rows = store.rows(
+            op=op, target=target_key(selector), template=template, outcomes=outcomes, run=run,
+            named=workload, order=sort, limit=limit,
+        )  # fmt: skip
     if as_json:
         render.echo_json([_listed(row) for row in rows])
         return
@@ -90,7 +97,7 @@ def list_(
         render.say(printable(note))
 
 
-@records.command()
+@records.command(short_help="Show everything about one record.")
 @click.argument("record_id", metavar="ID", type=int)
 @db_option
 @json_option
@@ -142,7 +149,7 @@ def show(record_id: int, db: str, as_json: bool) -> None:
     _note_problems([record])
 
 
-@records.command()
+@records.command(short_help="Compile a GPU record again and print its PTX.")
 @click.argument("record_id", metavar="ID", type=int)
 @db_option
 def ptx(record_id: int, db: str) -> None:
@@ -167,7 +174,7 @@ def ptx(record_id: int, db: str) -> None:
     render.say(text.expandtabs(4))
 
 
-@records.command()
+@records.command(short_help="List the best record of every task: what deployment serves.")
 @db_option
 @click.option("--op", metavar="NAME", help="Only this operator.")
 @target_option
@@ -215,7 +222,7 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
         render.note(f"kernels of {render.counted(of_ranges, 'range')} of sizes: schedsearch records ranges --db {db}")
 
 
-@records.command("import")
+@records.command("import", short_help="Add the records of a file: all of them or none.")
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
 @db_option
 @click.option(
@@ -237,7 +244,7 @@ def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool,
     print_counts(asdict(report), as_json, note=report.note)
 
 
-@records.command()
+@records.command(short_help="Add the records of other databases.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 @db_option
 @json_option
@@ -254,8 +261,8 @@ def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
     print_counts(asdict(report), as_json, note=report.note)
 
 
-@records.command()
-@click.option("--keep", metavar="K", type=AtLeast(1), default=1, show_default=True, help="Fastest per workload and target.")
+@records.command(short_help="Drop stored machine code except that of the fastest.")
+@click.option("--keep", metavar="K", type=AtLeast(1), default=1, help="Fastest per workload and target.")
 @db_option
 @json_option
 def prune(keep: int, db: str, as_json: bool) -> None:
@@ -270,9 +277,9 @@ def prune(keep: int, db: str, as_json: bool) -> None:
     print_counts(counts, as_json)
 
 
-@records.command()
+@records.command(short_help="Verify and time the best records of this device again.")
 @db_option
-@click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--target", "selector", metavar="TARGET", default="auto", help="auto, cpu, cuda or cuda:N.")
 @click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
 @click.option(
     "--sanitize",

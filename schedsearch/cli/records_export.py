@@ -14,7 +14,7 @@ from schedsearch.cli.stores import db_option, json_option, open_store, print_cou
 from schedsearch.records.formats import FORMATS
 
 
-@click.command()
+@click.command(short_help="Write records to a file.")
 @click.argument("file", metavar="[FILE]", type=click.Path(dir_okay=False), required=False)
 @db_option
 @click.option(

@@ -28,16 +28,15 @@ def _budgets(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(dir_okay=False))
-@click.option("--tuner", metavar="NAME", default="xgb", show_default=True, help="xgb, ga, annealing, random or grid.")
+@click.option("--tuner", metavar="NAME", default="xgb", help="xgb, ga, annealing, random or grid.")
 @click.option(
     "--evaluations",
     metavar="LIST",
     default="25,50,100,200,400",
-    show_default=True,
     callback=_budgets,
     help="Numbers of evaluations to look at.",
 )
-@click.option("--seeds", metavar="N", type=AtLeast(1), default=20, show_default=True, help="Runs per space.")
+@click.option("--seeds", metavar="N", type=AtLeast(1), default=20, help="Runs per space.")
 @click.option(
     "--warm",
     metavar="FILE",
@@ -47,7 +46,7 @@ def _budgets(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 )
 @click.option("--t1", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="T1 description of T4 results.")
 @click.option("--noise", is_flag=True, help="Answer with single recorded repetitions, drawn at random.")
-@click.option("--jobs", metavar="N", type=AtLeast(1), default=1, show_default=True, help="Processes.")
+@click.option("--jobs", metavar="N", type=AtLeast(1), default=1, help="Processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay(
     files: tuple[str, ...],

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--compare", metavar="onnx|MODEL.onnx", help="Show the error of every layer. onnx: the file that it was built from."
 )
-@click.option("--repeat", metavar="N", type=AtLeast(0), default=100, show_default=True, help="Runs to time; 0: none.")
+@click.option("--repeat", metavar="N", type=AtLeast(0), default=100, help="Runs to time; 0: none.")
 @click.option(
     "--size",
     "sizes",
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="A size that callers choose; default: that of the inputs given, otherwise the largest.",
 )
-@click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--target", "selector", metavar="TARGET", default="auto", help="auto, cpu, cuda or cuda:N.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def run(
     executable: str,

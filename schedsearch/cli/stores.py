@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def db_option(function: Any) -> Any:
-    return click.option("--db", metavar="FILE", default=DEFAULT_DB, show_default=True, help="Record store.")(function)
+    return click.option("--db", metavar="FILE", default=DEFAULT_DB, help="Record store.")(function)
 
 
 def json_option(function: Any) -> Any:

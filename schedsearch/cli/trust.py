@@ -10,7 +10,7 @@ from schedsearch.cli import render
 from schedsearch.text import printable
 
 
-@click.command()
+@click.command(short_help="Allow the kernels of a database to run on this machine.")
 @click.argument("file", metavar="[FILE]", type=click.Path(), required=False)
 @click.option("--list", "show", is_flag=True, help="Show the files whose kernels are trusted.")
 @click.option("--remove", is_flag=True, help="Trust the kernels of FILE no more. The file may be gone.")

@@ -64,7 +64,7 @@ class Duration(click.ParamType["float"]):
 @click.option(
     "--resume/--fresh",
     default=True,
-    help="Go on from earlier records, which count as trials and teach the model (default), or ignore them.",
+    help="Go on from earlier records, which count as trials and teach the model, or ignore them.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Check the file, print tasks, templates, space sizes and an estimate; touch nothing."

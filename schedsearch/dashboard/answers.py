@@ -20,6 +20,7 @@ from schedsearch.dashboard.replays import replay_view
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.task import task_view
 from schedsearch.dashboard.trial import trial_view
+from schedsearch.dashboard.views.compare import CompareView
 from schedsearch.dashboard.views.importance import ImportanceView
 from schedsearch.dashboard.views.overview import Overview, Side, TaskRow
 from schedsearch.dashboard.views.task import PairEffect
@@ -128,7 +129,7 @@ class Answers:
                     case "trial", [key]:
                         return self._trial(key)
                     case "compare", [a, b]:
-                        return to_json(compare_view(self._side(a), self._side(b), self._all_rows()))
+                        return to_json(self.compare(a, b))
                     case "records", []:
                         return to_json(records_view(self.sources, self._all_rows(), query or {}))
                     case "replay", []:
@@ -162,6 +163,11 @@ class Answers:
             raced_tasks=total.raced,
             trusted_tasks=total.trusted,
         )
+
+    def compare(self, a: str, b: str) -> CompareView:
+        """Two sides by their keys. Raises UnknownPathError if there is no such side."""
+        with self._lock:
+            return compare_view(self._side(a), self._side(b), self._all_rows())
 
     def sides(self) -> list[Side]:
         return [side for source in self.sources for side in overview.sides(source)]
@@ -258,7 +264,10 @@ class Answers:
 
     def _side(self, key: str) -> tuple[Source, Side]:
         source = self._source(key)
-        for side in overview.sides(source):
+        for side in (
+            *overview.sides(source),
+            *overview.run_sides(source),
+        ):  # the only run of a database is no side of its own
             if side.key == key:
                 return source, side
         raise UnknownPathError(f"there is nothing to compare under {key[:40]!r}")

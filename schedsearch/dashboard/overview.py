@@ -295,14 +295,18 @@ def sides(source: Source) -> list[Side]:
     found = [Side(source.key, "database", source.name)]
     if len(targets) > 1:
         found += [Side(target_key(source, target), "target", f"{source.name}: {target}") for target in targets]
+    runs = run_sides(source)
+    return found + (runs if len(runs) > 1 else [])
+
+
+def run_sides(source: Source) -> list[Side]:
+    """Each run that measured something."""
     measured = {run for progress in source.tasks.values() for run in progress.runs}
-    if len(measured) > 1:
-        found += [
-            Side(run_key(source, run["id"]), "run", f"{source.name}: run {run['id']}")
-            for run in source.runs
-            if run["id"] in measured
-        ]
-    return found
+    return [
+        Side(run_key(source, run["id"]), "run", f"{source.name}: run {run['id']}")
+        for run in source.runs
+        if run["id"] in measured
+    ]
 
 
 def tasks_of(source: Source, side: Side) -> set[tuple[str, str]]:

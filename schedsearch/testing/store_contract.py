@@ -373,6 +373,16 @@ class StoreContract(ABC):
         assert [row.id for row in store.rows(outcomes=set(Outcome) - {Outcome.OK})] == [second]
         assert store.rows(outcomes=()) == [] and store.rows(run="another") == []
 
+    def test_a_listing_is_of_the_workloads_that_a_text_names_and_can_begin_with_the_fastest(self, store: Store) -> None:
+        slow, fast = store.append(record(number=1, time_ns=2000.0)), store.append(record(number=2, time_ns=1000.0))
+        failed = store.append(record(number=3, outcome=Outcome.LAUNCH_ERROR))
+        other = store.append(replace(record(number=4, time_ns=1500.0), workload=conv(n=2)))
+        assert [row.id for row in store.rows(order="fastest")] == [fast, other, slow, failed]
+        assert [row.id for row in store.rows(order="fastest", limit=1)] == [fast]
+        assert [row.id for row in store.rows(named=conv(n=2).label.upper())] == [other]
+        assert [row.id for row in store.rows(named=conv(n=2).id[:8])] == [other]
+        assert len(store.rows(named="conv2d")) == 4 and store.rows(named="matmul") == []
+
     def test_what_was_appended_since_is_read_in_order(self, store: Store) -> None:
         ids = [store.append(record(number=number, run="ab"[number % 2])) for number in range(6)]
         assert [row.id for row in store.records_after(0)] == ids
