@@ -5,6 +5,7 @@
 # EXTRA   cu13, cu12 or nothing; the NVIDIA driver decides unless it is given
 # GPU_WORKERS  processes that run the tests on a GPU; 0: this one
 # TORCH   the PyTorch that test-integrations installs
+# EXTRAS  the extras that dist installs; all but those of a PyTorch unless they are given
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -35,7 +36,7 @@ DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-faults test-browser test-newest test-integrations test-gpu faults lint format types bench docs clean
+.PHONY: help setup quickstart test test-long test-faults test-browser test-newest test-integrations test-gpu faults lint format types bench docs site dist clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,7 +50,7 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 
 # One thread of OpenMP and BLAS, because the workers use all cores, and threads that wait for a core burn its time.
 test: $(DEV_STAMP) ## install, and run the tests that need no GPU and do not take long
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not long and not browser"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not long and not browser and not site"
 
 test-long: $(DEV_STAMP) ## compile samples of every template's space, and everything else that takes long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "long and not gpu and not integrations"
@@ -115,6 +116,14 @@ endif
 docs: $(DEV_STAMP) ## write the files that are generated from the code
 	$(BIN)/python scripts/generate.py
 
+# Zensical reads the same mkdocs.yml as mkdocs-material, whose maintenance ends. Both packages are young, so their versions are fixed.
+site: $(VENV)/.installed-site ## build the documentation in build/site/html, strictly, and test its links
+	$(BIN)/python scripts/site_pages.py
+	$(BIN)/pytest -m site
+
+dist: $(VENV)/.installed-dist ## build wheel and sdist in dist/, check both, and try each extra in an environment of its own
+	$(BIN)/python scripts/dist.py $(EXTRAS)
+
 clean: ## remove environments, build output and caches; keep databases
 	rm -rf $(VENV) $(INTEGRATIONS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
@@ -134,6 +143,14 @@ $(DEV_STAMP): $(MANIFESTS) | $(BIN)/python
 $(VENV)/.installed-browser: $(DEV_STAMP) scripts/setup_browser.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'playwright>=1.45'
 	$(BIN)/python scripts/setup_browser.py $(VENV)
+	touch $@
+
+$(VENV)/.installed-site: $(DEV_STAMP) Makefile
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check zensical==0.0.73 mkdocstrings-python==2.0.11
+	touch $@
+
+$(VENV)/.installed-dist: $(DEV_STAMP) Makefile
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6.1'
 	touch $@
 
 $(VENV)/.installed-newest: $(DEV_STAMP)

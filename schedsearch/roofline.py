@@ -106,7 +106,7 @@ def least_time_ns(workload: Workload, target_key: str, mode: str = COLD_GRAPH) -
         mode: of the measurement. Only `cold-graph-v1` finds operands in memory. Its sets fill 2.5 times the L2 cache, so
             that at most one cache's worth of a rotation is still there.
 
-    Example:
+    Examples:
         >>> from schedsearch import conv2d
         >>> least_time_ns(conv2d(n=1, h=8, w=8, c=16, k=16, r=1, s=1), "cuda:sm_90:132:NVIDIA H200")
         300.0

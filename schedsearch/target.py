@@ -64,7 +64,7 @@ class Target:
     def older_than(self, least: tuple[int, int]) -> str | None:
         """What to say of a GPU that lacks the instructions of compute capability `least`; None if it has them.
 
-        Example:
+        Examples:
             >>> PRESETS["a100"].older_than((9, 0))
             'compute capability is 8.0; allowed: 9.0 and later'
         """

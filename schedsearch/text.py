@@ -139,7 +139,7 @@ def storable_text(text: str, limit: int) -> str:
     its first fifth and its end; a note between them says how many characters were left out. Other text, and every result of
     this function, is returned unchanged.
 
-    Example:
+    Examples:
         >>> storable_text("half a pair: \\udc80", 100)
         'half a pair: \\\\udc80'
     """

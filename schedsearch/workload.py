@@ -174,7 +174,7 @@ class Workload(Generic[P]):
 
         Raises: as `WorkloadRange`.
 
-        Example:
+        Examples:
             >>> schedsearch.tune([workload.with_dynamic("n", 1, 64)])
             >>> kernel = schedsearch.compile(workload.with_dynamic("n", 1, 64))
         """

@@ -32,7 +32,7 @@ def dot_instruction(features: Mapping[str, bool] | None = None) -> str:
     Args:
         features: LLVM's names of what the processor has; default: those of the processor at hand.
 
-    Example:
+    Examples:
         >>> dot_instruction({"avx2": True, "sse2": True})
         'vpmaddwd'
     """

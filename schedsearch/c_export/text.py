@@ -40,7 +40,7 @@ _RESERVED = frozenset(
 def identifier(text: str) -> str:
     """The beginning of a C name for a string: lower-case letters, digits and underscores.
 
-    Example:
+    Examples:
         >>> identifier("conv2d 1x14x14x64 k64 3x3 p1 f16 NHWC")
         'conv2d_1x14x14x64_k64_3x3_p1_f16_nhwc'
     """
@@ -66,7 +66,7 @@ def check_prefix(prefix: str) -> None:
 def with_prefix(text: str, prefix: str) -> str:
     """Lets the names in a file of an export begin with another prefix. What stands in string literals stays.
 
-    Example:
+    Examples:
         >>> with_prefix('int schedsearch_run(void); /* see schedsearch.h */', "net")
         'int net_run(void); /* see net.h */'
     """

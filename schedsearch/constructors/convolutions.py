@@ -65,7 +65,7 @@ def conv2d(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"]).output.shape
         (1, 14, 14, 64)
         >>> packed = conv2d(
@@ -131,7 +131,7 @@ def depthwise_conv2d(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> depthwise_conv2d(n=1, c=64, h=56, w=56, r=3, s=3, padding=1, epilogue=["bias", "relu"]).output.shape
         (1, 56, 56, 64)
         >>> grad = depthwise_conv2d(n=1, c=64, h=56, w=56, r=3, s=3, padding=1, direction="grad_weight", layout="NCHW")
@@ -173,7 +173,7 @@ def dense(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> layer = dense(m=1, n=1000, k=2048, epilogue=["bias"])
         >>> [(array.name, array.shape) for array in (*layer.signature, layer.output)]
         [('x', (1, 2048)), ('weight', (1000, 2048)), ('bias', (1000,)), ('y', (1, 1000))]
@@ -213,7 +213,7 @@ def batch_matmul(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> scores = batch_matmul(b=12, m=128, n=128, k=64)
         >>> [(array.name, array.shape) for array in (*scores.signature, scores.output)]
         [('x', (12, 128, 64)), ('weight', (12, 128, 64)), ('y', (12, 128, 128))]

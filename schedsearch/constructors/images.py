@@ -48,7 +48,7 @@ def pool2d(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> pool2d(n=32, c=64, h=112, w=112, r=3, s=3, stride=2, padding=1).output.shape
         (32, 56, 56, 64)
         >>> pool2d(n=1, c=2048, h=7, w=7, r=7, s=7, mode="average", layout="NCHW").output.shape
@@ -89,7 +89,7 @@ def resize(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> resize(n=1, c=128, h=180, w=320, oh=360, ow=640, mode="linear").output.shape
         (1, 360, 640, 128)
     """
@@ -131,7 +131,7 @@ def dyn_resize(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> workload = dyn_resize(n=1, c=128, h=100, w=100, oh=200, ow=200, mode="linear")
         >>> [argument.name for argument in workload.signature]
         ['x', 'x_extents', 'sizes']
@@ -178,7 +178,7 @@ def roi_align(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> roi_align(n=1, c=256, h=200, w=304, rois=1000, oh=7, ow=7, spatial_scale=0.25).output.shape
         (1000, 7, 7, 256)
     """
@@ -209,7 +209,7 @@ def nms(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> nms(n=1, classes=80, boxes=1000, max_output=100, iou_threshold=0.5).outputs[0].shape
         (8000, 3)
     """

@@ -31,7 +31,7 @@ def transpose(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> transpose(x=(8, 56, 56, 64), permutation=(0, 3, 1, 2)).output.shape
         (8, 64, 56, 56)
     """
@@ -63,7 +63,7 @@ def depth_to_space(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> depth_to_space(n=1, c=48, h=720, w=1280, block=4, mode="CRD").output.shape
         (1, 3, 2880, 5120)
     """
@@ -95,7 +95,7 @@ def space_to_depth(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> space_to_depth(n=1, c=3, h=224, w=224, block=2, layout="NHWC").output.shape
         (1, 112, 112, 12)
     """
@@ -133,7 +133,7 @@ def strided_slice(
     Raises:
         WorkloadError: a stride is 0, an axis does not exist or is named twice, or lists have wrong lengths.
 
-    Example:
+    Examples:
         >>> strided_slice(x=(1, 224, 224, 3), begin=(0, 20, 20, 0), end=(1, 140, 140, 3)).output.shape
         (1, 120, 120, 3)
         >>> strided_slice(x=(10, 8), begin=(-1,), end=(None,), strides=(-3,), axes=(1,)).output.shape
@@ -172,7 +172,7 @@ def dyn_strided_slice(
     Raises:
         WorkloadError: lists have wrong lengths, an axis does not exist or is named twice, or mode size has strides.
 
-    Example:
+    Examples:
         >>> [argument.name for argument in dyn_strided_slice(x=(64, 1024)).signature]
         ['x', 'begin', 'end', 'strides']
     """
@@ -193,7 +193,7 @@ def concat(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> concat(x=[(1, 64, 28, 28), (1, 32, 28, 28)], axis=1).output.shape
         (1, 96, 28, 28)
     """
@@ -226,7 +226,7 @@ def pad(
     Raises:
         WorkloadError: an axis does not exist or is named twice, more is cut than x has, or the dtype does not hold `value`.
 
-    Example:
+    Examples:
         >>> pad(x=(1, 56, 56, 64), before=(1, 1), after=(2, 2), axes=(1, 2)).output.shape
         (1, 59, 59, 64)
     """
@@ -258,7 +258,7 @@ def layout_transform(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> layout_transform(n=1, c=48, h=7, w=7, layout="NCHW", to="NCHW32c", dtype="int8").output.shape
         (1, 2, 7, 7, 32)
         >>> layout_transform(o=64, i=3, h=7, w=7, layout="OIHW", to="OHWI").output.shape
@@ -284,7 +284,7 @@ def fill_margin(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> fill_margin(x=(4, 800, 800, 64), margin=(0, 1, 1, 0)).label
         'fill_margin 4x800x800x64 margin 0,1,1,0 f16'
     """

@@ -39,7 +39,7 @@ def elementwise(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> inputs = ["a", ("scale", "float32", (64,)), "b"]
         >>> layer = elementwise(y=(1, 56, 56, 64), expression="relu(a*scale+b)", inputs=inputs)
         >>> layer.expression, layer.signature[1].shape
@@ -60,7 +60,7 @@ def softmax(*, x: Sequence[int], axis: int = -1, log: bool = False, dtype: str =
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> softmax(x=(32, 1000)).label
         'softmax 32x1000 f16'
     """
@@ -89,7 +89,7 @@ def layer_norm(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> layer_norm(x=(1, 56, 56, 96)).label
         'layer_norm 1x56x56x96 f16+bias'
     """

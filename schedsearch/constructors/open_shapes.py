@@ -23,7 +23,7 @@ def arange(*, bound: int, dtype: str = "int64") -> Workload[ArangeParams]:
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> [argument.name for argument in arange(bound=100).signature]
         ['start', 'limit', 'delta']
     """
@@ -49,7 +49,7 @@ def expand(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> expand(x=(1, 8), bound=(100, 8)).outputs[0].shape
         (100, 8)
     """
@@ -70,7 +70,7 @@ def reshape(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> [argument.name for argument in reshape(x=(100, 8), bound=(800,), dynamic=("x",)).signature]
         ['x', 'x_extents', 'shape']
     """
@@ -89,7 +89,7 @@ def where(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> where(c=(100, 1), a=(100, 8), b=(1,)).outputs[0].shape
         (100, 8)
     """
@@ -108,7 +108,7 @@ def dyn_concat(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> dyn_concat(x=[(100, 8), (50, 8)], dynamic=("x0", "x1")).outputs[0].shape
         (150, 8)
     """

@@ -43,7 +43,7 @@ def gather(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> gather(x=(1000, 256), indices=(8, 32)).output.shape
         (8, 32, 256)
     """
@@ -80,7 +80,7 @@ def scatter(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> scatter(x=(64, 80), indices=(10, 1), by="tuples").output.shape
         (64, 80)
     """
@@ -110,7 +110,7 @@ def topk(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> [output.shape for output in topk(x=(8, 1000), k=5).outputs]
         [(8, 5), (8, 5)]
     """
@@ -132,7 +132,7 @@ def unique(
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> [output.shape for output in unique(x=(4, 5)).outputs[:4]]
         [(20,), (20,), (20,), (20,)]
     """
@@ -149,7 +149,7 @@ def nonzero(*, x: Sequence[int], dtype: str = "float32") -> Workload[NonZeroPara
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
-    Example:
+    Examples:
         >>> [output.shape for output in nonzero(x=(4, 5)).outputs]
         [(2, 20), (2,)]
     """

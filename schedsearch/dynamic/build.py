@@ -102,7 +102,7 @@ def build_dynamic(
         NoRecordError: `strict`, and records are missing; or no kernel runs a workload. The message lists them.
         DatabaseError, DeviceError: the database, the file or the device cannot be used.
 
-    Example:
+    Examples:
         >>> net = schedsearch.build_dynamic("resnet50.onnx", {"n": (1, 64)}, out="resnet50.ssx")
         >>> y = net(x)  # of 1 to 64 images
     """

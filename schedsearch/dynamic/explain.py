@@ -13,7 +13,7 @@ def explain(program: DynamicProgram) -> str:
 
     A bounded run copies nothing to the host, waits for nothing and allocates nothing.
 
-    Example:
+    Examples:
         >>> from schedsearch import dyn_strided_slice
         >>> from schedsearch.dynamic.graph import DynamicGraph
         >>> graph = DynamicGraph()

@@ -36,7 +36,7 @@ __all__ = ["DynamicCall", "DynamicGraph", "DynamicProgram", "DynamicValue", "Seg
 class DynamicGraph:
     """Builds a `DynamicProgram`: call `input`, `call` and `output`, then `program`.
 
-    Example:
+    Examples:
         >>> from schedsearch import dyn_strided_slice
         >>> graph = DynamicGraph()
         >>> x = graph.input("x", (64, 1024), "float16")

@@ -103,7 +103,7 @@ def build(
         NoRecordError: `strict`, and records are missing; or no kernel runs a workload. The message lists them.
         DatabaseError, DeviceError: the database, the file or the device cannot be used.
 
-    Example:
+    Examples:
         >>> net = schedsearch.build("resnet50.onnx", db="records.db", dtype="float16", out="resnet50.ssx")
         >>> y = net(x)
     """

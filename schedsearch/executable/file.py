@@ -65,7 +65,7 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
         SchemaVersionError: a later version of schedsearch wrote it.
         DeviceError: the file is for another kind of device, or the device cannot be used.
 
-    Example:
+    Examples:
         >>> with schedsearch.load("model.ssx") as net:
         ...     y = net(x)
     """

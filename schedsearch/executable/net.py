@@ -84,7 +84,7 @@ class Net(abc.ABC):
 
     A net has memory of its own for what it computes: do not run it on two streams at once.
 
-    Example:
+    Examples:
         >>> net = schedsearch.load("model.ssx")
         >>> y = net(x)
 

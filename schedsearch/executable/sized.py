@@ -277,7 +277,7 @@ class SizedNet(Net):
         name: of the dimension that callers choose.
         sizes: the sizes.
 
-    Example:
+    Examples:
         >>> net = schedsearch.load("resnet50.ssx")  # built with --dynamic n=1..64
         >>> y = net(x)  # of 1 to 64 images
     """

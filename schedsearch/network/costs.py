@@ -85,7 +85,7 @@ class RecordCosts:
             node are raised by `NOT_FIRST`.
         check: returns why no kernel runs a workload on the target, or ""; default: asks the templates.
 
-    Example:
+    Examples:
         >>> cost = RecordCosts(None, PRESETS["h200"])(conv2d(n=1, h=14, w=14, c=256, k=256, r=3, s=3, padding=1))
         >>> cost.origin, cost.reason
         ('roofline', '4 times its roofline; there is no record of another conv2d')

@@ -51,7 +51,7 @@ class Elimination:
         states: a state for each variable that reaches it.
         largest: entries of the largest table.
 
-    Example:
+    Examples:
         >>> found = Elimination([2, 2], [((0,), np.array([1.0, 0.0])), ((0, 1), np.array([[0.0, 5.0], [3.0, 2.5]]))])
         >>> found.cost, found.states, found.least(1).tolist()
         (1.0, (0, 0), [1.0, 2.5])

@@ -95,7 +95,7 @@ def explain(network: Network, plan: Plan, costs: Costs, choices: Choices | None 
     Raises:
         UnsupportedError: the network has no plan.
 
-    Example:
+    Examples:
         >>> print(explain(network, plan, costs))
         Predicted: 12.50 us for 2 kernels and 1 conversion of layouts.
         All times were measured.

@@ -18,7 +18,7 @@ def memory_order(value: Value, layout: str) -> tuple[tuple[str, int, int], ...]:
 
     Two layouts with the same order hold the same bytes: NCHW and NHWC if C is 1, NCHW32c and NHWC if C is 32.
 
-    Example:
+    Examples:
         >>> memory_order(Value("x", "NCHW", (8, 32, 1, 1), "int8"), "NCHW32c")
         (('N', 1, 8), ('C', 1, 32))
     """

@@ -34,7 +34,7 @@ def best_plan(network: Network, costs: Costs, layout: str = AUTO, choices: Choic
     Raises:
         UnsupportedError: a node has no way that a kernel can run, or no kernel does a conversion that is needed.
 
-    Example:
+    Examples:
         >>> plan = best_plan(network, RecordCosts(lookup, target))
         >>> [f"{each.value}: {each.x} to {each.y}" for each in plan.conversions]
         ['input: NCHW to NHWC']

@@ -25,7 +25,7 @@ def export(module: Any, example: Any) -> ir.Model:
         ModelError: torch, onnx-ir or onnxscript is not installed, the module cannot be exported or returns other things than
             tensors, or its graph cannot be compiled.
 
-    Example:
+    Examples:
         >>> network = lower(export(module, torch.randn(1, 3, 224, 224)), dtype="float16")
     """
     return simplified(exported(module, example).model, type(module).__name__)

@@ -53,7 +53,7 @@ class Domain:
         ordered: `values` are the argument's elements in their order, repeated; nothing is drawn.
         second: what verification draws when it replaces an argument's numbers by others; None: from the same domain.
 
-    Example:
+    Examples:
         >>> Domain(range(-2, 3)).second_moment
         2.0
     """

@@ -58,7 +58,7 @@ class ShapeFunction:
     Raises:
         OperatorError: a function is not integer Python, or its parameters are not those that `needs` declares.
 
-    Example:
+    Examples:
         >>> def extent(axis, x, repeats):
         ...     return x[axis] * repeats[0] if axis == 0 else x[axis]
         >>> tile = ShapeFunction({"x": Dependence.SHAPE, "repeats": Dependence.VALUE}, extent)

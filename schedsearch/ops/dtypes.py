@@ -132,7 +132,7 @@ def dtype(name: str) -> DType:
     Raises:
         UsageError: no format has this name.
 
-    Example:
+    Examples:
         >>> dtype("bfloat16").nbytes
         2
     """
@@ -150,7 +150,7 @@ def from_library(name: str) -> str:
     A library may use one of our names for another format: `float8_e4m3` of ml_dtypes has infinities; ours is called
     `float8_e4m3fn` there.
 
-    Example:
+    Examples:
         >>> from_library("float8_e4m3fn")
         'float8_e4m3'
         >>> from_library("float8_e4m3")

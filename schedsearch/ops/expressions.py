@@ -252,7 +252,7 @@ def parse_expression(text: str) -> Expression:
     Raises:
         ExpressionError: it is too long or too deep, not an expression, or calls something that is not known.
 
-    Example:
+    Examples:
         >>> parse_expression("relu( (a+b) )*2").text
         'relu(a + b) * 2'
     """

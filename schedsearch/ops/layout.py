@@ -47,7 +47,7 @@ class Layout:
         Raises:
             UsageError: the word is not a layout; the message says why.
 
-        Example:
+        Examples:
             >>> Layout.parse("NCHW32c").shape({"N": 1, "C": 48, "H": 7, "W": 7})
             (1, 2, 7, 7, 32)
         """
@@ -68,7 +68,7 @@ class Layout:
     def units(self, axis: str) -> tuple[int, ...]:
         """How far an index along an axis moves for one step of each dimension of this axis, outermost first.
 
-        Example:
+        Examples:
             >>> Layout.parse("OIHW8i16o2i").units("I")
             (16, 2, 1)
         """

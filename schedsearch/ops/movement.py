@@ -122,7 +122,7 @@ class Movement:
         boxes: disjoint parts of y that cover it; none if y is empty.
         fill: the bits of an element that is not in x.
 
-    Example:
+    Examples:
         >>> from schedsearch import transpose
         >>> workload = transpose(x=(2, 3, 4), permutation=(2, 0, 1), dtype="float32")
         >>> (box,) = workload.definition.movement(workload.params).boxes
@@ -177,7 +177,7 @@ def permuted(x: str, shape: Sequence[int], order: Sequence[int], in_y: Sequence[
     Args:
         in_y: strides of y, if it is not an array of its own.
 
-    Example:
+    Examples:
         >>> [(factor.extent, factor.x, factor.y) for factor in permuted("x", (2, 3, 4), (0, 2, 1)).factors]
         [(2, 12, 12), (4, 1, 3), (3, 4, 1)]
     """

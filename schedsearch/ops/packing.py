@@ -31,7 +31,7 @@ def pack(x: Any, layout: str, *, from_layout: str | None = None, **extents: int)
         UsageError: a layout is not one, or the two have different axes; or an axis of `extents` does not exist.
         ArgumentError: `x` is not an array, has elements of another size, or its shape does not match `from_layout`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> x = np.arange(6, dtype=np.int8).reshape(1, 6, 1, 1)
         >>> packed = pack(x, "NCHW4c")
@@ -61,7 +61,7 @@ def unpack(x: Any, layout: str, *, to_layout: str | None = None, **extents: int)
         UsageError: a layout is not one, or the two have different axes; or an axis of `extents` does not exist.
         ArgumentError: `x` is not an array, has elements of another size, or its shape does not match `layout` and `extents`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> x = np.arange(6, dtype=np.int8).reshape(1, 6, 1, 1)
         >>> unpack(pack(x, "NCHW4c"), "NCHW4c", c=6).ravel().tolist()

@@ -77,7 +77,7 @@ class Params(Mapping[str, Any]):
         Raises:
             TypeError: they are those of another operator.
 
-        Example:
+        Examples:
             >>> from schedsearch import softmax
             >>> from schedsearch.ops.softmax import SoftmaxParams
             >>> SoftmaxParams.of(softmax(x=(32, 1000)).params).axis

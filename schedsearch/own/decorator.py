@@ -90,7 +90,7 @@ def tunable(
     Raises:
         UsageError: a knob, rule or name does not fit the function; the text says which, and what is allowed.
 
-    Example:
+    Examples:
         >>> @schedsearch.tunable(
         ...     knobs={"threads": (128, 256, 512)}, block=lambda k: k.threads,
         ...     grid=lambda x, k: -(-x.size // k.threads), outputs=["y"], reference=lambda x: 2 * x)
@@ -192,7 +192,7 @@ class Tunable:
         Raises:
             UsageError: as `schedsearch.tunable`; or the name or the arguments do not fit.
 
-        Example:
+        Examples:
             >>> @double.alternative(knobs={"each": (2, 4)}, block=256, grid=lambda x, k: -(-x.size // (256 * k.each)))
             ... def double_several(x, y, *, each):
             ...     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):

@@ -282,7 +282,7 @@ def output_like(workload: Workload, form: str = "plain") -> tuple[OutputLike, ..
     Raises:
         ArgumentError: the form does not exist.
 
-    Example:
+    Examples:
         >>> workload = schedsearch.Workload.conv2d(n=1, h=8, w=8, c=16, k=32, r=1, s=1)
         >>> output_like(workload, "channels_last")
         (OutputLike(name='y', shape=(1, 32, 8, 8), strides=(2048, 1, 256, 32), dtype='float16'),)

@@ -73,7 +73,7 @@ class KernelCache:
         UsageError: an unknown level.
         DatabaseError, DeviceError: the database cannot be used, or the device does not exist.
 
-    Example:
+    Examples:
         >>> with schedsearch.KernelCache("records.db", "cuda") as kernels:
         ...     y = kernels.kernel(workload)(x, weight)
     """

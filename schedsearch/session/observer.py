@@ -205,7 +205,7 @@ class Observer:
 
     An exception in an observer ends the run; the store already has everything that was measured.
 
-    Example:
+    Examples:
         class Curve(schedsearch.Observer):
             def on_best(self, event):
                 print(f"{event.elapsed_s:.0f} s: {event.workload.label} takes {event.time_ns / 1e3:.1f} us")

@@ -26,7 +26,7 @@ def dump(tasks: Iterable[Task], *, comment: str = "") -> str:
     Raises:
         ValueError: there are no tasks.
 
-    Example:
+    Examples:
         >>> from schedsearch import Workload
         >>> layer = Workload.conv2d(n=1, h=56, w=56, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
         >>> print(dump([Task(layer, weight=3, name="conv1")]), end="")

@@ -40,7 +40,7 @@ class Spread:
     @classmethod
     def of(cls, read: Read, y: Sequence[int]) -> Spread:
         """
-        Example:
+        Examples:
             >>> Spread.of(Read("a", "float16", (8, 1, 1)), (2, 8, 7, 7)).runs
             (Run(extent=2, step=0), Run(extent=8, step=1), Run(extent=49, step=0))
             >>> Spread.of(Read("a", "float16", (9, 1), (9, 4), (0, 2), (1, 1)), (9, 1))

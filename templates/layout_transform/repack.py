@@ -44,7 +44,7 @@ _BLOCKS = Knob("blocks_per_sm", (0, 2, 4, 8, 16), "blocks that loop over the wor
 class Repack:
     """A change of layout and the device that makes it.
 
-    Example:
+    Examples:
         >>> from schedsearch.target import PRESETS
         >>> sizes = {"N": 8, "C": 48, "H": 56, "W": 56}
         >>> repack = Repack.of(Layout.parse("NHWC"), Layout.parse("NCHW"), sizes, 1, PRESETS["h200"])

@@ -162,7 +162,7 @@ def folded(*blocks: int) -> int:
 
     CUDA allows 65,535 blocks along y and z, and 2**31 - 1 along x.
 
-    Example:
+    Examples:
         >>> folded(3, 70000)
         210000
     """
@@ -176,7 +176,7 @@ def unfolded(block: int, blocks_x: int, blocks_y: int) -> tuple[int, int, int]:
         block: its number along x.
         blocks_x, blocks_y: blocks along the first two axes.
 
-    Example:
+    Examples:
         >>> unfolded(7, 3, 2)
         (1, 0, 1)
     """

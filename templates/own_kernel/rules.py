@@ -19,7 +19,7 @@ def predicate(rule: str, knobs: Collection[str]) -> Callable[[Mapping[str, Any]]
     Raises:
         UsageError: the rule is not an expression, or names something that is not a knob.
 
-    Example:
+    Examples:
         >>> predicate("tile * tile <= 1024", ["tile"])({"tile": np.array([16, 64])})
         array([ True, False])
     """

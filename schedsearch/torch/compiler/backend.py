@@ -116,7 +116,7 @@ def schedsearch(
         TypeError, UsageError, DatabaseError: as `Options.of`. torch.compile raises them in the first call, within its own
             BackendCompilerFailed.
 
-    Example:
+    Examples:
         >>> fast = torch.compile(model, backend="schedsearch", options={"db": "records.db"})
     """
     chosen = Options.of({**(options or {}), **({} if mode is None else {"mode": mode})})

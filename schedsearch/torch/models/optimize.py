@@ -69,7 +69,7 @@ def optimize_(
     `copy.deepcopy` work as before, and weights may change at any time. Kernels serve calls like the example, in evaluation
     mode and without autograd; any other call runs exactly as before. `torch.compile(model)` has no graph breaks.
 
-    Call it again with another example to serve that shape as well. `revert_` undoes it.
+    Call it again with another example to serve that shape as well. `revert_` undoes it. An error leaves the model as it was.
 
     Args:
         model: in evaluation mode, on a GPU or the CPU, in float16, bfloat16 or float32. Convert it to
@@ -98,9 +98,7 @@ def optimize_(
             can be made there.
         DeviceError, Interrupted: of the tuning, if `tune`.
 
-        After any of them the model is as it was.
-
-    Example:
+    Examples:
         >>> model = torchvision.models.resnet50().eval().half().cuda().to(memory_format=torch.channels_last)
         >>> print(schedsearch.torch.optimize_(model, x, db="records.db", tune=True))
         >>> model = torch.compile(model)

@@ -80,7 +80,7 @@ def conv2d(
     Raises:
         ArgumentError: arguments that do not fit each other.
 
-    Example:
+    Examples:
         >>> y = conv2d(x, weight, bias, padding=1, activation="relu")
     """
     if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)):
@@ -280,7 +280,7 @@ def layout_transform(x: torch.Tensor, layout: str, to: str, sizes: Sequence[int]
     Raises:
         ArgumentError, UsageError: a string is not a layout, or x does not have this one.
 
-    Example:
+    Examples:
         >>> layout_transform(torch.zeros(1, 48, 7, 7), "NCHW", "NCHW32c").shape
         torch.Size([1, 2, 7, 7, 32])
     """

@@ -127,7 +127,7 @@ class use:
         UsageError: an unknown level, or an empty `db` or `allow`.
         DatabaseError: `db` is a folder, or is missing while every allowed level needs one.
 
-    Example:
+    Examples:
         >>> import schedsearch.torch as sst
         >>> sst.use("records.db")
         >>> y = sst.conv2d(x, weight, bias, padding=1, activation="relu")

@@ -71,7 +71,7 @@ def text(
 ) -> str:
     """The parameters of a convolution as one text, which PyTorch hands over sooner than lists.
 
-    Example:
+    Examples:
         >>> text((1, 1), (1, 1, 1, 1), (1, 1), epilogue="bias,relu")
         'stride=1,1 padding=1,1,1,1 dilation=1,1 epilogue=bias,relu'
     """
