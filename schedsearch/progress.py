@@ -210,8 +210,8 @@ class Display:
             self._beat()
         self.refresh()
 
-    def show(self, panel: Panel | None) -> None:
-        """Shows a panel in place of a stage; None: the stage again."""
+    def show(self, panel: Panel) -> None:
+        """Shows a panel in place of a stage, until the next stage."""
         with self.lock:
             self._panel = panel
             self._beat()

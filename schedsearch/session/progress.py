@@ -99,7 +99,7 @@ class RunProgress(Observer):
         self._display.refresh()
 
     def on_end(self, summary: RunSummary) -> None:
-        self._display.show(None)
+        self._display.stage("ending the processes of the run")
 
     # What is shown
 
