@@ -34,7 +34,7 @@ import torch_common
 
 import schedsearch
 from schedsearch.executable.fixed import FixedNet
-from schedsearch.executable.sized import SizedNet, StoredParts
+from schedsearch.executable.sized import SizedNet, StoredBundle
 from schedsearch.workload import between
 
 STAGES = {"build": 5.0, "sizes": 1.0, "alone": 6.0}  # with their shares of a case's time
@@ -88,10 +88,10 @@ class Case:
         given = {**self.given, "out": self.file}
         with schedsearch.build_dynamic(self.model, {"n": (1, self.most)}, tune_s=tune_s or None, **given) as net:
             assert isinstance(net, SizedNet)
-            parts, calls = net.parts, len(net.kernels)
+            bundle, calls = net.bundle, len(net.kernels)
             untuned = sum(kernel.level != "exact" for kernel in net.kernels)
-            codes = {call.artifact for n in net.sizes for call in parts.table.at(n).calls}
-            programs = len(parts.table.json)
+            codes = {call.artifact for n in net.sizes for call in bundle.table.at(n).calls}
+            programs = len(bundle.table.json)
             found = {"build_s": time.perf_counter() - started, "tune_s": tune_s, "calls": calls, "untuned": untuned}
             weights = sum(_weights(net).values())
         nbytes = self.file.stat().st_size
@@ -102,7 +102,7 @@ class Case:
 
     def at_sizes(self, turn: stages.Turn) -> dict[str, Any]:
         with self._table() as net:
-            assert isinstance(net, SizedNet) and isinstance(net.parts, StoredParts)
+            assert isinstance(net, SizedNet) and isinstance(net.bundle, StoredBundle)
             for n in self.sizes:
                 turn.tell({f"table_{n}_us": self._time(net.at(n), self._input(n))})
         return {}
@@ -140,7 +140,7 @@ class Case:
 
 def _weights(net: SizedNet) -> dict[str, int]:
     """Digest of each weight of any size -> its bytes."""
-    programs = [net.parts.table.at(n) for n in net.sizes]
+    programs = [net.bundle.table.at(n) for n in net.sizes]
     return {
         sha256: program.arrays[number].nbytes
         for program in programs

@@ -114,7 +114,7 @@ def captured(enqueue: Callable[[Any], Any]) -> Callable[[], None]:
 
 def kernel_alone(net: DynamicNet, arrays: dict[str, Any]) -> Callable[[int], None]:
     """Launches the slice without the kernel of sizes before it."""
-    (loaded,) = net.kernels.values()
+    (loaded,) = net._loaded.kernels.values()
     arrays["y"] = torch.empty_like(arrays["x"])
     arrays["y_extents"] = torch.empty(len(SHAPE), dtype=torch.int64, device="cuda")
     workload = schedsearch.dyn_strided_slice(x=SHAPE)

@@ -25,10 +25,11 @@ from schedsearch.errors import (
     UsageError,
 )
 from schedsearch.executable.assemble import Executable, assemble
-from schedsearch.executable.file import load, save
+from schedsearch.executable.file import load
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.program import ChosenKernel, Origin, Program
 from schedsearch.executable.schedule import schedule
+from schedsearch.executable.stored import save
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
 from schedsearch.network.graph import Network, Node, Value, View
 from schedsearch.network.plan import first_plan

@@ -26,8 +26,9 @@ import schedsearch
 from schedsearch.errors import DatabaseError, SchemaVersionError
 from schedsearch.executable.assemble import Executable
 from schedsearch.executable.check import ProgramError, check
-from schedsearch.executable.file import load, save
+from schedsearch.executable.file import load
 from schedsearch.executable.program import Program, seal, unseal
+from schedsearch.executable.stored import save
 from schedsearch.executable.written import Written
 from schedsearch.fields import FieldError, read
 from schedsearch.identity import canonical_json
@@ -149,7 +150,7 @@ import numpy as np, schedsearch
 from schedsearch.device import open_device
 from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.executable.check import check, readable
-from schedsearch.executable.file import Stored
+from schedsearch.executable.stored import Stored
 from schedsearch.executable.fixed import FixedNet
 x, y = np.ones((1, 8, 6, 6), np.float32), np.load(sys.argv[2])
 for line in sys.stdin:

@@ -24,10 +24,11 @@ import schedsearch
 from schedsearch.device import open_device
 from schedsearch.errors import ArgumentError, DatabaseError, UsageError
 from schedsearch.executable.build import build
-from schedsearch.executable.file import load, save
+from schedsearch.executable.file import load
 from schedsearch.executable.onnx_runtime import OnnxModel
 from schedsearch.executable.program import Call, Foreign, Origin, Program, unseal
 from schedsearch.executable.segments import Segments
+from schedsearch.executable.stored import save
 from schedsearch.network.graph import Network, Subgraph, Value
 
 onnx = pytest.importorskip("onnx")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.device import BoundKernel
+from schedsearch.dynamic.loaded import WORD, LoadedProgram
 from schedsearch.dynamic.program import DynamicCall, DynamicProgram, Segment
-from schedsearch.dynamic.run import WORD, Result, Run
+from schedsearch.dynamic.run import Result, Run
 from schedsearch.errors import IndexRangeError
 from schedsearch.ops.dependence import EXTENTS, check_bound
 from schedsearch.ops.size_steps import KINDS
@@ -19,7 +20,6 @@ from schedsearch.runtime.streams import raw_stream
 
 if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
-    from schedsearch.dynamic.net import DynamicNet
 
 
 def independent_calls(program: DynamicProgram, segment: Segment) -> int:
@@ -54,11 +54,11 @@ class BoundNet:
     `step()` runs it, `results` are its outputs, `check()` reports mistakes, and `sliced()` gives what counts of the outputs.
     """
 
-    def __init__(self, net: DynamicNet, run: Run, overlapped: bool = False) -> None:
+    def __init__(self, net: LoadedProgram, run: Run, overlapped: bool = False) -> None:
         self._net, self._run = net, run
         on_cuda = net.device.target.kind == "cuda"
         program = net.program
-        net.send(run)
+        run.send()
         block, run.block = run.new("sizes", (program.words,), "int64")
         self._block = block  # the kernels write there as long as this run lives, whether or not a result shows part of it
         net.device.copy(run.block, net.sizes, WORD * program.words)
@@ -68,10 +68,10 @@ class BoundNet:
         # for each segment the kernel of sizes, the calls that run beside it, and the others
         self._stages: list[tuple[BoundKernel | None, list[BoundKernel], list[BoundKernel]]] = []
         for number, segment in enumerate(program.segments):
-            sizes = net.bind_sizes(number, run, True)
+            sizes = run.bind_sizes(number, True)
             free = independent_calls(program, segment) if overlapped and on_cuda and sizes is not None else 0
-            beside = [net.bind_call(call, run, self._unread_extents(call)) for call in segment.calls[:free]]
-            self._stages.append((sizes, beside, [net.bind_call(call, run) for call in segment.calls[free:]]))
+            beside = [run.bind_call(call, self._unread_extents(call)) for call in segment.calls[:free]]
+            self._stages.append((sizes, beside, [run.bind_call(call) for call in segment.calls[free:]]))
         self.results = tuple(run.result(name, block) for name in program.outputs)
         pairs = tuple((each.array, each.extents) for each in self.results)
         self._returned = pairs[0] if len(pairs) == 1 else pairs
@@ -105,7 +105,7 @@ class BoundNet:
 
     def step(self, stream: Any = None) -> tuple[Result, ...]:
         """Enqueues a run; on a CPU it returns when the results are complete."""
-        handle = raw_stream(stream, self._run.library, self._net._kind)
+        handle = raw_stream(stream, self._run.library, self._net.kind)
         announce(self._written)
         if self._graph is not None:
             self._graph.launch(handle)
@@ -134,10 +134,10 @@ class BoundNet:
             self._run.notes.check()
         except IndexRangeError as error:  # impossible sizes come first: arrays without elements have no legal index
             wrong = error
-        net.read_words(self._run)
+        net.read_block(self._run.block)
         for number, segment in enumerate(net.program.segments):
             if code := net.status(number):
-                net.explain_mistake(self._run, segment.values[code // KINDS - 1])
+                self._run.explain_mistake(segment.values[code // KINDS - 1])
         for value in net.program.values.values():
             if value.counted and value.words is not None:
                 check_bound(net.words_at(value.words), value.shape, value.name)

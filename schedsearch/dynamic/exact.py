@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.device import BoundKernel
 from schedsearch.dynamic.given import look
+from schedsearch.dynamic.loaded import LoadedProgram
 from schedsearch.dynamic.noted import index_notes
 from schedsearch.dynamic.pool import Pool
-from schedsearch.dynamic.program import DynamicCall, DynamicProgram, DynamicValue, Segment
-from schedsearch.dynamic.run import Extents, Run
+from schedsearch.dynamic.program import DynamicCall, DynamicProgram, DynamicValue
+from schedsearch.dynamic.run import Extents, Run, values_read
 from schedsearch.ops.dependence import STRIDE
 from schedsearch.ops.movement import row_strides
-from schedsearch.ops.size_steps import Values
 
 if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
-    from schedsearch.dynamic.net import DynamicNet
 
 _LEAST_GRAPH = 3  # launches that take the host longer than the launch of a graph
 _MOST_KEPT = 256  # runs for combinations of shapes and dtypes
@@ -41,7 +40,7 @@ def moving_values(program: DynamicProgram) -> set[str]:
 class ExactRuns:
     """What the exact runs of a net share: the arrays that never move, and the bound calls."""
 
-    def __init__(self, net: DynamicNet) -> None:
+    def __init__(self, net: LoadedProgram) -> None:
         self._net, self._moving = net, moving_values(net.program)
         self._still, self._pool = Pool(net.device), Pool(net.device)
         self.notes = index_notes(net.program, net.device, net.kernels)
@@ -69,18 +68,18 @@ class ExactRuns:
         try:
             if run.staged:
                 run.copy_staged(run.stream)
-            net.send(run)
+            run.send()
             if not self._segments:
                 self._segments = [self._bind(number, run) for number in range(len(program.segments))]
             for segment, (sizes, steps) in zip(program.segments, self._segments):
                 if sizes is not None:
                     sizes.launch(run)
                 if segment.fetched is not None:
-                    net.fetch(segment.fetched, run)
+                    run.fetch(segment.fetched)
                 for step in steps:
                     step.launch(run)
             if program.last is not None:
-                net.fetch(program.last, run)
+                run.fetch(program.last)
             if net.device.target.kind == "cpu":
                 self.notes.check()
         except BaseException:
@@ -114,10 +113,10 @@ class ExactRuns:
                 placed = [value for value in outputs if value.name in self._moving and not value.view_of]
                 steps.append(_Moving(net, call, placed, self._moving))
             elif steps and isinstance(steps[-1], _Chain):
-                steps[-1].kernels.append(net.bind_call(call, run))
+                steps[-1].kernels.append(run.bind_call(call))
             else:
-                steps.append(_Chain(net, [net.bind_call(call, run)]))
-        sizes = net.bind_sizes(number, run, False)
+                steps.append(_Chain(net, [run.bind_call(call)]))
+        sizes = run.bind_sizes(number, False)
         if sizes is None:
             return None, steps
         read = [each.buffer for each in values_read(segment) if each.buffer in self._moving]
@@ -142,7 +141,7 @@ class ExactRuns:
 class _Chain:
     """Calls one after the other whose arrays never move."""
 
-    def __init__(self, net: DynamicNet, kernels: list[BoundKernel]) -> None:
+    def __init__(self, net: LoadedProgram, kernels: list[BoundKernel]) -> None:
         self.kernels, self._device = kernels, net.device
         self._graph: Any = None
         self._launch: Callable[[int], None] | None = None
@@ -216,7 +215,7 @@ class _Moving:
         moving: the values that another run may have elsewhere.
     """
 
-    def __init__(self, net: DynamicNet, call: DynamicCall, outputs: list[DynamicValue], moving: set[str]) -> None:
+    def __init__(self, net: LoadedProgram, call: DynamicCall, outputs: list[DynamicValue], moving: set[str]) -> None:
         self._net, self._call, self._outputs = net, call, outputs
         arrays = {**call.inputs, **call.outputs}
         self._arrays = {mine: name for mine, name in arrays.items() if name in moving}
@@ -231,7 +230,7 @@ class _Moving:
         for value in self._outputs:
             run.place(value)
         if self._bound is None or self._pointers is None:
-            self._bound = self._net.bind_call(self._call, run)
+            self._bound = run.bind_call(self._call)
             self._pointers = _Pointers(self._bound, self._arrays, run)
             self._shapes = [run.shapes[name] for _, name in self._strided]
             self._strides = [tuple(row_strides(shape)) for shape in self._shapes]
@@ -252,9 +251,3 @@ class _Moving:
 
     def close(self) -> None:
         self._bound = self._pointers = None
-
-
-def values_read(segment: Segment) -> list[Values]:
-    """The arrays whose values a segment's kernel of sizes reads."""
-    found = {each.buffer: each for step in segment.steps for each in step.inputs if isinstance(each, Values)}
-    return list(found.values())

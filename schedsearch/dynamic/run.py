@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from schedsearch.device import BoundKernel
 from schedsearch.device.index_notes import IndexNotes
 from schedsearch.dynamic.given import Make, maker
+from schedsearch.dynamic.loaded import WORD, LoadedProgram
 from schedsearch.dynamic.pool import Pool
-from schedsearch.dynamic.program import DynamicCall, DynamicValue, axes_of_view
+from schedsearch.dynamic.program import DynamicCall, DynamicProgram, DynamicValue, Segment, axes_of_view
 from schedsearch.errors import ArgumentError
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.data_movement import AXES
-from schedsearch.ops.dependence import EXTENTS, STRIDE, SizeError
+from schedsearch.ops.dependence import EXTENTS, STRIDE, SizeError, check_bound, evaluate
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import row_strides
+from schedsearch.ops.size_steps import SIZES, Values, Words
 from schedsearch.runtime import arrays
 from schedsearch.runtime.streams import raw_stream
 
-if TYPE_CHECKING:
-    from schedsearch.dynamic.net import DynamicNet
-
 Extents = tuple[int, ...]
 Box = tuple[Extents, Extents, int]  # extents, bound, bytes of an element
-WORD = 8  # bytes of an extent
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,14 @@ class Run:
         staged: the inputs that are copied to arrays of their bounds: to, from, and the box as of `Device.copy_box`.
     """
 
-    def __init__(self, net: DynamicNet, given: tuple[Any, ...], stream: Any, pool: Pool, notes: IndexNotes[str]) -> None:
+    def __init__(self, net: LoadedProgram, given: tuple[Any, ...], stream: Any, pool: Pool, notes: IndexNotes[str]) -> None:
         program = net.program
         if len(given) != len(program.inputs):
             raise ArgumentError(f"{len(given)} arrays; the graph takes {len(program.inputs)}: {', '.join(program.inputs)}")
         self.net, self.given, self.pool, self.notes, self.block = net, given, pool, notes, net.sizes
         self.views = [arrays.view(array, name) for array, name in zip(given, program.inputs)]
         self.library = self.views[0].library
-        self.stream = raw_stream(stream, self.library, net._kind)
+        self.stream = raw_stream(stream, self.library, net.kind)
         self.places: dict[str, int] = {}
         self.shapes: dict[str, Extents] = {}
         self.extents: dict[str, Extents] = {}
@@ -85,9 +84,9 @@ class Run:
             if value.known is not None and value.words is not None and value.name not in program.inputs:
                 extents = tuple(n if isinstance(n, int) else n.at(sizes) for n in value.known)
                 if min(extents) < 0:
-                    raise SizeError(net.negative(value.name, extents, sizes))
+                    raise SizeError(_negative(program, value.name, extents, sizes))
                 self.extents[value.name] = extents
-        net.check_known(self.extents)
+        self._check_known()
 
     def _check(self, value: DynamicValue, view: arrays.ArrayView) -> None:
         if len(view.shape) != len(value.shape):
@@ -98,7 +97,7 @@ class Run:
                 allowed = f"{size.name}={size.least}..{size.most}" if size else str(most)
                 raise ArgumentError(f"{value.name} has shape {list(view.shape)}; allowed in dimension {axis}: {allowed}")
         dense = ArgSpec(value.name, AXES[: len(view.shape)], view.shape, value.dtype)
-        arrays.check(dense, view, self.net._kind)
+        arrays.check(dense, view, self.net.kind)
 
     def _chosen_sizes(self) -> dict[str, int]:
         """The caller's sizes by name. Inputs with sizes of the same name must agree."""
@@ -118,7 +117,7 @@ class Run:
     def renew(self, given: tuple[Any, ...], addresses: Sequence[int], stream: Any) -> None:
         """Takes other arrays of the same shapes and dtypes; what depends on these alone stays."""
         self.given = given
-        self.stream = raw_stream(stream, self.library, self.net._kind)
+        self.stream = raw_stream(stream, self.library, self.net.kind)
         self.staged.clear()
         for name, address in zip(self.net.program.inputs, addresses):
             if name in self._boxes:
@@ -192,6 +191,75 @@ class Run:
                 found |= {f"{mine}{STRIDE}{axis}": n for axis, n in enumerate(row_strides(self.shapes[name]))}
         return found
 
+    def send(self) -> None:
+        """Writes the extents of the inputs to the block of sizes."""
+        net = self.net
+        if not net.sized:
+            return
+        sent = (self.stream, *(self.extents[name] for name, _ in net.sized))
+        if sent == net.last_sent:
+            return
+        for name, words in net.sized:
+            net.sent[words.first : words.first + words.count] = self.extents[name]
+        first, last = net.sized[0][1].first, net.sized[-1][1].first + net.sized[-1][1].count
+        at = WORD * first
+        net.device.copy_from_host(net.sizes + at, net.sent.ctypes.data + at, WORD * (last - first), self.stream)
+        net.last_sent = sent
+
+    def bind_sizes(self, number: int, bounded: bool) -> BoundKernel | None:
+        """The kernel of sizes of a segment, if there is anything to compute."""
+        segment = self.net.program.segments[number]
+        if not segment.steps:
+            return None
+        buffers = {each.buffer: self.places.get(each.buffer, self.block) for each in values_read(segment)}
+        return self.net.size_kernel(number, bounded).bind({SIZES: self.block, **buffers}, {})
+
+    def bind_call(self, call: DynamicCall, instead: Mapping[str, int] | None = None) -> BoundKernel:
+        """`instead`: addresses of buffers that are not where the run has them."""
+        buffers = {**self.buffers(call), **(instead or {})}
+        return self.net.kernels[call.workload].bind(buffers, self.strides(call), self.net.prepacked[call.name])
+
+    def fetch(self, words: Words) -> None:
+        """Gets sizes in one copy, and waits once."""
+        fetch = self.net.fetch(words)
+        fetch.get(self.stream)
+        self.notes.check()
+        if (wrong := fetch.into(self.extents)) is not None:
+            self.explain_mistake(wrong)
+
+    def explain_mistake(self, name: str) -> None:
+        """Raises the SizeError of the first value of a segment whose sizes are impossible, computed again on the host."""
+        self.net.device.synchronize()
+        for segment in self.net.program.segments:
+            if name in segment.values:
+                for value, step in zip(segment.values, segment.steps):
+                    if step.bound is None and step.function.problem is None:
+                        continue
+                    inputs = dict(zip(step.function.inputs, map(self._read, step.inputs)))
+                    what = _named(segment, value)
+                    extents = evaluate(step.function, step.to.count, inputs, what)
+                    if step.bound is not None:
+                        check_bound(extents, step.bound, what)
+        raise SizeError(f"the sizes of {name} are impossible")
+
+    def _check_known(self) -> None:
+        """Raises the SizeError of sizes that the host knows and that are impossible together."""
+        program = self.net.program
+        known = {value.words: self.extents[name] for name, value in program.values.items() if name in self.extents}
+        for segment in program.segments:
+            for name, step in zip(segment.values, segment.steps):
+                if step.function.problem is not None and all(each in known for each in step.inputs):
+                    inputs = dict(zip(step.function.inputs, (known[each] for each in step.inputs)))  # type: ignore[index]
+                    evaluate(step.function, step.to.count, inputs, _named(segment, name))
+
+    def _read(self, each: Words | Values) -> list[int]:
+        if isinstance(each, Values):
+            numbers, address = np.empty(each.count, each.dtype), self.places[each.buffer]
+        else:
+            numbers, address = np.empty(each.count, np.int64), self.block + WORD * each.first
+        self.net.device.copy_out(numbers.view(np.uint8).data, address)
+        return [int(number) for number in numbers]
+
     def sliced(self, name: str) -> Any:
         """An output of an exact run."""
         value = self.net.program.values[name]
@@ -244,3 +312,22 @@ def _shape_of_view(shape: Extents, bound: Extents, view: Extents) -> Extents:
     places = axes_of_view(bound, view, [used != most for used, most in zip(shape, bound)])
     assert places is not None  # the graph has only such views
     return tuple(shape[place] if place >= 0 else n for place, n in zip(places, view))
+
+
+def values_read(segment: Segment) -> list[Values]:
+    """The arrays whose values a segment's kernel of sizes reads."""
+    found = {each.buffer: each for step in segment.steps for each in step.inputs if isinstance(each, Values)}
+    return list(found.values())
+
+
+def _negative(program: DynamicProgram, name: str, extents: Extents, sizes: Mapping[str, int]) -> str:
+    """The message about sizes that would give a value a negative extent."""
+    what = next((_named(each, name) for each in program.segments if name in each.values), name)
+    given = ", ".join(f"{size}={n}" for size, n in sizes.items())
+    return f"{what} would have the extents {list(extents)} for {given}; allowed: sizes that give 0 and above"
+
+
+def _named(segment: Segment, name: str) -> str:
+    """A value that a call of a segment makes, with what the call stands for."""
+    source = next((call.source for call in segment.calls if name in call.outputs.values()), "")
+    return f"{name} of {source}" if source else name

@@ -17,11 +17,11 @@ from schedsearch.errors import OutOfTimeError, UsageError
 from schedsearch.executable.assemble import assemble
 from schedsearch.executable.build_options import IO_LAYOUTS, LAYOUT_CHOICES, WEIGHTS, check_choice, check_tune_s
 from schedsearch.executable.built import lower_for, say_weights, source_of_file, unchecked
-from schedsearch.executable.file import save
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME, require
 from schedsearch.executable.planned import with_kernels
 from schedsearch.executable.references import find as find_references
+from schedsearch.executable.stored import save
 from schedsearch.executable.timely import check_s
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.facts import FLOATS

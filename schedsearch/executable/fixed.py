@@ -15,6 +15,7 @@ from schedsearch.executable.noted import index_limits, index_notes
 from schedsearch.executable.ports import Port, in_order
 from schedsearch.executable.program import Array, Call, Origin, Program
 from schedsearch.executable.run import Bundle, Calls, Shared, Weights
+from schedsearch.executable.stored import save
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -284,8 +285,6 @@ class FixedNet(Net):
         self._bundle, self.program = bundle, bundle.program
 
     def save(self, path: Any) -> None:
-        from schedsearch.executable.file import save
-
         save(self._bundle, path)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 import schedsearch
 from schedsearch.errors import DatabaseError, SchedsearchError
-from schedsearch.executable.file import save
+from schedsearch.executable.stored import save
 from schedsearch.launch import Artifact
 from schedsearch.records import claims
 
