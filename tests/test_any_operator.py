@@ -225,7 +225,7 @@ def test_an_integer_that_is_not_written_is_found_even_if_it_held_the_truth(
         pass
 
     found = problem(device, workload, with_kernel(workload, nothing))
-    assert found is not None and "1000 of 1000 elements are wrong" in found
+    assert found == "y: 1,000 of 1,000 elements were never written, the first is y[r=0]"
     assert problem(device, workload) is None
 
 

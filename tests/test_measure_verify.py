@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import faulty_templates as faulty
 import numpy as np
@@ -24,12 +24,14 @@ from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
+from schedsearch.device.memory import bytes_at
 from schedsearch.launch import Grid, Pointer
 from schedsearch.measure import reference
 from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import BLOCK, Pattern, check_domains, check_scalars, draw, normal_sigma
+from schedsearch.measure.unwritten import element_text, unwritten, unwritten_text
 from schedsearch.measure.verify import Verification, verify_once
-from schedsearch.ops import DTYPES, decode, encode
+from schedsearch.ops import DTYPES, ArgSpec, decode, encode
 from schedsearch.ops.checks import is_sum_of_products
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
@@ -141,6 +143,54 @@ def test_every_wrong_element_is_counted_and_the_first_is_named(dtype: str) -> No
     truth = Truth(dtype, size, reference.ctypes.data, magnitude.ctypes.data, tolerance)
     difference = CpuComparer().output(y.ctypes.data, truth)
     assert (difference.violations, difference.first, difference.max_error) == (4, 77, 7.0)
+
+
+class Fake:
+    """A device whose memory is the host's, and a kernel that a function is."""
+
+    def __init__(self, launch: Callable[[], None] = lambda: None) -> None:
+        self.launch = launch
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        np.frombuffer(bytes_at(address, nbytes), np.uint8)[:] = byte
+
+    def copy_out(self, into: Any, address: int) -> None:
+        np.frombuffer(into, np.uint8)[:] = np.frombuffer(bytes_at(address, len(into)), np.uint8)
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["int8", "int32", "float32", "float64"])
+@pytest.mark.parametrize("slice_of", [(), (5, 7)])
+@pytest.mark.parametrize("byte", [0xFF, 0x3C, 0xC3])
+def test_elements_that_are_never_written_are_told_from_wrong_ones(name: str, slice_of: tuple[int, ...], byte: int) -> None:
+    """Whatever a kernel writes, a copy of a guard or of a probe included, is written."""
+    spec = ArgSpec("y", "AB", (5, 4), name, slice_of=slice_of)
+    bytes_ = np.zeros((*(slice_of or (5, 4)), np.dtype(name).itemsize), np.uint8)
+
+    def launch() -> None:
+        missing = bytes_[3, 1:3].copy()
+        bytes_[:, :4] = byte
+        bytes_[3, 1:3] = missing
+
+    kept = unwritten(cast(Any, Fake()), cast(Any, Fake(launch)), [spec], {"y": bytes_.ctypes.data})
+    assert np.flatnonzero(kept["y"]).tolist() == [13, 14]
+    assert unwritten_text(spec, kept["y"], 2) == "y: 2 of 20 elements were never written, the first is y[3, 1]"
+    assert unwritten_text(spec, kept["y"], 5).endswith("the first is y[3, 1]; 3 others are wrong")
+    assert unwritten_text(spec, np.zeros(20, bool), 5) == ""
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "flat", "text"),
+    [
+        ("NHWC", (2, 3, 4, 5), 67, "y[n=1, h=0, w=1, c=2]"),
+        ("AB", (3, 4), 6, "y[1, 2]"),
+        ("BA", (4, 3), 7, "y[1, 2]"),  # in the order of Fortran: y[1, 2] is the element 2 * 3 + 1 in memory
+        ("A", (9,), 6, "y[6]"),
+    ],
+)
+def test_an_element_is_named_as_its_caller_would(axes: str, shape: tuple[int, ...], flat: int, text: str) -> None:
+    assert element_text(ArgSpec("y", axes, shape, "float32"), flat) == text
 
 
 def test_words_that_differ_are_counted() -> None:

@@ -33,7 +33,7 @@ EXPECTED = {
     "raise": (Outcome.COMPILE_ERROR, "a tile of no elements"),
     "untypable": (Outcome.COMPILE_ERROR, "no_such_attribute"),
     "wrong": (Outcome.WRONG_ANSWER, "elements are wrong"),
-    "unwritten": (Outcome.WRONG_ANSWER, "elements are wrong"),
+    "unwritten": (Outcome.WRONG_ANSWER, "elements were never written"),
     "stray": (Outcome.WRONG_ANSWER, "wrote outside y"),
     "hang": (Outcome.RUN_TIMEOUT, "not verified and timed within"),
 }

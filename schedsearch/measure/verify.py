@@ -23,10 +23,10 @@ from schedsearch.measure.inputs import Array, Pattern, check_domains, check_patt
 from schedsearch.measure.prepared import PreparedPath
 from schedsearch.measure.reference import CheckedReference
 from schedsearch.measure.truths import Truths, align
+from schedsearch.measure.unwritten import element_text, unwritten, unwritten_text
 from schedsearch.measure.workspaces import GuardedWorkspaces
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import decode, dtype
-from schedsearch.ops.layout import Layout
 from schedsearch.workload import Workload
 
 _GUARD_BYTES = 256
@@ -315,7 +315,7 @@ class Verification:
                 seen[name] += difference.violations
         stray = self._stray_write()
         for output in self._workload.outputs:
-            defined = output.size - (self._undefined(output) if output.extents else 0)
+            defined = output.size - (int(np.count_nonzero(self._undefined(output))) if output.extents else 0)
             least = defined * max(1, len(dtype(output.dtype).poison) - 1)
             if seen[output.name] < least or stray:
                 raise RuntimeError(
@@ -323,19 +323,19 @@ class Verification:
                     f"{least} {stray}; this is a bug of schedsearch"
                 )
 
-    def _undefined(self, output: ArgSpec) -> int:
-        """Number of elements that have no truth."""
+    def _undefined(self, output: ArgSpec) -> Array:
+        """Which elements have no truth."""
         truth = self._truths[output.name]
         found = np.empty(truth.size, truth.number)
         self._device.copy_out(found.view(np.uint8).data, truth.address)
-        return int(np.count_nonzero(is_undefined(found)))
+        return is_undefined(found)
 
     # ---- judging
 
     def _launch(self, bound: BoundKernel, spaces: GuardedWorkspaces | None) -> Verdict:
         bound.launch()
         self._device.synchronize()
-        verdict = self._judge()
+        verdict = self._judge(bound)
         overrun = spaces.overrun() if spaces and not verdict.stray else ""
         return Verdict(False, verdict.max_error, True, overrun) if overrun else verdict
 
@@ -388,19 +388,30 @@ class Verification:
         value, wanted = got[place].item(), expected[place].item()
         return (
             f"{output.name}: {np.count_nonzero(wrong)} of {expected.size} elements are wrong; first "
-            f"{output.name}[{_index_text(output, first + place)}] = {value!r}, expected {wanted!r}"
+            f"{element_text(output, first + place)} = {value!r}, expected {wanted!r}"
         )
 
-    def _judge(self) -> Verdict:
+    def _judge(self, bound: BoundKernel) -> Verdict:
+        """Judges the last launch. If elements are wrong, the kernel is launched again, to tell which it never writes."""
         differences = self._differences()
         max_error = max(difference.max_error for difference in differences.values())
-        stray = self._stray_write()
-        if stray:
+        if stray := self._stray_write():
             self._restore()
             return Verdict(False, max_error, True, stray)
-        wrong = [self._describe(name, difference) for name, difference in differences.items() if difference.violations]
-        wrong += self._changed_between()
-        return Verdict(not wrong, max_error, False, "; ".join(wrong))
+        wrong = {name: self._describe(name, difference) for name, difference in differences.items() if difference.violations}
+        between = self._changed_between()
+        if wrong:
+            addresses = {name: self._memory + self._offsets[name] for name in differences}
+            kept = unwritten(self._device, bound, self._workload.outputs, addresses)
+            if stray := self._stray_write():
+                self._restore()
+                return Verdict(False, max_error, True, stray)
+            for output in self._workload.outputs:
+                if output.name in wrong:
+                    defined = kept[output.name] & ~self._undefined(output) if output.extents else kept[output.name]
+                    text = unwritten_text(output, defined, differences[output.name].violations)
+                    wrong[output.name] = text or wrong[output.name]
+        return Verdict(not (wrong or between), max_error, False, "; ".join([*wrong.values(), *between]))
 
     def _differences(self) -> dict[str, Difference]:
         return {
@@ -452,20 +463,13 @@ class Verification:
         raw = np.empty(dtype(output.dtype).nbytes, np.uint8)
         self._device.copy_out(raw.data, self._memory + self._offsets[name] + output.place(first) * raw.size)
         (expected,) = self._elements(truth.address, np.array([first]), truth.number)
+        error = f", the largest error is {difference.max_error:g}" if difference.max_error else ""  # 0: all of them are NaN
         return (
-            f"{name}: {difference.violations} of {output.size} elements are wrong, the largest error is "
-            f"{difference.max_error:g}; first {name}[{_index_text(output, first)}] = "
-            f"{decode(raw, output.dtype)[0].item()!r}, expected {expected.item()!r}"
+            f"{name}: {difference.violations} of {output.size} elements are wrong{error}; first "
+            f"{element_text(output, first)} = {decode(raw, output.dtype)[0].item()!r}, expected {expected.item()!r}"
         )
 
 
 def _prepared(kernel: LoadedKernel) -> tuple[str, ...]:
     """Names of the arguments that were prepared when the kernel was bound, so that it no longer reads them."""
     return kernel.artifact.plan.constants if isinstance(kernel, PreparedPath) else ()
-
-
-def _index_text(spec: ArgSpec, flat: int) -> str:
-    """n=0, h=3, ... of a flat index; blocks of a layout count as axes of their own."""
-    letters = tuple(spec.axes) if len(spec.axes) == len(spec.shape) else Layout.parse(spec.axes).dimensions
-    places = np.unravel_index(flat, spec.shape)
-    return ", ".join(f"{letter.lower()}={int(place)}" for letter, place in zip(letters, places))

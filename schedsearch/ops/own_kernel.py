@@ -108,8 +108,9 @@ class Argument:
         return 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
 
     def spec(self, name: str, below: int | None = None) -> ArgSpec:
-        shape = self.memory_shape
-        return ArgSpec(name, string.ascii_uppercase[: len(shape)], shape, self.dtype, below=below)
+        axes = self.memory_order or (0,)  # letters in the order of memory, so that messages name the caller's index
+        letters = "".join(string.ascii_uppercase[axis] for axis in axes)
+        return ArgSpec(name, letters, self.memory_shape, self.dtype, below=below)
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -114,7 +114,8 @@ class Fallback:
             why.append(f"{alternative.level}: {obstacle}")
         text = f"no kernel for {self.workload.label} on {self.target.name}: {'; '.join(why)}. "
         if wrong:
-            raise WrongResultError(f"{text}Tune it here (`schedsearch tune`), and report the template that is wrong")
+            remedy = "correct the kernel" if self.workload.op == "own_kernel" else "and report the template that is wrong"
+            raise WrongResultError(f"{text}Tune it here (`schedsearch tune`), {remedy}")
         if recorded:
             raise UnusableRecordError(f"{text}Tune it here (`schedsearch tune`), or allow more levels")
         raise NoRecordError(f"{text}Tune it (`schedsearch tune`), or allow more levels")
