@@ -77,11 +77,32 @@ class Target:
         return asdict(self)
 
 
-# For compiling without a device (NVIDIA's datasheets and occupancy tables).
+def _card(
+    name: str,
+    capability: tuple[int, int],
+    sms: int,
+    shared_kib: tuple[int, int],
+    threads: int,
+    l2_mib: int,
+    mhz: int,
+    gib: int,
+) -> Target:
+    """A card with 65,536 registers in a multiprocessor; `shared_kib`: of a block at most, and of a multiprocessor."""
+    block, whole = (each << 10 for each in shared_kib)
+    return Target("cuda", name, capability, sms, block, whole, 65536, threads, l2_mib << 20, mhz * 1000, gib << 30)
+
+
 PRESETS = {
-    "a100": Target(
-        "cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108, 166_912, 167_936, 65536, 2048, 40 << 20, 1_410_000, 80 << 30
-    ),
-    "h200": Target("cuda", "NVIDIA H200", (9, 0), 132, 232_448, 233_472, 65536, 2048, 60 << 20, 1_980_000, 141 << 30),
-    "b200": Target("cuda", "NVIDIA B200", (10, 0), 148, 232_448, 233_472, 65536, 2048, 126 << 20, 1_965_000, 180 << 30),
+    "a100": _card("NVIDIA A100-SXM4-80GB", (8, 0), 108, (163, 164), 2048, 40, 1410, 80),
+    "l4": _card("NVIDIA L4", (8, 9), 58, (99, 100), 1536, 48, 2040, 24),
+    "rtx4090": _card("NVIDIA GeForce RTX 4090", (8, 9), 128, (99, 100), 1536, 72, 2520, 24),
+    "h100": _card("NVIDIA H100 80GB HBM3", (9, 0), 132, (227, 228), 2048, 50, 1980, 80),
+    "h200": _card("NVIDIA H200", (9, 0), 132, (227, 228), 2048, 60, 1980, 141),
+    "b200": _card("NVIDIA B200", (10, 0), 148, (227, 228), 2048, 126, 1965, 180),
+    "rtx5090": _card("NVIDIA GeForce RTX 5090", (12, 0), 170, (99, 100), 1536, 96, 2407, 32),
 }
+"""Cards that kernels are compiled for, and records are shown of, where there is no such card.
+
+Sources: limits of a multiprocessor from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability";
+the rest from NVIDIA's data sheets and architecture white papers.
+"""

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from schedsearch.cli import render
+from schedsearch.cli.inspect import TARGET_HELP
 from schedsearch.errors import UsageError
 from schedsearch.measurement import DEFAULT_DB
 
@@ -17,7 +18,9 @@ from schedsearch.measurement import DEFAULT_DB
 @click.option(
     "--op", "ops", metavar="NAME", multiple=True, default=("conv2d",), help="A task of this operator; may be repeated."
 )
-@click.option("--target", "selector", metavar="TARGET", default="auto", help="The device whose knobs the comments name.")
+@click.option(
+    "--target", "selector", metavar="TARGET", default="auto", help=f"The device whose knobs the comments name: {TARGET_HELP}"
+)
 @click.option("--db", metavar="FILE", default=DEFAULT_DB, help="Record store that the file names.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def init(output: str, ops: tuple[str, ...], selector: str, db: str, force: bool) -> None:

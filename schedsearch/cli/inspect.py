@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.cli import render
-from schedsearch.cli.options import AtLeast, kernels_option
+from schedsearch.cli.options import CARDS, AtLeast, kernels_option
 from schedsearch.errors import ConfigError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from schedsearch.target import Target
     from schedsearch.workload_file import WorkloadFile
 
-TARGET_HELP = "auto, cpu, cuda or cuda:N; also a100, h200, b200 without such a card."
+TARGET_HELP = f"auto, cpu, cuda or cuda:N; also {CARDS} without such a card."
 
 
 def resolve(workload_file: str, selector: str | None, kernel_files: tuple[str, ...] = ()) -> tuple[WorkloadFile, Target]:

@@ -8,6 +8,10 @@ from typing import Any
 import click
 
 from schedsearch.measurement import MODES
+from schedsearch.target import PRESETS
+
+CARDS = ", ".join(PRESETS)
+"""Targets for commands that need no device."""
 
 _BOUNDS = re.compile(r"\s*([^=,]+?)\s*=\s*(-?\d{1,20})\s*\.\.\s*(-?\d{1,20})\s*")
 

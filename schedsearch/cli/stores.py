@@ -8,6 +8,7 @@ import click
 
 from schedsearch.cli import render
 from schedsearch.cli.damaged import report_damage
+from schedsearch.cli.options import CARDS
 from schedsearch.measurement import DEFAULT_DB
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def target_option(function: Any) -> Any:
         "--target",
         "selector",
         metavar="TARGET",
-        help="Only this device: auto, cpu, cuda, cuda:N, a100, h200, b200 or a key.",
+        help=f"Only this device: auto, cpu, cuda, cuda:N, {CARDS} or a key.",
     )(function)
 
 

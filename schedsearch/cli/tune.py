@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.cli import render
-from schedsearch.cli.options import AtLeast, kernels_option, mode_option
+from schedsearch.cli.options import CARDS, AtLeast, kernels_option, mode_option
 from schedsearch.errors import Interrupted, NoValidConfigError, UsageError
 from schedsearch.tuner import TUNERS
 
@@ -46,9 +46,7 @@ class Duration(click.ParamType["float"]):
 @kernels_option
 @click.option("--scalar", "scalars", metavar="NAME=NUMBER", multiple=True, help="A number that the KERNEL takes, e.g. n=5.")
 @click.option("--db", metavar="FILE", help="Record store; created when missing. Default: the workload file's, records.db.")
-@click.option(
-    "--target", "selector", metavar="TARGET", help="auto, cpu, cuda or cuda:N. With --dry-run also a100, h200, b200."
-)
+@click.option("--target", "selector", metavar="TARGET", help=f"auto, cpu, cuda or cuda:N. With --dry-run also {CARDS}.")
 @click.option("--trials", metavar="N", type=AtLeast(1), help="Trials per task; all tasks share the sum.")
 @click.option("--time", "time_s", metavar="TIME", type=Duration(), help="For the whole run, e.g. 90s, 10m, 1h30m.")
 @click.option(

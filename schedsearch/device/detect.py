@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from schedsearch.errors import DeviceError, UsageError
+from schedsearch.errors import DeviceError, UsageError, did_you_mean
 from schedsearch.target import PRESETS, Target
 
 
@@ -29,7 +29,7 @@ def detect(selector: str = "auto", *, presets: bool = False) -> Target:
         got = (
             "stands for a device that may be absent, but a real device is needed here"
             if selector in PRESETS
-            else "is not known"
+            else f"is not known{did_you_mean(selector, allowed)}"
         )
         raise UsageError(f"target {selector!r} {got}; allowed: {', '.join(allowed)}")
     if match[1] == "cpu":
