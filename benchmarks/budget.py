@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from schedsearch import replay
 from schedsearch.config import Config
-from schedsearch.measure.process import call_in_children
 from schedsearch.measurement import Outcome
+from schedsearch.processes.process import call_in_children
 from schedsearch.replay.figures import RESAMPLES
 from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson
 from schedsearch.session.hints import COLD

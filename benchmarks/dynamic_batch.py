@@ -29,8 +29,8 @@ import schedsearch
 from schedsearch.device.detect import detect
 from schedsearch.launch import Artifact
 from schedsearch.measure import Runner
-from schedsearch.measure.builder import Built
 from schedsearch.measurement import Resources
+from schedsearch.processes.builder import Built
 from schedsearch.records.store import Store
 from schedsearch.size_table import SizeTable
 from schedsearch.target import Target

@@ -21,8 +21,8 @@ from common import table, write
 
 from schedsearch.config import Config
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Step
-from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Measurement, Outcome, Record, Resources
+from schedsearch.processes.builder import Built, Candidate
 from schedsearch.session.loop import Session
 from schedsearch.session.observer import Observer, Trial
 from schedsearch.session.options import Options

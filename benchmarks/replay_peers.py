@@ -31,7 +31,7 @@ import numpy as np
 from common import table, write
 
 from schedsearch import replay
-from schedsearch.measure.process import call_in_children
+from schedsearch.processes.process import call_in_children
 from schedsearch.replay import RecordedSpace, Run
 
 STRATEGIES = ("genetic_algorithm", "adaptive_tabu_greywolf", "hybrid_vndx", "simulated_annealing", "bayes_opt")

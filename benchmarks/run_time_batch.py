@@ -21,7 +21,7 @@ from schedsearch.backend.relaunch import relaunched
 from schedsearch.backend.run_time import shared_code
 from schedsearch.device.detect import detect
 from schedsearch.measure import Runner
-from schedsearch.measure.builder import Built
+from schedsearch.processes.builder import Built
 from schedsearch.target import Target
 
 RELU = ("bias", "relu")

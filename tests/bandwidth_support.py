@@ -14,12 +14,12 @@ from vector_emulator import VectorEmulator
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops.dtypes import decode, dtype, encode
 from schedsearch.target import PRESETS
 from schedsearch.template import Template
 from schedsearch.templates.parts import vectors
 from schedsearch.testing.emulator import Memory
+from schedsearch.verification.verify import verify_once
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]

@@ -13,11 +13,11 @@ import pytest
 from schedsearch import Workload, depthwise_conv2d
 from schedsearch.backend import compile_source
 from schedsearch.device.cpu import CpuDevice
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
 from schedsearch.templates.parts.stages import STAGE_CODES
+from schedsearch.verification.verify import verify_once
 
 ACTIVATIONS = ("sigmoid", "silu", "hard_swish", "gelu")
 X = np.concatenate([np.linspace(-20, 20, 4001), [-3e38, -1000, -90, 0.0, 90, 1000, 3e38]]).astype(np.float32)

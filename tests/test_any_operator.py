@@ -23,15 +23,15 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import OperatorError
 from schedsearch.launch import Grid, Pointer
 from schedsearch.measure import Runner
-from schedsearch.measure.compare import CpuComparer
-from schedsearch.measure.inputs import check_domains, check_scalars, draw, timing_pattern
-from schedsearch.measure.verify import Verification, verify_once
 from schedsearch.ops import DTYPES, ArgSpec, Domain, decode
 from schedsearch.ops.checks import by_role, sum_sigma
 from schedsearch.records import Store
 from schedsearch.session import tune
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource, KernelStep, load_reference, load_template
+from schedsearch.verification.compare import CpuComparer
+from schedsearch.verification.inputs import check_domains, check_scalars, draw, timing_pattern
+from schedsearch.verification.verify import Verification, verify_once
 
 CPU = detect("cpu")
 

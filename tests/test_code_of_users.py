@@ -22,10 +22,10 @@ from schedsearch.cli.main import Failure, main
 from schedsearch.device.detect import detect
 from schedsearch.errors import OperatorError, UsageError
 from schedsearch.measure import Runner
-from schedsearch.measure.memory_limit import available_bytes, limited_memory
-from schedsearch.measure.trial_run import trial_run
 from schedsearch.own.command_line import KernelFiles, load_kernel
 from schedsearch.own.decorator import Tunable
+from schedsearch.processes.memory_limit import available_bytes, limited_memory
+from schedsearch.processes.trial_run import trial_run
 
 CPU = detect("cpu")
 LIMIT_S = 2.0

@@ -24,13 +24,13 @@ from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.launch import Grid, NumbaArray
-from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
-from schedsearch.measure.truths import Truths
 from schedsearch.runtime import ahead
 from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
 from schedsearch.runtime.fallback import _Build
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource, KernelStep, load_reference
+from schedsearch.verification.compare import BETWEEN, WORDS, Comparison
+from schedsearch.verification.truths import Truths
 from schedsearch.workload import Workload
 
 CPU, H200 = detect("cpu"), PRESETS["h200"]

@@ -14,13 +14,13 @@ from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError, WorkloadError
-from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
-from schedsearch.measure.inputs import check_domains, draw, second_domains, timing_pattern
 from schedsearch.measure.timed_set import likely_roundoffs
-from schedsearch.measure.truths import Truths, allowed_roundoffs
 from schedsearch.ops import decode, encode
 from schedsearch.runtime import arrays as runtime_arrays
 from schedsearch.template import load_reference
+from schedsearch.verification.compare import CpuComparer, Tolerance, Truth
+from schedsearch.verification.inputs import check_domains, draw, second_domains, timing_pattern
+from schedsearch.verification.truths import Truths, allowed_roundoffs
 from schedsearch.workload import Workload
 
 ROWS = 96

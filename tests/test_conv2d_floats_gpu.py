@@ -12,8 +12,8 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
-from schedsearch.measure.verify import verify_once
 from schedsearch.template import load_template
+from schedsearch.verification.verify import verify_once
 from schedsearch.workload import Workload
 
 LAYER: dict[str, Any] = {"n": 3, "h": 15, "w": 13, "c": 80, "k": 72, "r": 3, "s": 3, "padding": (1, 2, 0, 1)}

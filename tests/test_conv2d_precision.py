@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
-from schedsearch.measure.inputs import check_domains, draw, second_domains, timing_pattern
 from schedsearch.measure.timed_set import likely_roundoffs
-from schedsearch.measure.truths import allowed_roundoffs
 from schedsearch.ops import decode, encode
 from schedsearch.ops.checks import Domain
+from schedsearch.verification.compare import CpuComparer, Tolerance, Truth
+from schedsearch.verification.inputs import check_domains, draw, second_domains, timing_pattern
+from schedsearch.verification.truths import allowed_roundoffs
 from schedsearch.workload import Workload
 
 ROWS = 128

@@ -19,7 +19,6 @@ from schedsearch.backend import compile_source
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops import ArgSpec
 from schedsearch.runtime import Kernel, Provenance
 from schedsearch.target import PRESETS, Target
@@ -27,6 +26,7 @@ from schedsearch.template import load_template, load_templates
 from schedsearch.templates.conv2d import placement, simt_kernel, simt_loads, weight_rows
 from schedsearch.templates.parts import addressing, walk
 from schedsearch.testing.emulator import Memory
+from schedsearch.verification.verify import verify_once
 from schedsearch.workload import Workload
 
 H200, CPU = PRESETS["h200"], detect("cpu")

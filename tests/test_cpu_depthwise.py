@@ -16,10 +16,10 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.templates.depthwise_conv2d.cpu import DepthwiseConv2dCpu
 from schedsearch.testing.template_contract import TemplateContract
+from schedsearch.verification.verify import verify_once
 
 TEMPLATE = DepthwiseConv2dCpu()
 HOST = detect("cpu")

@@ -40,7 +40,6 @@ from schedsearch import (
 from schedsearch.backend import RejectedError, compile_source
 from schedsearch.config import Config
 from schedsearch.device import open_device
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops import Layout
 from schedsearch.ops.data_movement import DataMovement
 from schedsearch.ops.movement import Box, Factor, Movement, Ragged, permuted, row_strides
@@ -53,6 +52,7 @@ from schedsearch.templates.data_movement.mover import Mover
 from schedsearch.templates.data_movement.staging import Staging
 from schedsearch.testing.emulator import Memory, replace_casts
 from schedsearch.testing.template_contract import TemplateContract
+from schedsearch.verification.verify import verify_once
 
 H200 = PRESETS["h200"]
 TURING = Target("cuda", "sm_75", (7, 5), 20, 49_152, 65_536, 65536, 1024, 2 << 20, 1_500_000, 4 << 30)

@@ -24,10 +24,10 @@ from schedsearch.errors import DeviceBusyError, OutOfTimeError
 from schedsearch.executable import planned, timely
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.timely import TUNED
-from schedsearch.measure.builder import Builder
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measurement import COLD_GRAPH, Outcome
 from schedsearch.network_check.source import Source
+from schedsearch.processes.builder import Builder
 from schedsearch.runtime.ahead import compile_ahead
 from schedsearch.runtime.cache import KernelCache
 from schedsearch.session import journal

@@ -12,12 +12,12 @@ from depthwise_support import case_workloads, numpy_depthwise, random_workload, 
 from schedsearch import Workload, depthwise_conv2d
 from schedsearch.backend import compile_source
 from schedsearch.device.cpu import CpuDevice
-from schedsearch.measure.inputs import draw
 from schedsearch.ops.depthwise_conv2d import DEPTHWISE_CONV2D
 from schedsearch.target import PRESETS
 from schedsearch.template import load_reference, magnitude_of
 from schedsearch.templates.depthwise_conv2d import reference
 from schedsearch.testing.op_contract import OpContract
+from schedsearch.verification.inputs import draw
 
 LAYER = {"n": 1, "c": 8, "h": 9, "w": 10, "r": 3, "s": 3}
 REFERENCE = load_reference("depthwise_conv2d")

@@ -24,7 +24,6 @@ from schedsearch.config import Config
 from schedsearch.device import Device, open_device
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops.dependence import SizeError, evaluate
 from schedsearch.ops.dyn_strided_slice import DYN_STRIDED_SLICE
 from schedsearch.target import PRESETS
@@ -33,6 +32,7 @@ from schedsearch.templates.dyn_strided_slice import kernel
 from schedsearch.testing.emulator import Memory, replace_casts
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
+from schedsearch.verification.verify import verify_once
 
 H200 = PRESETS["h200"]
 CUDA, CPU = load_template("dyn_strided_slice_cuda"), load_template("dyn_strided_slice_cpu")

@@ -15,9 +15,9 @@ from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.launch import Artifact
 from schedsearch.launch_sizes import SizedPlan
-from schedsearch.measure.range_build import Spaces, build_shared
-from schedsearch.measure.verify import verify_once
+from schedsearch.processes.range_build import Spaces, build_shared
 from schedsearch.target import PRESETS, Target
+from schedsearch.verification.verify import verify_once
 
 pytestmark = pytest.mark.long  # compiles
 

@@ -16,7 +16,6 @@ from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.errors import OperatorError
-from schedsearch.measure.inputs import check_domains, draw
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.elementwise import ELEMENTWISE, Read
 from schedsearch.ops.expressions import FUNCTIONS, ExpressionError, parse_expression
@@ -29,6 +28,7 @@ from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
+from schedsearch.verification.inputs import check_domains, draw
 
 CUDA, CPU = load_template("elementwise_cuda"), load_template("elementwise_cpu")
 ADD = {"y": [2, 3, 4, 8], "expression": "relu(a + b)"}

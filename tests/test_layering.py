@@ -50,9 +50,11 @@ LAYERS = {
     "schedsearch.backend": 2,
     "schedsearch.device": 2,
     "schedsearch.template": 2,
+    "schedsearch.processes": 3,
     "schedsearch.records": 3,
     "schedsearch.templates": 3,
     "schedsearch.tuner": 3,
+    "schedsearch.verification": 3,
     "schedsearch.workload_file": 3,
     "schedsearch.measure": 4,
     "schedsearch.own": 5,
@@ -246,7 +248,7 @@ def test_only_the_backend_uses_more_of_numba_than_cuda_and_types() -> None:
         if item.module.split(".")[0] == "numba"
         and not _within(item.importer, "schedsearch.backend")
         and not (
-            _within(item.importer, "schedsearch.templates", "schedsearch.measure")
+            _within(item.importer, "schedsearch.templates", "schedsearch.verification")
             and item.module == "numba"
             and set(item.names) <= {"cuda", "types"}
         )
@@ -389,6 +391,14 @@ def test_the_public_values_load_nothing_heavy() -> None:
 
 def test_tuning_loads_a_compiler_when_it_first_needs_one() -> None:
     """The process that measures needs none if its kernels are in the build cache, and the compilers are in others."""
-    loaded = _loaded("import schedsearch.session.tune, schedsearch.measure.run_worker, schedsearch.measure.build_worker")
-    assert "schedsearch.measure.build_worker" in loaded
+    loaded = _loaded("import schedsearch.session.tune, schedsearch.measure.run_worker, schedsearch.processes.build_worker")
+    assert "schedsearch.processes.build_worker" in loaded
     assert [name for name in loaded if name.split(".")[0] in HEAVY] == []
+
+
+def test_deployment_never_measures() -> None:
+    """What it shares with measuring is below both: verification, and processes that compile."""
+    above = ("schedsearch.measure", "schedsearch.session", "schedsearch.tuner")
+    assert [
+        str(item) for item in _internal() if _within(item.importer, "schedsearch.runtime") and _within(item.module, *above)
+    ] == []

@@ -17,13 +17,14 @@ import pytest
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceError, UsageError
-from schedsearch.measure import Builder, Built, Candidate, process, restarts
-from schedsearch.measure.builder import TASKS_PER_WORKER
-from schedsearch.measure.reference import CheckedReference
-from schedsearch.measure.sessions import MARK
+from schedsearch.measure import Builder, Built, Candidate
 from schedsearch.measurement import Measurement, Outcome
+from schedsearch.processes import process, restarts
+from schedsearch.processes.builder import TASKS_PER_WORKER
+from schedsearch.processes.sessions import MARK
 from schedsearch.target import PRESETS
 from schedsearch.template import Template, load_template
+from schedsearch.verification.reference import CheckedReference
 from schedsearch.workload import Workload
 
 CPU = detect("cpu")

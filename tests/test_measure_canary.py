@@ -10,7 +10,7 @@ from child_environment import child_environment
 
 SCRIPT = """
 import ctypes, gc, os, resource, signal, subprocess, sys, threading, time
-from schedsearch.measure.canary import changes, process_state
+from schedsearch.processes.canary import changes, process_state
 
 libm = ctypes.CDLL("libm.so.6")
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

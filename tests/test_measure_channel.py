@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from schedsearch.config import Config
 from schedsearch.errors import DeviceError
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
-from schedsearch.measure.channel import ChildEnd, ForeignBytesError, ParentEnd
-from schedsearch.measure.process import ChildDiedError, ChildProcess
 from schedsearch.measure.run_worker import Failed, Ran, Ready
 from schedsearch.measurement import Outcome
+from schedsearch.processes.channel import ChildEnd, ForeignBytesError, ParentEnd
+from schedsearch.processes.process import ChildDiedError, ChildProcess
 
 PLAN = LaunchPlan("cpu", "native", (Step("kernel", (Pointer("x"),), Grid(1), 1),), {"scratch": 8})
 

@@ -20,7 +20,11 @@ from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.device.memory import bytes_at
 from schedsearch.measure import Builder, Built, Candidate, Runner
-from schedsearch.measure.compare import (
+from schedsearch.measurement import COLD_GRAPH, HOT_GRAPH, Measurement, Outcome
+from schedsearch.ops import DTYPES, decode, encode
+from schedsearch.target import PRESETS, Target
+from schedsearch.template import Template
+from schedsearch.verification.compare import (
     CodeCache,
     CpuComparer,
     CudaComparer,
@@ -30,11 +34,7 @@ from schedsearch.measure.compare import (
     _output_source,
     _words_source,
 )
-from schedsearch.measure.verify import verify_once
-from schedsearch.measurement import COLD_GRAPH, HOT_GRAPH, Measurement, Outcome
-from schedsearch.ops import DTYPES, decode, encode
-from schedsearch.target import PRESETS, Target
-from schedsearch.template import Template
+from schedsearch.verification.verify import verify_once
 from schedsearch.workload import Workload
 
 TESTS = Path(__file__).parent

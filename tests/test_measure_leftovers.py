@@ -13,8 +13,8 @@ import pytest
 from child_environment import child_environment
 from test_measure_lock import gone
 
-from schedsearch.measure.process import ChildDiedError, ChildProcess
-from schedsearch.measure.scratch import ScratchFolder
+from schedsearch.processes.process import ChildDiedError, ChildProcess
+from schedsearch.processes.scratch import ScratchFolder
 
 SLEEP = ["sleep", "1000"]
 
@@ -52,7 +52,7 @@ def test_closing_a_childs_connection_is_a_normal_end_for_it_and_ends_what_it_sta
 
 PARENT = """
 import time
-from schedsearch.measure.process import ChildProcess
+from schedsearch.processes.process import ChildProcess
 child = ChildProcess("test_measure_leftovers:leave_processes")
 print(child.pid, *child.receive(60), flush=True)
 time.sleep(1000)
@@ -81,7 +81,7 @@ def _children() -> list[str]:
 
 FOLDER = """
 import time
-from schedsearch.measure.scratch import ScratchFolder
+from schedsearch.processes.scratch import ScratchFolder
 print(ScratchFolder("builds").path, flush=True)
 time.sleep(1000)
 """

@@ -16,7 +16,7 @@ from child_environment import child_environment
 from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceBusyError, DeviceError
 from schedsearch.measure import DeviceLock
-from schedsearch.measure.process import ChildDiedError, ChildProcess, call_in_children
+from schedsearch.processes.process import ChildDiedError, ChildProcess, call_in_children
 from schedsearch.target import PRESETS
 
 CPU = detect("cpu")
@@ -205,7 +205,7 @@ def test_a_script_without_a_main_guard_may_start_children(tmp_path: Path) -> Non
     script = tmp_path / "script.py"
     script.write_text(
         "print('start')\n"
-        "from schedsearch.measure.process import ChildProcess\n"
+        "from schedsearch.processes.process import ChildProcess\n"
         "child = ChildProcess('test_measure_lock:echo')\n"
         "child.send('hello')\n"
         "print(child.receive(30))\n"

@@ -16,10 +16,11 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceBusyError, PreparationError, UsageError
-from schedsearch.measure import Built, Runner, restarts
-from schedsearch.measure.process import ChildProcess
+from schedsearch.measure import Built, Runner
 from schedsearch.measure.run_worker import Prepare, Race, Ran, Run
 from schedsearch.measurement import Measurement, Outcome
+from schedsearch.processes import restarts
+from schedsearch.processes.process import ChildProcess
 from schedsearch.template import Template
 from schedsearch.workload import Workload
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numba import types
 from records_support import forked
 
-from schedsearch import measure, softmax
+from schedsearch import measure, softmax, verification
 from schedsearch.backend import compile_source
 from schedsearch.backend.code_cache import CodeCache
 from schedsearch.backend.cpu_ops import as_array
@@ -26,16 +26,16 @@ from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.device.memory import bytes_at
 from schedsearch.launch import Grid, Pointer
-from schedsearch.measure import reference
-from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
-from schedsearch.measure.inputs import BLOCK, Pattern, check_domains, check_scalars, draw, normal_sigma
-from schedsearch.measure.unwritten import element_text, unwritten, unwritten_text
-from schedsearch.measure.verify import Verification, verify_once
 from schedsearch.ops import DTYPES, ArgSpec, decode, encode
 from schedsearch.ops.checks import is_sum_of_products
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template, load_reference, load_template
+from schedsearch.verification import reference
+from schedsearch.verification.compare import CpuComparer, Tolerance, Truth
+from schedsearch.verification.inputs import BLOCK, Pattern, check_domains, check_scalars, draw, normal_sigma
+from schedsearch.verification.unwritten import element_text, unwritten, unwritten_text
+from schedsearch.verification.verify import Verification, verify_once
 from schedsearch.workload import Workload
 
 CPU = detect("cpu")
@@ -342,7 +342,7 @@ def test_results_of_earlier_numbers_are_seen_also_where_sums_are_not_exact(devic
 
 def test_measuring_knows_no_operator_and_no_argument_by_name() -> None:
     """Operators provide everything that it must know about them."""
-    package = Path(measure.__file__).parent
+    packages = [Path(each.__file__).parent for each in (measure, verification)]
     names = {"conv2d", *(f'"{spec.name}"' for spec in pointwise(epilogue=("bias", "scale_shift", "residual")).signature)}
-    found = {path.name: name for path in package.glob("*.py") for name in names if name in path.read_text(encoding="utf-8")}
-    assert found == {}
+    paths = [path for package in packages for path in package.glob("*.py")]
+    assert {path.name: name for path in paths for name in names if name in path.read_text(encoding="utf-8")} == {}

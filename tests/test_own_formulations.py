@@ -22,10 +22,10 @@ from schedsearch.backend.relaunch import relaunched
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops.own_kernel import arguments_of
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, load_template
+from schedsearch.verification.verify import verify_once
 from schedsearch.workload import Workload, distance
 
 SHAPES = ("1000:float32", "1000:float32")

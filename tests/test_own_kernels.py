@@ -23,12 +23,12 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError, OperatorError, PlanError, UsageError, WorkloadError
 from schedsearch.launch import Grid, LaunchPlan, Literal, NumbaArray, Number, Pointer, Scalar, Step
 from schedsearch.measure import Built, Runner
-from schedsearch.measure.reference import CheckedReference
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops.own_kernel import OWN_KERNEL, Argument, arguments_of, contiguous, parameters_of
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
 from schedsearch.templates.own_kernel.rules import predicate
+from schedsearch.verification.reference import CheckedReference
+from schedsearch.verification.verify import verify_once
 from schedsearch.workload import Workload, distance
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,12 +15,12 @@ from onnx.reference import ReferenceEvaluator
 from schedsearch import WorkloadError
 from schedsearch.backend import compile_source
 from schedsearch.constructors.convolutions import conv2d
-from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
-from schedsearch.measure.reference import is_rounded
 from schedsearch.ops import STAGES, encode
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
 from schedsearch.templates.parts.stages import STAGE_CODES
+from schedsearch.verification.compare import CpuComparer, Tolerance, Truth
+from schedsearch.verification.reference import is_rounded
 
 LAYER: dict[str, Any] = {"n": 1, "h": 8, "w": 8, "c": 32, "k": 32, "r": 3, "s": 3, "padding": 1, "dtype": "int8"}
 EPILOGUE = ["bias", "dequantise", "scale_shift", "relu", {"quantise": {"to": "uint8"}}]

@@ -17,8 +17,8 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import Interrupted, NoValidConfigError
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
 from schedsearch.launch_sizes import SizedPlan
-from schedsearch.measure.builder import Builder, BuiltRange, RangeCandidate
 from schedsearch.measurement import Measurement, Outcome, Record, Resources
+from schedsearch.processes.builder import Builder, BuiltRange, RangeCandidate
 from schedsearch.session import plan_tasks
 from schedsearch.session.pace import StopSignal
 from schedsearch.session.ranges import RangeBudget, RangeChoice, expected_time_ns

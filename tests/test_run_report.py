@@ -17,8 +17,8 @@ from session_support import OTHER, WORKLOAD, FakeBuilder, RandomTuner, World, sq
 
 from schedsearch.cli import run_report
 from schedsearch.config import Config
-from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Measurement, Outcome
+from schedsearch.processes.builder import Built, Candidate
 from schedsearch.session.ranking import RankAgreement
 from schedsearch.text import duration
 from schedsearch.workload import Workload

@@ -22,9 +22,9 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import PlanError
 from schedsearch.launch import Grid, LaunchPlan, Pointer
 from schedsearch.launch_sizes import Listed, Quotient, SizedPlan, ranges_text, runs
-from schedsearch.measure.verify import verify_once
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
+from schedsearch.verification.verify import verify_once
 
 CPU, H200 = detect("cpu"), PRESETS["h200"]
 LAYER = dict(h=5, w=6, c=4, k=8, r=3, s=3, padding=1, dtype="float32")

@@ -113,7 +113,7 @@ def test_without_a_compiler_neither_builds(cpu_db: Path, monkeypatch: pytest.Mon
 def test_kernels_that_compute_wrong_values_do_not_count_as_a_missing_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("schedsearch.measure.verify.verify_once", lambda *_: "3 of 9 elements are wrong")
+    monkeypatch.setattr("schedsearch.verification.verify.verify_once", lambda *_: "3 of 9 elements are wrong")
     with pytest.raises(WrongResultError, match="default: the kernel computes wrong values here: 3 of 9") as caught:
         schedsearch.compile(CPU_WORKLOAD, tmp_path / "none.db", target="cpu")
     assert caught.value.exit_code == 1

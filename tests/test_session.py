@@ -27,8 +27,8 @@ from session_support import (
 
 from schedsearch.config import Config
 from schedsearch.errors import Interrupted
-from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Anchor, Measurement, Outcome, Record
+from schedsearch.processes.builder import Built, Candidate
 from schedsearch.session import journal
 from schedsearch.session.observer import Observer, Trial
 from schedsearch.session.summary import RunSummary, TaskSummary

@@ -9,8 +9,8 @@ from typing import Any
 from session_support import GPU, OTHER, WORKLOAD, FakeBuilder, FakeRunner, Line, Square, World, square_ns
 
 from schedsearch.config import Config
-from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import Outcome
+from schedsearch.processes.builder import Candidate
 from schedsearch.records.store import Store
 from schedsearch.session.loop import Session
 from schedsearch.session.observer import (

@@ -26,8 +26,8 @@ from session_support import (
 
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, PreparationError, TaskPart, UnsupportedError, UsageError
-from schedsearch.measure.builder import Built
 from schedsearch.measurement import Measurement, Outcome
+from schedsearch.processes.builder import Built
 from schedsearch.session import journal, tune
 from schedsearch.session.options import Options
 from schedsearch.session.plan import plan_tasks

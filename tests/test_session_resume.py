@@ -12,7 +12,7 @@ from session_support import GPU, OTHER, WORKLOAD, FakeBuilder, FakeRunner, Squar
 
 from schedsearch.cli import run_report
 from schedsearch.config import Config
-from schedsearch.measure.builder import Candidate
+from schedsearch.processes.builder import Candidate
 from schedsearch.records.store import Store
 from schedsearch.session import hints
 from schedsearch.session.loop import Session

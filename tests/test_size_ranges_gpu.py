@@ -13,7 +13,7 @@ from schedsearch.backend.relaunch import relaunched
 from schedsearch.backend.run_time import shared_code
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
-from schedsearch.measure.verify import verify_once
+from schedsearch.verification.verify import verify_once
 
 pytestmark = pytest.mark.gpu
 

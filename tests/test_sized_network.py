@@ -25,7 +25,7 @@ from schedsearch.executable import sized_tune
 from schedsearch.executable.program import unseal
 from schedsearch.executable.sized import SizedNet, StoredBundle
 from schedsearch.launch_sizes import SizedData, SizedPlan
-from schedsearch.measure.range_build import Spaces, build_shared
+from schedsearch.processes.range_build import Spaces, build_shared
 from schedsearch.records import executables
 from schedsearch.records.store import Store
 from schedsearch.records.writes import put_size_table

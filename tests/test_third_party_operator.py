@@ -125,7 +125,7 @@ def test_the_definition_is_that_of_softmax(installed: Package, shape: tuple[int,
 def test_awkward_shapes_are_right(installed: Package) -> None:
     """Every value of every knob, in this process, compared with the reference."""
     from schedsearch.device.cpu import CpuDevice
-    from schedsearch.measure.verify import verify_once
+    from schedsearch.verification.verify import verify_once
 
     template, target = load_template("row_softmax_cpu"), detect("cpu")
     device = CpuDevice(target)

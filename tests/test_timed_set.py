@@ -16,14 +16,14 @@ from schedsearch.backend.code_cache import CodeCache
 from schedsearch.config import Config
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
-from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
-from schedsearch.measure.inputs import timing_pattern
 from schedsearch.measure.run_worker import Prepare, Run, _RunWorker
 from schedsearch.measure.timed_set import _EXCUSED, TimedSet, likely_roundoffs
 from schedsearch.measure.timing import Arena, open_timer
 from schedsearch.measurement import COLD_GRAPH, MODES, Outcome
 from schedsearch.ops import decode, encode
 from schedsearch.template import load_template
+from schedsearch.verification.compare import CpuComparer, Tolerance, Truth
+from schedsearch.verification.inputs import timing_pattern
 from schedsearch.workload import Workload
 
 CPU = replace(detect("cpu"), l2_bytes=200_000)

@@ -21,9 +21,9 @@ from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.device.memory import bytes_at
-from schedsearch.measure.compare import CpuComparer
-from schedsearch.measure.verify import Verdict, Verification
 from schedsearch.ops.dtypes import decode, dtype, encode
+from schedsearch.verification.compare import CpuComparer
+from schedsearch.verification.verify import Verdict, Verification
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]

@@ -118,7 +118,7 @@ def _failures(ctx: click.Context | None = None) -> Iterator[None]:
 
 def _trial(load: Callable[[], object]) -> str:
     """What is wrong with loading a package. It is tried in a copy of this process, if it has one thread."""
-    from schedsearch.measure.trial_run import trial_run
+    from schedsearch.processes.trial_run import trial_run
 
     return trial_run(load) if threading.active_count() == 1 else ""
 

@@ -208,8 +208,8 @@ def load_tasks(
     limit_s: float | None = None,
 ) -> WorkloadFile:
     """A workload file, or the one task of FILE.py:KERNEL. Running a file of kernels may take `limit_s`."""
-    from schedsearch.measure.trial_run import RUN_LIMIT_S
     from schedsearch.own.command_line import KernelFiles, arguments_of_options, is_kernel, load_kernel
+    from schedsearch.processes.trial_run import RUN_LIMIT_S
     from schedsearch.workload_file import WorkloadFile, load
 
     if is_kernel(given):

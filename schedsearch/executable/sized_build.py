@@ -27,18 +27,18 @@ from schedsearch.executable.sized_tune import missing_ranges, tune_groups
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.launch_sizes import SizedData, SizedPlan
-from schedsearch.measure.builder import BuiltRange
-from schedsearch.measure.range_build import RangeResult, Spaces, build_shared
-from schedsearch.measure.verify import verify_once
 from schedsearch.network.graph import Constant, Network, Node, Plan, Subgraph, View
 from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.plan import best_plan, complete
+from schedsearch.processes.builder import BuiltRange
+from schedsearch.processes.range_build import RangeResult, Spaces, build_shared
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
 from schedsearch.runtime.range_kernel import stored_table
 from schedsearch.target import Target
 from schedsearch.template import load_template, load_templates
 from schedsearch.text import counted
+from schedsearch.verification.verify import verify_once
 from schedsearch.workload import MAX_SIZES, Workload, WorkloadRange
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from schedsearch.errors import UnsupportedError
-from schedsearch.measure.inputs import normal_sigma
 from schedsearch.target import Target
+from schedsearch.verification.inputs import normal_sigma
 from schedsearch.workload import Workload
 
 _WARM_UPS = 3

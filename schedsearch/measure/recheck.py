@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedsearch.backend import toolchain
-from schedsearch.measure.builder import Builder, Built, Candidate
 from schedsearch.measure.runner import Runner
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record
 from schedsearch.ops.registry import OF_DECORATORS
+from schedsearch.processes.builder import Builder, Built, Candidate
 from schedsearch.target import Target
 from schedsearch.template import load_template
 

@@ -23,18 +23,18 @@ from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import Device, LoadedKernel, open_device
 from schedsearch.errors import ArgumentError, DeviceError, OperatorError
 from schedsearch.launch import Artifact
-from schedsearch.measure.canary import changes, process_state
-from schedsearch.measure.channel import ChildEnd
-from schedsearch.measure.compare import Comparer, open_comparer
-from schedsearch.measure.memory_limit import limited_memory
-from schedsearch.measure.prepared import PreparedPath
-from schedsearch.measure.reference import watch
 from schedsearch.measure.timed_set import TimedSet
 from schedsearch.measure.timing import PATIENCE, Arena, Timed, Timer, open_timer, repeat
-from schedsearch.measure.verify import Verdict, Verification
 from schedsearch.measurement import Outcome
+from schedsearch.processes.canary import changes, process_state
+from schedsearch.processes.channel import ChildEnd
+from schedsearch.processes.memory_limit import limited_memory
 from schedsearch.roofline import least_time_ns, suspect_time_ns
 from schedsearch.target import Target
+from schedsearch.verification.compare import Comparer, open_comparer
+from schedsearch.verification.prepared import PreparedPath
+from schedsearch.verification.reference import watch
+from schedsearch.verification.verify import Verdict, Verification
 from schedsearch.workload import Workload
 
 _MEMORY_SHARE = 0.5  # of the device's memory, for the data of all workloads

@@ -19,15 +19,15 @@ from typing import Any, Self
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceError, OperatorError, PreparationError, SchedsearchError, UsageError, first_line
 from schedsearch.launch import Artifact
-from schedsearch.measure.builder import Built
 from schedsearch.measure.clocks import read_clocks
 from schedsearch.measure.lock import DeviceLock
-from schedsearch.measure.process import ChildDiedError, ChildProcess
-from schedsearch.measure.reference import failure_of, reference_name
-from schedsearch.measure.restarts import Restarts
 from schedsearch.measure.run_worker import FINALIST, WINNER, Failed, Prepare, Race, Ran, Ready, ReferenceRuns, Run
 from schedsearch.measurement import COLD_GRAPH, MODES, Measurement, Outcome
+from schedsearch.processes.builder import Built
+from schedsearch.processes.process import ChildDiedError, ChildProcess
+from schedsearch.processes.restarts import Restarts
 from schedsearch.target import Target
+from schedsearch.verification.reference import failure_of, reference_name
 from schedsearch.workload import Workload
 
 _START_S = 120.0

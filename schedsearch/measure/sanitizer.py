@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 from schedsearch.device import open_device
 from schedsearch.errors import DeviceError, SchedsearchError, UnsupportedError, UsageError
 from schedsearch.launch import Artifact
-from schedsearch.measure.builder import Builder, Built
-from schedsearch.measure.inputs import timing_pattern
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measure.recheck import machine_code
 from schedsearch.measure.tools import run_tool
 from schedsearch.measurement import MODES, Record
+from schedsearch.processes.builder import Builder, Built
 from schedsearch.target import Target
+from schedsearch.verification.inputs import timing_pattern
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:

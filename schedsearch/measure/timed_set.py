@@ -12,11 +12,11 @@ import secrets
 from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import Device
 from schedsearch.errors import DeviceError
-from schedsearch.measure.compare import Comparer, Tolerance, Truth
 from schedsearch.measure.timing import Arena, Timed
-from schedsearch.measure.truths import Truths, allowed_roundoffs, truth_bytes
 from schedsearch.ops.checks import FP32_ROUNDOFF, is_sum_of_products
 from schedsearch.ops.dtypes import dtype
+from schedsearch.verification.compare import Comparer, Tolerance, Truth
+from schedsearch.verification.truths import Truths, allowed_roundoffs, truth_bytes
 from schedsearch.workload import Workload
 
 _DIRT = (0x3C, 0xBC, 0x35, 0xB5)  # finite, and near 1 in float16; not far from what the timing computes

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
-from schedsearch.measure.inputs import timing_pattern
-from schedsearch.measure.truths import align
 from schedsearch.measurement import COLD_GRAPH_PREPARED, HOT_GRAPH
 from schedsearch.target import Target
+from schedsearch.verification.inputs import timing_pattern
+from schedsearch.verification.truths import align
 from schedsearch.workload import Workload
 
 _COLD_FACTOR = {"cuda": 2.5, "cpu": 2.0}  # x the last-level cache

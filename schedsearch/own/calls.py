@@ -10,7 +10,7 @@ from typing import Any
 from schedsearch.device import BoundKernel
 from schedsearch.errors import ArgumentError
 from schedsearch.own.arguments import Given, addresses, check_overlaps, device_of, format_of, scalar_values
-from schedsearch.runtime.cache import KernelCache
+from schedsearch.runtime.caches import KernelCaches
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.repeated import announce, announce_tensor, is_number, recogniser, same_number
 from schedsearch.runtime.streams import current_stream, raw_stream
@@ -33,9 +33,9 @@ class Launches:
         workload: Callable[[Sequence[Given]], Workload],
         allow: Sequence[str],
     ) -> None:
-        self._db, self._read, self._workload, self._allow = db, read, workload, tuple(allow)
+        self._read, self._workload = read, workload
+        self._caches = KernelCaches(db, allow)
         self._lock = threading.Lock()
-        self._caches: dict[str, KernelCache] = {}
         self._ready: dict[tuple[Any, ...], _Ready] = {}
         self._recent: _Ready | None = None
 
@@ -68,8 +68,7 @@ class Launches:
     def close(self) -> None:
         """Unloads all kernels."""
         self.forget()
-        while self._caches:
-            self._caches.popitem()[1].close()
+        self._caches.close()
 
     def _find(self, args: tuple[Any, ...]) -> _Ready:
         given = self._read(args)
@@ -88,10 +87,8 @@ class Launches:
     def _kernel(self, given: Sequence[Given]) -> tuple[Kernel, tuple[str, int]]:
         check_overlaps(given)
         device = device_of(given)
-        target = "cpu" if device[0] == "cpu" else f"cuda:{device[1]}"
-        if target not in self._caches:
-            self._caches[target] = KernelCache(self._db, target, allow=self._allow)
-        return self._caches[target].kernel(self._workload(given)), device
+        cache = self._caches.on("cpu" if device[0] == "cpu" else f"cuda:{device[1]}")
+        return cache.kernel(self._workload(given)), device
 
 
 class BoundCall:

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import TypeAlias
 
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
-from schedsearch.measure.trial_run import RUN_LIMIT_S, raised_text, trial_run
 from schedsearch.own.decorator import Tunable
+from schedsearch.processes.trial_run import RUN_LIMIT_S, raised_text, trial_run
 from schedsearch.workload import Workload
 
 Argument: TypeAlias = str | int | float | bool

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from schedsearch.errors import NoRecordError, NoValidConfigError, UnsupportedError, UsageError
 from schedsearch.launch import Artifact
-from schedsearch.measure.builder import Builder
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measure.recheck import machine_code
 from schedsearch.measurement import Measurement, Record
+from schedsearch.processes.builder import Builder
 from schedsearch.profiling import ncu
 from schedsearch.profiling.profile import Profile
 from schedsearch.target import Target

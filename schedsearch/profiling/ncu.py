@@ -19,9 +19,9 @@ from pathlib import Path
 
 from schedsearch.errors import DeviceError
 from schedsearch.launch import Artifact
-from schedsearch.measure.scratch import ScratchFolder
 from schedsearch.measure.tools import run_tool
 from schedsearch.measurement import HOT_GRAPH
+from schedsearch.processes.scratch import ScratchFolder
 from schedsearch.profiling.process import Request
 from schedsearch.profiling.profile import METRICS, Launch, Profile
 from schedsearch.target import Target

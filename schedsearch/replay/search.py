@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from schedsearch.config import Config
 from schedsearch.errors import UsageError
-from schedsearch.measure.process import call_in_children
+from schedsearch.processes.process import call_in_children
 from schedsearch.replay.figures import Report, Run, summarise
 from schedsearch.replay.recorded import RecordedSpace
 from schedsearch.session.hints import MAX_HINTS

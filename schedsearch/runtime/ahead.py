@@ -21,13 +21,13 @@ from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
-from schedsearch.measure.builder import Builder, Built, available_cores, built_by
-from schedsearch.measure.compare import BETWEEN, WORDS, Comparison
-from schedsearch.measure.range_build import RangeResult
-from schedsearch.measure.reference import CheckedReference, is_rounded, reference_name
 from schedsearch.measurement import Measurement, Outcome
+from schedsearch.processes.builder import Builder, Built, available_cores, built_by
+from schedsearch.processes.range_build import RangeResult
 from schedsearch.target import Target
 from schedsearch.template import Template, load_reference
+from schedsearch.verification.compare import BETWEEN, WORDS, Comparison
+from schedsearch.verification.reference import CheckedReference, is_rounded, reference_name
 from schedsearch.workload import Workload
 
 # Far longer than any compiler takes, and than a search waits, which has other candidates. Then the piece is refused.

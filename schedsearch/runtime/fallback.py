@@ -383,7 +383,7 @@ def _empty_cache() -> CodeCache:
 def _verified(device: Device, fallback: Fallback, loaded: LoadedKernel) -> LoadedKernel:
     """Raises WrongResultError, after unloading it, if a kernel computes something else than the reference."""
     from schedsearch.backend import RejectedError
-    from schedsearch.measure.verify import verify_once
+    from schedsearch.verification.verify import verify_once
 
     try:
         problem = verify_once(device, fallback.workload, loaded, fallback.code())

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from schedsearch.config import Config
-from schedsearch.measure.builder import Candidate, RangeCandidate
 from schedsearch.measurement import Measurement, Record
+from schedsearch.processes.builder import Candidate, RangeCandidate
 from schedsearch.space import ConfigSpace
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from schedsearch.launch import Artifact
-    from schedsearch.measure.builder import Built
+    from schedsearch.processes.builder import Built
 
 
 class TunerLike(Protocol):

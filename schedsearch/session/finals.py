@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.errors import OperatorError, PreparationError
-from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import Anchor, Measurement, Outcome
+from schedsearch.processes.builder import Candidate
 from schedsearch.session.collaborators import BuilderLike, RunnerLike
 from schedsearch.session.journal import Entry, Journal
 from schedsearch.session.options import OVERTIME, Options
@@ -22,7 +22,7 @@ from schedsearch.session.pace import DeviceThread, StopSignal
 from schedsearch.session.task_state import Finalist, TaskState
 
 if TYPE_CHECKING:
-    from schedsearch.measure.builder import Built
+    from schedsearch.processes.builder import Built
 
 _TOLERANCE = 1.25  # expected times are rough, and the last trials end a little late
 

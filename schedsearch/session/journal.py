@@ -25,7 +25,7 @@ from schedsearch.session.task_state import Proposal, TaskState
 from schedsearch.target import Target
 
 if TYPE_CHECKING:
-    from schedsearch.measure.builder import Built
+    from schedsearch.processes.builder import Built
 
 NOTE_EVERY_S = 1.0
 _REFERENCE_EVERY_S = 5.0

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedsearch.config import Config
 from schedsearch.errors import Interrupted, OperatorError, PreparationError
-from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import Measurement, Record
+from schedsearch.processes.builder import Candidate
 from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.session.finals import FinalRaces
@@ -45,7 +45,7 @@ from schedsearch.tuner import make_tuner
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
-    from schedsearch.measure.builder import Built
+    from schedsearch.processes.builder import Built
 
 T = TypeVar("T")
 

@@ -21,8 +21,8 @@ from schedsearch.config import Config
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import Interrupted, NoValidConfigError, OperatorError, PreparationError
 from schedsearch.launch import Artifact
-from schedsearch.measure.builder import BuiltRange, RangeCandidate
 from schedsearch.measurement import Measurement, Outcome, Record
+from schedsearch.processes.builder import BuiltRange, RangeCandidate
 from schedsearch.records.store import Store
 from schedsearch.records.writes import put_size_table
 from schedsearch.session.collaborators import RangeBuilderLike, RunnerLike

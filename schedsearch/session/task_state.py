@@ -22,7 +22,7 @@ from schedsearch.session.summary import Failure, TaskSummary
 from schedsearch.text import storable_text
 
 if TYPE_CHECKING:
-    from schedsearch.measure.builder import Built
+    from schedsearch.processes.builder import Built
 
 LATE = "the time was over before anything was measured"
 # This many of a task's fastest configurations stay candidates for the final race.

@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 
 from schedsearch.errors import WorkloadError
-from schedsearch.measure.inputs import draw
-from schedsearch.measure.reference import CheckedReference
 from schedsearch.ops import DTYPES, Layout, Op, Parameter, decode, encode, operator
 from schedsearch.ops.registry import contract_problems
 from schedsearch.template import Reference, load_reference
+from schedsearch.verification.inputs import draw
+from schedsearch.verification.reference import CheckedReference
 from schedsearch.workload import Workload, as_python
 from schedsearch.workload_file import json_schema, parse
 

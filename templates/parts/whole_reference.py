@@ -16,7 +16,7 @@ from schedsearch.template import KernelSource, Reference
 from schedsearch.template.contract import P
 from schedsearch.workload import Workload
 
-# As in `measure.compare`.
+# As in `verification.compare`.
 UNDEFINED = {"float64": math.nan, "int64": -(2**63)}
 
 Array = np.ndarray[Any, np.dtype[Any]]

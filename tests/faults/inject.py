@@ -53,7 +53,7 @@ def kill(pid: int) -> None:
 
 def install(strikes: Sequence[Strike]) -> None:
     """Prepares this process, which is about to run `schedsearch tune`, so that the strikes will happen."""
-    from schedsearch.measure.process import ChildProcess
+    from schedsearch.processes.process import ChildProcess
     from schedsearch.records.store import Store
     from schedsearch.session.journal import Journal
 

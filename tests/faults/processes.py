@@ -39,7 +39,8 @@ def _fail(batch: Batch, seed: int, texts: Iterator[str]) -> None:
 
 def _impatient() -> None:
     """Shortens the time-outs that no option sets, because a process that is stopped may be met by any of them."""
-    from schedsearch.measure import builder, runner
+    from schedsearch.measure import runner
+    from schedsearch.processes import builder
 
     for module, name, seconds in (
         (builder, "_START_S", 15.0), (builder, "_BEGIN_S", 5.0), (runner, "_START_S", 15.0), (runner, "_PREPARE_S", 8.0)

@@ -136,7 +136,7 @@ def _few_descriptors(batch: Batch, seed: int) -> Callable[[], None]:
     limit = batch.random(seed).randrange(6, 40)
 
     def prepare() -> None:
-        from schedsearch.measure import restarts
+        from schedsearch.processes import restarts
 
         assert hasattr(restarts, "LONGEST_WAIT_S")
         restarts.LONGEST_WAIT_S = 0.5  # before a child is started again; a run gives up after a minute of waiting

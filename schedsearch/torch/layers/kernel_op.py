@@ -6,26 +6,23 @@ computes and where its records are, so that a compiled graph that PyTorch keeps 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.ops import ArgSpec
 from schedsearch.runtime.arrays import output_like
 from schedsearch.runtime.cache import KernelCache
+from schedsearch.runtime.caches import shared_caches
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.target import Target
 from schedsearch.torch.operators.bound_call import BoundCall
 from schedsearch.torch.operators.library import register
-from schedsearch.torch.operators.store import capturing
+from schedsearch.torch.operators.store import capturing, device_name
 from schedsearch.workload import Workload
 
 ALLOWED = ("exact", "same_architecture")
@@ -43,10 +40,14 @@ class Kernels:
     """
 
     def __init__(self, db: str | Path, device: torch.device, allow: Sequence[str] = ALLOWED) -> None:
-        """Raises DatabaseError or DeviceError if the database or the device cannot be used."""
+        """Raises DatabaseError, DeviceError or UnsupportedError if the database or the device cannot be used."""
         self.db, self.device, self.allow = Path(db).absolute(), device, tuple(allow)
-        self.target = target_of(device)
-        self._cache = KernelCache(self.db, self.target, allow=self.allow)
+        self._name = device_name(device)
+        self.target = self._cache.target
+
+    @property
+    def _cache(self) -> KernelCache:
+        return shared_caches(self.db, self.allow).on(self._name)
 
     def kernel(self, workload: Workload) -> Kernel:
         """The best kernel of a workload that is recorded by now. Raises as `KernelCache.kernel`."""
@@ -55,26 +56,6 @@ class Kernels:
     def build_ahead(self, workloads: Iterable[Workload], deadline: Deadline = NEVER) -> None:
         """Compiles what `kernel` would have to, as much as the time is enough for. Raises as `KernelCache.build_ahead`."""
         self._cache.build_ahead(workloads, deadline=deadline)
-
-    @classmethod
-    @functools.cache
-    def of(cls, db: Path, device: torch.device, allow: tuple[str, ...] = ALLOWED) -> Kernels:
-        """The same object for the same arguments, for the life of the process."""
-        return cls(db, device, allow)
-
-
-os.register_at_fork(after_in_child=Kernels.of.cache_clear)  # a child cannot use what its parent opened
-
-
-def target_of(device: torch.device) -> Target:
-    """Raises DeviceError or UsageError if it is neither a GPU of CUDA nor the CPU."""
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"the device is {device}; allowed: cpu or cuda")
-    return detect("cpu" if device.type == "cpu" else f"cuda:{_ordinal(device)}")
-
-
-def _ordinal(device: torch.device) -> int:
-    return int(torch.cuda.current_device() if device.index is None else device.index)
 
 
 class Call:

@@ -39,7 +39,7 @@ def kernels_of(db: Path, device: torch.device, allow: tuple[str, ...], tune: boo
 
         Store.open(db).close()
     try:
-        return Kernels.of(db.absolute(), device, allow)
+        return Kernels(db, device, allow)
     except UsageError:  # the caller's mistake
         raise
     except SchedsearchError as error:

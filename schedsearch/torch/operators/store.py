@@ -1,10 +1,9 @@
-"""Where the operators find kernels: one database for the whole process, with a `KernelCache` for each device."""
+"""Where the operators find kernels: one database for the whole process."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 
 from schedsearch.errors import DatabaseError, NoRecordError, SchedsearchError, UnsupportedError, WorkloadError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
-from schedsearch.runtime.cache import KernelCache
+from schedsearch.runtime.caches import shared_caches
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.torch.arguments import check_options
@@ -64,8 +63,6 @@ class Store:
         self.allow, self.mode = check_levels(allow), mode
         self.ready: dict[Any, Call] = {}
         self.served: dict[Any, Served] = {}
-        self._caches: dict[str, KernelCache] = {}
-        self._lock = threading.Lock()
 
     def kernel(self, workload: Workload, device: torch.device) -> Kernel:
         """The kernel of a workload.
@@ -77,12 +74,13 @@ class Store:
         if self.db is None:
             raise NoRecordError("schedsearch.torch.use(None) said so")
         name = device_name(device)
-        with self._lock:
-            if name not in self._caches:
-                if not self.db.exists() and "default" not in self.allow:
-                    raise NoRecordError(f"there is no database {self.db}")
-                self._caches[name] = KernelCache(self.db, name, allow=self.allow, mode=self.mode)
-            return self._caches[name].kernel(workload)
+        try:
+            cache = shared_caches(self.db, self.allow, self.mode).on(name)
+        except DatabaseError:
+            if self.db.exists():
+                raise
+            raise NoRecordError(f"there is no database {self.db}") from None
+        return cache.kernel(workload)
 
     def forget(self) -> None:
         """The next call of each description looks into the database again."""

@@ -15,11 +15,11 @@ from schedsearch.backend.kept import compile_kept
 from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.device.memory import bytes_at
 from schedsearch.launch import Artifact, Grid, Int64, Param, Pointer, Scalar
-from schedsearch.measure.inputs import Array
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import DTYPES, decode, dtype
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
+from schedsearch.verification.inputs import Array
 
 _FP32_ROUNDOFF = DTYPES["float32"].roundoff
 _FP64_ROUNDOFF = DTYPES["float64"].roundoff

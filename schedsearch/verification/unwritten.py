@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from schedsearch.device import BoundKernel, Device
-from schedsearch.measure.inputs import Array
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.layout import Layout
+from schedsearch.verification.inputs import Array
 
 _PROBES = (0x3C, 0xC3)  # neither is in guards or workspaces, which a kernel may copy
 

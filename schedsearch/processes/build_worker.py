@@ -16,15 +16,15 @@ from schedsearch.backend import BuildResult, CompileError, RejectedError, compil
 from schedsearch.backend.sharing import share_through
 from schedsearch.backend.shipping import unpack
 from schedsearch.config import Config
-from schedsearch.measure.canary import changes, process_state
-from schedsearch.measure.channel import ChildEnd
-from schedsearch.measure.range_build import RangeResult, RangeTask, build_range
-from schedsearch.measure.reference import CheckedReference
 from schedsearch.measurement import MESSAGE_CHARACTERS, Outcome
+from schedsearch.processes.canary import changes, process_state
+from schedsearch.processes.channel import ChildEnd
+from schedsearch.processes.range_build import RangeResult, RangeTask, build_range
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.text import storable_text
+from schedsearch.verification.reference import CheckedReference
 from schedsearch.workload import Workload
 
 # Compiling yields to processes that feed the device or are being timed.

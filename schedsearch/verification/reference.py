@@ -17,7 +17,6 @@ from schedsearch.backend import BuildResult
 from schedsearch.backend.kept import compile_kept
 from schedsearch.errors import OperatorError, SchedsearchError
 from schedsearch.launch import Pointer, Scalar
-from schedsearch.measure.inputs import Array
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.registry import BUILT_IN, ENTRY_POINT_GROUP, OF_DECORATORS
@@ -25,6 +24,7 @@ from schedsearch.plugins import offers
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference, load_reference, magnitude_of
 from schedsearch.text import type_text
+from schedsearch.verification.inputs import Array
 from schedsearch.workload import Workload
 
 _around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext

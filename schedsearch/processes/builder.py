@@ -24,7 +24,8 @@ from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.launch_sizes import SizedPlan
-from schedsearch.measure.build_worker import (
+from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Resources
+from schedsearch.processes.build_worker import (
     BuilderReady,
     BuildFinished,
     BuildStarted,
@@ -33,11 +34,10 @@ from schedsearch.measure.build_worker import (
     ReferenceTask,
     Task,
 )
-from schedsearch.measure.process import ChildDiedError, ChildProcess, wait_for
-from schedsearch.measure.range_build import RangeResult, RangeTask
-from schedsearch.measure.restarts import Restarts
-from schedsearch.measure.scratch import ScratchFolder
-from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Resources
+from schedsearch.processes.process import ChildDiedError, ChildProcess, wait_for
+from schedsearch.processes.range_build import RangeResult, RangeTask
+from schedsearch.processes.restarts import Restarts
+from schedsearch.processes.scratch import ScratchFolder
 from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.workload import Workload, WorkloadRange
@@ -137,7 +137,7 @@ class Builder:
     `poll` returns a candidate's failure as a Measurement: compile_error with the compiler's text or the
     template's traceback, rejected, compile_timeout, or worker_lost when the compiler's process died. The process is then
     replaced, and the candidates that waited behind this one are built by others. A process that cannot start is tried again,
-    later and with fewer others if memory is short (`schedsearch.measure.restarts`).
+    later and with fewer others if memory is short (`schedsearch.processes.restarts`).
 
     On the CPU building disturbs timing: submit a batch, `drain()` it, and measure while the builder is `idle`.
 
@@ -304,7 +304,7 @@ class Builder:
             return None
         args = (self._target, self._shared.path)
         try:
-            worker = _Worker(ChildProcess("schedsearch.measure.build_worker:serve_builds", args, self._env))
+            worker = _Worker(ChildProcess("schedsearch.processes.build_worker:serve_builds", args, self._env))
         except ChildDiedError as error:
             self._start_failed(error)
             return None

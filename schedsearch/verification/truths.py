@@ -12,13 +12,13 @@ from schedsearch.backend.code_cache import CodeCache
 from schedsearch.backend.kept import compile_kept
 from schedsearch.device import Device
 from schedsearch.errors import DeviceError
-from schedsearch.measure.compare import Tolerance, Truth
-from schedsearch.measure.inputs import Array
-from schedsearch.measure.reference import CheckedReference, is_rounded, reference_name
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.checks import FP32_ROUNDOFF
 from schedsearch.ops.dtypes import decode, dtype
 from schedsearch.template import KernelSource, magnitude_of
+from schedsearch.verification.compare import Tolerance, Truth
+from schedsearch.verification.inputs import Array
+from schedsearch.verification.reference import CheckedReference, is_rounded, reference_name
 from schedsearch.workload import Workload
 
 ALIGNMENT = 256

@@ -2,8 +2,8 @@
 
 `multiprocessing` does not start them: its spawn imports the caller's main module again (a script that
 calls `tune()` without the `__main__` guard would start itself), and its pools share one queue, whose lock a killed
-worker may still hold. Here each child has a socket of its own (`schedsearch.measure.channel`). Each is the leader of a
-session, so that the processes which a candidate started end with it (`schedsearch.measure.sessions`).
+worker may still hold. Here each child has a socket of its own (`schedsearch.processes.channel`). Each is the leader of a
+session, so that the processes which a candidate started end with it (`schedsearch.processes.sessions`).
 
 See docs/decisions/010-measuring-processes.md.
 """
@@ -30,8 +30,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-from schedsearch.measure.channel import ChildEnd, ForeignBytesError, ParentEnd
-from schedsearch.measure.sessions import MARK, Keeper, end_session, oom_kills
+from schedsearch.processes.channel import ChildEnd, ForeignBytesError, ParentEnd
+from schedsearch.processes.sessions import MARK, Keeper, end_session, oom_kills
 
 _PR_SET_PDEATHSIG = 1
 _STDERR_TAIL_BYTES = 2000
@@ -41,7 +41,7 @@ _SLICE_S = 0.5  # between looks at the things that no descriptor reports
 
 # The child first copies the parent's sys.path, so that both import the same modules.
 _BOOTSTRAP = (
-    "import sys; sys.path[:] = {path!r}; from schedsearch.measure.process import run_child; run_child({fd}, {parent})"
+    "import sys; sys.path[:] = {path!r}; from schedsearch.processes.process import run_child; run_child({fd}, {parent})"
 )
 
 

@@ -18,15 +18,15 @@ import numpy as np
 from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.errors import OperatorError
-from schedsearch.measure.compare import Comparer, Difference, is_undefined, open_comparer
-from schedsearch.measure.inputs import Array, Pattern, check_domains, check_pattern, check_scalars, second_domains
-from schedsearch.measure.prepared import PreparedPath
-from schedsearch.measure.reference import CheckedReference
-from schedsearch.measure.truths import Truths, align
-from schedsearch.measure.unwritten import element_text, unwritten, unwritten_text
-from schedsearch.measure.workspaces import GuardedWorkspaces
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import decode, dtype
+from schedsearch.verification.compare import Comparer, Difference, is_undefined, open_comparer
+from schedsearch.verification.inputs import Array, Pattern, check_domains, check_pattern, check_scalars, second_domains
+from schedsearch.verification.prepared import PreparedPath
+from schedsearch.verification.reference import CheckedReference
+from schedsearch.verification.truths import Truths, align
+from schedsearch.verification.unwritten import element_text, unwritten, unwritten_text
+from schedsearch.verification.workspaces import GuardedWorkspaces
 from schedsearch.workload import Workload
 
 _GUARD_BYTES = 256

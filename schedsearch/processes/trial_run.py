@@ -12,8 +12,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 
-from schedsearch.measure.memory_limit import limited_memory
-from schedsearch.measure.process import signal_name
+from schedsearch.processes.memory_limit import limited_memory
+from schedsearch.processes.process import signal_name
 
 RUN_LIMIT_S = 30.0
 
