@@ -85,7 +85,7 @@ def test_an_impossible_workspace_is_refused_before_a_launch(runner: Runner, nbyt
     built = build(cheating.CPU["reads what no launch wrote"], detect("cpu"))
     plan = replace(built.artifact.plan, workspaces={"space": nbytes})
     measurement = runner.measure(WORKLOAD, replace(built, artifact=replace(built.artifact, plan=plan)))
-    assert measurement.outcome is Outcome.LAUNCH_ERROR and f"workspaces['space'] is {nbytes}" in measurement.message
+    assert measurement.outcome is Outcome.LAUNCH_ERROR and f"workspaces/space: {nbytes}" in measurement.message
 
 
 def test_verification_is_counted(runner: Runner) -> None:
