@@ -127,7 +127,8 @@ def test_elements_that_are_never_written_are_wrong(runner: Runner) -> None:
     measure(runner, faulty.PointwiseCpu())  # its output must not count as this candidate's output
     measurement = measure(runner, faulty.UnwrittenRow())
     assert measurement.outcome is Outcome.WRONG_ANSWER
-    assert f"y: 64 of {WORKLOAD.output.size:,} elements were never written, the first is y[n=1, h=13, w=13" in measurement.message
+    found = f"y: 64 of {WORKLOAD.output.size:,} elements were never written, the first is y[n=1, h=13, w=13"
+    assert found in measurement.message
 
 
 @pytest.mark.parametrize(
