@@ -211,7 +211,7 @@ def is_revoked(claim: AnyClaim) -> bool:
 
 
 def revoke(claim: Claim) -> None:
-    """The code of a claim turned out wrong for its workload: this machine serves it from no file any more.
+    """The code of a claim turned out wrong for its workload: this machine no longer serves it from any file.
 
     Raises:
         DatabaseError: the state folder cannot be written.

@@ -115,7 +115,7 @@ def strided_slice(
 ) -> Workload[StridedSliceParams]:
     """A slice of x: y[i, j, ...] = x[begin[0] + i * strides[0], begin[1] + j * strides[1], ...].
 
-    Lists that are shorter than x has dimensions leave the others whole.
+    Lists may be shorter than the rank of x; the remaining axes are taken whole.
 
     Args:
         x: extents of x.
@@ -210,7 +210,7 @@ def pad(
     dtype: str = "float16",
     slice_of: Sequence[int] = (),
 ) -> Workload[PadParams]:
-    """A padding of x with a constant. Lists that are shorter than x has dimensions leave the others as they are.
+    """A padding of x with a constant. Lists may be shorter than the rank of x; the remaining axes are not padded.
 
     Args:
         x: extents of x.

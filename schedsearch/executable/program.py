@@ -111,7 +111,7 @@ class Call:
         name: of the node; of a conversion, the value with both layouts.
         sources: nodes of the model that it stands for; none for a conversion.
         workload: JSON of what it computes; "" of a call of ONNX Runtime.
-        label: the same for people.
+        label: describes the workload in messages.
         artifact: sha256 of the machine code with its launch plan, or of an ONNX model.
         buffers: argument or output -> index of an array.
         outputs: names among `buffers` that it writes.

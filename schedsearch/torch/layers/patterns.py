@@ -138,7 +138,7 @@ def find(graph: fx.Graph, *, tf32: bool = False) -> list[Layer | Refused]:
 
 
 def _keep_formats(graph: fx.Graph) -> None:
-    """Lets pixel shuffles return images in the format of their input, where PyTorch's do not and nothing can tell.
+    """Lets pixel shuffles keep the memory format of their input wherever nobody can observe the difference.
 
     PyTorch's shuffles return contiguous images on a GPU. Convolutions in channels_last copy these before they compute, so
     that a kernel should write channels_last at once. If PyTorch computes the shuffle all the same, the convolution copies.

@@ -55,7 +55,7 @@ class Store:
     Attributes:
         db: the database; None: PyTorch computes everything.
         ready: description of a call -> what computes it.
-        served: the same for people.
+        served: description of a call -> which record computes it, for messages.
     """
 
     def __init__(self, db: str | os.PathLike[str] | None, allow: Iterable[str], mode: str) -> None:
