@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from schedsearch.executable.file import load
     from schedsearch.executable.net import Net
     from schedsearch.executable.sized import SizedNet
+    from schedsearch.ops.epilogues import Epilogue
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.own.decorator import Tunable, tunable
     from schedsearch.own.deployed import own_kernel
@@ -86,6 +87,7 @@ _HOMES = {
     "DeviceBusyError": "schedsearch.errors",
     "DeviceError": "schedsearch.errors",
     "DynamicExecutable": "schedsearch.dynamic.executable",
+    "Epilogue": "schedsearch.ops.epilogues",
     "Interrupted": "schedsearch.errors",
     "Kernel": "schedsearch.runtime.kernel",
     "KernelCache": "schedsearch.runtime.cache",
@@ -173,6 +175,7 @@ __all__ = [
     "DeviceBusyError",
     "DeviceError",
     "DynamicExecutable",
+    "Epilogue",
     "Interrupted",
     "Kernel",
     "KernelCache",

@@ -29,6 +29,7 @@ PUBLIC = [
     "DeviceBusyError",
     "DeviceError",
     "DynamicExecutable",
+    "Epilogue",
     "Interrupted",
     "Kernel",
     "KernelCache",

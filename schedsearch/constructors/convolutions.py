@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Unpack
 
-from schedsearch.constructors import made
+from schedsearch.constructors import FactorOptions, ProductOptions, WindowOptions, made
 from schedsearch.ops.batch_matmul import BATCH_MATMUL, BatchMatmulParams
 from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dense import DENSE, DenseParams
 from schedsearch.ops.depthwise_conv2d import DEPTHWISE_CONV2D, DepthwiseConv2dParams
-from schedsearch.ops.stages import Stage
 from schedsearch.workload import Workload
+
+
+class _Conv2dOptions(WindowOptions, ProductOptions, total=False):
+    output_layout: str | None
+    slice_of: int | None
+    weight_layout: str | None
+
+
+class _DepthwiseOptions(WindowOptions, FactorOptions, total=False):
+    direction: str
+    weight_layout: str | None
+    accumulate: bool
+    deterministic: bool
+
+
+class _BatchOptions(ProductOptions, total=False):
+    x_batch: int | None
+    weight_batch: int | None
+    x_layout: str
 
 
 def conv2d(
@@ -23,20 +40,9 @@ def conv2d(
     k: int,
     r: int,
     s: int,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
     groups: int = 1,
-    dtype: str = "float16",
-    weight_dtype: str | None = None,
-    out_dtype: str | None = None,
-    precision: str = "fp32",
-    zero_points: Sequence[str] = (),
     layout: str = "NHWC",
-    output_layout: str | None = None,
-    slice_of: int | None = None,
-    weight_layout: str | None = None,
-    epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
+    **options: Unpack[_Conv2dOptions],
 ) -> Workload[Conv2dParams]:
     """A 2-d convolution (cross-correlation, as in every deep-learning library).
 
@@ -44,11 +50,11 @@ def conv2d(
         n, h, w, c: input batch, height, width, channels.
         k: output channels.
         r, s: kernel height and width.
-        stride, dilation: one number, or (vertical, horizontal).
-        padding: one number, (vertical, horizontal), or (top, left, bottom, right).
+        stride, dilation: one number, or (vertical, horizontal); default: 1.
+        padding: one number, (vertical, horizontal), or (top, left, bottom, right); default: 0.
         groups: divides c and k.
         dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors; or int8, uint8, float8_e4m3 (e4m3fn) or
-            float8_e5m2 of x.
+            float8_e5m2 of x. Default: float16.
         weight_dtype: int8 or uint8, or float8_e4m3 or float8_e5m2, if x is one of the two; default: `dtype`.
         out_dtype: of y and the residual; default: the input's, float16 if that is float8, or what the epilogue makes of the
             32-bit sums.
@@ -60,7 +66,7 @@ def conv2d(
         slice_of: channels of a larger array that holds y. Kernels then take a slice of it along the channels as `out`, and
             leave its other channels alone: a concatenation of several results costs nothing. Default: the channels of y.
         weight_layout: OHWI, OIHW or OIHW[x]o[x]i; default: the one that belongs to `layout`.
-        epilogue: stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
+        epilogue: an `Epilogue`, or stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -68,6 +74,9 @@ def conv2d(
     Examples:
         >>> conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"]).output.shape
         (1, 14, 14, 64)
+        >>> from schedsearch.ops import Epilogue
+        >>> conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, epilogue=Epilogue(bias=True, activation="relu")).label
+        'conv2d 1x14x14x64 k64 3x3 f16 NHWC+bias+relu'
         >>> packed = conv2d(
         ...     n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, dtype="int8", layout="NCHW32c",
         ...     epilogue=["bias", "relu", {"requantise": {"to": "uint8"}}],
@@ -93,40 +102,30 @@ def depthwise_conv2d(
     w: int,
     r: int,
     s: int,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
     multiplier: int = 1,
-    direction: str = "forward",
-    dtype: str = "float16",
-    weight_dtype: str | None = None,
-    zero_points: Sequence[str] = (),
     layout: str = "NHWC",
-    weight_layout: str | None = None,
-    accumulate: bool = False,
-    deterministic: bool = False,
-    epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
+    **options: Unpack[_DepthwiseOptions],
 ) -> Workload[DepthwiseConv2dParams]:
     """A depthwise 2-d convolution, or one of its gradients.
 
     Args:
         n, c, h, w: batch, channels, height and width of x, in every direction.
         r, s: kernel height and width.
-        stride, dilation: one number, or (vertical, horizontal).
-        padding: one number, (vertical, horizontal), or (top, left, bottom, right).
+        stride, padding, dilation: as in `conv2d`.
         multiplier: output channels for each input channel: channel c makes c * multiplier ... (c + 1) * multiplier - 1.
-        direction: "forward": (x, weight) -> y; "grad_input": (dy, weight) -> dx; "grad_weight": (x, dy) -> dw; "grad_both":
-            (x, weight, dy) -> (dx, dw).
-        dtype: float16, bfloat16 or float32 of all arrays, with sums in float32; or int8 or uint8 of x, with sums in 32 bits.
+        direction: "forward", the default: (x, weight) -> y; "grad_input": (dy, weight) -> dx;
+            "grad_weight": (x, dy) -> dw; "grad_both": (x, weight, dy) -> (dx, dw).
+        dtype: float16, bfloat16 or float32 of all arrays, with sums in float32; or int8 or uint8 of x, with sums in 32
+            bits. Default: float16.
         weight_dtype: int8 or uint8 if x is one of the two; default: `dtype`.
         zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.
         layout: axes of x, y, dx and dy in memory: NHWC or NCHW.
         weight_layout: of weight and dw, with one input channel: OHWI, OIHW, HWOI or HWIO; default: OHWI for NHWC, OIHW for
             NCHW.
         accumulate: kernels of a gradient take dx_before or dw_before too, and add the gradient to it. It may be the same
-            memory as the result.
-        deterministic: dw has the same bits in every call.
-        epilogue: stages after the sums of `forward`, in order; see `schedsearch.ops.STAGES`.
+            memory as the result. Default: false.
+        deterministic: dw has the same bits in every call; default: false.
+        epilogue: an `Epilogue`, or stages after the sums of `forward`, in order; see `schedsearch.ops.STAGES`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -141,19 +140,7 @@ def depthwise_conv2d(
     return made(DEPTHWISE_CONV2D, locals())
 
 
-def dense(
-    *,
-    m: int,
-    n: int,
-    k: int,
-    dtype: str = "float16",
-    weight_dtype: str | None = None,
-    out_dtype: str | None = None,
-    precision: str = "fp32",
-    zero_points: Sequence[str] = (),
-    weight_layout: str = "NK",
-    epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
-) -> Workload[DenseParams]:
+def dense(*, m: int, n: int, k: int, weight_layout: str = "NK", **options: Unpack[ProductOptions]) -> Workload[DenseParams]:
     """A fully connected layer: `y = x @ weight.T`, as torch.nn.functional.linear; with "KN", `y = x @ weight`.
 
     Args:
@@ -161,14 +148,15 @@ def dense(
         n: columns of y; rows of weight (n, k). A vector of the epilogue, such as bias, has n elements.
         k: columns of x, the length of the sums.
         dtype: float16, bfloat16 or float32 of x, weight and the vectors of the epilogue; or int8, uint8, float8_e4m3
-            (e4m3fn) or float8_e5m2 of x.
+            (e4m3fn) or float8_e5m2 of x. Default: float16.
         weight_dtype: int8 or uint8, or float8_e4m3 or float8_e5m2, if x is one of the two; default: `dtype`.
         out_dtype: of y and the residual; default: the input's, float16 if that is float8, or what the epilogue makes of the
             32-bit sums.
-        precision: of products of float32: "fp32", or "tf32", which may round or cut each factor to 10 stored bits first.
+        precision: of products of float32: "fp32", the default, or "tf32", which may round or cut each factor to 10 stored
+            bits first.
         zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.
         weight_layout: "NK", or "KN" for a weight of shape (k, n), as ONNX's MatMul has it.
-        epilogue: stages applied to the sums in order, as those of `conv2d`, without depth_to_space.
+        epilogue: an `Epilogue`, or stages applied to the sums in order, as those of `conv2d`, without depth_to_space.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -182,21 +170,7 @@ def dense(
 
 
 def batch_matmul(
-    *,
-    b: int,
-    m: int,
-    n: int,
-    k: int,
-    x_batch: int | None = None,
-    weight_batch: int | None = None,
-    dtype: str = "float16",
-    weight_dtype: str | None = None,
-    out_dtype: str | None = None,
-    precision: str = "fp32",
-    zero_points: Sequence[str] = (),
-    x_layout: str = "MK",
-    weight_layout: str = "NK",
-    epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
+    *, b: int, m: int, n: int, k: int, weight_layout: str = "NK", **options: Unpack[_BatchOptions]
 ) -> Workload[BatchMatmulParams]:
     """Products of matrices, one for each b: `y[b] = x[b] @ weight[b].T`; with weight_layout "KN", `y[b] = x[b] @ weight[b]`.
 
@@ -207,7 +181,7 @@ def batch_matmul(
         x_batch, weight_batch: matrices of x (x_batch, m, k) and of weight (weight_batch, n, k): b, or 1 if all products have
             the same one. Default: b.
         dtype, weight_dtype, out_dtype, precision, zero_points, epilogue: as in `dense`. The residual has the shape of y.
-        x_layout: "MK", or "KM" for matrices of shape (k, m).
+        x_layout: "MK", the default, or "KM" for matrices of shape (k, m).
         weight_layout: "NK", or "KN" for matrices of shape (k, n), as in ONNX's MatMul and torch.bmm.
 
     Raises:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
-from schedsearch.constructors import made
+from schedsearch.constructors import ImageOptions, ResizeOptions, WindowOptions, made
 from schedsearch.ops.dyn_resize import DYN_RESIZE, DynResizeParams
 from schedsearch.ops.nms import LOWEST, NMS, NmsParams
 from schedsearch.ops.pool2d import POOL2D, Pool2dParams
@@ -13,23 +14,13 @@ from schedsearch.ops.roi_align import ROI_ALIGN, RoiAlignParams
 from schedsearch.workload import Workload
 
 
+class _PoolOptions(WindowOptions, ImageOptions, total=False):
+    ceil_mode: bool
+    count_include_pad: bool
+
+
 def pool2d(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    r: int,
-    s: int,
-    mode: str = "max",
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-    dtype: str = "float16",
-    layout: str = "NHWC",
-    slice_of: Sequence[int] = (),
+    *, n: int, c: int, h: int, w: int, r: int, s: int, mode: str = "max", **options: Unpack[_PoolOptions]
 ) -> Workload[Pool2dParams]:
     """A pool over windows of an image; a global pool is the case r = h, s = w.
 
@@ -37,12 +28,12 @@ def pool2d(
         n, c, h, w: batch, channels, height and width of x.
         r, s: kernel height and width.
         mode: "max" or "average".
-        stride, dilation: one number, or (vertical, horizontal).
-        padding: one number, (vertical, horizontal), or (top, left, bottom, right); less than the kernel's extent.
-        ceil_mode: the last window along an axis may reach beyond the padding.
-        count_include_pad: an average divides by the number of pixels with those of the padding.
-        dtype: of x and y: float16, bfloat16, float32, int8 or uint8.
-        layout: NHWC, NCHW or NCHW[x]c of x and y.
+        stride, dilation: one number, or (vertical, horizontal); default: 1.
+        padding: one number, (vertical, horizontal), or (top, left, bottom, right); less than the kernel; default: 0.
+        ceil_mode: the last window along an axis may reach beyond the padding; default: false.
+        count_include_pad: an average divides by the number of pixels with those of the padding; default: false.
+        dtype: of x and y: float16, the default, bfloat16, float32, int8 or uint8.
+        layout: NHWC, the default, NCHW or NCHW[x]c of x and y.
         slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
@@ -58,32 +49,19 @@ def pool2d(
 
 
 def resize(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    oh: int,
-    ow: int,
-    mode: str = "nearest",
-    coordinates: str = "half_pixel",
-    rounding: str = "round_prefer_floor",
-    scale: Sequence[float] = (),
-    dtype: str = "float16",
-    layout: str = "NHWC",
-    slice_of: Sequence[int] = (),
+    *, n: int, c: int, h: int, w: int, oh: int, ow: int, slice_of: Sequence[int] = (), **options: Unpack[ResizeOptions]
 ) -> Workload[ResizeParams]:
     """An image of another height and width.
 
     Args:
         n, c, h, w: batch, channels, height and width of x.
         oh, ow: height and width of y.
-        mode: "nearest" or "linear".
-        coordinates: "half_pixel", "pytorch_half_pixel", "asymmetric" or "align_corners", as ONNX defines them.
-        rounding: of mode nearest: "round_prefer_floor", "round_prefer_ceil", "floor" or "ceil".
+        mode: "nearest", the default, or "linear".
+        coordinates: "half_pixel", the default, "pytorch_half_pixel", "asymmetric" or "align_corners", as ONNX defines them.
+        rounding: of mode nearest: "round_prefer_floor", the default, "round_prefer_ceil", "floor" or "ceil".
         scale: (vertical, horizontal) if it is not exactly y's size over x's; ONNX's `scales`.
-        dtype: of x and y: float16, bfloat16 or float32; nearest also int8 or uint8.
-        layout: NHWC, NCHW or NCHW[x]c of x and y.
+        dtype: of x and y: float16, the default, bfloat16 or float32; nearest also int8 or uint8.
+        layout: NHWC, the default, NCHW or NCHW[x]c of x and y.
         slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
@@ -97,32 +75,16 @@ def resize(
 
 
 def dyn_resize(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    oh: int,
-    ow: int,
-    mode: str = "nearest",
-    coordinates: str = "half_pixel",
-    rounding: str = "round_prefer_floor",
-    scale: Sequence[float] = (),
-    dtype: str = "float16",
-    layout: str = "NHWC",
+    *, n: int, c: int, h: int, w: int, oh: int, ow: int, **options: Unpack[ResizeOptions]
 ) -> Workload[DynResizeParams]:
     """An image of another height and width, where both sizes are known at run time only.
 
     Args:
         n, c, h, w: upper bounds of batch, height and width of x, and its channels.
         oh, ow: upper bounds of height and width of y.
-        mode: "nearest" or "linear".
-        coordinates: "half_pixel", "pytorch_half_pixel", "asymmetric" or "align_corners", as ONNX defines them.
-        rounding: of mode nearest: "round_prefer_floor", "round_prefer_ceil", "floor" or "ceil".
         scale: (vertical, horizontal): y has the height and width of x times these, rounded down. Default: they are in the
             argument `sizes`.
-        dtype: of x and y: float16, bfloat16 or float32; nearest also int8 or uint8.
-        layout: NHWC, NCHW or NCHW[x]c of x and y.
+        mode, coordinates, rounding, dtype, layout: as in `resize`.
 
     Returns:
         A workload with the arguments x, x_extents (int64, one for each axis of x) and, without a scale, sizes (int64[2]),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
-from schedsearch.constructors import made
+from schedsearch.constructors import BlockOptions, SliceOptions, made
 from schedsearch.ops.concat import CONCAT, ConcatParams
 from schedsearch.ops.depth_to_space import DEPTH_TO_SPACE, SPACE_TO_DEPTH, BlockParams
 from schedsearch.ops.dyn_strided_slice import DYN_STRIDED_SLICE, DynStridedSliceParams
@@ -17,15 +18,13 @@ from schedsearch.ops.transpose import TRANSPOSE, TransposeParams
 from schedsearch.workload import Workload
 
 
-def transpose(
-    *, x: Sequence[int], permutation: Sequence[int], dtype: str = "float16", slice_of: Sequence[int] = ()
-) -> Workload[TransposeParams]:
+def transpose(*, x: Sequence[int], permutation: Sequence[int], **options: Unpack[SliceOptions]) -> Workload[TransposeParams]:
     """A transposition: dimension i of y is dimension permutation[i] of x.
 
     Args:
         x: extents of x.
         permutation: each dimension of x once; negative ones count from the last.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+        dtype: any of 1, 2 or 4 bytes; default: float16. The bits of the elements do not change.
         slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
@@ -38,26 +37,15 @@ def transpose(
     return made(TRANSPOSE, locals())
 
 
-def depth_to_space(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    block: int,
-    mode: str = "DCR",
-    layout: str = "NCHW",
-    dtype: str = "float16",
-    slice_of: Sequence[int] = (),
-) -> Workload[BlockParams]:
+def depth_to_space(*, n: int, c: int, h: int, w: int, block: int, **options: Unpack[BlockOptions]) -> Workload[BlockParams]:
     """Channels become blocks of block x block pixels.
 
     Args:
         n, c, h, w: batch, channels, height and width of x; block * block divides c.
         block: height and width of a block.
-        mode: "DCR" (TensorFlow; ONNX's default) or "CRD" (PyTorch's PixelShuffle).
-        layout: "NCHW" or "NHWC", of x and y.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+        mode: "DCR" (TensorFlow; the default, as in ONNX) or "CRD" (PyTorch's PixelShuffle).
+        layout: "NCHW", the default, or "NHWC", of x and y.
+        dtype: any of 1, 2 or 4 bytes; default: float16. The bits of the elements do not change.
         slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
 
     Raises:
@@ -70,27 +58,13 @@ def depth_to_space(
     return made(DEPTH_TO_SPACE, locals())
 
 
-def space_to_depth(
-    *,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    block: int,
-    mode: str = "DCR",
-    layout: str = "NCHW",
-    dtype: str = "float16",
-    slice_of: Sequence[int] = (),
-) -> Workload[BlockParams]:
+def space_to_depth(*, n: int, c: int, h: int, w: int, block: int, **options: Unpack[BlockOptions]) -> Workload[BlockParams]:
     """Blocks of block x block pixels become channels: the inverse of `depth_to_space` with the same block, mode and layout.
 
     Args:
         n, c, h, w: batch, channels, height and width of x; block divides h and w.
         block: height and width of a block.
-        mode: "DCR" (TensorFlow and ONNX) or "CRD" (PyTorch's PixelUnshuffle).
-        layout: "NCHW" or "NHWC", of x and y.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
+        mode, layout, dtype, slice_of: as in `depth_to_space`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -110,8 +84,7 @@ def strided_slice(
     strides: Sequence[int] = (),
     axes: Sequence[int] = (),
     mode: str = "end",
-    dtype: str = "float16",
-    slice_of: Sequence[int] = (),
+    **options: Unpack[SliceOptions],
 ) -> Workload[StridedSliceParams]:
     """A slice of x: y[i, j, ...] = x[begin[0] + i * strides[0], begin[1] + j * strides[1], ...].
 
@@ -124,8 +97,7 @@ def strided_slice(
         strides: distances; negative ones go backwards; default 1.
         axes: the dimensions that the lists are about; default 0, 1, ...
         mode: "end", or "size" if `end` holds the number of elements (-1: all that follow).
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
+        dtype, slice_of: as in `transpose`.
 
     Returns:
         A workload; its `output.shape` may have extents of 0.
@@ -142,8 +114,8 @@ def strided_slice(
     steps = [*strides, *[1] * max(len(begin), len(end))]
     first = [_position(at, 0 if step > 0 else MAX_INT) for at, step in zip(begin, steps)]
     last = [_position(at, MAX_INT if step > 0 else -MAX_INT - 1) for at, step in zip(end, steps)]
-    given = {"x": x, "begin": first, "end": last, "strides": strides, "axes": axes, "mode": mode, "dtype": dtype}
-    return made(STRIDED_SLICE, {**given, "slice_of": slice_of})
+    given = {"x": x, "begin": first, "end": last, "strides": strides, "axes": axes, "mode": mode}
+    return made(STRIDED_SLICE, {**given, **options})
 
 
 def dyn_strided_slice(
@@ -179,16 +151,13 @@ def dyn_strided_slice(
     return made(DYN_STRIDED_SLICE, locals())
 
 
-def concat(
-    *, x: Sequence[Sequence[int]], axis: int, dtype: str = "float16", slice_of: Sequence[int] = ()
-) -> Workload[ConcatParams]:
+def concat(*, x: Sequence[Sequence[int]], axis: int, **options: Unpack[SliceOptions]) -> Workload[ConcatParams]:
     """A concatenation of x0, x1, ... along one dimension.
 
     Args:
         x: extents of each argument, up to 32 of them. They differ along `axis` only.
         axis: the dimension; negative ones count from the last.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
+        dtype, slice_of: as in `transpose`.
 
     Raises:
         WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
@@ -207,8 +176,7 @@ def pad(
     after: Sequence[int] = (),
     axes: Sequence[int] = (),
     value: float = 0,
-    dtype: str = "float16",
-    slice_of: Sequence[int] = (),
+    **options: Unpack[SliceOptions],
 ) -> Workload[PadParams]:
     """A padding of x with a constant. Lists may be shorter than the rank of x; the remaining axes are not padded.
 
@@ -217,8 +185,7 @@ def pad(
         before, after: new elements before and after x along `axes`; negative numbers cut so many elements of x.
         axes: the dimensions that the lists are about; default 0, 1, ...
         value: of the new elements, rounded to the dtype.
-        dtype: any of 1, 2 or 4 bytes. The bits of the elements of x do not change.
-        slice_of: extents of a larger array of which y is a slice along one axis. Kernels then take a slice of it as `out`.
+        dtype, slice_of: as in `transpose`.
 
     Returns:
         A workload; its `output.shape` may have extents of 0 if x is cut.

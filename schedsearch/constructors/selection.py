@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
-from schedsearch.constructors import made
+from schedsearch.constructors import LookupOptions, made
 from schedsearch.ops.gather import GATHER, GatherParams
 from schedsearch.ops.nonzero import NONZERO, NonZeroParams
 from schedsearch.ops.scatter import SCATTER, ScatterParams
@@ -14,29 +15,20 @@ from schedsearch.workload import Workload
 
 
 def gather(
-    *,
-    x: Sequence[int],
-    indices: Sequence[int],
-    axis: int = 0,
-    by: str = "slices",
-    batch_dims: int = 0,
-    dtype: str = "float16",
-    index_dtype: str = "int64",
-    dynamic: bool = False,
-    dynamic_x: bool = False,
+    *, x: Sequence[int], indices: Sequence[int], batch_dims: int = 0, **options: Unpack[LookupOptions]
 ) -> Workload[GatherParams]:
     """Elements of x that indices choose.
 
     Args:
         x: extents of x.
         indices: extents of indices. Of tuples, the last one is the length of a tuple.
-        axis: of slices and elements: what indices count along.
-        by: "slices", "elements" or "tuples", as ONNX's Gather, GatherElements and GatherND.
+        axis: of slices and elements: what indices count along; default: 0.
+        by: "slices", the default, "elements" or "tuples", as ONNX's Gather, GatherElements and GatherND.
         batch_dims: of tuples: leading axes that x and indices have in common.
-        dtype: of x and y: any format.
-        index_dtype: int64 or int32.
+        dtype: of x and y: any format; default: float16.
+        index_dtype: int64, the default, or int32.
         dynamic: the extents of indices are read from a further argument, `indices_extents`, when the kernel runs, and
-            `indices` are their upper bounds.
+            `indices` are their upper bounds; default: false.
         dynamic_x: those of x are read from `x_extents`. With either of both, a second output `y_extents` says how much of y
             is in use. Extents are int64, one for each axis.
 
@@ -51,29 +43,17 @@ def gather(
 
 
 def scatter(
-    *,
-    x: Sequence[int],
-    indices: Sequence[int],
-    axis: int = 0,
-    by: str = "elements",
-    reduction: str = "none",
-    dtype: str = "float32",
-    index_dtype: str = "int64",
-    dynamic: bool = False,
-    dynamic_x: bool = False,
+    *, x: Sequence[int], indices: Sequence[int], reduction: str = "none", **options: Unpack[LookupOptions]
 ) -> Workload[ScatterParams]:
     """x with some elements replaced by updates, or combined with them.
 
     Args:
         x: extents of x and y.
         indices: extents of indices. Of tuples, the last one is the length of a tuple.
-        axis: of elements: what indices count along.
-        by: "elements" or "tuples", as ONNX's ScatterElements and ScatterND.
+        by: "elements", the default, or "tuples", as ONNX's ScatterElements and ScatterND.
         reduction: "none", "add", "max" or "min".
-        dtype: of x, updates and y: any format; with a reduction float32, float64, int32 or int64.
-        index_dtype: int64 or int32.
-        dynamic: the extents of indices are read from a further argument, `indices_extents`, when the kernel runs, and
-            `indices` are their upper bounds. Those of updates follow.
+        dtype: of x, updates and y: any format, float32 by default; with a reduction float32, float64, int32 or int64.
+        axis, index_dtype, dynamic: as in `gather`. Extents of updates follow those of indices.
         dynamic_x: those of x are read from `x_extents`, and a second output `y_extents` says how much of y is in use: as
             much as of x. Extents are int64, one for each axis.
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.checks import Domain
     from schedsearch.ops.dependence import Dependence, ShapeFunction
     from schedsearch.ops.dtypes import DTYPES, DType, decode, dtype, encode
+    from schedsearch.ops.epilogues import Epilogue
     from schedsearch.ops.layout import Layout
     from schedsearch.ops.params import Parameter
     from schedsearch.ops.registry import operator, operator_names, operators
@@ -22,19 +23,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "DTYPES": "dtypes",
     "STAGES": "stages",
-    "ArgSpec": "base",
+    "ArgSpec": "specs",
     "DType": "dtypes",
     "Dependence": "dependence",
     "Domain": "checks",
+    "Epilogue": "epilogues",
     "Layout": "layout",
     "Op": "base",
     "Operand": "stages",
     "Parameter": "params",
-    "ScalarSpec": "base",
+    "ScalarSpec": "specs",
     "ShapeFunction": "dependence",
     "Stage": "stages",
     "StageKind": "stages",
-    "Work": "base",
+    "Work": "specs",
     "decode": "dtypes",
     "dtype": "dtypes",
     "encode": "dtypes",
@@ -50,6 +52,7 @@ __all__ = [
     "DType",
     "Dependence",
     "Domain",
+    "Epilogue",
     "Layout",
     "Op",
     "Operand",

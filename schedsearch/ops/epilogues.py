@@ -7,17 +7,120 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from schedsearch.errors import Problem, did_you_mean
+from schedsearch.errors import ArgumentError, Problem, did_you_mean
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import Parameter, judge, missing_parameters, plain, unknown_parameters
 from schedsearch.ops.pixel_shuffle import PixelShuffle, shuffle_problem
 from schedsearch.ops.specs import ArgSpec, ScalarSpec
-from schedsearch.ops.stages import Stage, stage_kind, stage_names
+from schedsearch.ops.stages import STAGES, Stage, stage_kind, stage_names
 
 MAX_STAGES = 64  # each is compiled into the kernel
+ACTIVATIONS = ("relu", "sigmoid", "silu", "hard_swish", "gelu", "relu6", "leaky_relu", "clip")
+_FLOATS = ("float32", "float16", "bfloat16")
+T = TypeVar("T")
+
+
+class Epilogue(NamedTuple, Generic[T]):
+    """What becomes of an operator's sums: activation(sums * scale + bias + residual), as one value.
+
+    In a workload an operand is True, or None if there is none. In a call of `schedsearch.torch` it is the tensor. A workload
+    also takes a list of stages, in any order.
+
+    Attributes:
+        bias: one number for each output channel.
+        scale: the same, multiplied before the bias is added, which must be there; of 8-bit factors see `out_dtype`.
+        residual: like the output; added before the activation.
+        activation: relu, relu6, leaky_relu, clip, sigmoid, silu, hard_swish, gelu, or None.
+        negative_slope: of leaky_relu; given when a kernel is called.
+        low, high: of clip; given when a kernel is called.
+        residual_last: the residual is added behind the activation.
+        pixel_shuffle: the factor of a torch.nn.PixelShuffle behind everything else; 1 if there is none.
+        out_dtype: what the sums of 8-bit factors become. int32: activation(sums + bias + residual). int8 or uint8: the same
+            times `scale`, rounded, plus `y_zero_point`; with `output_scale` activation(sums * scale + bias + residual) /
+            output_scale, rounded, plus `y_zero_point`. float32, float16 or bfloat16: activation(sums * scale + bias +
+            residual). Sums of floats leave it None.
+        output_scale: one number for each output channel.
+        y_zero_point: of the output; given when a kernel is called.
+
+    Example:
+        >>> from schedsearch import conv2d
+        >>> conv2d(n=1, h=8, w=8, c=64, k=64, r=1, s=1, epilogue=Epilogue(bias=True, activation="relu")).label
+        'conv2d 1x8x8x64 k64 1x1 f16 NHWC+bias+relu'
+    """
+
+    bias: T | None = None
+    scale: T | None = None
+    residual: T | None = None
+    activation: str | None = None
+    negative_slope: float = 0.01
+    low: float = 0.0
+    high: float = 6.0
+    residual_last: bool = False
+    pixel_shuffle: int = 1
+    out_dtype: str | None = None
+    output_scale: T | None = None
+    y_zero_point: int = 0
+
+    @property
+    def text(self) -> str:
+        """The stages in their order, e.g. "bias,clip,requantise:uint8"; see `stage_of`.
+
+        Raises:
+            ArgumentError: there is no such activation, or a scale without a bias.
+        """
+        if self.activation is not None and self.activation not in ACTIVATIONS:
+            allowed = f"allowed: {', '.join(ACTIVATIONS)} or None"
+            if not isinstance(self.activation, str):
+                raise ArgumentError(f"activation is {self.activation!r}; {allowed}")
+            hint = did_you_mean(self.activation, ACTIVATIONS)
+            raise ArgumentError(f"there is no activation {self.activation!r}{hint}; {allowed}")
+        if self.out_dtype is None and self.scale is not None and self.bias is None:
+            raise ArgumentError("there is a scale without a bias; give torch.zeros_like(scale) as the bias")
+        shifted = self.scale is not None and self.out_dtype is None
+        sums = "scale_shift" if shifted else "" if self.bias is None else "bias"
+        added = "" if self.residual is None else "residual"
+        then = "clip" if self.activation == "relu6" else self.activation or ""
+        words = ["", sums, then, added, ""] if self.residual_last else ["", sums, added, then, ""]
+        if self.output_scale is not None:
+            words[0], words[-1] = "dequantise:float32", f"quantise:{self.out_dtype}"
+        elif self.out_dtype in _FLOATS:
+            words[0] = f"dequantise:{self.out_dtype}"
+        elif self.out_dtype not in (None, "int32"):
+            words[-1] = f"requantise:{self.out_dtype}"
+        words += [f"depth_to_space:{self.pixel_shuffle}"] if self.pixel_shuffle != 1 else []
+        return ",".join([word for word in words if word])
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """The numbers of the activation that are given at call time, two if there are any."""
+        if self.activation == "relu6":
+            return 0.0, 6.0
+        if self.activation == "clip":
+            return self.low, self.high
+        return (self.negative_slope, 0.0) if self.activation == "leaky_relu" else ()
+
+    def as_parameter(self) -> list[Any]:
+        """The value of a workload's parameter `epilogue`."""
+        return [stage_of(word) for word in self.text.split(",") if word]
+
+
+def stage_of(word: str) -> str | dict[str, dict[str, Any]]:
+    """A stage as workload files have it, from a word: its name, and behind a colon its parameter if it has one.
+
+    Raises:
+        ArgumentError: there is no such stage.
+    """
+    name, _, value = word.partition(":")
+    if name not in STAGES:
+        raise ArgumentError(f"epilogue names {name!r}{did_you_mean(name, STAGES)}; allowed: {', '.join(STAGES)}")
+    if name == "depth_to_space":
+        if not value.isdecimal():
+            raise ArgumentError(f"epilogue has {word!r}; write depth_to_space:2 for blocks of 2 x 2 pixels")
+        return {name: {"block": int(value), "mode": "CRD"}}
+    return {name: {"to": value}} if value else name
 
 
 def epilogue_parameter(stages: Sequence[str] | None = None, *, moves: bool = False) -> Parameter:

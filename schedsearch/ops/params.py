@@ -107,7 +107,9 @@ class Params(Mapping[str, Any]):
 
 
 def plain(value: Any) -> Any:
-    """Turns NumPy's integers, alone or in a list, into Python's: they are equal, but their JSON is not."""
+    """A value as JSON has it: NumPy's integers, alone or in a list, as Python's, and an `Epilogue` as its stages."""
+    if hasattr(value, "as_parameter"):
+        return value.as_parameter()
     if isinstance(value, list | tuple):
         items = [plain(each) for each in value]
         return items if isinstance(value, list) else tuple(items)

@@ -28,6 +28,7 @@ def _require_torch() -> None:
 
 _require_torch()
 
+from schedsearch.ops.epilogues import Epilogue  # noqa: E402
 from schedsearch.torch.layers.report import LayerReport, NetworkReport, Report  # noqa: E402
 from schedsearch.torch.models.optimize import optimize_, revert_  # noqa: E402
 from schedsearch.torch.operators.functional import (  # noqa: E402
@@ -41,6 +42,7 @@ from schedsearch.torch.operators.functional import (  # noqa: E402
 from schedsearch.torch.operators.store import Served, Store, refresh, served, use  # noqa: E402
 
 __all__ = [
+    "Epilogue",
     "LayerReport",
     "NetworkReport",
     "Report",

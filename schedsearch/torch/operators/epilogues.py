@@ -2,20 +2,20 @@
 
 A word is the name of a stage of `schedsearch.ops.STAGES`. A stage with a parameter has it behind a colon:
 "requantise:uint8", "dequantise:float16", "depth_to_space:2" (in the order of torch.nn.PixelShuffle).
+`Epilogue.text` writes it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.nn import functional
 
-from schedsearch.errors import ArgumentError, did_you_mean
-from schedsearch.ops.epilogues import parse_epilogue
-from schedsearch.ops.stages import STAGES, Stage
+from schedsearch.errors import ArgumentError
+from schedsearch.ops.epilogues import parse_epilogue, stage_of
+from schedsearch.ops.stages import Stage
 
 # Operand of a stage -> the tensor of the operator that holds it.
 TENSORS = {
@@ -45,7 +45,7 @@ def stages(epilogue: str) -> tuple[Stage, ...]:
     Raises:
         ArgumentError: a stage does not exist, or does not belong there.
     """
-    items = [_item(word) for word in epilogue.split(",") if word]
+    items = [stage_of(word) for word in epilogue.split(",") if word]
     found, problems = parse_epilogue(items, moves=True)
     if problems:
         raise ArgumentError(f"epilogue {epilogue!r}: {'; '.join(problem.message for problem in problems)}")
@@ -55,24 +55,6 @@ def stages(epilogue: str) -> tuple[Stage, ...]:
     if twice:
         raise ArgumentError(f"epilogue {epilogue!r} needs {', '.join(twice)} for two stages; leave one of the stages out")
     return found
-
-
-def _item(word: str) -> Any:
-    name, _, value = word.partition(":")
-    if name not in STAGES:
-        raise ArgumentError(f"epilogue names {name!r}{did_you_mean(name, STAGES)}; allowed: {', '.join(STAGES)}")
-    if name == "depth_to_space":
-        if not value.isdecimal():
-            raise ArgumentError(f"epilogue has {word!r}; write depth_to_space:2 for blocks of 2 x 2 pixels")
-        return {name: {"block": int(value), "mode": "CRD"}}
-    return {name: {"to": value}} if value else name
-
-
-@functools.cache
-def scalar_names(epilogue: str) -> tuple[tuple[str, str], ...]:
-    """(scalar of the workload, low or high) of each call-time scalar that an operator's arguments give."""
-    names = [scalar.name for stage in stages(epilogue) for scalar in stage.kind.scalars]
-    return tuple((name, SCALARS[name]) for name in names if name in SCALARS)
 
 
 def block_of(epilogue: str) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch.nn import functional
 
 from schedsearch.errors import ArgumentError, did_you_mean
+from schedsearch.ops.epilogues import Epilogue
 from schedsearch.ops.layout import Layout
 from schedsearch.text import type_text
 from schedsearch.torch.operators import (
@@ -18,24 +18,55 @@ from schedsearch.torch.operators import (
 )
 from schedsearch.torch.operators.depthwise import Depthwise
 from schedsearch.torch.operators.formats import allows_tf32
+from schedsearch.torch.operators.integers import Pair, shuffle_factor, whole, whole_window
 from schedsearch.torch.operators.library import eager
 from schedsearch.torch.operators.moves import Shuffled
 from schedsearch.torch.operators.transforms import transformed, transformed_while_tracing, transforming
 from schedsearch.torch.operators.window import check_convolution, check_operands, convolve, output_shape, text
 from schedsearch.torch.operators.window import parameters as parsed
 
-_ACTIVATIONS = (*epilogues.ACTIVATIONS, "relu6", "leaky_relu", "clip")
-_Pair = int | Sequence[int]
-_Options = tuple[Any, ...]  # stride, padding, dilation, groups, precision, activation, residual_last, pixel_shuffle
-_LISTS = list, tuple
 _ops = torch.ops.schedsearch
 _eager_conv2d, _eager_depthwise_conv2d = eager("conv2d"), eager("depthwise_conv2d")
 _texts: dict[Any, str] = {}
 _EIGHT_BITS = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 _OF_INTEGERS = (None, "relu", "relu6", "clip")
-_LARGEST_FACTOR = 1 << 15  # of a pixel shuffle
 _checked: set[Any] = set()  # descriptions of tensors, see `_check_once`
 _MOST_CHECKED = 4096
+
+
+class _ActivationArguments(TypedDict, total=False):
+    activation: str | None
+    negative_slope: float
+    low: float
+    high: float
+
+
+class _FloatArguments(_ActivationArguments, total=False):
+    """Of an `Epilogue` of floats, as keywords."""
+
+    scale: torch.Tensor | None
+    residual_last: bool
+
+
+class _Conv2dArguments(_FloatArguments, total=False):
+    pixel_shuffle: int
+
+
+class _QuantizedArguments(_ActivationArguments, total=False):
+    """Of an `Epilogue` of sums of integers, as keywords."""
+
+    output_scale: torch.Tensor | None
+    y_zero_point: int
+
+
+class _Window(NamedTuple):
+    """Where a convolution reads, and how it multiplies."""
+
+    stride: Pair
+    padding: Pair | str
+    dilation: Pair
+    groups: int = 1
+    precision: str = "fp32"
 
 
 def conv2d(
@@ -44,18 +75,13 @@ def conv2d(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     *,
-    scale: torch.Tensor | None = None,
-    stride: _Pair = 1,
-    padding: _Pair | str = 0,
-    dilation: _Pair = 1,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
     groups: int = 1,
-    activation: str | None = None,
-    negative_slope: float = 0.01,
-    low: float = 0.0,
-    high: float = 6.0,
-    residual_last: bool = False,
-    pixel_shuffle: int = 1,
     precision: str | None = None,
+    epilogue: Epilogue[torch.Tensor] | None = None,
+    **stages: Unpack[_Conv2dArguments],
 ) -> torch.Tensor:
     """A 2-d convolution with its epilogue: activation(conv(x, weight) * scale + bias + residual).
 
@@ -67,38 +93,39 @@ def conv2d(
         weight: (k, c / groups, r, s) of the same dtype, best in the memory format of x.
         bias: (k).
         residual: like the result; added before the activation.
-        scale: (k), multiplied before the bias is added, for a batch norm in evaluation mode; needs a bias.
         stride, dilation: one number or (vertical, horizontal).
         padding: one number, (vertical, horizontal), (top, left, bottom, right), "valid" or "same".
         groups: divides c and k.
-        activation: relu, relu6, leaky_relu (with `negative_slope`), clip (to `low` ... `high`), sigmoid, silu, hard_swish,
-            gelu, or None.
-        residual_last: the residual is added behind the activation.
-        pixel_shuffle: the factor of a torch.nn.PixelShuffle behind everything else; no residual then.
         precision: of products of float32: fp32 or tf32; by default as torch.backends.cudnn.allow_tf32 says.
+        epilogue: what follows the convolution as one value, instead of bias, residual and `stages`.
+        stages: or its parts as keywords. scale: (k), multiplied before the bias is added, for a batch norm in evaluation
+            mode; needs a bias. activation: relu, relu6, leaky_relu (with `negative_slope`), clip (to `low` ... `high`),
+            sigmoid, silu, hard_swish, gelu, or None. residual_last: the residual is added behind the activation.
+            pixel_shuffle: the factor of a torch.nn.PixelShuffle behind everything else; no residual then.
 
     Raises:
         ArgumentError: arguments that do not fit each other.
+        TypeError: there is no such keyword.
 
     Examples:
         >>> y = conv2d(x, weight, bias, padding=1, activation="relu")
+        >>> y = conv2d(x, weight, padding=1, epilogue=Epilogue(bias=bias, activation="relu"))
     """
     if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)):
         _check_tensors(x, weight)
     if type(groups) is not int:
-        groups = _whole("groups", groups)
-    if pixel_shuffle != 1:
-        pixel_shuffle = _factor("pixel_shuffle", pixel_shuffle)
-    depthwise = groups > 1 and x.dim() == 4 and groups == x.shape[1] and pixel_shuffle == 1
+        groups = whole("groups", groups)
+    epilogue = _collected("conv2d", _OF_CONV2D, epilogue, bias, residual, stages)
+    if epilogue.pixel_shuffle != 1:
+        epilogue = epilogue._replace(pixel_shuffle=shuffle_factor("pixel_shuffle", epilogue.pixel_shuffle))
+    depthwise = groups > 1 and x.dim() == 4 and groups == x.shape[1] and epilogue.pixel_shuffle == 1
     if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
-        x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
+        x, weight, epilogue = _cast(x, weight, epilogue)
     if depthwise:
         groups, precision = 1, "fp32"
     elif precision is None:
         precision = _precision(x) if x.dtype is torch.float32 else "fp32"
-    options = (stride, padding, dilation, groups, precision, activation, residual_last, pixel_shuffle)
-    numbers = () if activation is None else _numbers(activation, negative_slope, low, high)
-    return _convolution(depthwise, x, weight, bias, scale, residual, options, numbers)
+    return _convolution(depthwise, x, weight, _Window(stride, padding, dilation, groups, precision), epilogue)
 
 
 def quantized_conv2d(
@@ -109,18 +136,14 @@ def quantized_conv2d(
     residual: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
-    output_scale: torch.Tensor | None = None,
     x_zero_point: int = 0,
     weight_zero_point: int = 0,
-    y_zero_point: int = 0,
-    stride: _Pair = 1,
-    padding: _Pair | str = 0,
-    dilation: _Pair = 1,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
     groups: int = 1,
-    activation: str | None = None,
-    negative_slope: float = 0.01,
-    low: float = 0.0,
-    high: float = 6.0,
+    epilogue: Epilogue[torch.Tensor] | None = None,
+    **stages: Unpack[_QuantizedArguments],
 ) -> torch.Tensor:
     """A 2-d convolution of 8-bit numbers. The factors are x - x_zero_point and weight - weight_zero_point; padding adds
     nothing. `out_dtype` says what becomes of their sums:
@@ -138,56 +161,59 @@ def quantized_conv2d(
     Args:
         x: (n, c, h, w) of int8 or uint8; or of float8_e4m3fn or float8_e5m2, for an output of floats.
         weight: (k, c / groups, r, s) of either format of the same kind.
-        bias, scale, output_scale: (k); scales are float32.
+        bias, scale: (k); scales are float32.
         residual: like the output before the last rounding.
         out_dtype: by default int32 without a scale, else the dtype of x, or float16 for float8.
-        stride, padding, dilation, groups, activation, negative_slope, low, high: as `conv2d`; sums of integers take
-            relu and clip only.
+        stride, padding, dilation, groups: as `conv2d`.
+        epilogue: what follows the convolution as one value, instead of bias, scale, residual, out_dtype and `stages`.
+        stages: or its parts as keywords. output_scale: (k), float32. y_zero_point. activation, negative_slope, low, high:
+            as `conv2d`; sums of integers take relu and clip only.
 
     Raises:
         ArgumentError: arguments that do not fit each other.
+        TypeError: there is no such keyword.
     """
     _check_tensors(x, weight)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype is {out_dtype!r}; allowed: a torch.dtype, e.g. torch.int8")
+    given = {"scale": scale, "out_dtype": None if out_dtype is None else str(out_dtype).removeprefix("torch.")}
+    known = {name: value for name, value in given.items() if value is not None}
+    epilogue = _collected("quantized_conv2d", _OF_QUANTIZED, epilogue, bias, residual, {**stages, **known})
     x_zero_point, weight_zero_point, y_zero_point = (
-        _whole(f"{name}_zero_point", value)
-        for name, value in (("x", x_zero_point), ("weight", weight_zero_point), ("y", y_zero_point))
+        whole(f"{name}_zero_point", value)
+        for name, value in (("x", x_zero_point), ("weight", weight_zero_point), ("y", epilogue.y_zero_point))
     )
-    groups = _whole("groups", groups)
-    if out_dtype is None:
-        out_dtype = torch.float16 if x.dtype.is_floating_point else torch.int32 if scale is None else x.dtype
+    groups = whole("groups", groups)
+    if epilogue.out_dtype is None:
+        like = "float16" if x.dtype.is_floating_point else str(x.dtype).removeprefix("torch.")
+        integers = epilogue.scale is None and not x.dtype.is_floating_point
+        epilogue = epilogue._replace(out_dtype="int32" if integers else like)
+    out = getattr(torch, str(epilogue.out_dtype), None)
+    if not isinstance(out, torch.dtype):
+        raise ArgumentError(f"out_dtype is {epilogue.out_dtype!r}; allowed: a name of a dtype, e.g. 'int8'")
     for label, zero_point, dtype in (
         ("x", x_zero_point, x.dtype),
         ("weight", weight_zero_point, weight.dtype),
-        ("y", y_zero_point, out_dtype),
+        ("y", y_zero_point, out),
     ):
         if zero_point and dtype in _EIGHT_BITS and not _EIGHT_BITS[dtype][0] <= zero_point <= _EIGHT_BITS[dtype][1]:
             raise ArgumentError(
                 f"{label}_zero_point is {zero_point}; allowed: {_EIGHT_BITS[dtype][0]} to {_EIGHT_BITS[dtype][1]}, the "
                 f"numbers of {dtype}"
             )
-    if not out_dtype.is_floating_point and output_scale is None and activation not in _OF_INTEGERS:
+    if not out.is_floating_point and epilogue.output_scale is None and epilogue.activation not in _OF_INTEGERS:
         raise ArgumentError(
-            f"activation {activation!r} is of floats, and the sums are integers; allowed: relu, relu6, clip or None; "
-            "or give an output_scale, or an out_dtype of floats"
+            f"activation {epilogue.activation!r} is of floats, and the sums are integers; allowed: relu, relu6, clip or "
+            "None; or give an output_scale, or an out_dtype of floats"
         )
     # Sums of two uint8 would be uint32, in which PyTorch hardly computes; with a zero point, even 0, they are int32.
     of_x = x_zero_point != 0 or (x.dtype == weight.dtype == torch.uint8)
     zero_points = ("x," if of_x else "") + ("weight" if weight_zero_point != 0 else "")
-    numbers = () if activation is None else _numbers(activation, negative_slope, low, high)
-    middle = _epilogue((bias is not None, False, residual is not None), activation, False, 1)
-    name = str(out_dtype).removeprefix("torch.")
-    if out_dtype.is_floating_point or output_scale is not None:
-        words = [f"dequantise:{name if output_scale is None else 'float32'}", middle]
-        words += [] if output_scale is None else [f"quantise:{name}"]
-    else:
-        words = [middle] if out_dtype is torch.int32 else [middle, f"requantise:{name}"]
-    epilogue = ",".join([word for word in words if word])
-    parameters = text(*_window(weight, stride, padding, dilation), groups, epilogue, "fp32", zero_points.rstrip(","))
+    window = whole_window(weight, stride, padding, dilation)
+    parameters = text(*window, groups, epilogue.text, "fp32", zero_points.rstrip(","))
     return _ops.quantized_conv2d.default(
-        x, weight, bias, scale, residual, output_scale, parameters, *(numbers or (0.0, 0.0)),
-        x_zero_point, weight_zero_point, y_zero_point,
+        x, weight, epilogue.bias, epilogue.scale, epilogue.residual, epilogue.output_scale, parameters,
+        *(epilogue.limits or (0.0, 0.0)), x_zero_point, weight_zero_point, y_zero_point,
     )  # fmt: skip
 
 
@@ -197,15 +223,11 @@ def depthwise_conv2d(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     *,
-    scale: torch.Tensor | None = None,
-    stride: _Pair = 1,
-    padding: _Pair | str = 0,
-    dilation: _Pair = 1,
-    activation: str | None = None,
-    negative_slope: float = 0.01,
-    low: float = 0.0,
-    high: float = 6.0,
-    residual_last: bool = False,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    epilogue: Epilogue[torch.Tensor] | None = None,
+    **stages: Unpack[_FloatArguments],
 ) -> torch.Tensor:
     """A depthwise convolution (groups = channels), in training as well: kernels compute both gradients.
 
@@ -216,18 +238,18 @@ def depthwise_conv2d(
     Args:
         x: (n, c, h, w), float16, bfloat16 or float32.
         weight: (c * m, 1, r, s); output channel i * m + j belongs to input channel i.
-        bias, residual, scale, stride, padding, dilation, activation, negative_slope, low, high, residual_last: as `conv2d`.
+        bias, residual, stride, padding, dilation, epilogue, stages: as `conv2d`, without pixel_shuffle.
 
     Raises:
         ArgumentError: arguments that do not fit each other.
+        TypeError: there is no such keyword.
     """
     if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)):
         _check_tensors(x, weight)
+    epilogue = _collected("depthwise_conv2d", _OF_FLOATS, epilogue, bias, residual, stages)
     if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
-        x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
-    options = (stride, padding, dilation, 1, "fp32", activation, residual_last, 1)
-    numbers = () if activation is None else _numbers(activation, negative_slope, low, high)
-    return _convolution(True, x, weight, bias, scale, residual, options, numbers)
+        x, weight, epilogue = _cast(x, weight, epilogue)
+    return _convolution(True, x, weight, _Window(stride, padding, dilation), epilogue)
 
 
 def pixel_shuffle(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
@@ -240,7 +262,7 @@ def pixel_shuffle(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
         ArgumentError: x has other axes, or its channels do not divide.
     """
     _check_tensors(x)
-    upscale_factor = _factor("upscale_factor", upscale_factor)
+    upscale_factor = shuffle_factor("upscale_factor", upscale_factor)
     if transformed():
         return functional.pixel_shuffle(x, upscale_factor)
     if torch.is_grad_enabled() and x.requires_grad:
@@ -258,7 +280,7 @@ def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
         ArgumentError: x has other axes, or its height or width does not divide.
     """
     _check_tensors(x)
-    downscale_factor = _factor("downscale_factor", downscale_factor)
+    downscale_factor = shuffle_factor("downscale_factor", downscale_factor)
     if transformed():
         return functional.pixel_unshuffle(x, downscale_factor)
     if torch.is_grad_enabled() and x.requires_grad:
@@ -293,204 +315,118 @@ def layout_transform(x: torch.Tensor, layout: str, to: str, sizes: Sequence[int]
     return _ops.layout_transform.default(x, sizes, layout, to)
 
 
-def _convolution(
-    depthwise: bool,
-    x: torch.Tensor,
-    weight: torch.Tensor,
+_OF_FLOATS = _FloatArguments.__optional_keys__
+_OF_CONV2D = _Conv2dArguments.__optional_keys__
+_OF_QUANTIZED = _QuantizedArguments.__optional_keys__ | {"scale", "out_dtype"}
+_NO_EPILOGUE: Epilogue[torch.Tensor] = Epilogue()
+
+
+def _collected(
+    function: str,
+    known: frozenset[str],
+    epilogue: Epilogue[torch.Tensor] | None,
     bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
     residual: torch.Tensor | None,
-    options: _Options,
-    numbers: tuple[float, ...],
+    parts: Any,
+) -> Epilogue[torch.Tensor]:
+    """The epilogue of a call, which gives it as one value or in parts.
+
+    Args:
+        known: names of an `Epilogue` that the function takes besides bias and residual.
+        parts: those that are given as keywords.
+    """
+    for name in parts:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}")
+    if epilogue is None:
+        return Epilogue(bias=bias, residual=residual, **parts)
+    if not isinstance(epilogue, Epilogue):
+        raise ArgumentError(f"epilogue is {type_text(epilogue)}; allowed: an Epilogue")
+    if bias is not None or residual is not None or parts:
+        raise ArgumentError("an epilogue and parts of one are given; allowed: either of both")
+    for name, value, default in zip(Epilogue._fields, epilogue, _NO_EPILOGUE):
+        if value is not default and name not in known and name not in ("bias", "residual"):
+            raise ArgumentError(f"{function} takes no {name}; allowed: {', '.join(sorted(known))}, bias, residual")
+    if isinstance(epilogue.bias, bool) or isinstance(epilogue.residual, bool):
+        raise ArgumentError("the epilogue is one of a workload; give the tensors of bias and residual")
+    return epilogue
+
+
+def _convolution(
+    depthwise: bool, x: torch.Tensor, weight: torch.Tensor, window: _Window, epilogue: Epilogue[torch.Tensor]
 ) -> Any:
     """A convolution by its operator, or with gradients where they are wanted.
 
     Eager code calls the operator without the Python function that PyTorch wraps it in.
     """
-    operands = bias is not None, scale is not None, residual is not None
+    bias, scale, residual = epilogue.bias, epilogue.scale, epilogue.residual
     compiling = torch.compiler.is_dynamo_compiling()
     by_pytorch = transformed_while_tracing() if compiling else transforming()
     if by_pytorch or (
-        torch.is_grad_enabled()
-        and (x.requires_grad or weight.requires_grad or (True in operands and _wants_gradients(bias, scale, residual)))
+        torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _wants_gradients(bias, scale, residual))
     ):
-        epilogue = _epilogue(operands, *options[5:])
         if not compiling:
-            _check_once(depthwise, x, weight, bias, scale, residual, options, epilogue)
+            _check_once(depthwise, x, weight, window, epilogue)
         if by_pytorch and depthwise:
-            depthwise, options = False, (*options[:3], x.shape[1], *options[4:])
-        sums = _sums(depthwise, x, weight, options)
-        return epilogues.computed(sums, epilogue, bias, scale, residual, *(numbers or (0.0, 0.0))) if epilogue else sums
+            depthwise, window = False, window._replace(groups=x.shape[1])
+        sums, stages = _sums(depthwise, x, weight, window), epilogue.text
+        limits = epilogue.limits or (0.0, 0.0)
+        return epilogues.computed(sums, stages, bias, scale, residual, *limits) if stages else sums
     if compiling:
         compute = _ops.depthwise_conv2d.default if depthwise else _ops.conv2d.default
-        return compute(x, weight, bias, scale, residual, _made_parameters(weight, operands, *options), *numbers)
+        return compute(x, weight, bias, scale, residual, _made_parameters(weight, window, epilogue), *epilogue.limits)
     compute = _eager_depthwise_conv2d if depthwise else _eager_conv2d
-    return compute(x, weight, bias, scale, residual, _kept_parameters(weight, operands, options), *numbers)
+    return compute(x, weight, bias, scale, residual, _kept_parameters(weight, window, epilogue), *epilogue.limits)
 
 
 def _check_once(
-    depthwise: bool,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    options: _Options,
-    epilogue: str,
+    depthwise: bool, x: torch.Tensor, weight: torch.Tensor, window: _Window, epilogue: Epilogue[torch.Tensor]
 ) -> None:
     """Raises ArgumentError for what the operators refuse. Tensors like those before are not checked again."""
-    given = {"x": x, "weight": weight, "bias": bias, "scale": scale, "residual": residual}
+    given = {"x": x, "weight": weight, "bias": epilogue.bias, "scale": epilogue.scale, "residual": epilogue.residual}
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
-    parameters = _parameters(weight, (False, False, False), (*options[:5], None, False, 1))
-    key = depthwise, parameters, epilogue, *((name, each.dtype, each.shape) for name, each in tensors.items())
+    stages = epilogue.text
+    parameters = _parameters(weight, window)
+    key = depthwise, parameters, stages, *((name, each.dtype, each.shape) for name, each in tensors.items())
     if key in _checked:
         return
-    name = "depthwise_conv2d" if depthwise else "conv2d"
-    window, groups = parsed(parameters).window, options[3]
-    check_convolution(name, tensors, window, x.shape[1] if depthwise and x.dim() == 4 else groups)
-    check_operands(name, epilogue, tensors, output_shape(x, weight, window, epilogue))
+    name, whole = "depthwise_conv2d" if depthwise else "conv2d", parsed(parameters).window
+    check_convolution(name, tensors, whole, x.shape[1] if depthwise and x.dim() == 4 else window.groups)
+    check_operands(name, stages, tensors, output_shape(x, weight, whole, stages))
     if len(_checked) < _MOST_CHECKED:
         _checked.add(key)
 
 
-def _sums(depthwise: bool, x: torch.Tensor, weight: torch.Tensor, options: _Options) -> Any:
+def _sums(depthwise: bool, x: torch.Tensor, weight: torch.Tensor, window: _Window) -> Any:
     """A convolution without an epilogue, with gradients."""
     if depthwise:
-        return Depthwise.apply(x, weight, _parameters(weight, (False, False, False), (*options[:5], None, False, 1)))
-    stride, padding, dilation, groups, *_ = options
-    return convolve(x, weight, *_window(weight, stride, padding, dilation), groups)
+        return Depthwise.apply(x, weight, _parameters(weight, window))
+    return convolve(x, weight, *whole_window(weight, *window[:3]), window.groups)
 
 
-def _parameters(weight: torch.Tensor, operands: tuple[bool, ...], options: _Options) -> str:
-    """The operator's text (`window.text`); torch.compile cannot trace the dictionary of those that were seen before.
-
-    Args:
-        operands: whether there is a bias, a scale, a residual.
-    """
+def _parameters(weight: torch.Tensor, window: _Window, epilogue: Epilogue[torch.Tensor] = _NO_EPILOGUE) -> str:
+    """The operator's text (`window.text`); torch.compile cannot trace the dictionary of those that were seen before."""
     if torch.compiler.is_dynamo_compiling():
-        return _made_parameters(weight, operands, *options)
-    return _kept_parameters(weight, operands, options)
+        return _made_parameters(weight, window, epilogue)
+    return _kept_parameters(weight, window, epilogue)
 
 
-def _kept_parameters(weight: torch.Tensor, operands: tuple[bool, ...], options: _Options) -> str:
-    key = (operands, options, weight.shape if options[1] == "same" else None)
+def _kept_parameters(weight: torch.Tensor, window: _Window, epilogue: Epilogue[torch.Tensor]) -> str:
+    operands = epilogue.bias is None, epilogue.scale is None, epilogue.residual is None
+    stages = epilogue.activation, epilogue.residual_last, epilogue.pixel_shuffle
+    key = operands, stages, window, weight.shape if window.padding == "same" else None
     try:
         return _texts[key]
     except TypeError:  # lists
-        return _made_parameters(weight, operands, *options)
+        return _made_parameters(weight, window, epilogue)
     except KeyError:
-        return _texts.setdefault(key, _made_parameters(weight, operands, *options))
+        return _texts.setdefault(key, _made_parameters(weight, window, epilogue))
 
 
-def _made_parameters(
-    weight: torch.Tensor,
-    operands: tuple[bool, ...],
-    stride: _Pair,
-    padding: _Pair | str,
-    dilation: _Pair,
-    groups: int,
-    precision: str,
-    *stages: Any,
-) -> str:
-    if precision not in ("fp32", "tf32"):
-        raise ArgumentError(f"precision is {precision!r}; allowed: fp32, tf32 or None")
-    return text(*_window(weight, stride, padding, dilation), groups, _epilogue(operands, *stages), precision)
-
-
-def _epilogue(operands: tuple[bool, ...], activation: str | None, residual_last: bool, block: int) -> str:
-    """The epilogue's text; see `epilogues`.
-
-    Args:
-        operands: whether there is a bias, a scale, a residual.
-        block: the factor of a pixel shuffle at the end.
-    """
-    bias, scale, residual = operands
-    if scale and not bias:
-        raise ArgumentError("there is a scale without a bias; give torch.zeros_like(scale) as the bias")
-    if activation is not None and activation not in _ACTIVATIONS:
-        hint = did_you_mean(str(activation), _ACTIVATIONS)
-        raise ArgumentError(f"there is no activation {activation!r}{hint}; allowed: {', '.join(_ACTIVATIONS)} or None")
-    sums = "scale_shift" if scale else "bias" if bias else ""
-    added = "residual" if residual else ""
-    then = "clip" if activation == "relu6" else activation or ""
-    moved = f"depth_to_space:{block}" if block != 1 else ""
-    order = (sums, then, added, moved) if residual_last else (sums, added, then, moved)
-    return ",".join([word for word in order if word])
-
-
-def _numbers(activation: str, slope: float, low: float, high: float) -> tuple[float, ...]:
-    """The operator's low and high, for an activation that has any."""
-    if not isinstance(activation, str):
-        raise ArgumentError(f"activation is {activation!r}; allowed: {', '.join(_ACTIVATIONS)} or None")
-    if activation == "relu6":
-        return 0.0, 6.0
-    if activation == "clip":
-        return low, high
-    return (slope, 0.0) if activation == "leaky_relu" else ()
-
-
-def _window(
-    weight: torch.Tensor, stride: _Pair, padding: _Pair | str, dilation: _Pair
-) -> tuple[list[int], list[int], list[int]]:
-    """Stride, padding and dilation in full."""
-    strides, dilations = _pair("stride", stride), _pair("dilation", dilation)
-    if isinstance(padding, str):
-        if padding not in ("valid", "same"):
-            hint = did_you_mean(padding, ("valid", "same"))
-            raise ArgumentError(f"padding is {padding!r}{hint}; allowed: numbers, 'valid' or 'same'")
-        if padding == "same" and strides != [1, 1]:
-            raise ArgumentError(f"padding 'same' needs stride 1, got {strides}")
-        if weight.dim() != 4:
-            raise ArgumentError(f"weight has shape {tuple(weight.shape)}; allowed: four axes (k, c / groups, r, s)")
-        whole = [0, 0] if padding == "valid" else [dilations[i] * (weight.shape[2 + i] - 1) for i in (0, 1)]
-        pads = [whole[0] // 2, whole[1] // 2, whole[0] - whole[0] // 2, whole[1] - whole[1] // 2]
-    else:
-        numbers = _numbers_of("padding", padding)
-        pads = numbers * 2 if len(numbers) == 2 else numbers
-        if len(pads) != 4:
-            raise ArgumentError(
-                f"padding is {padding!r}; allowed: one integer, (vertical, horizontal) or (top, left, bottom, right)"
-            )
-    return strides, pads, dilations
-
-
-def _pair(name: str, value: _Pair) -> list[int]:
-    found = _numbers_of(name, value)
-    if len(found) != 2:
-        raise ArgumentError(f"{name} is {value!r}; allowed: one integer or two, (vertical, horizontal)")
-    return found
-
-
-def _numbers_of(name: str, value: Any) -> list[int]:
-    """One number twice, or a sequence of numbers as a list."""
-    found = list(value) if isinstance(value, _LISTS) else [value, value]
-    try:
-        return [_index(each) for each in found]
-    except TypeError:
-        raise ArgumentError(f"{name} is {value!r}; allowed: integers, e.g. {name}=1 or {name}=(1, 1)") from None
-
-
-def _index(value: Any) -> Any:
-    """An integer of any library as Python's, or a symbolic one. Raises TypeError for other values."""
-    if isinstance(value, torch.SymInt) or type(value) is int:
-        return value
-    return operator.index(value)
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        found: int = _index(value)
-        return found
-    except TypeError:
-        raise ArgumentError(f"{name} is {value!r}; allowed: an integer") from None
-
-
-def _factor(name: str, value: Any) -> int:
-    """The factor of a pixel shuffle."""
-    factor = _whole(name, value)
-    if not 1 <= factor <= _LARGEST_FACTOR:
-        raise ArgumentError(f"{name} is {value!r}; allowed: an integer from 1 to {_LARGEST_FACTOR}")
-    return factor
+def _made_parameters(weight: torch.Tensor, window: _Window, epilogue: Epilogue[torch.Tensor]) -> str:
+    if window.precision not in ("fp32", "tf32"):
+        raise ArgumentError(f"precision is {window.precision!r}; allowed: fp32, tf32 or None")
+    return text(*whole_window(weight, *window[:3]), window.groups, epilogue.text, window.precision)
 
 
 def _check_tensors(*tensors: Any) -> None:
@@ -509,11 +445,15 @@ def _wants_gradients(*tensors: torch.Tensor | None) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def _cast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
+def _cast(
+    x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, Epilogue[torch.Tensor]]:
     """The tensors in autocast's dtype, as PyTorch's convolutions take them."""
-    device = next(tensor.device.type for tensor in tensors if tensor is not None)
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(None if tensor is None else _cast_one(tensor, dtype) for tensor in tensors)
+    dtype = torch.get_autocast_dtype(x.device.type)
+    bias, scale, residual = (
+        None if tensor is None else _cast_one(tensor, dtype) for tensor in (epilogue.bias, epilogue.scale, epilogue.residual)
+    )
+    return _cast_one(x, dtype), _cast_one(weight, dtype), epilogue._replace(bias=bias, scale=scale, residual=residual)
 
 
 def _cast_one(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
