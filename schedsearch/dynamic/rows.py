@@ -258,7 +258,7 @@ class Rows:
         known = {each: found for each, value in zip(parameters, given) if (found := self.graph.elements(value)) is not None}
         elements = traced(str(result.name), "", function, dims, known, (1,) * len(computed.ranges))
         if not any(isinstance(each, Unknown) for each in elements):
-            known_numbers = [float_words.number_of(n) if computed.dtype in float_words.DTYPES else n for n in elements]  # type: ignore[arg-type]
+            known_numbers = [float_words.number_of(n) if computed.dtype in float_words.DTYPES else n for n in elements]
             self._fold(result, np.array(known_numbers, computed.dtype).reshape(computed.shape))
             return
         self.of[result] = self._add(str(result.name), computed, given)
