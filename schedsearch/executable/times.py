@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from schedsearch.device import Device
+from schedsearch.device.clock import launches_ns, runs_ns
 
 if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
@@ -20,12 +19,7 @@ def time_on_cpu_ns(run: Callable[[], None], repeat: int) -> float:
     """The median time of a run that returns when its results are there."""
     import statistics
 
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter_ns()
-        run()
-        times.append(time.perf_counter_ns() - start)
-    return float(statistics.median(times))
+    return statistics.median(runs_ns([run] * repeat))
 
 
 def time_on_gpu_ns(device: Device, launch: Callable[[int], None], repeat: int) -> float:
@@ -67,14 +61,7 @@ def _between_events(device: CudaDevice, stream: int, launch: Callable[[int], Non
         for _ in range(repeat + 1):
             events.append(Event())
             stack.callback(events[-1].close)
-        launch(stream)
-        events[0].record(stream)
-        for event in events[1:]:
-            launch(stream)
-            event.record(stream)
-        events[-1].synchronize()
-        times_ms = [before.elapsed_ms(after) for before, after in itertools.pairwise(events)]
-    return statistics.median(times_ms) * 1e6
+        return statistics.median(launches_ns(events, stream, launch))
 
 
 def cuda_device(device: Device) -> CudaDevice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import statistics
 import time
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
+from schedsearch.device.clock import launches_ns, runs_ns
 from schedsearch.measurement import COLD_GRAPH_PREPARED, HOT_GRAPH
 from schedsearch.target import Target
 from schedsearch.verification.inputs import timing_pattern
@@ -263,16 +264,9 @@ class CudaTimed:
         self._launched = 0  # those for the estimate were before the caller's
 
     def sample(self, count: int) -> list[float]:
-        """A replay before the first keeps the device busy while the host enqueues, so that no sample contains a gap."""
-        events = self._timer.events[: count + 1]
         self._launched = max(self._launched, self._launches)
-        self._graph.launch(self._stream)
-        events[0].record(self._stream)
-        for event in events[1:]:
-            self._graph.launch(self._stream)
-            event.record(self._stream)
-        events[-1].synchronize()
-        return [begin.elapsed_ms(end) * 1e6 / self._launches for begin, end in itertools.pairwise(events)]
+        times_ns = launches_ns(self._timer.events[: count + 1], self._stream, self._graph.launch)
+        return [time_ns / self._launches for time_ns in times_ns]
 
     def launch(self, count: int) -> None:
         """Moves one argument block from set to set: a launch, and its capture into a graph, copies the block."""
@@ -308,23 +302,15 @@ class CpuTimed:
         ]
         self._next = self._launched = 0
         self.launch(1)
-        began = time.perf_counter_ns()
-        self.launch(1)
-        self._launches = max(1, math.ceil(_CHAIN_NS["cpu"] / max(1, time.perf_counter_ns() - began)))
+        (estimate_ns,) = runs_ns([functools.partial(self.launch, 1)])
+        self._launches = max(1, math.ceil(_CHAIN_NS["cpu"] / max(1, estimate_ns)))
 
     def sample(self, count: int) -> list[float]:
-        times = []
-        for _ in range(count):
-            chain = self._chain(self._launches)
-            began = time.perf_counter_ns()
-            for bound in chain:
-                bound.launch()
-            times.append((time.perf_counter_ns() - began) / self._launches)
-        return times
+        chains = [self._chain(self._launches) for _ in range(count)]
+        return [time_ns / self._launches for time_ns in runs_ns([functools.partial(_launch_all, each) for each in chains])]
 
     def launch(self, count: int) -> None:
-        for bound in self._chain(count):
-            bound.launch()
+        _launch_all(self._chain(count))
 
     def launch_set(self, number: int) -> None:
         self._bound[number].launch()
@@ -339,3 +325,8 @@ class CpuTimed:
 
     def close(self) -> None:
         self.rotation.close()
+
+
+def _launch_all(chain: Sequence[BoundKernel]) -> None:
+    for bound in chain:
+        bound.launch()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, overload
 
 import torch
+
+from schedsearch.device.clock import runs_ns
 
 Run = Callable[[], Any]
 L2_FACTOR = 2.5  # the operands rotate over sets that together exceed this many times the last-level cache
@@ -138,15 +139,7 @@ class HostTimer(Sampler):
         for run in runs:
             run()
 
-        def sample() -> float:
-            times = []
-            for run in runs:
-                started = time.perf_counter_ns()
-                run()
-                times.append(time.perf_counter_ns() - started)
-            return float(statistics.median(times))
-
-        return sample
+        return lambda: statistics.median(runs_ns(runs))
 
 
 def timer_of(device: torch.device) -> Timer:
