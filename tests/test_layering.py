@@ -347,7 +347,7 @@ def _loaded(code: str) -> list[str]:
 _OF_HELP = (
     "schedsearch", "schedsearch.cli", "schedsearch.compat", "schedsearch.config", "schedsearch.errors",
     "schedsearch.identity", "schedsearch.measurement", "schedsearch.plugins", "schedsearch.records",
-    "schedsearch.records.formats", "schedsearch.text", "schedsearch.tuner",
+    "schedsearch.records.formats", "schedsearch.target", "schedsearch.text", "schedsearch.tuner",
 )  # fmt: skip
 """What the help of a command may load of the package, besides the modules of `schedsearch.cli`."""
 
