@@ -27,6 +27,7 @@ def read_columns(
     *,
     after: int = 0,
     task: tuple[str, str, str] | None = None,
+    run: str | None = None,
 ) -> Iterator[tuple[Any, ...]]:
     """The named columns of table record, in the order of appending, in chunks of one snapshot each.
 
@@ -36,6 +37,7 @@ def read_columns(
         names: columns; the first one must be `id`.
         after: give only records with a larger id.
         task: only records of this (workload id, target key, mode).
+        run: only records of this run.
 
     Raises:
         KeyError: there is no such column.
@@ -47,6 +49,8 @@ def read_columns(
     if task is not None:
         workload_id, target, mode = task
         query = query.where(record.workload_id == workload_id, record.target_key == target, record.mode == mode)
+    if run is not None:
+        query = query.where(record.run == run)
     while True:
         with database.read() as connection:
             fetched = connection.execute(query.where(record.id > after)).all()

@@ -317,10 +317,10 @@ class Stored:
         return list(self.reader().evidence(thinned(rows, limit)))
 
     def columns(
-        self, names: Sequence[str], *, after: int = 0, task: tuple[str, str, str] | None = None
+        self, names: Sequence[str], *, after: int = 0, task: tuple[str, str, str] | None = None, run: str | None = None
     ) -> Iterator[tuple[Any, ...]]:
         """Some columns of many records, quickly: see `schedsearch.records.columns.read_columns`."""
-        return read_columns(self._db, self.damage, names, after=after, task=task)
+        return read_columns(self._db, self.damage, names, after=after, task=task, run=run)
 
     def listing(
         self, wanted: Wanted, *, sort: str = "id", descending: bool = True, limit: int = 1000

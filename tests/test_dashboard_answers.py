@@ -194,7 +194,8 @@ class TestTask:
             ids = add_trials(path, 3)
             changed = answers.refresh()
             after = task_of(answers, "small", A100)
-            assert changed == ["overview", "records", f"task/{after['row']['key']}"]
+            (run,) = (run["key"] for run in answers.get("overview")["runs"] if run["state"] == "running")
+            assert changed == ["overview", "records", f"run/{run}", f"task/{after['row']['key']}"]
             assert answers.refresh() == []
         assert after["trials"]["id"] == before["trials"]["id"] + ids
 

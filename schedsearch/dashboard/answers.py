@@ -19,6 +19,7 @@ from schedsearch.dashboard.machine_code import Listings
 from schedsearch.dashboard.replays import replay_view
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.task import task_view
+from schedsearch.dashboard.timeline import run_view
 from schedsearch.dashboard.trial import trial_view
 from schedsearch.dashboard.views.compare import CompareView
 from schedsearch.dashboard.views.importance import ImportanceView
@@ -60,6 +61,7 @@ class Answers:
         self._bodies: OrderedDict[tuple[str, ...], tuple[tuple[Any, ...], bytes]] = OrderedDict()
         self._pairs: dict[str, tuple[int, tuple[PairEffect, ...]]] = {}
         self._rows_seen: dict[str, int] = {}
+        self._going: dict[str, set[str]] = {}  # source key -> runs without an end at the last refresh
 
     def close(self) -> None:
         with self._lock:
@@ -75,6 +77,9 @@ class Answers:
             self.revision += 1
             paths = ["overview", "records"]
             for source in changed:
+                going = {overview.run_key(source, run["id"]) for run in source.runs if run["finished_at"] is None}
+                paths += [f"run/{key}" for key in sorted(going | self._going.get(source.key, set()))]
+                self._going[source.key] = going
                 for task, progress in source.tasks.items():
                     key = task_key(source.key, task)
                     if self._rows_seen.get(key) != progress.rows:
@@ -128,6 +133,8 @@ class Answers:
                         return self._task(key)
                     case "trial", [key]:
                         return self._trial(key)
+                    case "run", [key]:
+                        return self._run(key)
                     case "compare", [a, b]:
                         return to_json(self.compare(a, b))
                     case "records", []:
@@ -254,6 +261,16 @@ class Answers:
         return to_json(
             trial_view(source, record, rows[task], self.pairs(rows[task].key), self.kernels, listing=self.listings.get)
         )
+
+    def _run(self, key: str) -> JSON:
+        source = self._source(key)
+        for row in overview.run_rows(source):
+            if row.key == key:
+                return to_json(run_view(source, row, overview.task_rows(source)))
+        raise UnknownPathError(f"there is no run {key[:40]!r}" + (f"; {source.problem}" if source.problem else ""))
+
+    def run_keys(self) -> list[str]:
+        return [overview.run_key(source, run["id"]) for source in self.sources for run in source.runs]
 
     def _source(self, key: str) -> Source:
         name = key.partition(".")[0]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from schedsearch.dashboard import loose
+from schedsearch.dashboard.overview import run_key
 from schedsearch.dashboard.source import Source, TaskId
 from schedsearch.dashboard.views.overview import TaskRow
 from schedsearch.dashboard.views.records import RecordColumns, RecordsView
 from schedsearch.errors import SchedsearchError
+from schedsearch.identity import canonical_json
 from schedsearch.measurement import Outcome
 from schedsearch.records.columns import Wanted
 from schedsearch.text import printable, shortened
@@ -65,7 +69,11 @@ def records_view(
     found.sort(key=lambda row: row[place] or 0, reverse=descending)
     found.sort(key=lambda row: row[place] is None)
     paths = {source.key: shlex.quote(source.path) for source in sources}
-    return RecordsView(total, offset, tuple(shown_tasks), _columns(found[offset : offset + limit]), tuple(notes), paths)
+    page = found[offset : offset + limit]
+    columns, knobs, varying = _columns(page)
+    ids = {row[10] for row in page}
+    runs = {run["id"]: run_key(source, run["id"]) for source in sources for run in source.runs if run["id"] in ids}
+    return RecordsView(total, offset, tuple(shown_tasks), columns, knobs, varying, runs, tuple(notes), paths)
 
 
 def _wanted(source: Source, query: Mapping[str, str]) -> Wanted | None:
@@ -84,11 +92,28 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else default
 
 
-def _columns(rows: Sequence[tuple[Any, ...]]) -> RecordColumns:
+def _columns(
+    rows: Sequence[tuple[Any, ...]],
+) -> tuple[RecordColumns, dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """The columns, and for each template the names of its knobs, and of those that vary."""
+
     def text(value: str) -> str:
         return printable(value, lines=True)
 
-    return RecordColumns(
+    configs = [loose.mapping(loose.parsed(row[8])) for row in rows]
+    found: dict[str, dict[str, set[str]]] = {}
+    for row, config in zip(rows, configs):
+        of = found.setdefault(text(row[4]), {})
+        for name, value in config.items():
+            of.setdefault(name, set()).add(canonical_json(value))
+    counts = Counter(text(row[4]) for row in rows)
+    present = Counter((text(row[4]), name) for row, config in zip(rows, configs) for name in config)
+    knobs = {template: tuple(of) for template, of in found.items()}
+    varying = {
+        template: tuple(name for name, values in of.items() if len(values) > 1 or present[template, name] < counts[template])
+        for template, of in found.items()
+    }
+    columns = RecordColumns(
         id=[row[0] for row in rows],
         task=[row[12] for row in rows],
         template=[text(row[4]) for row in rows],
@@ -96,10 +121,16 @@ def _columns(rows: Sequence[tuple[Any, ...]]) -> RecordColumns:
         time_ns=[row[6] for row in rows],
         race=[row[7] for row in rows],
         config=[text(config_text(row[8])) for row in rows],
+        values=[[_value(config.get(name)) for name in knobs[text(row[4])]] for row, config in zip(rows, configs)],
         message=[text(shortened(row[9].partition("\n")[0], _MESSAGE_CHARACTERS)) for row in rows],
         run=[text(row[10]) for row in rows],
         at_s=[row[11] for row in rows],
     )
+    return columns, knobs, varying
+
+
+def _value(value: Any) -> Any:
+    return printable(value, lines=True) if isinstance(value, str) else value
 
 
 def config_text(config_json: str) -> str:

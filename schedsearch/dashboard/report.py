@@ -63,6 +63,8 @@ def report_answers(answers: Answers) -> Iterator[tuple[str, JSON]]:
             yield f"importance/{key}", answers.get(f"importance/{key}")
     for a, b in shown["compared"]:
         yield f"compare/{a}/{b}", answers.get(f"compare/{a}/{b}")
+    for key in answers.run_keys():
+        yield f"run/{key}", answers.get(f"run/{key}")
     yield "records", _records(answers, keep)
     yield "replay", answers.get("replay")
     for source in answers.sources:

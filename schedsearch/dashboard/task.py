@@ -11,11 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedsearch.dashboard import effects
+from schedsearch.dashboard.knob_pairs import knob_pairs
+from schedsearch.dashboard.noise import doubt_of, words_of
 from schedsearch.dashboard.overview import last_times, run_key, run_state
 from schedsearch.dashboard.source import Source, TaskId
 from schedsearch.dashboard.trials import OUTCOMES, Trials
 from schedsearch.dashboard.views.overview import TaskRow
-from schedsearch.dashboard.views.task import ModelState, Noise, RaceEntry, Repeated, TaskRun, TaskView, TrialColumns
+from schedsearch.dashboard.views.task import (
+    ModelState,
+    Noise,
+    ProgressWindow,
+    RaceEntry,
+    Repeated,
+    TaskRun,
+    TaskView,
+    TrialColumns,
+)
 from schedsearch.measurement import Outcome
 from schedsearch.ops.own_kernel import without_reference
 
@@ -39,6 +50,7 @@ def task_view(source: Source, task: TaskId, row: TaskRow, now_s: float, keep: se
     trials = source.trials(task)
     knobs, configs = trials.knobs()
     searched = trials.searched(knobs, configs)
+    by_template = [(each, effects.knob_effects(each)) for each in searched]
     shown = [i for i, number in enumerate(trials.id) if keep is None or number in keep]
     models = _Models.found_in(trials)
     message_of, messages = _messages(trials, shown)
@@ -56,7 +68,9 @@ def task_view(source: Source, task: TaskId, row: TaskRow, now_s: float, keep: se
         models=tuple(models.states),
         agreement=models.agreement,
         agreement_trials=models.agreement_trials,
-        knob_effects=tuple(effect for each in searched for effect in effects.knob_effects(each)),
+        knob_effects=tuple(effect for _, found in by_template for effect in found),
+        knob_pairs=tuple(pair for each, found in by_template for pair in knob_pairs(each, found)),
+        window=progress_window(trials, row.default_ns),
         failures=tuple(
             sorted((group for each in searched for group in effects.failure_groups(each)), key=lambda group: -group.count)
         ),
@@ -220,6 +234,21 @@ def _columns(
     )
 
 
+def progress_window(trials: Trials, default_ns: float | None) -> ProgressWindow | None:
+    """The times between which the search improved: where the curve of the best time can be read."""
+    times = [
+        time_ns
+        for time_ns, race, outcome in zip(trials.time_ns, trials.race, trials.outcome)
+        if not race and outcome != _REJECTED
+    ]
+    valid = [time_ns for time_ns in times if time_ns is not None]
+    if not valid:
+        return None
+    early = [time_ns for time_ns in times[: max(1, len(times) // 8)] if time_ns is not None] or valid[:1]
+    low_ns, high_ns = min(valid), max(min(early), default_ns or 0.0)
+    return ProgressWindow(low_ns, high_ns, sum(time_ns > high_ns for time_ns in valid))
+
+
 def _race(trials: Trials, row: TaskRow) -> tuple[RaceEntry, ...]:
     """The entrants of the last final race, the fastest first, failures last."""
     last = next((trials.run[i] for i in reversed(range(len(trials))) if trials.race[i] and trials.time_ns[i]), None)
@@ -246,6 +275,8 @@ def _race(trials: Trials, row: TaskRow) -> tuple[RaceEntry, ...]:
             times_ns=trials.race_times_ns.get(trials.id[i], ()),
             spread=trials.spread[i],
             ratio=time_ns / fastest if (time_ns := trials.time_ns[i]) is not None and fastest else None,
+            doubt=doubt_of(trials.race_times_ns.get(trials.id[i], ())),
+            words=words_of(trials.race_times_ns.get(trials.id[i], ())),
             is_default=same_as_default(i),
             is_best=trials.id[i] == row.best_id,
         )

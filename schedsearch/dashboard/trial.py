@@ -12,6 +12,7 @@ from typing import Any
 from schedsearch.dashboard import effects, loose
 from schedsearch.dashboard.kernels import Kernels, NoKernelError, Occupancy, occupancy, target_of
 from schedsearch.dashboard.machine_code import Listing
+from schedsearch.dashboard.noise import doubt_of, modes_of, words_of
 from schedsearch.dashboard.source import Source
 from schedsearch.dashboard.views.overview import TaskRow
 from schedsearch.dashboard.views.task import PairEffect
@@ -50,7 +51,9 @@ def trial_view(
         listing: gives the text of stored code by its digest; without it the view says that there is none.
     """
     measurement = record.measurement
-    time_ns = measurement.time_ns
+    time_ns, resources = measurement.time_ns, measurement.resources
+    built = bool(resources.registers or resources.code_bytes or resources.shared_bytes)
+    on_gpu = built and record.target.startswith("cuda:")
     best = _best_of(source, row)
     plan, problem = _plan(source, record) if whole else (None, "")
     code = _listing(source, record, listing)
@@ -73,6 +76,9 @@ def trial_view(
         time_ns=time_ns,
         times_ns=measurement.times_ns,
         spread=measurement.spread if len(measurement.times_ns) >= 4 else None,
+        doubt=doubt_of(measurement.times_ns),
+        words=words_of(measurement.times_ns),
+        modes=modes_of(measurement.times_ns) or (),
         race=record.final_race,
         best=is_best,
         best_key=f"{source.key}.{row.best_id}" if row.best_id is not None else None,
@@ -82,11 +88,11 @@ def trial_view(
         model=record.model,
         batch=record.batch,
         max_error=measurement.max_error,
-        registers=measurement.resources.registers,
-        shared_bytes=measurement.resources.shared_bytes,
-        local_bytes=measurement.resources.local_bytes,
-        spill_bytes=measurement.resources.spill_bytes,
-        code_bytes=measurement.resources.code_bytes,
+        registers=resources.registers if on_gpu else None,
+        shared_bytes=resources.shared_bytes if on_gpu else None,
+        local_bytes=resources.local_bytes if on_gpu else None,
+        spill_bytes=resources.spill_bytes if on_gpu else None,
+        code_bytes=resources.code_bytes if built else None,
         occupancy=launch.occupancy.share if launch.occupancy else None,
         blocks_per_sm=launch.occupancy.blocks_per_sm if launch.occupancy else None,
         block_threads=launch.occupancy.block_threads if launch.occupancy else None,

@@ -6,6 +6,7 @@ Every answer has one path. The server gives it under `/api/PATH`, a report holds
     task/KEY            task.TaskView        KEY of `TaskRow.key`
     importance/KEY      importance.ImportanceView  KEY as for task; it takes a second when it is asked for first
     trial/KEY           trial.TrialView      KEY is `TaskView.database + "." + id`, for any id of `TrialColumns`
+    run/KEY             run.RunView          KEY of `RunRow.key`
     compare/A/B         compare.CompareView  A and B of `Side.key`; a report holds the pairs in `Overview.compared`
     records             records.RecordsView  live also with a query: see `RecordsView`
     replay              replay.ReplayView

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schedsearch.dashboard.views.overview import TaskRow
+from schedsearch.dashboard.views.values import JSON
 
 
 @dataclass(frozen=True)
 class RecordColumns:
     """Records column by column. `task` is an index into `RecordsView.tasks`, `outcome` a name, `config` a string of
-    name=value, `message` its first 200 characters. The record's key is `database of its task + "." + id`."""
+    name=value, `message` its first 200 characters. `values` are those of the knobs of its template
+    (`RecordsView.knobs`), null for a knob that it lacks. The record's key is `database of its task + "." + id`."""
 
     id: list[int]
     task: list[int]
@@ -20,6 +22,7 @@ class RecordColumns:
     time_ns: list[float | None]
     race: list[bool]
     config: list[str]
+    values: list[list[JSON]]
     message: list[str]
     run: list[str]
     at_s: list[float]
@@ -34,6 +37,9 @@ class RecordsView:
     descending=0|1, offset=N, limit=N (at most 5,000).
 
     Attributes:
+        knobs: template -> the names of the knobs of its records, in the order of their first occurrence.
+        varying: template -> those of them that have more than one value in these records.
+        runs: id of each run of these records -> its `RunRow.key`; records that were imported have no run.
         shell_paths: `DatabaseRow.key` -> the path of the database, quoted for commands to copy.
     """
 
@@ -41,5 +47,8 @@ class RecordsView:
     offset: int
     tasks: tuple[TaskRow, ...]
     records: RecordColumns
+    knobs: Mapping[str, tuple[str, ...]]
+    varying: Mapping[str, tuple[str, ...]]
+    runs: Mapping[str, str]
     notes: tuple[str, ...]
     shell_paths: Mapping[str, str]

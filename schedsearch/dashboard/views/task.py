@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schedsearch.dashboard.views.noise import Doubt
 from schedsearch.dashboard.views.overview import RunState, TaskRow
 from schedsearch.dashboard.views.values import JSON
 
@@ -130,6 +131,57 @@ class KnobEffect:
 
 
 @dataclass(frozen=True)
+class KnobCells:
+    """The pairs of values that occur, column by column: cell `i` has value `first[i]` of the one knob and `second[i]` of the
+    other, as indices of `Knobs.values`.
+
+    Attributes:
+        trials, failures: how many trials have both values, and how many of these failed; static rejects are left out.
+        best_ns, median_ns: over the valid ones; null without any. `best_id` is the trial with the best time.
+    """
+
+    first: list[int]
+    second: list[int]
+    trials: list[int]
+    failures: list[int]
+    best_ns: list[float | None]
+    median_ns: list[float | None]
+    best_id: list[int | None]
+
+
+@dataclass(frozen=True)
+class KnobPair:
+    """Two knobs of a template, and the times of their pairs of values.
+
+    Attributes:
+        importance: share of the variance of log(time) that both explain together (epsilon squared, as `KnobEffect`).
+        gain: how much that is more than the better one of them explains alone.
+    """
+
+    template: str
+    first: str
+    second: str
+    importance: float | None
+    gain: float | None
+    cells: KnobCells
+
+
+@dataclass(frozen=True)
+class ProgressWindow:
+    """The times between which the search improved.
+
+    Attributes:
+        low_ns, high_ns: the best time, and the slower one of the default and of what was best after the first eighth of the
+            trials.
+        above: valid trials that are slower than `high_ns`.
+    """
+
+    low_ns: float
+    high_ns: float
+    above: int
+
+
+@dataclass(frozen=True)
 class SharedKnob:
     """A value that a group of failures has more often than the other trials. Shares are of trials of the same template."""
 
@@ -162,7 +214,8 @@ class FailureGroup:
 
 @dataclass(frozen=True)
 class RaceEntry:
-    """An entrant of the last final race. `ratio` is its time over that of the fastest; None if it failed."""
+    """An entrant of the last final race. `ratio` is its time over that of the fastest; None if it failed. `doubt` says why
+    its time is not to be trusted, `words` in a sentence."""
 
     id: int
     template: str
@@ -172,6 +225,8 @@ class RaceEntry:
     times_ns: tuple[float, ...]
     spread: float | None
     ratio: float | None
+    doubt: Doubt
+    words: str
     is_default: bool
     is_best: bool
 
@@ -239,6 +294,8 @@ class TaskView:
     Attributes:
         notes: what the reader must know: that the operator is not installed, that only a sample is shown, ...
         sampled: `trials` leaves some out; `total` is their integer. All other figures are of all trials.
+        knob_pairs: of the knobs that matter most, the most important pair first.
+        window: None without a valid trial of the search.
         agreement: Spearman's correlation pooled over the states of the models, of `agreement_trials`; None if unknown.
     """
 
@@ -256,6 +313,8 @@ class TaskView:
     agreement: float | None
     agreement_trials: int
     knob_effects: tuple[KnobEffect, ...]
+    knob_pairs: tuple[KnobPair, ...]
+    window: ProgressWindow | None
     failures: tuple[FailureGroup, ...]
     race: tuple[RaceEntry, ...]
     noise: Noise

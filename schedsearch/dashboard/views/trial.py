@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schedsearch.dashboard.views.noise import Doubt, Mode
 from schedsearch.dashboard.views.values import JSON
 
 
@@ -47,6 +48,9 @@ class TrialView:
 
     Attributes:
         times_ns: every repetition in the order of measurement.
+        doubt, words: why the time is not to be trusted, and a sentence about it.
+        modes: the two groups of the repetitions; [] if they are one.
+        registers, shared_bytes, local_bytes, spill_bytes: None on a CPU, whose compiler does not say, and without code.
         ratio_to_best: its time over that of the best trial that compares with it; None without a time.
         occupancy: blocks per multiprocessor times threads per block over what the device allows, as registers and shared
             memory limit it. `blocks_per_sm` and `block_threads` belong to it. None if it is not known; then
@@ -73,6 +77,9 @@ class TrialView:
     time_ns: float | None
     times_ns: tuple[float, ...]
     spread: float | None
+    doubt: Doubt
+    words: str
+    modes: tuple[Mode, ...]
     race: bool
     best: bool
     best_key: str | None
@@ -82,11 +89,11 @@ class TrialView:
     model: int | None
     batch: int
     max_error: float | None
-    registers: int
-    shared_bytes: int
-    local_bytes: int
-    spill_bytes: int
-    code_bytes: int
+    registers: int | None
+    shared_bytes: int | None
+    local_bytes: int | None
+    spill_bytes: int | None
+    code_bytes: int | None
     occupancy: float | None
     blocks_per_sm: int | None
     block_threads: int | None
