@@ -136,5 +136,9 @@ def test_times_that_cannot_be_trusted_are_marked_on_their_side(tmp_path: Path) -
     doubts = {(row["a"]["doubt"], row["b"]["doubt"]) for row in view["rows"]}
     assert doubts == {("", "bimodal"), ("noisy", "")}
     assert view["doubtful"] == 2
+    (groups,) = (row for row in view["rows"] if row["b"]["doubt"] == "bimodal")
+    assert (groups["low"], groups["high"], groups["verdict"]) == (None, None, "unknown")
+    assert view["geomean"] == next(row["ratio"] for row in view["rows"] if row is not groups)
+    assert view["trusted_tasks"] == 1
     words = next(row["b"]["words"] for row in view["rows"] if row["b"]["doubt"] == "bimodal")
     assert "50% near 100.2 us and 50% near 400.5 us" in words

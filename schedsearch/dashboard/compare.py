@@ -53,8 +53,9 @@ def compare_view(
     pairs = [(on_left[each], on_right[each]) for each in on_left if each in on_right]
     compared = [_row(one, other) for one, other in pairs]
     counts = Counter(row.verdict for row in compared)
-    times = [(_times(one), _times(other)) for one, other in pairs]
-    geomean, low, high = mean_ratio(times, [row.ratio for row in compared])
+    trusted = [(pair, row) for pair, row in zip(pairs, compared) if "bimodal" not in (row.a.doubt, row.b.doubt)]
+    times = [(_times(one), _times(other)) for (one, other), _ in trusted]
+    geomean, low, high = mean_ratio(times, [row.ratio for _, row in trusted])
     paired_left, paired_right = ({key(pair[i]) for pair in pairs} for i in (0, 1))
     notes = () if compared else ("no task has a valid trial on both sides, so there is nothing to compare",)
     return CompareView(
@@ -65,6 +66,7 @@ def compare_view(
         low=low,
         high=high,
         verdict=verdict_of(low, high),
+        trusted_tasks=len(trusted),
         counts={verdict: counts[verdict] for verdict in get_args(Verdict)},
         regressions=counts["slower"],
         doubtful=sum(bool(row.a.doubt or row.b.doubt) for row in compared),

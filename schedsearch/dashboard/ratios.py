@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from schedsearch.dashboard.noise import modes_of
 from schedsearch.dashboard.views.compare import Verdict
 
 NEAR = 0.02  # how far two measurements of one kernel on different days are apart, which repetitions do not show
@@ -37,7 +38,10 @@ def verdict_of(low: float | None, high: float | None) -> Verdict:
 
 @lru_cache(maxsize=4096)
 def median_ratio(a_ns: tuple[float, ...], b_ns: tuple[float, ...]) -> Interval:
-    """Median of `a_ns` over median of `b_ns`; there is no interval with fewer than four repetitions on a side.
+    """Median of `a_ns` over median of `b_ns`.
+
+    There is no interval with fewer than four repetitions on a side, nor where those of a side fall into two groups: a median
+    between the groups says nothing.
 
     The interval is that of a percentile bootstrap (B. Efron, Annals of Statistics 7 (1979) 1), widened by `NEAR` on both
     sides.
@@ -77,7 +81,7 @@ def geometric_mean(values: Sequence[float]) -> float | None:
 
 @lru_cache(maxsize=256)
 def _log_draws(a_ns: tuple[float, ...], b_ns: tuple[float, ...], seed: int = 0) -> Draws | None:
-    if min(len(a_ns), len(b_ns)) < _LEAST_REPETITIONS:
+    if min(len(a_ns), len(b_ns)) < _LEAST_REPETITIONS or modes_of(a_ns) or modes_of(b_ns):
         return None
     rng = np.random.default_rng(seed)
     one, other = (

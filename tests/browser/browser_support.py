@@ -126,7 +126,10 @@ def write_report(path: Path, *files: Path) -> str:
 def all_pages(watched: Watched) -> dict[str, str]:
     """The address of one page of every kind, followed by links as a reader would: {"overview": "#/", ...}."""
     page = watched.go("#/")
-    pages = {"overview": "#/", "records": "#/records", "replay": "#/replay"}
+    pages = {"overview": "#/", "records": "#/records", "replay": "#/replay", "runs": "#/runs"}
+    page = watched.go("#/runs")
+    pages["run"] = page.locator("tbody tr td:first-child a").first.get_attribute("href")
+    page = watched.go("#/")
     pages["task"] = page.locator("td.task a").first.get_attribute("href")
     watched.go("#/records")
     page.wait_for_selector("tbody tr")

@@ -48,7 +48,7 @@ def test_no_database_and_an_empty_one(tmp_path, watch):
     [
         (
             [Outcome.COMPILE_ERROR] * 3,
-            ["none valid", "Every trial failed", "compile error", "no valid trial yet"],
+            ["none valid", "Every trial failed", "compile error"],
         ),
         ([Outcome.OK], ["Nothing failed.", "There was no final race yet", "No trial was chosen by a model"]),
         ([Outcome.REJECTED], ["No trial was measured yet.", "none valid"]),

@@ -12,7 +12,7 @@ from schedsearch.records.store import Store
 pytestmark = pytest.mark.browser
 
 MODES = ("live", "offline")
-PAGES = ("overview", "task", "trial", "compare", "records", "replay")
+PAGES = ("overview", "task", "trial", "compare", "records", "replay", "runs", "run")
 
 EMPTY_PLOTS = """() => [...document.querySelectorAll(".plot")].filter((plot) => plot.offsetParent).filter((plot) => {
     const canvas = plot.querySelector("canvas");
@@ -32,9 +32,8 @@ def test_every_page_is_drawn_without_barriers_and_without_a_word_in_the_console(
     for name, address in addresses.items():
         page = watched.go(address)
         assert page.locator("h1").count() == 1, name
-        for plot in page.locator(".plot:visible").all():  # plots are drawn when they come near the window
-            plot.scroll_into_view_if_needed()
-            plot.locator("canvas").wait_for(timeout=READY_MS)
+        if page.locator(".plot:visible").count():
+            page.wait_for_selector("html[data-drawn=yes]", timeout=READY_MS)
         assert page.evaluate(EMPTY_PLOTS) == [], name
         page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
         page.evaluate(axe)
@@ -57,9 +56,9 @@ def test_every_chart_has_a_table_of_its_numbers(roots, watch):
     watched: Watched = watch(roots["offline"])
     addresses = all_pages(watched)
     charts = 0
-    for name in ("task", "trial", "compare", "replay"):
+    for name in ("task", "trial", "compare", "replay", "run"):
         page = watched.go(addresses[name])
-        for figure in page.locator("figure.chart").all():
+        for figure in page.locator("figure.chart:visible").all():
             if not figure.locator(".plot").is_visible():
                 assert figure.locator("p.empty").inner_text().endswith("."), name  # words instead of a plot
                 continue
@@ -67,7 +66,7 @@ def test_every_chart_has_a_table_of_its_numbers(roots, watch):
             assert figure.locator(".plot").get_attribute("aria-label").endswith("."), name
             figure.locator("summary").first.click()
             figure.locator("tbody tr").first.wait_for(timeout=5000)
-    assert charts >= 9
+    assert charts >= 11
 
 
 def test_the_keyboard_reaches_everything(roots, watch):
@@ -169,7 +168,7 @@ def test_records_are_filtered_and_sorted(roots, watch):
     everything = page.locator("p.line").inner_text()
     page.locator("input[type=search]").fill("tile=128")
     page.wait_for_function("words => document.querySelector('p.line').textContent !== words", arg=everything)
-    shown = page.locator("td.config").all_inner_texts()
+    shown = page.locator("td[data-label=Config]").all_inner_texts()
     assert shown and all("tile=128" in text for text in shown)
     page.locator("input[type=search]").fill("no such text")
     page.get_by_text("No row matches the filter.").wait_for()

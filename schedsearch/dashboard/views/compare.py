@@ -35,7 +35,8 @@ class CompareRow:
 
     Attributes:
         ratio: time of A over time of B: above 1, B is faster. `low`, `high`: its 95 % interval, from the repetitions of
-            both (bootstrap of medians) and 2 % wider on both sides; None with fewer than four on a side.
+            both (bootstrap of medians) and 2 % wider on both sides; None with fewer than four on a side, or where those of a
+            side fall into two groups.
         verdict: follows from the interval alone.
         differences: knobs in which the best configs differ; `here` is A's, `best` is B's value.
         a_on_b_ns: time on B of A's best config (what transfers), None if B did not measure it; `b_on_a_ns` the reverse.
@@ -62,8 +63,9 @@ class CompareView:
     """Two sides.
 
     Attributes:
-        geomean: geometric mean of the ratios with its 95 % bootstrap interval over tasks and repetitions. `low`, `high` are
-            None with fewer than three tasks if one of these has no interval.
+        geomean: geometric mean of the ratios with its 95 % bootstrap interval over tasks and repetitions; it leaves out rows
+            in which the repetitions of a side fall into two groups, so that it is of `trusted_tasks`. `low`, `high` are None
+            with fewer than three tasks if one of these has no interval.
         verdict: follows from that interval.
         counts: how many rows have which verdict; all verdicts are in it.
         regressions: rows that are slower.
@@ -78,6 +80,7 @@ class CompareView:
     low: float | None
     high: float | None
     verdict: Verdict
+    trusted_tasks: int
     counts: Mapping[Verdict, int]
     regressions: int
     doubtful: int

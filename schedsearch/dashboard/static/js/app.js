@@ -1,5 +1,6 @@
 // The start of the page: source, addresses, live changes, and one page at a time.
 
+import { drawAll } from "./chart.js";
 import { comparePage } from "./compare_page.js";
 import { el, replaceChildren } from "./dom.js";
 import { formatMoment } from "./format.js";
@@ -7,6 +8,7 @@ import { overviewPage } from "./overview_page.js";
 import { recordsPage } from "./records_page.js";
 import { replayPage } from "./replay_page.js";
 import { parseRoute, routeTo } from "./router.js";
+import { runPage, runsPage } from "./runs_page.js";
 import { openSource } from "./source.js";
 import { taskPage } from "./task_page.js";
 import { startTheme } from "./theme.js";
@@ -18,31 +20,45 @@ const PAGES = {
   overview: overviewPage,
   task: taskPage,
   trial: trialPage,
+  runs: runsPage,
+  run: runPage,
   compare: comparePage,
   records: recordsPage,
   replay: replayPage,
 };
-const NAVIGATION = ["overview", "compare", "records", "replay"];
+const PARTS = { task: "overview", trial: "overview", run: "runs" }; // page -> the link of the navigation that it belongs to
 
 const main = document.getElementById("main");
 let source = null;
 let current = null; // { page, paths, view, route }
 let wanted = 0; // counts loads, so that a late answer does not replace a newer page
 
+let pages = ["overview"]; // those on which there is something to see
+
 function drawNavigation(page) {
-  const part = page === "task" || page === "trial" ? "overview" : page;
+  const part = PARTS[page] ?? page;
   replaceChildren(
     document.getElementById("nav"),
-    NAVIGATION.map((name) =>
+    pages.map((name) =>
       el("a", { href: routeTo(name), "aria-current": name === part ? "page" : null, data: { key: name } }, PAGES[name].title),
     ),
   );
+}
+
+async function updateNavigation(page) {
+  try {
+    ({ pages } = await source.get("overview"));
+  } catch {
+    return; // the page itself says that there is no data
+  }
+  drawNavigation(page);
 }
 
 async function navigate() {
   const route = parseRoute(location.hash);
   const page = Object.hasOwn(PAGES, route.page) ? PAGES[route.page] : null;
   drawNavigation(route.page);
+  updateNavigation(route.page);
   if (!page) {
     showProblem("There is no such page", `This address names the page “${route.page}”.`);
     return;
@@ -117,6 +133,7 @@ async function refresh() {
   }
   loading = true;
   try {
+    updateNavigation(current?.route.page);
     if (current) await load(current.page, current.route, current.paths, false);
     else await navigate();
   } finally {
@@ -149,13 +166,14 @@ function followServer() {
     }
     say("open", "Live");
     if (gone || (event === "change" && concerns(data.paths))) refresh();
+    else if (event === "change") updateNavigation(current?.route.page);
     gone = false;
   });
 }
 
 async function start() {
   const boot = JSON.parse(document.getElementById("boot").textContent);
-  startTheme(document.getElementById("theme"));
+  startTheme(document.getElementById("theme"), drawAll);
   try {
     source = await openSource(boot, document.getElementById("data").textContent.trim());
   } catch (problem) {

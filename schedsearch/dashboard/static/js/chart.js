@@ -3,7 +3,7 @@
 import { ChartCursor } from "./chart_cursor.js";
 import { el, replaceChildren } from "./dom.js";
 import { formatTime, significant, timeUnit } from "./format.js";
-import { isWideSpread, logBounds, logTicks } from "./stats.js";
+import { isWideSpread, logBounds, logTicks, ratioScale } from "./stats.js";
 import { dataTable } from "./table.js";
 import { SERIES, chartColors, onThemeChange } from "./theme.js";
 
@@ -42,15 +42,12 @@ export class Chart {
     this.endTheme = onThemeChange(() => this.draw());
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(this.plot);
-    this.isNear = false; // only plots near the window are drawn, or a long page would take long to open
-    this.scrolled = new IntersectionObserver((entries) => this.moved(entries.at(-1).isIntersecting), { rootMargin: "50%" });
-    this.scrolled.observe(this.plot);
-    this.printed = () => this.moved(true);
-    window.addEventListener("beforeprint", this.printed);
+    this.emptyWords = ""; // why there is no plot
   }
 
   show(shown) {
     this.shown = shown;
+    this.emptyWords = "";
     this.words.hidden = true;
     this.plot.hidden = false;
     this.details.hidden = !shown.table;
@@ -60,14 +57,15 @@ export class Chart {
     this.fillTable();
   }
 
-  note(...words) {
+  note(words) {
     this.shown = null;
+    this.emptyWords = words;
     this.cursor.follow(null, "");
     this.plot.hidden = true;
     this.details.hidden = true;
     replaceChildren(this.legend);
     this.words.hidden = false;
-    replaceChildren(this.words, ...words);
+    replaceChildren(this.words, words);
   }
 
   drawLegend() {
@@ -90,15 +88,20 @@ export class Chart {
         button.addEventListener("click", () => {
           if (!this.hidden.delete(name)) this.hidden.add(name);
           button.setAttribute("aria-pressed", String(!this.hidden.has(name)));
-          this.draw();
+          this.drawNow();
         });
         return button;
       }),
     );
   }
 
+  /** Draws as soon as there is time; charts in the window come first. */
   draw() {
-    if (!this.shown || !this.isNear || !this.plot.isConnected || this.plot.clientWidth === 0) return;
+    if (this.shown) drawSoon(this);
+  }
+
+  drawNow() {
+    if (!this.shown || !this.plot.isConnected || this.plot.clientWidth === 0) return;
     if (!this.instance) {
       this.instance = echarts.init(this.plot, null, { renderer: "canvas" });
       this.instance.on("click", (event) => this.shown?.onclick?.(event));
@@ -108,14 +111,6 @@ export class Chart {
     const option = { ...baseOption(colors), ...this.shown.option(colors, this.hidden) };
     this.instance.setOption(option, { replaceMerge: ["series"] });
     this.cursor.place();
-  }
-
-  moved(isNear) {
-    if (isNear && !this.isNear) {
-      this.isNear = true;
-      this.draw();
-    }
-    this.isNear = isNear;
   }
 
   resize() {
@@ -148,11 +143,42 @@ export class Chart {
   dispose() {
     this.endTheme();
     this.resized.disconnect();
-    this.scrolled.disconnect();
-    window.removeEventListener("beforeprint", this.printed);
+    undrawn.delete(this);
     this.instance?.dispose();
     this.instance = null;
   }
+}
+
+// Every chart is drawn, those outside the window too, so that printed pages and pictures of whole pages are complete. They
+// are drawn one after the other, so that a long page opens as fast as its first chart.
+const undrawn = new Set();
+
+function drawSoon(chart) {
+  if (undrawn.size === 0) setTimeout(drawNext);
+  undrawn.add(chart);
+  document.documentElement.dataset.drawn = "no";
+}
+
+function drawNext() {
+  const [next] = [...undrawn].sort((a, b) => distanceFromWindow(a.plot) - distanceFromWindow(b.plot));
+  if (next) {
+    undrawn.delete(next);
+    next.drawNow();
+  }
+  if (undrawn.size) setTimeout(drawNext);
+  else document.documentElement.dataset.drawn = "yes";
+}
+
+/** Draws all that waits, at once. */
+export function drawAll() {
+  for (const chart of undrawn) chart.drawNow();
+  undrawn.clear();
+  document.documentElement.dataset.drawn = "yes";
+}
+
+function distanceFromWindow(element) {
+  const { top, bottom } = element.getBoundingClientRect();
+  return Math.max(0, top - window.innerHeight, -bottom);
 }
 
 function baseOption(colors) {
@@ -219,14 +245,14 @@ export function nameAxis(colors, { name, names, vertical = false, ...more }) {
 }
 
 /**
- * An axis of times in nanoseconds, logarithmic when they spread wide.
+ * An axis of times in nanoseconds, logarithmic when they spread by more than a factor of `wide`.
  *
  * All labels have the unit that fits the least time. `zero` is for bars: these always begin at zero.
  */
-export function timeAxis(colors, { name, low, high, zero = false, vertical = false, ...more }) {
+export function timeAxis(colors, { name, low, high, zero = false, vertical = false, wide = 4, ...more }) {
   const { unit, ns } = timeUnit(low > 0 ? low : high);
   const label = (value) => `${Number((value / ns).toPrecision(high / low > 1.05 ? 3 : 5)).toLocaleString("en-US")}`;
-  if (!zero && isWideSpread(low, high)) {
+  if (!zero && isWideSpread(low, high, wide)) {
     const [min, max] = logBounds(low, high);
     const ticks = logTicks(min / ns, max / ns).map((tick) => tick * ns);
     const axis = numberAxis(colors, { name: `${name} [${unit}], log`, format: label, vertical });
@@ -242,6 +268,22 @@ export function timeAxis(colors, { name, low, high, zero = false, vertical = fal
     };
   }
   return numberAxis(colors, { name: `${name} [${unit}]`, zero, format: label, vertical, ...more });
+}
+
+/** An axis of ratios: logarithmic, with 1 in the middle, so that twice as fast and half as fast are equally far from it. */
+export function ratioAxis(colors, { name, ends, ...more }) {
+  const { limit, ticks } = ratioScale(ends);
+  const axis = numberAxis(colors, { name, format: (value) => `${Number(value.toPrecision(3))}×` });
+  return {
+    ...axis,
+    type: "log",
+    min: 1 / limit,
+    max: limit,
+    axisLabel: { ...axis.axisLabel, customValues: ticks },
+    splitLine: { ...axis.splitLine, customValues: ticks },
+    axisTick: { show: false, customValues: ticks },
+    ...more,
+  };
 }
 
 /** A slider below the plot, and the wheel with Ctrl, so that the page scrolls as ever; neither resets what is zoomed. */

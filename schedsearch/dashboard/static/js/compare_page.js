@@ -1,6 +1,7 @@
 // Two runs, databases or cards: which one is faster, where, and what their best configurations have in common.
 
-import { Chart, lines, nameAxis, numberAxis, plotGrid, tooltip } from "./chart.js";
+import { Chart, lines, nameAxis, plotGrid, ratioAxis, tooltip } from "./chart.js";
+import { doubtMark } from "./doubts.js";
 import { el, emptyNote, facts, replaceChildren, section } from "./dom.js";
 import { deviceName, formatChange, formatCount, formatPercent, formatRatio, formatTime, formatValue, plural, shorten } from "./format.js";
 import { routeTo } from "./router.js";
@@ -82,18 +83,18 @@ function sideChooser(source) {
   };
 }
 
-const VERDICTS = { faster: "B is faster", slower: "B is slower", same: "no difference", unknown: "unknown" };
+const VERDICTS = { faster: "B is faster", slower: "B is slower", same: "no difference shown", unknown: "not known" };
 
 function showComparison(result, comparison, ratios) {
-  const { rows, geomean, low, high, regressions, only_a: onlyA, only_b: onlyB } = comparison;
-  const faster = rows.filter((row) => row.verdict === "faster").length;
+  const { rows, geomean, low, high, verdict, counts, trusted_tasks: trusted, doubtful, only_a: onlyA, only_b: onlyB } = comparison;
   replaceChildren(
     result,
     facts([
-      ["B against A", formatRatio(geomean), geomean === null ? "no task in common" : geomean >= 1 ? "B is faster; geometric mean" : "B is slower; geometric mean"],
-      ["95 % interval", low === null ? "unknown" : `${formatRatio(low)} to ${formatRatio(high)}`, low === null ? "needs three tasks" : "over tasks"],
-      ["Tasks in common", formatCount(rows.length), `B is faster in ${faster}`],
-      ["Regressions", formatCount(regressions), "tasks where B is slower"],
+      ["B against A", formatRatio(geomean), geomean === null ? (rows.length ? "no time can be trusted" : "no task in common") : `${VERDICTS[verdict]}; ${trusted > 1 ? `geometric mean of ${trusted} tasks` : "one task"}`],
+      ["95 % interval", low === null ? "not known" : `${formatRatio(low)} to ${formatRatio(high)}`, low === null ? "too few repetitions or tasks" : "of tasks and repetitions"],
+      ...["faster", "slower", "same"].map((each) => [capital(VERDICTS[each]), formatCount(counts[each]), `of ${plural(rows.length, "task")}`]),
+      counts.unknown ? ["Not known", formatCount(counts.unknown), "too few repetitions, or two groups"] : null,
+      doubtful ? ["Not to be trusted", formatCount(doubtful), "noisy, or two groups of times"] : null,
     ]),
     comparison.notes.map((note) => el("p", { class: "notice" }, note)),
     rows.length === 0
@@ -104,8 +105,12 @@ function showComparison(result, comparison, ratios) {
   if (rows.length) ratios.show(comparison);
 }
 
+function capital(words) {
+  return words[0].toUpperCase() + words.slice(1);
+}
+
 function ratioChart() {
-  const chart = new Chart({ title: "Ratio of times, A over B", help: "Right of 1, B is faster. The line is the 95 % interval of the ratio.", height: 18 });
+  const chart = new Chart({ title: "Ratio of times, A over B", help: "Right of 1, B is faster; the axis is logarithmic, so that twice as fast and half as fast are equally far from 1. The line is the 95 % interval of the ratio: a difference is shown if it does not contain 1. There is none where the repetitions of a side fall into two groups.", height: 18 });
   return {
     element: chart.element,
     show({ rows }) {
@@ -116,20 +121,19 @@ function ratioChart() {
       const nameOf = (row) => (devices.size > 1 ? `${shorten(row.name, 20)}, ${deviceName(row.target_a)}` : row.name);
       const ends = shown.flatMap((row) => [row.ratio, row.low ?? row.ratio, row.high ?? row.ratio, 1]);
       const [least, most] = [Math.min(...ends), Math.max(...ends)];
-      const pad = (most - least) * 0.05 || 0.05;
       chart.show({
         summary: `Ratio of the times of ${plural(rows.length, "task")}: from ${formatRatio(least)} to ${formatRatio(most)}.`,
         option: (colors) => {
           const look = { faster: colors.series[0], slower: colors.series[1], same: colors.series[7], unknown: colors.series[7] };
           return {
             grid: plotGrid(colors, { top: colors.fontPx * 0.6, right: colors.fontPx * 2 }),
-            xAxis: numberAxis(colors, { name: "time of A over time of B", format: (value) => `${Number(value.toPrecision(3))}×`, min: Math.max(0, least - pad), max: most + pad }),
+            xAxis: ratioAxis(colors, { name: "time of A over time of B, log", ends }),
             yAxis: nameAxis(colors, { names: shown.map((row) => nameOf(row)), vertical: true, inverse: true, axisLabel: { color: colors.text, fontSize: colors.fontPx, formatter: (name) => shorten(name, 34) } }),
             tooltip: tooltip(colors, {
               trigger: "item",
               formatter: ({ dataIndex }) => {
                 const row = shown[dataIndex];
-                return row ? lines(nameOf(row), VERDICTS[row.verdict], `ratio: ${formatRatio(row.ratio)}`, row.low === null ? "" : `95 % interval: ${formatRatio(row.low)} to ${formatRatio(row.high)}`, `A: ${formatTime(row.a.time_ns)}, B: ${formatTime(row.b.time_ns)}`) : "";
+                return row ? lines(nameOf(row), VERDICTS[row.verdict], `ratio: ${formatRatio(row.ratio)}`, row.low === null ? "" : `95 % interval: ${formatRatio(row.low)} to ${formatRatio(row.high)}`, `A: ${formatTime(row.a.time_ns)}, B: ${formatTime(row.b.time_ns)}`, row.a.doubt ? "A is not to be trusted" : "", row.b.doubt ? "B is not to be trusted" : "") : "";
               },
             }),
             series: [
@@ -166,12 +170,17 @@ function ratioChart() {
 function ratioColumns() {
   return [
     { label: "Task", value: (row) => row.name, show: (row) => [row.name, el("br"), el("small", {}, [row.label === row.name ? null : row.label, deviceName(row.target_a)].filter(Boolean).join(" · "))] },
-    { label: "A", numeric: true, value: (row) => row.a.time_ns, show: (row) => el("a", { href: routeTo("trial", [row.a.trial]) }, formatTime(row.a.time_ns)) },
-    { label: "B", numeric: true, value: (row) => row.b.time_ns, show: (row) => el("a", { href: routeTo("trial", [row.b.trial]) }, formatTime(row.b.time_ns)) },
+    { label: "A", numeric: true, value: (row) => row.a.time_ns, show: (row) => bestCell(row.a) },
+    { label: "B", numeric: true, value: (row) => row.b.time_ns, show: (row) => bestCell(row.b) },
     { label: "A over B", numeric: true, className: "strong", value: (row) => row.ratio, show: (row) => formatRatio(row.ratio) },
     { label: "95 % interval", numeric: true, value: (row) => row.low, show: (row) => (row.low === null ? null : `${formatRatio(row.low)} to ${formatRatio(row.high)}`) },
     { label: "Verdict", value: (row) => row.verdict, show: (row) => el("span", { class: { slower: "tag bad", faster: "tag good" }[row.verdict] ?? "tag" }, VERDICTS[row.verdict]) },
   ];
+}
+
+function bestCell(best) {
+  const link = el("a", { href: routeTo("trial", [best.trial]) }, formatTime(best.time_ns));
+  return best.doubt ? [link, el("br"), doubtMark(best.doubt)] : link;
 }
 
 function comparisonTable({ rows }) {

@@ -35,8 +35,13 @@ function flat(children) {
 
 /** Replaces the children of `element`. The focus stays on the child that carries the same data-key, if there is one. */
 export function replaceChildren(element, ...children) {
+  keepFocus(element, () => element.replaceChildren(...flat(children)));
+}
+
+/** Calls `change`, which replaces parts of `element`. The focus stays on the part that carries the same data-key, if there is one. */
+export function keepFocus(element, change) {
   const focused = element.contains(document.activeElement) ? document.activeElement.dataset?.key : undefined;
-  element.replaceChildren(...flat(children));
+  change();
   if (focused === undefined) return;
   for (const candidate of element.querySelectorAll("[data-key]")) {
     if (candidate.dataset.key === focused) {
@@ -50,6 +55,38 @@ export function replaceChildren(element, ...children) {
 export function section(title, ...children) {
   const id = `s-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
   return el("section", { "aria-labelledby": id }, el("h2", { id }, title), children);
+}
+
+/**
+ * A section that is one line as long as there is nothing to see in it: { element, fold(words) }.
+ *
+ * `fold` takes the reason, or "" to show the content.
+ */
+export function foldingSection(title, ...children) {
+  const why = el("p", { class: "why", hidden: true });
+  const element = section(title, why, children);
+  return {
+    element,
+    fold(words) {
+      element.classList.toggle("folded", Boolean(words));
+      why.hidden = !words;
+      why.textContent = words ?? "";
+    },
+  };
+}
+
+/** A folding section of charts: { element, settle(isFull) }. Charts that have nothing to draw are hidden; without any, it folds
+ * unless `isFull` says that there is something else. */
+export function chartSection(title, charts, ...children) {
+  const { element, fold } = foldingSection(title, ...children);
+  return {
+    element,
+    settle(isFull = false) {
+      for (const chart of charts) for (const part of [chart.element].flat()) part.hidden = Boolean(chart.emptyWords);
+      const empty = charts.every((chart) => chart.emptyWords);
+      fold(empty && !isFull ? charts[0].emptyWords : "");
+    },
+  };
 }
 
 /** A paragraph that says why there is nothing to see. */

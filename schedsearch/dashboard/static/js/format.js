@@ -43,6 +43,7 @@ export function formatTime(ns, digits = 3) {
 /** A long duration in seconds: 75 -> "1 min 15 s". */
 export function formatDuration(seconds) {
   if (!isNumber(seconds)) return UNKNOWN;
+  if (seconds === 0) return "0 s";
   if (seconds < 0.9995) return formatTime(seconds * 1e9);
   if (seconds < 59.5) return `${significant(seconds, seconds < 10 ? 2 : 3).replace(/\.0$/, "")} s`;
   const whole = Math.round(seconds);

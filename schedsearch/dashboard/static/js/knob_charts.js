@@ -84,8 +84,12 @@ export function knobCharts() {
   }
 
   return {
+    element: [importance.element, values.element],
     importance: importance.element,
     values: values.element,
+    get emptyWords() {
+      return importance.emptyWords && values.emptyWords;
+    },
     picker: templatePicker.element,
     show(task) {
       latest = task;

@@ -21,6 +21,9 @@ export function predictionChart() {
   });
   return {
     element: chart.element,
+    get emptyWords() {
+      return chart.emptyWords;
+    },
     show(task) {
       const { trials, knobs, database } = task;
       const known = [];
@@ -87,6 +90,9 @@ export function modelStateChart() {
   });
   return {
     element: chart.element,
+    get emptyWords() {
+      return chart.emptyWords;
+    },
     show(task) {
       const states = task.models.filter((state) => state.correlation !== null && state.trials >= LEAST_TRIALS);
       if (states.length === 0) {

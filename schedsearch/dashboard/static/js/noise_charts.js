@@ -17,6 +17,9 @@ export function spreadChart() {
   });
   return {
     element: chart.element,
+    get emptyWords() {
+      return chart.emptyWords;
+    },
     show({ trials }) {
       const spreads = trials.spread.filter((spread) => spread !== null);
       if (spreads.length === 0) {
@@ -61,6 +64,9 @@ export function clockChart() {
   const chart = new Chart({ title: "Clock of the card", help: "Read after each trial. A card that gets hot lowers its clock, and times rise with it.", height: 16 });
   return {
     element: chart.element,
+    get emptyWords() {
+      return chart.emptyWords;
+    },
     show(task) {
       const { trials, database } = task;
       const known = [];

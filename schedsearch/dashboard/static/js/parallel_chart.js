@@ -58,6 +58,9 @@ export function parallelChart() {
 
   return {
     element: chart.element,
+    get emptyWords() {
+      return chart.emptyWords;
+    },
     show(task) {
       latest = task;
       draw();

@@ -2,7 +2,7 @@
 
 import { Chart, FAILED, lines, numberAxis, plotGrid, timeAxis, timeLine, tooltip, zoom } from "./chart.js";
 import { el } from "./dom.js";
-import { formatDuration, formatPercent, formatTime } from "./format.js";
+import { formatDuration, formatPercent, formatTime, plural } from "./format.js";
 import { routeTo } from "./router.js";
 import { improvements, isWideSpread, logBounds } from "./stats.js";
 import { SERIES } from "./theme.js";
@@ -12,6 +12,18 @@ import { configLines, configText, extent, searchTrials, templateOf, trialConfig,
 export function progressChart() {
   let over = "trials";
   let latest = null;
+  let range = "improving";
+  const rangeButtons = [["improving", "Where it improved"], ["all", "All times"]].map(([name, words]) => {
+    const button = el("button", { type: "button", "aria-pressed": String(name === range), data: { range: name } }, words);
+    button.addEventListener("click", () => {
+      range = name;
+      for (const each of rangeButtons) each.setAttribute("aria-pressed", String(each.dataset.range === range));
+      draw();
+    });
+    return button;
+  });
+  const ranges = el("div", { class: "switch", role: "group", "aria-label": "Times on the vertical axis" }, rangeButtons);
+  const left = el("small");
   const buttons = ["trials", "seconds"].map((name) =>
     el("button", { type: "button", "aria-pressed": String(name === over), onclick: () => choose(name) }, `Over ${name}`),
   );
@@ -19,7 +31,7 @@ export function progressChart() {
     title: "Best time so far",
     help: "Each dot is a trial; the line is the best of all before it. Zoom with the slider, or with Ctrl and the wheel; a click opens the trial. By keyboard, arrows go from trial to trial, and Enter opens one.",
     height: 24,
-    controls: el("div", { class: "controls" }, el("div", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, buttons)),
+    controls: el("div", { class: "controls" }, el("div", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, buttons), ranges, left),
   });
 
   function choose(name) {
@@ -37,11 +49,17 @@ export function progressChart() {
     }
     const xs = over === "trials" ? search.numbers : search.seconds;
     const times = search.positions.map((position) => trials.time_ns[position]);
-    const range = extent(times);
-    if (!range) {
+    const whole = extent(times);
+    if (!whole) {
       chart.note("Every trial failed so far, so there is no time to draw. The failures are listed below.");
       return;
     }
+    const { window } = latest;
+    ranges.hidden = window.above === 0;
+    const isWindow = range === "improving" && window.above > 0;
+    const bounds = isWindow ? windowBounds(window) : whole;
+    left.textContent = isWindow ? `▲ ${plural(window.above, "slower trial")} above` : "";
+    const top = isWindow ? bounds[1] : topOf(whole);
     const steps = improvements(times);
     const failures = times.some((time) => time === null);
     const names = [...knobs.map((item) => item.template), ...(failures ? [FAILED] : [])];
@@ -61,14 +79,14 @@ export function progressChart() {
           max: xs[xs.length - 1],
           nameGap: colors.fontPx * 1.9,
         }),
-        yAxis: timeAxis(colors, { name: "time", low: range[0], high: range[1], vertical: true }),
+        yAxis: isWindow ? windowAxis(colors, bounds) : timeAxis(colors, { name: "time", low: bounds[0], high: bounds[1], vertical: true }),
         tooltip: tooltip(colors, { trigger: "item", formatter: (item) => trialTooltip(latest, item) }),
-        series: seriesOf(colors, hidden, { names, knobs, search, xs, times, steps, range }),
+        series: seriesOf(colors, hidden, { names, knobs, search, xs, times, steps, top }),
       }),
       dots: {
         count: xs.length,
         start: steps[steps.length - 1].index,
-        at: (place) => trialDot(latest, search.positions[place], [xs[place], times[place] ?? topOf(range)], `Trial ${search.numbers[place]}`),
+        at: (place) => trialDot(latest, search.positions[place], [xs[place], Math.min(times[place] ?? top, top)], `Trial ${search.numbers[place]}`),
       },
       dotOf: (row) => row.place,
       table: () => trialTable(latest, search, times),
@@ -77,6 +95,9 @@ export function progressChart() {
 
   return {
     element: chart.element,
+    get emptyWords() {
+      return chart.emptyWords;
+    },
     show(task) {
       latest = task;
       draw();
@@ -84,13 +105,14 @@ export function progressChart() {
     dispose: () => chart.dispose(),
   };
 
-  function seriesOf(colors, hidden, { names, knobs, search, xs, times, steps, range }) {
+  function seriesOf(colors, hidden, { names, knobs, search, xs, times, steps, top }) {
     const clouds = knobs.map((_, index) => ({ points: [], index }));
     const failed = [];
-    const top = topOf(range);
+    const above = [];
     search.positions.forEach((position, place) => {
-      const point = [xs[place], times[place] ?? top, position];
-      (times[place] === null ? failed : clouds[latest.trials.template[position]].points).push(point);
+      const time = times[place];
+      const cloud = time === null ? failed : time > top ? above : clouds[latest.trials.template[position]].points;
+      cloud.push([xs[place], Math.min(time ?? top, top), position]);
     });
     const series = clouds
       .filter(({ points, index }) => points.length && !hidden.has(names[index]))
@@ -104,6 +126,10 @@ export function progressChart() {
         large: points.length > 3000,
         itemStyle: { color: colors.series[index % colors.series.length], opacity: points.length > 1000 ? 0.45 : 0.65 },
       }));
+    const slow = above.filter(([, , position]) => !hidden.has(names[latest.trials.template[position]]));
+    if (slow.length) {
+      series.push({ type: "scatter", name: "slower", id: "above", data: slow, symbol: "triangle", symbolSize: colors.fontPx * 0.5, itemStyle: { color: colors.muted, opacity: 0.5 } });
+    }
     if (failed.length && !hidden.has(FAILED)) {
       series.push({
         type: "scatter",
@@ -135,6 +161,17 @@ export function trialTooltip(task, { value }) {
     timeLine("predicted", trials.predicted_ns[position]),
     ...configLines(trialConfig(task, position)),
   );
+}
+
+/** The bounds of the axis for the times between which the search improved, with some room on both sides. */
+function windowBounds({ low_ns: low, high_ns: high }) {
+  const room = Math.max((high - low) * 0.06, low * 0.005);
+  return [Math.max(0, low - room), high + room];
+}
+
+function windowAxis(colors, [low, high]) {
+  const axis = timeAxis(colors, { name: "time", low, high, vertical: true, wide: 10 });
+  return { ...axis, min: low, max: high, axisLabel: { ...axis.axisLabel, showMinLabel: false, showMaxLabel: false } };
 }
 
 /** Where failures are drawn. */

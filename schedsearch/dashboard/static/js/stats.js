@@ -38,8 +38,8 @@ export function improvements(values) {
 }
 
 /** Whether times from `low` to `high` need a logarithmic axis. */
-export function isWideSpread(low, high) {
-  return low > 0 && high / low > 4;
+export function isWideSpread(low, high, factor = 4) {
+  return low > 0 && high / low > factor;
 }
 
 /** Bounds for a logarithmic axis around positive values: 1, 2 or 5 times a power of ten on both sides. */
@@ -74,6 +74,27 @@ export function logTicks(low, high) {
   }
   if (ticks.length <= 9) return ticks;
   return ticks.filter((tick) => /^1(0*|e.*)$|^0\.0*1$/.test(String(tick)));
+}
+
+const RATIO_LIMITS = [1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 1e3, 1e4, 1e5, 1e6];
+const RATIO_TICKS = {
+  1.02: [1.01, 1.02],
+  1.05: [1.01, 1.02, 1.03, 1.04, 1.05],
+  1.1: [1.02, 1.05, 1.1],
+  1.2: [1.05, 1.1, 1.2],
+  1.5: [1.1, 1.2, 1.5],
+  2: [1.2, 1.5, 2],
+  3: [1.5, 2, 3],
+  5: [1.5, 2, 3, 5],
+  10: [2, 5, 10],
+};
+
+/** A scale of ratios that holds `ends` and 1 in its middle: { limit, ticks }; it reaches from 1 / limit to limit. */
+export function ratioScale(ends) {
+  const most = Math.max(1, ...ends.map((ratio) => Math.max(ratio, 1 / ratio)));
+  const limit = RATIO_LIMITS.find((each) => each >= most) ?? 10 ** Math.ceil(Math.log10(most));
+  const above = RATIO_TICKS[limit] ?? logTicks(2, limit).filter((tick) => String(tick).startsWith("1"));
+  return { limit, ticks: [...above.map((tick) => round12(1 / tick)).reverse(), 1, ...above] };
 }
 
 /** Counts of `values` in `bins` equal bins between the least and the greatest: [{ from, to, count }]. */

@@ -1,6 +1,6 @@
 // Tables that sort, filter by page, and stay as the reader left them when their rows change.
 
-import { el, replaceChildren } from "./dom.js";
+import { el, keepFocus, replaceChildren } from "./dom.js";
 import { UNKNOWN, plural } from "./format.js";
 
 /** Order of two values of a column: numbers before texts, unknown values always last. */
@@ -19,12 +19,14 @@ export function compareValues(a, b, descending) {
  * A table: { element, update(rows, columns), setFilter(predicate) }.
  *
  * A column is { label, value(row), show?(row), numeric?, className?, sort? }: `value` is what it sorts by, `show` gives the text or element
- * of the cell (without it, the value). `sort` is { column, descending } at the start; null keeps the order of the rows.
+ * of the cell (without it, the value). `sort` is { label, descending } at the start; null keeps the order of the rows. It
+ * stays as long as there is a column of this label, and `onsort` hears of each choice. `group` is { of(row), head(key) }: rows
+ * of a group stand together below its head, groups in the order of their first row.
  */
-export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, className = "", rowKey = null }) {
+export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, className = "", rowKey = null, group = null, onsort = null }) {
   const state = { columns, rows, sort, shown: pageSize, filter: null };
   const head = el("thead");
-  const body = el("tbody");
+  const table = el("table", { class: className }, el("caption", {}, caption), head);
   const more = el("button", { type: "button", class: "quiet", data: { key: "more" } });
   const count = el("p", { class: "count" });
   more.addEventListener("click", () => {
@@ -39,7 +41,7 @@ export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, 
         "tr",
         {},
         state.columns.map((column, index) => {
-          const sorted = state.sort?.column === index;
+          const sorted = state.sort?.label === column.label;
           const direction = sorted ? (state.sort.descending ? "descending" : "ascending") : null;
           return el(
             "th",
@@ -51,9 +53,10 @@ export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, 
                 data: { key: `sort-${index}` },
                 onclick: () => {
                   const descending = sorted ? !state.sort.descending : Boolean(column.descendingFirst);
-                  state.sort = { column: index, descending };
+                  state.sort = { label: column.label, descending };
                   drawHead();
                   draw();
+                  onsort?.(state.sort);
                 },
               },
               column.label,
@@ -67,18 +70,30 @@ export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, 
 
   function draw() {
     let chosen = state.filter ? state.rows.filter(state.filter) : state.rows;
-    if (state.sort) {
-      const { value } = state.columns[state.sort.column];
+    const sorting = state.columns.find((column) => column.label === state.sort?.label);
+    if (sorting) {
+      const { value } = sorting;
       const { descending } = state.sort;
       chosen = [...chosen].sort((a, b) => compareValues(value(a), value(b), descending));
     }
-    replaceChildren(body, chosen.slice(0, state.shown).map(drawRow));
+    keepFocus(table, () => {
+      for (const body of [...table.tBodies]) body.remove();
+      table.append(...drawBodies(chosen.slice(0, state.shown)));
+    });
     const left = chosen.length - state.shown;
     more.hidden = left <= 0;
     more.textContent = `Show more (${plural(Math.max(0, left), "row")} left)`;
     count.hidden = chosen.length > 0;
     count.textContent = state.rows.length === 0 ? "There are no rows." : "No row matches the filter.";
     return chosen.length;
+  }
+
+  function drawBodies(shown) {
+    if (!group) return [el("tbody", {}, shown.map(drawRow))];
+    const groups = new Map(state.rows.map((row) => [group.of(row), []]));
+    for (const row of shown) groups.get(group.of(row)).push(row);
+    const drawHeadOf = (key) => el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: String(state.columns.length) }, group.head(key)));
+    return [...groups].filter(([, members]) => members.length).map(([key, members]) => el("tbody", {}, group.head(key) ? drawHeadOf(key) : null, members.map(drawRow)));
   }
 
   function drawRow(row) {
@@ -104,7 +119,6 @@ export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, 
 
   drawHead();
   draw();
-  const table = el("table", { class: className }, el("caption", {}, caption), head, body);
   const element = el(
     "div",
     { class: "table" },
@@ -119,10 +133,7 @@ export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, 
       const changed = newColumns.map((c) => c.label).join("\n") !== state.columns.map((c) => c.label).join("\n");
       state.rows = newRows;
       state.columns = newColumns;
-      if (changed) {
-        state.sort = null;
-        drawHead();
-      }
+      if (changed) drawHead();
       return draw();
     },
     /** Shows the rows for which `predicate` holds, from the first page on; returns how many there are. */

@@ -1,8 +1,10 @@
 // A task: one section for each question that its reader has.
 
-import { copyBox, el, emptyNote, facts, replaceChildren, section } from "./dom.js";
+import { chartSection, copyBox, el, facts, foldingSection, replaceChildren } from "./dom.js";
+import { doubtMark, doubtNotice } from "./doubts.js";
 import { deviceName, formatCount, formatDuration, formatPercent, formatRate, formatRatio, formatTime, formatValue, plural, significant } from "./format.js";
 import { knobCharts } from "./knob_charts.js";
+import { knobMap } from "./knob_map.js";
 import { modelStateChart, predictionChart } from "./model_charts.js";
 import { clockChart, spreadChart } from "./noise_charts.js";
 import { parallelChart } from "./parallel_chart.js";
@@ -32,6 +34,7 @@ function makeTask({ source }) {
     progress: progressChart(),
     race: raceChart(),
     knobs: knobCharts(),
+    map: knobMap(),
     parallel: parallelChart(),
     prediction: predictionChart(),
     states: modelStateChart(),
@@ -39,6 +42,23 @@ function makeTask({ source }) {
     clock: clockChart(),
   };
   const models = modelFollower(source, charts.knobs);
+  const { knobs } = charts;
+  const sections = {
+    progress: chartSection("Is it still getting better?", [charts.progress], charts.progress.element),
+    race: chartSection("Which finalist won?", [charts.race], el("div", { class: "charts" }, charts.race.element, templates)),
+    knobs: chartSection(
+      "What made it better?",
+      [knobs, charts.map, charts.parallel],
+      el("div", { class: "controls" }, knobs.picker),
+      el("div", { class: "charts" }, knobs.importance, knobs.values),
+      el("div", { class: "charts" }, charts.map.element),
+      charts.parallel.element,
+      pairs.element,
+    ),
+    failures: foldingSection("What fails, and why?", failures.element),
+    model: chartSection("Can I trust the model?", [charts.prediction, charts.states], agreement, el("div", { class: "charts" }, charts.prediction.element, charts.states.element)),
+    numbers: chartSection("Can I trust the numbers?", [charts.spread, charts.clock], el("div", { class: "charts" }, charts.spread.element, charts.clock.element), repeated.element),
+  };
   const element = el(
     "div",
     { class: "page" },
@@ -46,18 +66,12 @@ function makeTask({ source }) {
     numbers,
     best,
     notices,
-    section("Is it still getting better?", charts.progress.element),
-    section("Which finalist won?", el("div", { class: "charts" }, charts.race.element, templates)),
-    section(
-      "What made it better?",
-      el("div", { class: "controls" }, charts.knobs.picker),
-      el("div", { class: "charts" }, charts.knobs.importance, charts.knobs.values),
-      charts.parallel.element,
-      pairs.element,
-    ),
-    section("What fails, and why?", failures.element),
-    section("Can I trust the model?", agreement, el("div", { class: "charts" }, charts.prediction.element, charts.states.element)),
-    section("Can I trust the numbers?", el("div", { class: "charts" }, charts.spread.element, charts.clock.element), repeated.element),
+    sections.progress.element,
+    sections.race.element,
+    sections.knobs.element,
+    sections.failures.element,
+    sections.model.element,
+    sections.numbers.element,
   );
   return {
     element,
@@ -73,6 +87,14 @@ function makeTask({ source }) {
       pairs.show(task);
       repeated.show(task);
       agreement.textContent = agreementWords(task);
+      const { templates: tried, trials } = task.row;
+      templates.hidden = tried.length < 2; // of one template, the numbers are at the top of the page
+      sections.progress.settle();
+      sections.race.settle(tried.length > 1);
+      sections.knobs.settle();
+      sections.failures.fold(task.failures.length ? "" : trials ? "Nothing failed." : "No trial was measured yet.");
+      sections.model.settle();
+      sections.numbers.settle(task.noise.repeated.length > 0 || task.noise.throttled > 0);
       models.follow(task);
     },
     dispose() {
@@ -122,13 +144,18 @@ function taskFacts(row) {
   return facts([
     ["Best", row.best_ns === null ? "none valid" : formatTime(row.best_ns), row.template],
     ["Default", formatTime(row.default_ns), row.raced ? "in the same race" : "measured once"],
-    ["Speed-up", formatRatio(row.speedup), row.speedup === null ? "known after a final race" : "over the default"],
+    ["Speed-up", [formatRatio(row.speedup), " ", doubtMark(row.doubt)], speedupNote(row)],
     ["Rate", formatRate(row.rate, row.rate_unit), row.limit_share === null ? null : `${formatPercent(row.limit_share)} of the device's limit, ${formatTime(row.limit_ns)}`],
     ["Trials", formatCount(row.trials), row.configurations ? `${formatPercent(row.measured_share)} of ${plural(row.configurations, "configuration")}` : null],
     ["Failed", formatPercent(row.trials ? failed / row.trials : null), row.rejected ? `${plural(failed, "trial")}; ${formatCount(row.rejected)} more rejected before` : plural(failed, "trial")],
     ["Last improved", row.since_improvement_trials === null ? "never" : `${plural(row.since_improvement_trials, "trial")} ago`, row.since_improvement_s === null ? null : `${formatDuration(row.since_improvement_s)} of tuning`],
     ["Time spent", formatDuration(row.seconds)],
   ]);
+}
+
+function speedupNote(row) {
+  if (row.speedup === null) return "known after a final race";
+  return row.speedup_low === null ? "over the default" : `${formatRatio(row.speedup_low)} to ${formatRatio(row.speedup_high)} over the default`;
 }
 
 /** The configuration of the best trial, to copy, and the way to its page. */
@@ -145,6 +172,7 @@ function bestConfiguration(task) {
 
 function showNotices(notices, { row, notes, sampled, total, trials }) {
   const words = notes.filter((note) => note !== row.problem).map((note) => el("p", { class: "notice" }, note));
+  if (row.doubts.length) words.unshift(doubtNotice(row.doubts));
   if (row.problem) words.unshift(el("p", { class: "problem" }, row.problem));
   if (sampled && notes.length === 0) words.push(el("p", { class: "notice" }, `The charts show ${formatCount(trials.id.length)} of ${plural(total, "trial")}; all figures are of all trials.`));
   notices.hidden = words.length === 0;
@@ -168,14 +196,10 @@ function agreementWords({ agreement, agreement_trials: trials }) {
 }
 
 function failureTable() {
-  const none = el("div");
   const table = dataTable({ columns: [], rows: [], caption: "Failures", className: "cards", pageSize: 20 });
   return {
-    element: el("div", {}, none, table.element),
-    show({ failures, database, row }) {
-      const words = row.trials === 0 ? "No trial was measured yet." : "Nothing failed.";
-      replaceChildren(none, failures.length ? null : emptyNote(words));
-      table.element.hidden = failures.length === 0;
+    element: table.element,
+    show({ failures, database }) {
       table.update(failures, failureColumns(database));
     },
   };

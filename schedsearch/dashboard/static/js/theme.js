@@ -13,17 +13,25 @@ function stored() {
   }
 }
 
-/** Sets up the switch `button` and follows the system. */
-export function startTheme(button) {
+/** Sets up the switch `button` and follows the system. `afterSwitch` is called before and after printing. */
+export function startTheme(button, afterSwitch = () => {}) {
   let choice = stored();
+  let printing = false;
   const system = matchMedia("(prefers-color-scheme: dark)");
   const apply = () => {
-    const dark = choice === "dark" || (choice === "auto" && system.matches);
+    const dark = !printing && (choice === "dark" || (choice === "auto" && system.matches)); // paper is light
     document.documentElement.dataset.theme = dark ? "dark" : "light";
     button.textContent = { auto: "◐ Auto", light: "○ Light", dark: "● Dark" }[choice];
     button.setAttribute("aria-label", `Colours: ${choice}. Switch`);
     for (const listener of listeners) listener();
   };
+  for (const [event, value] of [["beforeprint", true], ["afterprint", false]]) {
+    window.addEventListener(event, () => {
+      printing = value;
+      apply();
+      afterSwitch();
+    });
+  }
   button.addEventListener("click", () => {
     choice = ORDER[(ORDER.indexOf(choice) + 1) % ORDER.length];
     try {
@@ -64,3 +72,19 @@ export function chartColors() {
 
 /** Marks of series, so that nobody needs to tell them apart by colour alone. */
 export const SERIES = ["circle", "diamond", "triangle", "rect", "roundRect", "pin", "arrow", "circle"];
+
+/** A colour between two of the style sheet, "#rrggbb": `share` 0 is `from`, 1 is `to`. */
+export function mixColors(from, to, share) {
+  const parts = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+  const [start, end] = [parts(from), parts(to)];
+  return `#${start.map((value, index) => Math.round(value + (end[index] - value) * share).toString(16).padStart(2, "0")).join("")}`;
+}
+
+/** Whether text on a colour "#rrggbb" should be dark: by its relative luminance (WCAG 2). */
+export function isLight(color) {
+  const [r, g, b] = [1, 3, 5].map((at) => {
+    const value = parseInt(color.slice(at, at + 2), 16) / 255;
+    return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179; // where black and white have the same contrast
+}

@@ -1,6 +1,7 @@
 // A trial: what was measured, how, and what lies between it and the best.
 
 import { Chart, lines, numberAxis, timeAxis, tooltip } from "./chart.js";
+import { doubtMark, doubtNotice } from "./doubts.js";
 import { copyBox, el, emptyNote, facts, replaceChildren, section } from "./dom.js";
 import { formatBytes, formatChange, formatCount, formatDuration, formatMoment, formatPercent, formatRatio, formatTime, formatValue, plural, significant } from "./format.js";
 import { routeTo } from "./router.js";
@@ -20,6 +21,7 @@ function makeTrial() {
   const differences = el("div");
   const repetitions = repetitionChart();
   const config = el("div");
+  const doubt = el("div");
   const commands = el("div", { class: "stack tight" });
   const circumstances = el("div");
   const code = el("div", { class: "stack tight" });
@@ -32,7 +34,7 @@ function makeTrial() {
       message,
       section("What lies between it and the best?", differences),
       section("Configuration", config),
-      section("Can I trust the time?", repetitions.element),
+      section("Can I trust the time?", doubt, repetitions.element),
       section("Measure it again", commands),
       section("Circumstances", circumstances),
       section("Plan and code", code),
@@ -51,6 +53,7 @@ function makeTrial() {
       message.hidden = !trial.message;
       replaceChildren(differences, differenceTable(trial));
       replaceChildren(config, knobList(trial));
+      replaceChildren(doubt, doubtNotice(trial.words ? [`this time, because ${trial.words}`] : []));
       repetitions.show(trial);
       replaceChildren(commands, trial.commands.map(({ purpose, command }) => el("div", {}, el("h3", {}, purpose), copyBox(command, purpose))));
       replaceChildren(circumstances, circumstanceList(trial));
@@ -69,15 +72,15 @@ function trialTags(trial) {
 }
 
 function trialFacts(trial) {
-  const built = trial.code_bytes > 0 || trial.registers > 0;
+  const onGpu = trial.registers !== null;
   return facts([
-    ["Time", trial.time_ns === null ? "none" : formatTime(trial.time_ns), trial.spread === null ? null : `spread ${formatPercent(trial.spread)}`],
+    ["Time", trial.time_ns === null ? "none" : [formatTime(trial.time_ns), " ", doubtMark(trial.doubt)], trial.spread === null ? null : `spread ${formatPercent(trial.spread)}`],
     ["Against the best", formatRatio(trial.ratio_to_best), trial.best_ns === null ? null : `best ${formatTime(trial.best_ns)}`],
-    ["Registers", built ? formatCount(trial.registers) : null, "a thread"],
-    ["Shared memory", built ? formatBytes(trial.shared_bytes) : null, "a block"],
-    ["Spills", built ? formatBytes(trial.spill_bytes) : null, built && trial.local_bytes ? `${formatBytes(trial.local_bytes)} local` : null],
-    ["Occupancy", built ? formatPercent(trial.occupancy) : null, trial.blocks_per_sm === null ? trial.occupancy_note : `${plural(trial.blocks_per_sm, "block")} of ${plural(trial.block_threads, "thread")} a multiprocessor`],
-    ["Code", built ? formatBytes(trial.code_bytes) : null],
+    ["Registers", onGpu ? formatCount(trial.registers) : null, "a thread"],
+    ["Shared memory", onGpu ? formatBytes(trial.shared_bytes) : null, "a block"],
+    ["Spills", onGpu ? formatBytes(trial.spill_bytes) : null, trial.local_bytes ? `${formatBytes(trial.local_bytes)} local` : null],
+    ["Occupancy", onGpu ? formatPercent(trial.occupancy) : null, trial.blocks_per_sm === null ? trial.occupancy_note : `${plural(trial.blocks_per_sm, "block")} of ${plural(trial.block_threads, "thread")} a multiprocessor`],
+    ["Code", trial.code_bytes === null ? null : formatBytes(trial.code_bytes)],
     ["Build and run", formatDuration(trial.build_s + trial.run_s), `${formatDuration(trial.build_s)} and ${formatDuration(trial.run_s)}`],
   ].filter(([, value]) => value !== null));
 }
@@ -112,7 +115,7 @@ function repetitionChart() {
   const chart = new Chart({ title: "Repetitions", help: "Each repetition in the order of measurement.", height: 15 });
   return {
     element: chart.element,
-    show({ times_ns: times, time_ns: median }) {
+    show({ times_ns: times, time_ns: median, modes }) {
       if (times.length === 0) {
         chart.note("There are no times, because the trial failed.");
         return;
@@ -131,7 +134,7 @@ function repetitionChart() {
               symbolSize: colors.fontPx * 0.58,
               itemStyle: { color: colors.series[0], opacity: 0.75 },
               data: times.map((time, index) => [index + 1, time]),
-              markLine: { silent: true, symbol: "none", label: { formatter: "median", color: colors.muted, fontSize: colors.fontPx, position: "insideEndTop" }, lineStyle: { color: colors.text, type: "dashed" }, data: [{ yAxis: median }] },
+              markLine: { silent: true, symbol: "none", label: { formatter: "{b}", color: colors.muted, fontSize: colors.fontPx, position: "insideEndTop" }, lineStyle: { color: colors.text, type: "dashed" }, data: marksOf(median, modes) },
             },
           ],
         }),
@@ -146,6 +149,12 @@ function repetitionChart() {
     },
     dispose: () => chart.dispose(),
   };
+}
+
+/** Lines at the median, or at the middle of each group if the repetitions fall into two. */
+function marksOf(median, modes) {
+  if (modes.length === 0) return [{ yAxis: median, name: "median" }];
+  return modes.map(({ time_ns: time, share }) => ({ yAxis: time, name: `${formatPercent(share)} near ${formatTime(time)}` }));
 }
 
 function circumstanceList(trial) {
