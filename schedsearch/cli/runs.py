@@ -132,7 +132,7 @@ def _run(text: str, found: Sequence[RunRow]) -> RunRow:
     raise UsageError(f"{text!r} {what}; list them: schedsearch runs")
 
 
-_VERDICTS = {"same": "not shown to differ", "unknown": "unknown: too few repetitions"}
+_VERDICTS = {"same": "not shown to differ", "unknown": "unknown: too few repetitions, or two groups of times"}
 
 
 def _cells(row: CompareRow) -> tuple[str, ...]:
