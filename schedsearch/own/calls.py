@@ -11,8 +11,8 @@ from schedsearch.device import BoundKernel
 from schedsearch.errors import ArgumentError
 from schedsearch.own.arguments import Given, addresses, check_overlaps, device_of, format_of, scalar_values
 from schedsearch.runtime.caches import KernelCaches
-from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.repeated import announce, announce_tensor, is_number, recogniser, same_number
+from schedsearch.runtime.kernel import Kernel, Step
+from schedsearch.runtime.repeated import announce_tensor, is_number, recogniser, same_number
 from schedsearch.runtime.streams import current_stream, raw_stream
 from schedsearch.workload import Workload
 
@@ -46,18 +46,18 @@ class Launches:
                 recent = self._find(args)
             recent.launch(args, stream)
 
-    def bind(self, args: tuple[Any, ...]) -> BoundCall:
+    def bind(self, args: tuple[Any, ...]) -> Step:
         with self._lock:
             given = self._read(args)
-            kernel, device = self._kernel(given)
+            kernel = self._kernel(given)
             bound = kernel.bind_addresses(addresses(given), scalar_values(given))
             written = [(name, args[place]) for name, place in _tensors_written(given)]
-            return BoundCall(bound, args, written, _library(given), device, kernel)
+            return Step(kernel, bound, _library(given), (), args, written)
 
     def kernel(self, given: Sequence[Given]) -> Kernel:
         """The kernel that serves a call with such arguments."""
         with self._lock:
-            return self._kernel(given)[0]
+            return self._kernel(given)
 
     def forget(self) -> None:
         """Looks everything up again: the database has new records."""
@@ -75,53 +75,20 @@ class Launches:
         key = tuple((each.argument, each.view.device, each.view.library) if each.view else each.argument for each in given)
         ready = self._ready.get(key)
         if ready is None:
-            kernel, device = self._kernel(given)
+            kernel = self._kernel(given)
             bound = kernel.bind_addresses(addresses(given), scalar_values(given))
-            ready = self._ready[key] = _Ready(bound, _library(given), device)
+            ready = self._ready[key] = _Ready(bound, _library(given), kernel.device)
         else:
             check_overlaps(given)
         ready.rebind(args, given)
         self._recent = ready
         return ready
 
-    def _kernel(self, given: Sequence[Given]) -> tuple[Kernel, tuple[str, int]]:
+    def _kernel(self, given: Sequence[Given]) -> Kernel:
         check_overlaps(given)
-        device = device_of(given)
-        cache = self._caches.on("cpu" if device[0] == "cpu" else f"cuda:{device[1]}")
-        return cache.kernel(self._workload(given)), device
-
-
-class BoundCall:
-    """A launch with everything packed; it keeps the arrays alive. A CUDA graph can capture it.
-
-    Attributes:
-        kernel: what it launches; `kernel.provenance` says where it comes from.
-    """
-
-    __slots__ = ("_arrays", "_device", "_launch", "_library", "_written", "kernel")
-
-    def __init__(
-        self,
-        bound: BoundKernel,
-        args: Any,
-        written: Sequence[tuple[str, Any]],
-        library: str,
-        device: tuple[str, int],
-        kernel: Kernel,
-    ) -> None:
-        self._launch, self._arrays, self._library, self._device = bound.launch, args, library, device
-        self._written = written  # the tensors of PyTorch among them that the kernel writes
-        self.kernel = kernel
-
-    def __call__(self, stream: Any = None) -> None:
-        """Enqueues the kernel on a stream: an integer handle, or a torch or CuPy stream; default: the current one.
-
-        Raises:
-            ArgumentError: PyTorch refuses that a tensor is written; see `schedsearch.runtime.repeated.announce`.
-        """
-        if self._written:
-            announce(self._written)
-        self._launch(stream if type(stream) is int else raw_stream(stream, self._library, self._device))
+        kind, ordinal = device_of(given)
+        cache = self._caches.on("cpu" if kind == "cpu" else f"cuda:{ordinal}")
+        return cache.kernel(self._workload(given))
 
 
 class _Ready:

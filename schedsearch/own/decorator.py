@@ -17,11 +17,12 @@ from schedsearch.measurement import DEFAULT_DB
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.own_kernel import Role, parameters_of
 from schedsearch.own.arguments import Given, integer_range, is_array, read
-from schedsearch.own.calls import BoundCall, Launches
+from schedsearch.own.calls import Launches
 from schedsearch.own.declared import check_function, check_names, check_options, check_written, formulation, plain_function
 from schedsearch.runtime.deploy import explain
 from schedsearch.runtime.explanation import Explanation
 from schedsearch.runtime.fallback import LEVELS
+from schedsearch.runtime.kernel import Step
 from schedsearch.session.summary import RunSummary
 from schedsearch.session.tune import tune
 from schedsearch.task import Task
@@ -247,7 +248,7 @@ class Tunable:
         """
         self._launches.call(args, stream)
 
-    def bind(self, *args: Any) -> BoundCall:
+    def bind(self, *args: Any) -> Step:
         """Packs the arguments once; the result, called with a stream, only launches. Raises the errors of a call."""
         return self._launches.bind(args)
 

@@ -12,8 +12,9 @@ from schedsearch.errors import ArgumentError, NoRecordError, UsageError, did_you
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.ops.own_kernel import Argument, OwnKernelParams, arguments_of, parameters_of
 from schedsearch.own.arguments import Given, read
-from schedsearch.own.calls import BoundCall, Launches
+from schedsearch.own.calls import Launches
 from schedsearch.records.lookup import Lookup
+from schedsearch.runtime.kernel import Step
 from schedsearch.workload import Workload
 
 
@@ -78,7 +79,7 @@ class DeployedKernel:
         """
         self._launches.call(args, stream)
 
-    def bind(self, *args: Any) -> BoundCall:
+    def bind(self, *args: Any) -> Step:
         """Packs the arguments once; the result, called with a stream, only launches."""
         return self._launches.bind(args)
 

@@ -168,10 +168,9 @@ class Kernel:
         views = self._view(arguments)
         outputs = self._check_outputs(arguments, views, out)
         bound = self._loaded.bind({**_addresses(views, outputs), **self._notes.buffers(self.workload)}, scalars, prepared)
-        library, device = self._library(views), self.device
         written = tracked({name: array for name, (array, _) in outputs.items()}, self._given_outputs(out))
         results = tuple(array for array, _ in outputs.values())
-        return Step(bound, lambda stream: raw_stream(stream, library, device), results, tuple(arguments.values()), written)
+        return Step(self, bound, self._library(views), results, tuple(arguments.values()), written)
 
     def bind_addresses(self, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> BoundKernel:
         """Packs the argument block from addresses that the caller has checked, for call protocols other than this class's.
@@ -366,26 +365,28 @@ class Kernel:
 
 
 class Step:
-    """A launch with everything packed.
+    """A launch with everything packed; it keeps the arrays alive. A CUDA graph can capture it.
 
     Attributes:
-        outputs: the arrays that it writes, in the order of `workload.outputs`.
+        kernel: what it launches; `kernel.provenance` says where it comes from.
+        outputs: the arrays that it writes, in the order of `workload.outputs`; of a kernel of a user, which returns nothing,
+            there are none here.
     """
 
-    __slots__ = ("_arguments", "_launch", "_result", "_stream", "_written", "outputs")
+    __slots__ = ("_arguments", "_device", "_launch", "_library", "_result", "_written", "kernel", "outputs")
 
     def __init__(
         self,
+        kernel: Kernel,
         bound: BoundKernel,
-        stream: Callable[[Any], int],
+        library: str,
         outputs: tuple[Any, ...],
         arguments: tuple[Any, ...],
         written: Sequence[tuple[str, Any]],
     ) -> None:
-        self._launch = bound.launch
-        self._stream = stream
-        self.outputs = outputs
-        self._result = _one_or_all(outputs)
+        self.kernel, self.outputs = kernel, outputs
+        self._launch, self._library, self._device = bound.launch, library, kernel.device
+        self._result = _one_or_all(outputs) if outputs else None
         self._arguments = arguments  # keeps the memory alive
         self._written = written  # the outputs whose changes PyTorch tracks
 
@@ -395,14 +396,15 @@ class Step:
         return self._result
 
     def __call__(self, stream: Any = None) -> Any:
-        """Enqueues the kernel on a stream (default: the library's current one) and returns the kernel's result.
+        """Enqueues the kernel on a stream: an integer handle, or a torch or CuPy stream; default: the library's current one.
+        Returns the kernel's result.
 
         Raises:
             ArgumentError: PyTorch refuses that an output is written; see `schedsearch.runtime.repeated.announce`.
         """
         if self._written:
             announce(self._written)
-        self._launch(stream if type(stream) is int else self._stream(stream))
+        self._launch(stream if type(stream) is int else raw_stream(stream, self._library, self._device))
         return self._result
 
 
