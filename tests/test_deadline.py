@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import importlib
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import network_support
-import onnx
 import pytest
 from session_support import OTHER, WORKLOAD, FakeBuilder, World, square_ns
 
@@ -22,11 +22,11 @@ from schedsearch.backend.code_cache import CodeCache
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceBusyError, OutOfTimeError
 from schedsearch.executable import planned, timely
+from schedsearch.executable.build_options import BuildOptions
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.timely import TUNED
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measurement import COLD_GRAPH, Outcome
-from schedsearch.network_check.source import Source
 from schedsearch.processes.builder import Builder
 from schedsearch.runtime.ahead import compile_ahead
 from schedsearch.runtime.cache import KernelCache
@@ -125,10 +125,11 @@ class FakeBuild:
     def build(self, seconds: float, follows_s: float, patient: bool = True) -> dict[Any, str]:
         """Kernels of a network of two convolutions, within so many seconds of which the last are for what follows."""
         network, target = network_support.two_convolutions(), schedsearch.detect("cpu")
-        _, kernels = planned.with_kernels(
-            network, Path("none.db"), target, mode=COLD_GRAPH, layout="auto", strict=False, tunes=True,
-            deadline=Deadline.within(seconds, self.clock).before(follows_s), patient=patient, say=self.said.append,
+        deadline = Deadline.within(seconds, self.clock)
+        options = BuildOptions.of(
+            deadline, target=target, db="none.db", tunes=True, patient=patient, say=self.said.append
         )  # fmt: skip
+        _, kernels = planned.with_kernels(network, options, deadline.before(follows_s))
         return dict(kernels)
 
 
@@ -186,10 +187,11 @@ def test_who_cannot_wait_is_told_before_what_must_follow_has_no_time(monkeypatch
 
 
 def test_the_comparison_is_taken_to_need_what_the_one_before_took() -> None:
-    source = Source("model", onnx.ModelProto(), {}, {}, {})
-    assert timely.check_s(None, 10.0) == 0.0 and timely.check_s(source, 10.0) == 2.0
-    source.compared_s = 3.0
-    assert timely.check_s(source, 10.0) == 3.0
+    deadline = Deadline.within(30.0, Clock())
+    options = BuildOptions.of(deadline, target=schedsearch.detect("cpu"))
+    options = replace(options, started=time.monotonic() - 10.0)
+    left_s = [options.needed_by(compared_s).left_s for compared_s in (None, 0.0, 3.0)]
+    assert left_s == [30.0, pytest.approx(28.0, abs=0.5), 27.0]
 
 
 def test_a_plan_its_reasons_and_what_lacks_records_take_one_elimination(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,12 +241,12 @@ def test_tuning_serves_the_range_and_is_not_done_twice(built: Any, tmp_path: Pat
 def test_the_networks_of_all_sizes_have_the_weights_in_memory_once(built: Any) -> None:
     from schedsearch.executable.sized_build import SizedBuild, open_shapes
     from schedsearch.network.lower import lower
-    from schedsearch.network.model import reader
+    from schedsearch.network.model import load
 
-    path = built[0] / "model.onnx"
-    graph, shapes = reader(path), open_shapes(path, "n")
+    loaded = load(built[0] / "model.onnx")
+    shapes = open_shapes(loaded, "n")
     options: dict[str, Any] = {"target": detect("cpu"), "db": "none.db", "mode": "", "strict": False, "model": ""}
-    build = SizedBuild(lambda n: lower(graph(shapes(n))), "n", LOW, HIGH, say=lambda text: None, **options)
+    build = SizedBuild(lambda n: lower(loaded.graph(shapes(n))), "n", LOW, HIGH, say=lambda text: None, **options)
     networks = build.networks()
     assert {n: network.values[network.inputs[0]].shape[0] for n, network in networks.items()} == {1: 1, 2: 2, 3: 3, 4: 4}
     weights = [{name: id(each.array) for name, each in network.constants.items()} for network in networks.values()]

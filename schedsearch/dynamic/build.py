@@ -5,37 +5,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device import open_device
-from schedsearch.device.detect import detect
 from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import DynamicExecutable
 from schedsearch.dynamic.file import RUN_MODES, DynamicBundle, RunMode
 from schedsearch.dynamic.graph import DynamicGraph, DynamicProgram, Size
 from schedsearch.errors import UnsupportedError, UsageError
-from schedsearch.executable.build_options import IO_LAYOUTS, LAYOUT_CHOICES, WEIGHTS, check_choice, check_tune_s
+from schedsearch.executable.build_options import BuildOptions, check_choice, check_tune_s
 from schedsearch.executable.build_sized import build_sized, read_sized
-from schedsearch.executable.built import unchecked
+from schedsearch.executable.finish import finish
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.program import ChosenKernel
+from schedsearch.executable.reading import ReadModel, read_file
 from schedsearch.executable.sized_build import UnknownDimensionError
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
-from schedsearch.executable.timely import check_s, found_before
-from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
+from schedsearch.executable.timely import found_before
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.network.costs import RecordCosts, costs_of
-from schedsearch.network.facts import FLOATS
 from schedsearch.network.graph import Network, Plan
 from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.plan import best_plan, missing
 from schedsearch.ops.params import MAX_INT
-from schedsearch.records.executables import check_writable
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
 from schedsearch.text import counted
@@ -43,7 +39,7 @@ from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from schedsearch.executable.net import Net
-    from schedsearch.network_check.source import Source
+    from schedsearch.network.model import Loaded
 
 _OF_TABLE = (
     "dtype, layout, io_layout and weights are for tables of kernels for each size, not for graphs with computed sizes"
@@ -106,33 +102,32 @@ def build_dynamic(
         >>> net = schedsearch.build_dynamic("resnet50.onnx", {"n": (1, 64)}, out="resnet50.ssx")
         >>> y = net(x)  # of 1 to 64 images
     """
-    run_mode = way if run_mode is None else run_mode
-    check_choice("run_mode", run_mode, RUN_MODES, optional=True)
-    check_choice("mode", mode, MODES)
-    check_choice("weights", weights, WEIGHTS)
-    check_choice("layout", layout, LAYOUT_CHOICES)
-    check_choice("io_layout", io_layout, IO_LAYOUTS)
-    check_choice("dtype", dtype, FLOATS, optional=True)
     check_tune_s(tune_s)
-    deadline = Deadline.within(tune_s)
-    if weights == "reference" and out is None:
-        raise UsageError("weights='reference' needs `out`, the file to write")
-    if out is not None:
-        check_writable(Path(out))
-    started = time.monotonic()
+    options = BuildOptions.of(
+        Deadline.within(tune_s), db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
+        target=target, tunes=tune_s is not None, strict=strict, mode=mode, check=check, patient=True, say=say,
+    )  # fmt: skip
+    return dynamic_net(model, sizes, way if run_mode is None else run_mode, options)
+
+
+def dynamic_net(
+    model: str | os.PathLike[str],
+    sizes: Mapping[str, tuple[int, int]],
+    run_mode: RunMode | None,
+    options: BuildOptions,
+) -> Net:
+    """As `build_dynamic`, of checked options: a table of sizes where that is possible and nothing else was asked."""
+    check_choice("run_mode", run_mode, RUN_MODES, optional=True)
     bounds = {name: _size(name, limits) for name, limits in sizes.items()}
-    target = detect(target) if isinstance(target, str) else target
-    path, no_table = Path(model), ""
-    of_table = dtype is not None or layout != "auto" or io_layout != "NCHW" or weights != "inside"
+    of_table = (options.dtype, options.layout, options.io_layout, options.weights) != (None, "auto", "NCHW", "inside")
     if of_table and (run_mode is not None or len(bounds) != 1):
         raise UsageError(f"{_OF_TABLE}; leave them out, or give one dimension and no run_mode")
-    if run_mode is None and len(bounds) == 1 and path.is_file():
+    loaded, origin = read_file(Path(model), options)
+    no_table = ""
+    if run_mode is None and len(bounds) == 1:
         (size,) = bounds.values()
         try:
-            table = read_sized(
-                path, size.name, size.least, size.most, dtype=dtype, layout=layout, io_layout=io_layout, db=db,
-                target=target, strict=strict, mode=mode, say=say,
-            )  # fmt: skip
+            table = read_sized(loaded, size, options)
         except ConstantIndexError:
             raise  # it is out of range in a graph, too
         except (ModelError, UnsupportedError) as error:
@@ -140,65 +135,44 @@ def build_dynamic(
                 raise type(error)(f"{error}. {_OF_TABLE}; leave them out for a graph") from error
             if not isinstance(error, UnknownDimensionError):  # a size inside, or a mistake that the graph's reader names
                 no_table = f"; a table of kernels for each size is not possible either: {error}"
-                say(f"no table of kernels for each size: {error}. Next: a graph whose sizes are computed")
+                options.say(f"no table of kernels for each size: {error}. Next: a graph whose sizes are computed")
         else:
-            return build_sized(
-                table, path, dtype=dtype, layout=layout, weights=weights, db=db, target=target, tunes=tune_s is not None,
-                deadline=deadline, started=started, mode=mode, check=check, say=say, out=out,
-            )  # fmt: skip
-
-    def read(planned: list[Workload]) -> DynamicGraph:
-        try:
-            return _read(path, bounds, db, target, mode, planned)
-        except UsageError as error:
-            raise (ModelError if isinstance(error, ModelError) else UsageError)(f"{error}{no_table}") from error
-
-    others: list[Workload] = []
-    graph = read(others)
-    source = _source(path) if check else None
-    known = None
-    if tune_s is not None:
-        until = deadline.before(check_s(source, time.monotonic() - started))
-        known = _tune(graph, others, Path(db), target, until, strict, mode, say)
-        graph = read([])
-    program = graph.program()
-    _check_memory(program, target)
-    calls = [call for segment in program.segments for call in segment.calls]
-    found, (of_sizes,) = machine_code([program], db, target, mode=mode, strict=strict, known=known)
-    segments, kinds = counted(len(program.segments), "segment"), counted(len(found), "different kernel")
-    say(f"{counted(len(calls), 'call')} in {segments}, {kinds}")
-    run_mode = run_mode or "exact"
-    bundle = DynamicBundle.of(graph, target, found.__getitem__, sizes=of_sizes, run_mode=run_mode, model=path.name)
-    net = DynamicExecutable(bundle, open_device(target))
-    try:
-        if source is None:
-            say(unchecked(False))
-        else:
-            from schedsearch.network_check.check import check_dynamic
-
-            net.bundle = replace(bundle, checked=check_dynamic(net, source, started, say))
-        if out is not None:
-            net.bundle.save(out)
-    except BaseException:
-        net.close()
-        raise
-    return net
+            return build_sized(table, origin, options)
+    return _graph_net(loaded, origin, bounds, run_mode or "exact", options, no_table)
 
 
-def _source(path: Path) -> Source:
-    from schedsearch.network_check.source import Source
-
-    return Source.of_file(path)
-
-
-def _read(
-    path: Path,
+def _graph_net(
+    loaded: Loaded,
+    origin: ReadModel,
     bounds: Mapping[str, Size],
-    db: str | os.PathLike[str],
-    target: Target,
-    mode: str,
-    planned: list[Workload],
-) -> DynamicGraph:
+    run_mode: RunMode,
+    options: BuildOptions,
+    no_table: str,
+) -> DynamicExecutable:
+    """The stages of a graph whose sizes are computed. `no_table` is added to why it cannot be one."""
+    others: list[Workload] = []
+    try:
+        graph, known = _read(loaded, bounds, options, others), None
+    except UsageError as error:
+        raise (ModelError if isinstance(error, ModelError) else UsageError)(f"{error}{no_table}") from error
+    if options.tunes:
+        known = _tune(graph, others, options, options.needed_by(origin.check_s))
+        graph = _read(loaded, bounds, options, [])
+    program = graph.program()
+    _check_memory(program, options.target)
+    found, (of_sizes,) = machine_code(
+        [program], options.db, options.target, mode=options.mode, strict=options.strict, known=known
+    )  # fmt: skip
+    calls = sum(len(segment.calls) for segment in program.segments)
+    segments, kinds = counted(len(program.segments), "segment"), counted(len(found), "different kernel")
+    options.say(f"{counted(calls, 'call')} in {segments}, {kinds}")
+    bundle = DynamicBundle.of(
+        graph, options.target, found.__getitem__, sizes=of_sizes, run_mode=run_mode, model=origin.name
+    )  # fmt: skip
+    return finish(DynamicExecutable(bundle, open_device(options.target)), origin, options)
+
+
+def _read(loaded: Loaded, bounds: Mapping[str, Size], options: BuildOptions, planned: list[Workload]) -> DynamicGraph:
     """The graph, planned by the records that there are. Adds to `planned` what its static subgraphs could be made of and has
     no measurement."""
     from schedsearch.dynamic.model import read_graph
@@ -207,31 +181,25 @@ def _read(
     with contextlib.ExitStack() as stack:
 
         def plan(network: Network) -> Plan:
-            costs = stack.enter_context(costs_of(network, db, target, mode))
+            costs = stack.enter_context(costs_of(network, options.db, options.target, options.mode))
             planned.extend(task.workload for task in missing(network, costs))
             return best_plan(network, costs)
 
-        return read_graph(path, bounds, planner=Planner(plan))
+        return read_graph(loaded, bounds, planner=Planner(plan))
 
 
 def _tune(
-    graph: DynamicGraph,
-    others: list[Workload],
-    db: Path,
-    target: Target,
-    deadline: Deadline,
-    strict: bool,
-    mode: str,
-    say: Callable[[str], None],
+    graph: DynamicGraph, others: list[Workload], options: BuildOptions, deadline: Deadline
 ) -> Mapping[Workload, ChosenKernel] | None:
     """Measures kernels of the graph, and of what its static subgraphs could be made of, that have no record yet. Returns the
     kernels of the graph without that, which were found first."""
+    db, target, mode, say = options.db, options.target, options.mode, options.say
     workloads = [call.workload for segment in graph.program().segments for call in segment.calls]
     with contextlib.ExitStack() as stack:
         lookup = stack.enter_context(Lookup(db)) if db.exists() else None
         groups = missing_calls(workloads, others, RecordCosts(lookup, target, mode))
     known = None
-    if groups and not strict:
+    if groups and not options.strict:
         find = functools.partial(find_kernels, db=db, target=target, mode=mode)
         known = found_before(find, workloads, deadline, NEVER, say)
     tune_groups(groups, db, target, deadline, mode, say)

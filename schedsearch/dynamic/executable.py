@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,6 +211,9 @@ class DynamicExecutable(Net):
         finally:
             bound.close()
         return Times(found[self.bundle.run_mode], run_modes_ns=found)
+
+    def mark_checked(self, by: str) -> None:
+        self.bundle = replace(self.bundle, checked=by)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         self.bundle.save(path)

@@ -28,7 +28,7 @@ from schedsearch.network.facts import constant_of, dtype_of, folded, is_onnx, na
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
-from schedsearch.network.model import listed, load, needed, prepared
+from schedsearch.network.model import Loaded, listed, load, needed, prepared
 from schedsearch.network.simplify import computed, is_foldable
 from schedsearch.network.views import VIEWS
 
@@ -41,12 +41,12 @@ _SHAPED_BY = {"Slice": (1, 2, 3, 4), "Expand": (1,), "Reshape": (1,)}  # inputs 
 
 
 def read_graph(
-    model: str | Path | onnx.ModelProto, sizes: Mapping[str, Size] | None = None, *, planner: Planner | None = None
+    model: str | Path | onnx.ModelProto | Loaded, sizes: Mapping[str, Size] | None = None, *, planner: Planner | None = None
 ) -> DynamicGraph:
     """The dynamic graph of an ONNX model.
 
     Args:
-        model: a file in ONNX's binary format, or a model.
+        model: a file in ONNX's binary format, a model, or what `network.model.load` read, which stays as it is.
         sizes: name of a dynamic dimension -> its bounds. Dimensions of inputs need bounds. So do those of results where no
             bound follows from the inputs, as of a Range.
         planner: how static subgraphs are planned; default: the first kernel of each node.
@@ -58,9 +58,12 @@ def read_graph(
         UsageError: a node cannot take an array whose extents are known at run time.
     """
     needed()
-    what = str(model) if isinstance(model, str | Path) else "the model"
-    found = load(Path(model) if isinstance(model, str) else model)
-    read = prepared(found.model, what, found.outline)
+    if isinstance(model, Loaded):
+        found, what, of_model = model, model.name, model.model.clone()
+    else:
+        found = load(Path(model) if isinstance(model, str) else model)
+        what, of_model = found.name, found.model
+    read = prepared(of_model, what, found.outline)
     missing = [node for node in read.graph if not is_onnx(node) or node.op_type not in (*TAKEN, "Constant")]
     if missing:
         raise ModelError(f"{_without_operator(what, dict.fromkeys(missing, ''))}; allowed: {', '.join(TAKEN)}")

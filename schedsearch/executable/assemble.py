@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from schedsearch.executable.memory import Block, arrange, stacked
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME
-from schedsearch.executable.program import Array, Call, ChosenKernel, Foreign, Origin, Place, Program
+from schedsearch.executable.program import Array, Call, ChosenKernel, Foreign, Origin, Place, Program, Reference
 from schedsearch.executable.references import packed
 from schedsearch.executable.schedule import Held, Memory, Schedule, ScheduledCall, schedule
 from schedsearch.identity import sha256_hex
@@ -27,12 +27,14 @@ class Executable:
         artifacts: by sha256.
         weights: the bytes of each constant of the program, in its order.
         models: sha256 -> ONNX model of each call of ONNX Runtime.
+        references: sha256 of a weight -> where it lies outside of the file that `stored.save` writes.
     """
 
     program: Program
     artifacts: Mapping[str, Artifact]
     weights: Sequence[memoryview]
     models: Mapping[str, bytes] = field(default_factory=dict)
+    references: Mapping[str, Reference] = field(default_factory=dict)
 
 
 def assemble(

@@ -1,42 +1,37 @@
-"""`schedsearch.build`: from a model to a network that runs here."""
+"""`schedsearch.build`: from a model to a network that runs here.
+
+`fixed_net` is the way of a model, stage by stage. Each stage is one module, which takes what the stage before made; see
+docs/architecture.md, "From an ONNX file to a network that runs".
+"""
 
 from __future__ import annotations
 
-import functools
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.deadline import Deadline
 from schedsearch.device import open_device
-from schedsearch.device.detect import detect
 from schedsearch.errors import OutOfTimeError, UsageError
 from schedsearch.executable.assemble import assemble
-from schedsearch.executable.build_options import IO_LAYOUTS, LAYOUT_CHOICES, WEIGHTS, check_choice, check_tune_s
-from schedsearch.executable.built import lower_for, say_weights, source_of_file, unchecked
+from schedsearch.executable.build_options import BuildOptions, check_choice, check_tune_s
+from schedsearch.executable.finish import finish
 from schedsearch.executable.fixed import FixedNet
+from schedsearch.executable.lowering import lowered
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME, require
+from schedsearch.executable.outside import with_references
 from schedsearch.executable.planned import with_kernels
-from schedsearch.executable.references import find as find_references
-from schedsearch.executable.stored import save
-from schedsearch.executable.timely import check_s
-from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
-from schedsearch.network.facts import FLOATS
-from schedsearch.network.graph import Network, Subgraph
-from schedsearch.records.executables import check_writable
+from schedsearch.executable.reading import OF_A_NETWORK, read
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.network.graph import Network
 from schedsearch.target import Target
 from schedsearch.text import counted, type_text
 
 if TYPE_CHECKING:
     from schedsearch.dynamic.file import RunMode
     from schedsearch.executable.net import Net
-    from schedsearch.network_check.source import Source
 
 FALLBACKS = (ONNX_RUNTIME,)
-_FEW_NODES = 4  # of a subgraph, in a line
 
 
 def build(
@@ -109,19 +104,17 @@ def build(
     """
     check_tune_s(tune_s)
     run_mode = way if run_mode is None else run_mode
-    if dynamic is None and run_mode is None:
-        return build_within(
-            Deadline.within(tune_s), model, example, db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout,
-            weights=weights, fallback=fallback, target=target, shapes=shapes, tunes=tune_s is not None, strict=strict,
-            mode=mode, check=check, patient=True, say=say,
-        )  # fmt: skip
-    from schedsearch.dynamic.build import build_dynamic
-
-    file = _dynamic_file(model, example, shapes, fallback)
-    return build_dynamic(
-        file, dynamic or {}, run_mode=run_mode, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, db=db,
-        out=out, target=target, tune_s=tune_s, strict=strict, mode=mode, check=check, say=say,
+    is_dynamic = dynamic is not None or run_mode is not None
+    file = _dynamic_file(model, example, shapes, fallback) if is_dynamic else ""
+    options = BuildOptions.of(
+        Deadline.within(tune_s), db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
+        target=target, tunes=tune_s is not None, strict=strict, mode=mode, check=check, patient=True, say=say,
     )  # fmt: skip
+    if not is_dynamic:
+        return fixed_net(model, example, shapes or {}, fallback, options)
+    from schedsearch.dynamic.build import dynamic_net
+
+    return dynamic_net(file, dynamic or {}, run_mode, options)
 
 
 def _dynamic_file(model: Any, example: Any, shapes: Any, fallback: str | None) -> str | os.PathLike[str]:
@@ -138,142 +131,38 @@ def _dynamic_file(model: Any, example: Any, shapes: Any, fallback: str | None) -
     return model
 
 
-def build_within(
-    deadline: Deadline,
-    model: str | os.PathLike[str] | Network | Any,
-    example: Any = None,
-    *,
-    db: str | os.PathLike[str] = DEFAULT_DB,
-    out: str | os.PathLike[str] | None = None,
-    dtype: str | None = None,
-    layout: str = "auto",
-    io_layout: str = "NCHW",
-    weights: str = "inside",
-    fallback: str | None = None,
-    target: str | Target = "auto",
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    tunes: bool = False,
-    strict: bool = False,
-    mode: str = COLD_GRAPH,
-    check: bool = True,
-    patient: bool = False,
-    say: Callable[[str], None] = lambda text: None,
-) -> FixedNet:
-    """As `build`, as a part of something that has a deadline.
-
-    Args:
-        tunes: whether kernels without a record are measured.
-        patient: whether the network is built however long that takes.
+def build_within(deadline: Deadline, model: Any, example: Any, **options: Any) -> FixedNet:
+    """As `build`, as a part of something that has a deadline, with the options of `BuildOptions`.
 
     Raises:
         OutOfTimeError: not `patient`, and the deadline passed before all kernels were compiled. Those that were are in the
             build cache, so that another call goes on.
     """
-    check_choice("layout", layout, LAYOUT_CHOICES)
-    check_choice("io_layout", io_layout, IO_LAYOUTS)
-    check_choice("weights", weights, WEIGHTS)
+    return fixed_net(model, example, {}, None, BuildOptions.of(deadline, **options))
+
+
+def fixed_net(
+    model: Any, example: Any, shapes: Mapping[str, Sequence[int]], fallback: str | None, options: BuildOptions
+) -> FixedNet:
+    """The stages of a network of fixed sizes, one after the other. Raises as `build` and `build_within`."""
     check_choice("fallback", fallback, FALLBACKS, optional=True)
-    check_choice("dtype", dtype, FLOATS, optional=True)
-    check_choice("mode", mode, MODES)
     if fallback is not None:
         require(f"fallback={fallback!r}")
-    file = Path(model) if isinstance(model, str | os.PathLike) else None
-    if weights == "reference" and (out is None or file is None):
-        raise UsageError("weights='reference' needs an ONNX file for `model`, and `out`, the file to write")
-    if out is not None:
-        check_writable(Path(out))
-    target = detect(target) if isinstance(target, str) else target
-    started = time.monotonic()
-    network, name, source = _network(model, example, dtype, layout, target, shapes or {}, fallback, check)
-    _say_subgraphs(network, say)
-    if deadline.passed and not patient:
+        if isinstance(model, Network):
+            raise UsageError(OF_A_NETWORK)
+    graph, origin = read(model, example, shapes, options)
+    network = graph if isinstance(graph, Network) else lowered(graph, options, fallback)
+    if options.deadline.passed and not options.patient:
         raise OutOfTimeError("there was no time left after the model was read")
-    if not isinstance(model, Network):
-        network = network.with_io_layout(io_layout)
-    elif io_layout != "NCHW":
-        raise UsageError("a Network has its own layouts of inputs and outputs; use network.with_io_layout(...)")
-    planned, kernels = with_kernels(
-        network, Path(db), target, mode=mode, layout=layout, strict=strict, tunes=tunes, patient=patient, say=say,
-        deadline=deadline.before(check_s(source, time.monotonic() - started)),
-    )  # fmt: skip
-    plan = planned.plan
-    say(
-        f"{counted(len(network.nodes), 'node')}, {counted(len(plan.conversions), 'conversion')} of layouts, "
+    planned, kernels = with_kernels(network, options, options.needed_by(origin.check_s))
+    options.say(
+        f"{counted(len(network.nodes), 'node')}, {counted(len(planned.plan.conversions), 'conversion')} of layouts, "
         f"{counted(len(kernels), 'different kernel')}"
     )
     executable = assemble(
-        network, plan, kernels.__getitem__, target=target.key, model=name, reasons=planned.reasons
+        network, planned.plan, dict(kernels).__getitem__, target=options.target.key, model=origin.name,
+        reasons=planned.reasons,
     )  # fmt: skip
-    net = FixedNet(executable, open_device(target))
-    try:
-        if source is None:
-            say(unchecked(isinstance(model, Network)))
-        else:
-            from schedsearch.network_check.check import check_net
-
-            executable = replace(
-                executable, program=replace(executable.program, checked=check_net(net, source, started, say))
-            )
-            net.take(executable)
-        if out is not None:
-            outside = None
-            if file is not None and weights == "reference":
-                outside = find_references(executable.program, network.all_constants, file, Path(out).parent)
-                nbytes = {sha256: data.nbytes for sha256, data in zip(executable.program.weights, executable.weights)}
-                say_weights(nbytes, outside, file, say)
-            save(executable, out, outside)
-    except BaseException:
-        net.close()
-        raise
-    return net
-
-
-def _network(
-    model: Any,
-    example: Any,
-    dtype: str | None,
-    layout: str,
-    target: Target,
-    shapes: Mapping[str, Sequence[int]],
-    fallback: str | None,
-    check: bool,
-) -> tuple[Network, str, Source | None]:
-    """The network of a model, the name of its file, and, with `check`, what it is compared with."""
-    if isinstance(model, Network):
-        if example is not None or dtype is not None or shapes or fallback is not None:
-            raise UsageError("a Network has its dtypes, shapes and subgraphs; leave out example, dtype, shapes and fallback")
-        return model, "", None
-    from schedsearch.network.model import read_model
-
-    lowered = functools.partial(lower_for, dtype=dtype, layout=layout, target=target, fallback=fallback)
-    if isinstance(model, str | os.PathLike):
-        if example is not None:
-            raise UsageError("example is for a torch module; for the shapes of an ONNX file give shapes={input: shape}")
-        network = lowered(read_model(Path(model), shapes))
-        return network, Path(model).name, source_of_file(Path(model), dtype) if check else None
-    if not (hasattr(model, "forward") and hasattr(model, "state_dict")):
-        raise UsageError(
-            f"model is {type_text(model)}; allowed: the path of an ONNX file, a torch module, or a schedsearch Network"
-        )
-    if example is None:
-        raise UsageError("a torch module needs an example of its input: schedsearch.build(module, example)")
-    from schedsearch.network.torch_export import export
-
-    name = type(model).__name__
-    if not check:
-        return lowered(export(model, example)), name, None
-    from schedsearch.network_check.torch_module import checked_export
-
-    graph, source = checked_export(model, example, dtype)
-    return lowered(graph), name, source
-
-
-def _say_subgraphs(network: Network, say: Callable[[str], None]) -> None:
-    for subgraph in network.nodes:
-        if isinstance(subgraph, Subgraph):
-            named = "; ".join(
-                f"{name}: {reason}" for name, reason in list(zip(subgraph.sources, subgraph.reasons))[:_FEW_NODES]
-            )
-            more = len(subgraph.sources) - _FEW_NODES
-            others = f" and {more} more (--explain lists them)" if more > 0 else ""
-            say(f"ONNX Runtime computes {counted(len(subgraph.sources), 'node')} as {subgraph.name}: {named}{others}")
+    executable = with_references(executable, network, origin, options)
+    net = FixedNet(executable, open_device(options.target))
+    return finish(net, origin, options)

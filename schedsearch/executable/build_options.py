@@ -3,15 +3,94 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from schedsearch.deadline import Deadline
+from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
+from schedsearch.network.facts import FLOATS
+from schedsearch.records.executables import check_writable
+from schedsearch.target import Target
 from schedsearch.text import quoted
 
+_CHECK = 0.2  # of the time that a build took until now: what its comparison with the model is taken to need
 LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
 IO_LAYOUTS = ("NCHW", "NHWC")
 WEIGHTS = ("inside", "reference")
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a model becomes a network: arguments of `schedsearch.build`, checked.
+
+    Attributes:
+        deadline: of the whole build.
+        tunes: whether kernels without a record are measured.
+        patient: whether the network is built however long that takes.
+        started: `time.monotonic()` when the build began.
+    """
+
+    target: Target
+    db: Path
+    out: Path | None
+    deadline: Deadline
+    dtype: str | None = None
+    layout: str = "auto"
+    io_layout: str = "NCHW"
+    weights: str = "inside"
+    tunes: bool = False
+    strict: bool = False
+    mode: str = COLD_GRAPH
+    check: bool = True
+    patient: bool = False
+    say: Callable[[str], None] = lambda text: None
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(
+        cls,
+        deadline: Deadline,
+        *,
+        target: str | Target = "auto",
+        db: str | os.PathLike[str] = DEFAULT_DB,
+        out: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> BuildOptions:
+        """Finds the target, and checks the options.
+
+        Raises:
+            UsageError: a choice is not one of those that are allowed, or `out` cannot be written.
+            DeviceError: there is no such device.
+        """
+        for name, allowed in _CHOICES.items():
+            if name in options:
+                check_choice(name, options[name], allowed, optional=name == "dtype")
+        if options.get("weights") == "reference" and out is None:
+            raise UsageError(NEEDS_FILES)
+        if out is not None:
+            check_writable(Path(out))
+        target = detect(target) if isinstance(target, str) else target
+        return cls(target, Path(db), None if out is None else Path(out), deadline, **options)
+
+    def needed_by(self, compared_s: float | None) -> Deadline:
+        """The deadline of what comes before the comparison of the network with its model, which needs its time, too.
+
+        Args:
+            compared_s: how long it took to compare the model with a torch module: this takes as long again; 0 if that was
+                not done. None: nothing is compared.
+        """
+        share_s = _CHECK * (time.monotonic() - self.started)
+        return self.deadline.before(0.0 if compared_s is None else compared_s or share_s)
+
+
+_CHOICES = {"mode": MODES, "weights": WEIGHTS, "layout": LAYOUT_CHOICES, "io_layout": IO_LAYOUTS, "dtype": FLOATS}
+NEEDS_FILES = "weights='reference' needs an ONNX file for `model`, and `out`, the file to write"
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str], *, optional: bool = False) -> None:

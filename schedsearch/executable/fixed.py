@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.device import Device
@@ -280,12 +281,11 @@ class FixedNet(Net):
                 calls.close()
             return Times(total, tuple(each))
 
-    def take(self, bundle: Bundle) -> None:
-        """Takes the bundle that the net was made of with another description of it."""
-        self._bundle, self.program = bundle, bundle.program
+    def mark_checked(self, by: str) -> None:
+        self.program = replace(self.program, checked=by)
 
     def save(self, path: Any) -> None:
-        save(self._bundle, path)
+        save(self._bundle, path, self.checked)
 
     def close(self) -> None:
         """Waits for the calls and frees the memory; with the last instance also code, weights and device. Does nothing the

@@ -233,6 +233,10 @@ class Net(abc.ABC):
     # ---- its end
 
     @abc.abstractmethod
+    def mark_checked(self, by: str) -> None:
+        """Notes what computed the model that the results were compared with; see `checked`."""
+
+    @abc.abstractmethod
     def save(self, path: Any) -> None:
         """Writes the executable to a file, signed by this machine; see `schedsearch.load`.
 

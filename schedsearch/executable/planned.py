@@ -8,12 +8,13 @@ kernels that were tuned are loaded, and only what a better plan needs besides is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import NoValidConfigError, OutOfTimeError, PreparationError, WrongResultError
+from schedsearch.executable.build_options import BuildOptions
 from schedsearch.executable.kernels import Kernels, find_kernels
 from schedsearch.executable.timely import TASKS_A_SECOND, found_before, time_to_tune, tuned
 from schedsearch.network.choices import Choices
@@ -55,43 +56,30 @@ class Planned:
         return list(dict.fromkeys([*self.plan.implementations.values(), *(step.workload for step in self.plan.conversions)]))
 
 
-def with_kernels(
-    network: Network,
-    db: Path,
-    target: Target,
-    *,
-    mode: str,
-    layout: str,
-    strict: bool,
-    tunes: bool,
-    deadline: Deadline,
-    patient: bool,
-    say: Callable[[str], None],
-) -> tuple[Planned, Kernels]:
-    """The plan of a network with its kernels.
+def with_kernels(network: Network, options: BuildOptions, deadline: Deadline) -> tuple[Planned, Kernels]:
+    """The plan of a network with its kernels. With `options.strict` only records serve, and nothing is compiled before
+    tuning.
 
     Args:
-        strict: only records serve; nothing is compiled before tuning then.
-        tunes: whether kernels that could change the plan and have no record are measured.
         deadline: of the kernels; what follows them was taken off.
-        patient: whether the kernels without tuning are found however long that takes.
 
     Raises:
-        OutOfTimeError: not `patient`, and the deadline passed before all kernels were found.
+        OutOfTimeError: not `options.patient`, and the deadline passed before all kernels were found.
         NoRecordError, UnsupportedError, DatabaseError, DeviceError: as `find_kernels`.
-        Interrupted, and, if `patient`, what else `schedsearch.tune` raises.
+        Interrupted, and, if patient, what else `schedsearch.tune` raises.
     """
-    find = functools.partial(find_kernels, db=db, target=target, mode=mode, strict=strict)
-    needed_by = NEVER if patient else deadline
-    planned = Planned.of(network, db, target, mode, layout)
-    if not tunes or not planned.missing:
-        if tunes:
+    db, target, mode, say = options.db, options.target, options.mode, options.say
+    find = functools.partial(find_kernels, db=db, target=target, mode=mode, strict=options.strict)
+    needed_by = NEVER if options.patient else deadline
+    planned = Planned.of(network, db, target, mode, options.layout)
+    if not options.tunes or not planned.missing:
+        if options.tunes:
             say("every kernel of the plan has a record; nothing to tune")
         return planned, find(planned.workloads, deadline=needed_by)
-    kernels = None if strict else found_before(find, planned.workloads, deadline, needed_by, say)
-    if not _tuned(planned.missing, db, target, mode, deadline, patient, say):
+    kernels = None if options.strict else found_before(find, planned.workloads, deadline, needed_by, say)
+    if not _tuned(planned.missing, options, deadline):
         return planned, kernels or find(planned.workloads, deadline=needed_by)
-    again = Planned.of(network, db, target, mode, layout)
+    again = Planned.of(network, db, target, mode, options.layout)
     if kernels is None:
         return again, find(again.workloads, deadline=needed_by)
     try:
@@ -101,19 +89,17 @@ def with_kernels(
         return planned, find(planned.workloads, known=kernels, deadline=deadline)
 
 
-def _tuned(
-    tasks: Sequence[Task], db: Path, target: Target, mode: str, deadline: Deadline, patient: bool, say: Callable[[str], None]
-) -> bool:
+def _tuned(tasks: Sequence[Task], options: BuildOptions, deadline: Deadline) -> bool:
     """Whether there was time to tune some of these."""
-    until = time_to_tune(deadline, len(tasks), say)
+    say, until = options.say, time_to_tune(deadline, len(tasks), options.say)
     if until is None:
         return False
     chosen = tasks[: max(1, int(until.left_s * TASKS_A_SECOND))]
     say(f"tuning {len(chosen)} of {counted(len(tasks), 'kernel')} without a record for {until.left_s:.0f} s")
     try:
-        return tuned(chosen, db, target, mode, until, say) is not None
+        return tuned(chosen, options.db, options.target, options.mode, until, say) is not None
     except (NoValidConfigError, PreparationError, WrongResultError) as error:  # of one kernel; others may have records now
-        if patient:
+        if options.patient:
             raise
         say(f"tuning ended early: {error}")
         return True

@@ -11,7 +11,7 @@ from schedsearch.device.contract import BoundKernel, Device, LoadedKernel, Works
 from schedsearch.device.index_notes import IndexNotes
 from schedsearch.errors import UsageError
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
-from schedsearch.executable.program import Call, Place, Program
+from schedsearch.executable.program import Call, Place, Program, Reference
 from schedsearch.executable.segments import Segments
 from schedsearch.executable.times import cuda_device, time_on_cpu_ns, time_on_gpu_ns, time_one_on_gpu_ns
 from schedsearch.identity import canonical_json, sha256_hex
@@ -37,6 +37,11 @@ class Bundle(Protocol):
 
     @property
     def models(self) -> Mapping[str, bytes]: ...
+
+    @property
+    def references(self) -> Mapping[str, Reference]:
+        """sha256 of a weight -> where it lies outside of the file that `stored.save` writes."""
+        ...
 
 
 class Use(NamedTuple):

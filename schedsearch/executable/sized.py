@@ -70,8 +70,8 @@ class SizedBundle(Protocol):
         """The bytes of a program's weight of this number. Raises DatabaseError if they are missing or damaged."""
         ...
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a file, signed by this machine; as `Net.save`."""
+    def save(self, path: str | os.PathLike[str], checked: str) -> None:
+        """Writes a file, signed by this machine; as `Net.save`. `checked` is as of a `Program`."""
         ...
 
 
@@ -168,10 +168,10 @@ class BuiltBundle:
     def weight(self, program: Program, number: int) -> memoryview:
         return self.weights[program.weights[number]]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], checked: str) -> None:
         code = [(sha256, each.plan.to_json(), each.code) for sha256, each in self.made.items()]
         held = ((sha256, data) for sha256, data in self.weights.items() if sha256 not in self.references)
-        executables.write(Path(path), self.table.target, seal(self.table.json), code, held)
+        executables.write(Path(path), self.table.target, seal(replace(self.table, checked=checked).json), code, held)
 
 
 class StoredBundle:
@@ -207,7 +207,7 @@ class StoredBundle:
         with executables.ExecutableFile(self.path) as file:
             return memoryview(file.weight(sha256, array.nbytes))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], checked: str) -> None:
         """As `Net.save`. Weights that lie in the model's file stay there. Raises UsageError if it is in another folder."""
         numbers: dict[str, tuple[Program, int]] = {}  # digest of a weight -> a program that has it, and where
         codes: dict[str, None] = {}
@@ -220,7 +220,8 @@ class StoredBundle:
             numbers |= {sha256: (program, number) for sha256, number in kept if sha256 not in numbers}
         code = [(sha256, each.plan.to_json(), each.code) for sha256, each in self.codes(codes).items()]
         weights = ((sha256, self.weight(*place)) for sha256, place in numbers.items())
-        executables.write(Path(path), self.table.target, seal(self.table.json), code, weights)
+        table = replace(self.table, checked=checked)
+        executables.write(Path(path), table.target, seal(table.json), code, weights)
 
 
 class _AtSize:
@@ -248,6 +249,10 @@ class _AtSize:
 
     @property
     def models(self) -> Mapping[str, bytes]:
+        return {}
+
+    @property
+    def references(self) -> Mapping[str, Reference]:
         return {}
 
     @property
@@ -288,7 +293,7 @@ class SizedNet(Net):
         self.name, self.sizes = bundle.table.name, bundle.table.sizes
         self.device = (device.target.kind, device.target.ordinal if device.target.kind == "cuda" else 0)
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed, self._checked = False, bundle.table.checked
         self._nets: dict[int, FixedNet] = {}
         self._by_shape: dict[tuple[int, ...], FixedNet] = {}
         try:
@@ -314,7 +319,7 @@ class SizedNet(Net):
 
     @property
     def checked(self) -> str:
-        return self.bundle.table.checked
+        return self._checked
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -364,6 +369,7 @@ class SizedNet(Net):
                 raise UsageError("the net was closed; load it again")
             if size not in self._nets:
                 self._nets[size] = FixedNet(_AtSize(self.bundle, size), self._device, self._shared)
+                self._nets[size].mark_checked(self._checked)
             return self._nets[size]
 
     def bind(self, *args: Any, **named: Any) -> Bound:
@@ -401,15 +407,14 @@ class SizedNet(Net):
         lines.append(f"at {self.name} = {chosen}:")
         return "\n".join([*lines, self.at(chosen).explain()])
 
-    def take(self, bundle: SizedBundle) -> None:
-        """Takes the bundle that the network was made of with another description of it."""
+    def mark_checked(self, by: str) -> None:
         with self._lock:
-            self.bundle = bundle
-            for size, net in self._nets.items():
-                net.take(_AtSize(bundle, size))
+            self._checked = by
+            for net in self._nets.values():
+                net.mark_checked(by)
 
     def save(self, path: Any) -> None:
-        self.bundle.save(path)
+        self.bundle.save(path, self._checked)
 
     def close(self) -> None:
         with self._lock:

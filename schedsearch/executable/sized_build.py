@@ -43,6 +43,7 @@ from schedsearch.workload import MAX_SIZES, Workload, WorkloadRange
 
 if TYPE_CHECKING:
     from schedsearch.network.costs import Costs
+    from schedsearch.network.model import Loaded
 
 Outside = Callable[[Program, Mapping[str, Constant]], Mapping[str, Reference]]  # as `references.find` for one model
 _Column = Mapping[int, Workload]  # size -> what a call does for it
@@ -53,19 +54,16 @@ class UnknownDimensionError(UnsupportedError):
     """No input has a dimension of this name. A graph whose sizes are computed may still have one inside."""
 
 
-def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]:
+def open_shapes(loaded: Loaded, name: str) -> Callable[[int], dict[str, list[int]]]:
     """The shapes of the inputs of an ONNX file for a size of its only open dimension.
 
     Raises:
-        ModelError: the file cannot be read.
         UnknownDimensionError: no input has a dimension of this name.
         UsageError: there are other open ones.
     """
-    from schedsearch.network.model import load
-
     declared = {
         str(value.name): [each if isinstance(each, int) else each.value for each in value.shape or ()]
-        for value in load(model).model.graph.inputs
+        for value in loaded.model.graph.inputs
         if value.const_value is None
     }
     known = {str(each) for shape in declared.values() for each in shape if not isinstance(each, int)}
@@ -73,7 +71,7 @@ def open_shapes(model: Path, name: str) -> Callable[[int], dict[str, list[int]]]
         raise UnknownDimensionError(f"no input has the dimension {name!r}{did_you_mean(name, known)}")
     if others := sorted(known - {name}):
         example = ",".join(f"{each}=1..64" for each in (name, *others))
-        raise UsageError(f"{model}: dimension {others[0]!r} has no bounds; give those of all: --dynamic {example}")
+        raise UsageError(f"{loaded.name}: dimension {others[0]!r} has no bounds; give those of all: --dynamic {example}")
     open_ones = {each: shape for each, shape in declared.items() if name in shape}
     return lambda size: {each: [size if n == name else int(n) for n in shape] for each, shape in open_ones.items()}
 

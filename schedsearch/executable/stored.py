@@ -22,17 +22,19 @@ from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records import executables
 
 
-def save(bundle: Bundle, path: str | os.PathLike[str], outside: Mapping[str, Reference] | None = None) -> None:
+def save(bundle: Bundle, path: str | os.PathLike[str], checked: str | None = None) -> None:
     """Writes an executable, signed by this machine. The same executable gives the same bytes.
 
     Args:
-        outside: sha256 of a weight -> where it lies outside of the file; the file holds all other weights.
+        checked: as of a `Program`; default: that of the bundle's.
 
     Raises:
         UsageError: there is a file that is not an executable; it stays.
         DatabaseError: it cannot be written, or a weight of `bundle` cannot be read.
     """
-    program = replace(bundle.program, references=outside or {})
+    program = replace(bundle.program, references=bundle.references)
+    if checked is not None:
+        program = replace(program, checked=checked)
     held = (
         (sha256, bundle.weights[number]) for number, sha256 in enumerate(program.weights) if sha256 not in program.references
     )
@@ -46,6 +48,7 @@ class Stored:
 
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.program = path, Program.from_json(text)
+        self.references: Mapping[str, Reference] = {}  # what is written again holds all weights
 
     @functools.cached_property
     def artifacts(self) -> Mapping[str, Artifact]:

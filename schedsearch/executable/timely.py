@@ -15,7 +15,6 @@ from schedsearch.text import counted
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
-    from schedsearch.network_check.source import Source
     from schedsearch.session.summary import RunSummary
 
 TASKS_A_SECOND = 1.0
@@ -26,7 +25,6 @@ LEAST_S = 1.0
 TUNED = 0.9
 """Of the time that is left after what is known to follow was taken off: for tuning. The rest is for what nobody measured:
 the end of the run, loading the new kernels, packing weights and writing."""
-_CHECK = 0.2  # of the time that a build took until then: what its comparison with the model is taken to need
 _FEW = 3  # names in a line
 
 Say = Callable[[str], None]
@@ -55,18 +53,6 @@ def found_before(
     took_s = deadline.clock() - began_s
     say(f"{counted(len(kernels), 'kernel')} without tuning, compiled and verified in {took_s:.1f} s")
     return kernels
-
-
-def check_s(source: Source | None, elapsed_s: float) -> float:
-    """Seconds that comparing a network with its model will take; 0 if that is not done.
-
-    Args:
-        source: the model. If it was compared with a torch module, this takes as long again.
-        elapsed_s: that the build took until now.
-    """
-    if source is None:
-        return 0.0
-    return source.compared_s or _CHECK * elapsed_s
 
 
 def time_to_tune(deadline: Deadline, count: int, say: Say) -> Deadline | None:

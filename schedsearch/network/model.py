@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from schedsearch.network.outline import Outline
 
-__all__ = ["EXTRA", "Loaded", "ModelError", "NoOperatorError", "load", "read_model", "reader", "simplified"]
+__all__ = ["EXTRA", "Loaded", "ModelError", "NoOperatorError", "load", "read_model", "simplified"]
 
 EXTRA = 'ONNX files need the extra `network`: pip install "schedsearch[network]"'
 _MOST_BYTES = 1 << 31  # of a file
@@ -42,18 +42,7 @@ def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = No
             of its folder, the graph is empty or has a cycle, an input is unknown, has a dynamic dimension or another rank,
             or onnx, onnx-ir or onnxscript is not installed.
     """
-    found = load(Path(path))
-    return simplified(found.model, str(path), shapes, found.outline)
-
-
-def reader(path: Path) -> Callable[[Mapping[str, Sequence[int]]], ir.Model]:
-    """Reads an ONNX file once, for graphs with other shapes: what it returns is `read_model` without the path.
-
-    Raises:
-        ModelError: as `read_model`; what is wrong with shapes is raised for these.
-    """
-    found = load(path)
-    return lambda shapes: simplified(found.model.clone(), str(path), shapes, found.outline)
+    return load(Path(path)).graph(shapes)
 
 
 @dataclass(frozen=True)
@@ -61,12 +50,20 @@ class Loaded:
     """A valid model as it is.
 
     Attributes:
+        name: of the file, for messages.
         model: its graph. Weights in external data stay there until they are read.
         outline: what its shapes follow from.
+        proto: what the graph was made of, and shares its numbers with.
     """
 
+    name: str
     model: ir.Model
     outline: Outline
+    proto: onnx.ModelProto
+
+    def graph(self, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
+        """The simplified graph for some shapes, as `read_model` gives it. Raises ModelError for what is wrong with them."""
+        return simplified(self.model.clone(), self.name, shapes, self.outline)
 
 
 def load(model: Path | onnx.ModelProto) -> Loaded:
@@ -88,7 +85,7 @@ def load(model: Path | onnx.ModelProto) -> Loaded:
     graph = graph_of(proto, name, folder)
     if all(value.name in graph.graph.initializers for value in graph.graph.inputs):
         raise ModelError(f"{name} has no inputs, so its results are constants; allowed: a model of at least one input")
-    return Loaded(graph, outline)
+    return Loaded(name, graph, outline, proto)
 
 
 def read_proto(path: Path) -> tuple[onnx.ModelProto, Outline]:

@@ -30,12 +30,10 @@ from schedsearch.network_check.evaluators import (
 from schedsearch.network_check.known_faults import LOSES_NAN
 from schedsearch.network_check.rule import Difference, difference, surely_equal
 from schedsearch.network_check.source import Piece, Source
-from schedsearch.network_check.subjects import NO_CHECK, Subject
+from schedsearch.network_check.subjects import NO_CHECK, Subject, subjects_of
 
 if TYPE_CHECKING:
-    from schedsearch.dynamic.executable import DynamicExecutable
-    from schedsearch.executable.fixed import FixedNet
-    from schedsearch.executable.sized import SizedNet
+    from schedsearch.executable.net import Net
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _NOISE = ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0))  # direction and chance
@@ -45,37 +43,11 @@ SHARE = 0.2
 """Of the time of a build, that more than one comparison may take."""
 
 
-def check_net(net: FixedNet, source: Source, started: float, say: Callable[[str], None]) -> str:
-    """Compares a network of fixed sizes; see `Checker.check`. Returns what computed the model; "" if nothing did."""
-    from schedsearch.network_check.subjects import BuiltNet
-
+def check(net: Net, source: Source, started: float, say: Callable[[str], None]) -> str:
+    """Compares a network with its model: one of several sizes at the smallest, the largest and sizes between, and one of
+    computed sizes in both modes; see `Checker.check`. Returns what computed the model; "" if nothing did."""
     checker = Checker(source, say, started)
-    return checker.name if checker.check(BuiltNet(net)) else ""
-
-
-def check_sized(net: SizedNet, source: Source, started: float, say: Callable[[str], None]) -> str:
-    """Compares a network of many sizes at the smallest, the largest and one between; as `check_net`."""
-    from schedsearch.network_check.subjects import BuiltNet
-
-    checker = Checker(source, say, started)
-    sizes = net.sizes
-    for size in dict.fromkeys((sizes[0], sizes[-1], sizes[len(sizes) // 2])):
-        if not checker.check(BuiltNet(net.at(size), f" at {net.name} = {size}")):
-            return ""
-    return checker.name
-
-
-def check_dynamic(net: DynamicExecutable, source: Source, started: float, say: Callable[[str], None]) -> str:
-    """Compares a graph whose sizes are computed, run in both modes at the smallest, the largest and sizes between; as
-    `check_net`."""
-    from schedsearch.network_check.subjects import ComputedSizes
-
-    checker = Checker(source, say, started)
-    for sizes in ComputedSizes.sizes_of(net):
-        for run_mode in ("exact", "bounded"):
-            if not checker.check(ComputedSizes(net, sizes, run_mode)):
-                return ""
-    return checker.name
+    return checker.name if all(map(checker.check, subjects_of(net))) else ""
 
 
 @dataclass

@@ -108,7 +108,11 @@ class Source:
     @classmethod
     def of_file(cls, path: Path, dtype: str | None = None) -> Source:
         """The model in a file. Weights beside it are mapped into memory, not read."""
-        model, _ = read_proto(path)
+        return cls.of_proto(read_proto(path)[0], path, dtype)
+
+    @classmethod
+    def of_proto(cls, model: ModelProto, path: Path, dtype: str | None) -> Source:
+        """As `of_file`, of a file that was read and checked; the model is changed."""
         return cls._of(model, path.name, dtype, path.resolve().parent)
 
     @classmethod

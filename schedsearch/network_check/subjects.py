@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from schedsearch.dynamic.executable import DynamicExecutable
     from schedsearch.dynamic.program import DynamicValue
     from schedsearch.executable.fixed import FixedNet
+    from schedsearch.executable.net import Net
 
 NO_CHECK = "--no-check (in Python check=False)"
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,6 +48,22 @@ class Subject(Protocol):
     def complaint(self, value: str, apart: Difference, source: str) -> str:
         """What is wrong, in which value of the model, and what to do."""
         ...
+
+
+def subjects_of(net: Net) -> Iterator[Subject]:
+    """What is compared of a network: what it is at the sizes at which it is compared, one by one."""
+    from schedsearch.dynamic.executable import DynamicExecutable
+    from schedsearch.executable.fixed import FixedNet
+    from schedsearch.executable.sized import SizedNet
+
+    if isinstance(net, DynamicExecutable):
+        for sizes in ComputedSizes.sizes_of(net):
+            yield from (ComputedSizes(net, sizes, mode) for mode in ("exact", "bounded"))
+    elif isinstance(net, SizedNet):
+        for size in dict.fromkeys((net.sizes[0], net.sizes[-1], net.sizes[len(net.sizes) // 2])):
+            yield BuiltNet(net.at(size), f" at {net.name} = {size}")
+    elif isinstance(net, FixedNet):
+        yield BuiltNet(net)
 
 
 def wrong(what: str, value: str, apart: Difference, source: str) -> str:
