@@ -1,7 +1,7 @@
 """The mean of n consecutive elements of each column. One thread for each result adds up n numbers; a thread that computes
 several results below one another keeps the sum, and adds and subtracts one number for each.
 
-Run this file to tune it on this machine's CPU: it takes less than a minute. With arrays of torch or CuPy it runs on a GPU."""
+Run this file to tune it on this machine's CPU in less than a minute. With arrays of torch or CuPy it runs on a GPU."""
 
 import numpy as np
 from numba import cuda, float32
