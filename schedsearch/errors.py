@@ -34,6 +34,8 @@ schedsearch itself is never caught and shows its traceback.
 from __future__ import annotations
 
 import itertools
+import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -221,6 +223,18 @@ class Interrupted(SchedsearchError):
     def __init__(self, message: str, summary: Any = None) -> None:
         self.summary = summary
         super().__init__(message)
+
+
+class UntunedWarning(UserWarning):
+    """A kernel is called with arrays that it was not tuned for."""
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warns at the line outside of schedsearch that led here."""
+    depth, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "schedsearch":
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=depth)
 
 
 def first_line(error: BaseException) -> str:

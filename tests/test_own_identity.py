@@ -103,7 +103,7 @@ def shift(x, y):
         y[i] = scaled(x[i]) + SHIFT + helping.MORE
 """
 HELPING = "FACTOR = 2.0\nMORE = 0.5\ndef scaled(v):\n    return FACTOR * v\n"
-USE = "import numpy as np, shifting, helping; x = np.ones(300, np.float32); y = np.zeros_like(x); "
+USE = "import contextlib, numpy as np, schedsearch, shifting, helping; x = np.ones(300, np.float32); y = np.zeros_like(x); "
 
 
 @pytest.mark.long
@@ -116,7 +116,10 @@ def test_a_process_with_the_file_as_it_stands_never_gets_the_number_of_another(c
         done = subprocess.run([sys.executable, "-c", USE + code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
-    tuned = run(f"{changed} = 7.0; shifting.shift.tune(x, y, trials=2, workers=1); shifting.shift(x, y); print(y[0])")
+    tuned = run(
+        f"{changed} = 7.0\nwith contextlib.suppress(schedsearch.NoValidConfigError):\n"
+        "    shifting.shift.tune(x, y, trials=2, workers=1)\nshifting.shift(x, y); print(y[0])"
+    )
     right = {"shifting.SHIFT": 9.5, "helping.FACTOR": 17.5, "helping.MORE": 19.0}[changed]
     assert tuned == str(right) or "values of modules that were changed" in tuned
     assert run("shifting.shift(x, y); print(y[0])") == "12.5"

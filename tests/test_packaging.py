@@ -54,6 +54,7 @@ PUBLIC = [
     "UnknownOperatorError",
     "UnsupportedError",
     "UntrustedDatabaseError",
+    "UntunedWarning",
     "UnusableRecordError",
     "UsageError",
     "Workload",

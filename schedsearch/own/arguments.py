@@ -49,8 +49,14 @@ def read(name: str, given: Any, role: Role) -> Given:
             raise ArgumentError(f"{name} is {type_text(given)}; allowed: {wanted}, as in the first call")
         dtype, value = scalar
         if role == "fixed" and dtype.startswith("float"):
-            raise ArgumentError(f"{name} is {given!r}, and grid, block or shared reads it; allowed: an integer")
+            raise ArgumentError(f"{name} is {given!r}, and grid, block or shared reads it; allowed: an array, or an integer")
         return Given(Argument(name, dtype, role, value=int(value) if role == "fixed" else 0), value=value)
+    if isinstance(given, list):
+        raise ArgumentError(f"{name} is a list; allowed: arrays and numbers; write numpy.asarray({name}, numpy.float32)")
+    if given is None and role in ("out", "inout"):
+        raise ArgumentError(
+            f"{name} is None, and the kernel writes it; give it an array, which numpy.empty or torch.empty makes"
+        )
     if isinstance(given, tuple | list | dict) or getattr(getattr(given, "dtype", None), "fields", None):
         raise ArgumentError(
             f"{name} is a {'record array' if hasattr(given, 'dtype') else type(given).__name__}; allowed: arrays of "
@@ -58,7 +64,8 @@ def read(name: str, given: Any, role: Role) -> Given:
         )
     seen = arrays.view(given, name)
     if seen.dtype not in DTYPES:
-        raise ArgumentError(f"{name} has dtype {seen.dtype}; allowed: {', '.join(DTYPES)}; convert it")
+        how = f"{name}.view('uint8')" if seen.dtype == "bool" else "convert it"
+        raise ArgumentError(f"{name} has dtype {seen.dtype}; allowed: {', '.join(DTYPES)}; {how}")
     if not seen.shape or 0 in seen.shape:
         raise ArgumentError(f"{name} has shape {seen.shape}; allowed: one axis or more, with elements")
     if any(stride < 0 for stride in seen.strides):

@@ -24,6 +24,7 @@ class Launches:
         read: turns the arguments of a call into `Given`s.
         workload: the workload of some `Given`s.
         allow: the levels of deployment that may serve; see `schedsearch.compile`.
+        notice: is told each kernel that was found for a call.
     """
 
     def __init__(
@@ -32,7 +33,9 @@ class Launches:
         read: Callable[[tuple[Any, ...]], list[Given]],
         workload: Callable[[Sequence[Given]], Workload],
         allow: Sequence[str],
+        notice: Callable[[Kernel], None] = lambda kernel: None,
     ) -> None:
+        self._notice = notice
         self._read, self._workload = read, workload
         self._caches = KernelCaches(db, allow)
         self._lock = threading.Lock()
@@ -88,7 +91,9 @@ class Launches:
         check_overlaps(given)
         kind, ordinal = device_of(given)
         cache = self._caches.on("cpu" if kind == "cpu" else f"cuda:{ordinal}")
-        return cache.kernel(self._workload(given))
+        kernel = cache.kernel(self._workload(given))
+        self._notice(kernel)
+        return kernel
 
 
 class _Ready:

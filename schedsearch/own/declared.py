@@ -82,6 +82,24 @@ def plain_function(function: Any) -> FunctionType:
     return plain
 
 
+_JIT_OPTIONS = ("fastmath", "max_registers")  # that a launch has too
+
+
+def jit_settings(function: Any) -> dict[str, Any]:
+    """The options of a launch that `numba.cuda.jit` below the decorator was given.
+
+    Raises:
+        UsageError: it made a device function, or links files.
+    """
+    options = getattr(function, "targetoptions", None) or {}
+    name = getattr(function, "__name__", "it")
+    if options.get("device"):
+        raise UsageError(f"{name} is a device function, which kernels call; a tunable is a kernel: leave out device=True")
+    if options.get("link"):
+        raise UsageError(f"{name} links {options['link']}; a tunable is compiled from its Python code alone")
+    return {option: options[option] for option in _JIT_OPTIONS if options.get(option)}
+
+
 def _is_list(given: Any) -> bool:
     return isinstance(given, Iterable) and not isinstance(given, str)
 

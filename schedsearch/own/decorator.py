@@ -6,23 +6,33 @@ See docs/decisions/110-own-kernels-are-one-operator.md.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
 from schedsearch.backend.code_identity import names_read
-from schedsearch.errors import UsageError, did_you_mean
+from schedsearch.errors import NoValidConfigError, UntunedWarning, UsageError, did_you_mean, warn_user
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.own_kernel import Role, parameters_of
 from schedsearch.own.arguments import Given, integer_range, is_array, read
 from schedsearch.own.calls import Launches
-from schedsearch.own.declared import check_function, check_names, check_options, check_written, formulation, plain_function
+from schedsearch.own.declared import (
+    check_function,
+    check_names,
+    check_options,
+    check_written,
+    formulation,
+    jit_settings,
+    plain_function,
+)
+from schedsearch.own.habits import Called
 from schedsearch.runtime.deploy import explain
 from schedsearch.runtime.explanation import Explanation
 from schedsearch.runtime.fallback import LEVELS
-from schedsearch.runtime.kernel import Step
+from schedsearch.runtime.kernel import Kernel, Step
 from schedsearch.session.summary import RunSummary
 from schedsearch.session.tune import tune
 from schedsearch.task import Task
@@ -117,7 +127,8 @@ def tunable(
     settings = {"grid": grid, "block": block, "shared": shared, **settings}
 
     def decorate(function: Callable[..., Any]) -> Tunable:
-        made = formulation(function, settings, before, workspaces or {}, knobs, rules, default or {})
+        launched = {**jit_settings(function), **settings}
+        made = formulation(function, launched, before, workspaces or {}, knobs, rules, default or {})
         name = plain_function(function).__qualname__.replace("<locals>.", "")
         check_names(name, made.arguments, [*outputs, *inplace], inplace, inputs or {})
         check_written(made, (*outputs, *inplace))
@@ -141,8 +152,8 @@ def _is_range(given: Any) -> bool:
     )
 
 
-class Tunable:
-    """A kernel that can be tuned, called and bound. Arrays may be of torch, CuPy, Numba or NumPy.
+class Tunable(Called):
+    """A kernel that can be tuned, called and bound. Arrays may be of torch, CuPy, Numba or NumPy, by place or by name.
 
     Attributes:
         definition: what the decorator was given.
@@ -160,6 +171,7 @@ class Tunable:
         self.__module__ = definition.module
         self._db = db
         self._outputs, self._inplace = outputs, inplace
+        self._told: set[Workload] = set()  # untuned ones, which the user knows of
         self._define(definition)
 
     def _define(self, definition: Definition) -> None:
@@ -167,7 +179,9 @@ class Tunable:
         read = frozenset().union(*(names_read(each) for made in definition.formulations for each in made.functions))
         self._fixed = read & set(definition.parameters)
         register(definition)
-        self._launches = Launches(self._db, self._read, self._workload, LEVELS)
+        self._launches = self._make_launches()
+        by_place = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in definition.parameters]
+        self.__signature__ = inspect.Signature(by_place)  # for help() and editors; a call also takes stream=
 
     def alternative(
         self,
@@ -203,7 +217,8 @@ class Tunable:
         launched = {"grid": grid, "block": block, "shared": shared, **settings}
 
         def decorate(function: _Function) -> _Function:
-            made = formulation(function, launched, before, workspaces or {}, knobs, rules, default or {})
+            given = {**jit_settings(function), **launched}
+            made = formulation(function, given, before, workspaces or {}, knobs, rules, default or {})
             known = self.definition
             if any(made.name == each.name for each in known.formulations):
                 raise UsageError(f"{known.name} has a formulation {made.name!r} already; give the function another name")
@@ -232,25 +247,35 @@ class Tunable:
     def db(self, path: str | os.PathLike[str]) -> None:
         self._launches.close()
         self._db = path
-        self._launches = Launches(path, self._read, self._workload, LEVELS)
+        self._launches = self._make_launches()
 
-    def __call__(self, *args: Any, stream: Any = None) -> None:
+    def _make_launches(self) -> Launches:
+        return Launches(self._db, self._read, self._workload, LEVELS, self._notice)
+
+    @property
+    def py_func(self) -> Callable[..., Any]:
+        """The function that was decorated."""
+        return self.definition.formulations[0].launches[-1].function
+
+    def __call__(self, *args: Any, stream: Any = None, **named: Any) -> None:
         """Runs the kernel with the best record for these shapes and number formats, else with the configuration of the most
-        similar record that is legal here, else with the default. On a GPU a call only enqueues.
+        similar record that is legal here, else with the default. A warning says once for each of them that they are not
+        tuned. On a GPU a call only enqueues.
 
         Args:
-            args: in the order of the function's parameters. All arrays are on one device, which the kernel runs on.
+            args, named: in the order of the function's parameters, or by name. All arrays are on one device, which the
+                kernel runs on.
             stream: an integer handle, or a torch or CuPy stream; default: the library's current one.
 
         Raises:
             ArgumentError: an array or number is not possible, or an output overlaps another array.
             NoRecordError, WrongResultError: no configuration works; the text has the reasons.
         """
-        self._launches.call(args, stream)
+        self._launches.call(self._in_order(args, named) if named else args, stream)
 
-    def bind(self, *args: Any) -> Step:
+    def bind(self, *args: Any, **named: Any) -> Step:
         """Packs the arguments once; the result, called with a stream, only launches. Raises the errors of a call."""
-        return self._launches.bind(args)
+        return self._launches.bind(self._in_order(args, named))
 
     def tune(
         self,
@@ -265,18 +290,20 @@ class Tunable:
         """Searches for fast configurations, and records everything that was measured.
 
         Args:
-            args: as in a call; only shapes, strides and number formats matter, and the range of integers. An array may be
-                given as text, like "4096x4096:float32". Or one list of argument tuples, to tune several shapes.
+            args: as in a call, also by name; only shapes, strides and dtypes matter, and the range of integers. An array may
+                be given as text, like "4096x4096:float32". Or one list of argument tuples, to tune several shapes.
             trials, time_s: the budget for each shape, or for all.
             db: file of the records; default: that of the decorator.
             target: auto (the device of the arrays, or any if there are only texts), cpu, cuda or cuda:N.
             restrict: knob -> the only values to try.
-            options: as for `schedsearch.tune`.
+            options: as for `schedsearch.tune`, `progress` among them.
 
         Raises:
             ArgumentError: as in a call.
+            NoValidConfigError: every trial failed; the text has the first reason, and where the kernel is.
             UsageError, DeviceError, DatabaseError, Interrupted: as `schedsearch.tune`.
         """
+        args = self._in_order(args, {name: options.pop(name) for name in self.definition.parameters if name in options})
         several = len(args) == 1 and isinstance(args[0], list)
         calls = [tuple(each) for each in args[0]] if several else [args]
         given = [self._read(each) for each in calls]
@@ -290,22 +317,51 @@ class Tunable:
         path = self.db if db is None else db
         try:
             return tune(tasks, os.fspath(path), target=target, trials=trials, time_s=time_s, **options)
+        except NoValidConfigError as error:
+            raise NoValidConfigError(f"{error}. {self.__name__} is {self._place}", error.summary) from None
         finally:
+            self._told.clear()
             self._launches.forget()
 
-    def task(self, *args: Any, restrict: Mapping[str, Sequence[Value]] | None = None) -> Task:
+    @property
+    def _place(self) -> str:
+        code = self.py_func.__code__
+        return f"in {code.co_filename}, line {code.co_firstlineno}"
+
+    def _notice(self, kernel: Kernel) -> None:
+        """Warns once that a kernel was not tuned for what it is called with."""
+        workload = kernel.workload
+        if kernel.level in ("exact", "same_architecture") or self.definition.verified_once or workload in self._told:
+            return
+        self._told.add(workload)
+        config = ", ".join(f"{name}={value}" for name, value in kernel.config.items())
+        what = "your own choice" if kernel.level == "default" else "the configuration of similar arrays"
+        warn_user(
+            f"{workload.label} is not tuned on this device and runs with {what} ({config}). {self.__name__}.tune(...) with "
+            f"the same arguments finds its best configuration and keeps it in {os.fspath(self.db)}",
+            UntunedWarning,
+        )
+
+    def _parameters(self) -> Sequence[str]:
+        return self.definition.parameters
+
+    def _knobs(self) -> Mapping[str, Sequence[Value]]:
+        return self.definition.knobs
+
+    def task(self, *args: Any, restrict: Mapping[str, Sequence[Value]] | None = None, **named: Any) -> Task:
         """What `tune` gives to `schedsearch.tune` for some arguments, for runs with tasks of several kernels."""
+        args = self._in_order(args, named)
         given = self._read(args)
         self._note_numbers(args, given)
         return Task(self._workload(given), restrict=dict(restrict or {}))
 
-    def workload(self, *args: Any) -> Workload:
+    def workload(self, *args: Any, **named: Any) -> Workload:
         """The workload of a call: its shapes, strides, number formats and fixed scalars. Arrays may be strings."""
-        return self._workload(self._read(args))
+        return self._workload(self._read(self._in_order(args, named)))
 
-    def explain(self, *args: Any, target: str = "auto") -> Explanation:
+    def explain(self, *args: Any, target: str = "auto", **named: Any) -> Explanation:
         """Which configuration a call would use, and why."""
-        return explain(self.workload(*args), self.db, target=target)
+        return explain(self.workload(*args, **named), self.db, target=target)
 
     def close(self) -> None:
         """Unloads the kernels; a later call loads them again."""

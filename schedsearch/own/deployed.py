@@ -13,6 +13,7 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.ops.own_kernel import Argument, OwnKernelParams, arguments_of, parameters_of
 from schedsearch.own.arguments import Given, read
 from schedsearch.own.calls import Launches
+from schedsearch.own.habits import Called
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.kernel import Step
 from schedsearch.workload import Workload
@@ -58,7 +59,7 @@ def own_kernel(name: str, db: str | os.PathLike[str] = DEFAULT_DB, *, code: str 
     return DeployedKernel(name, path, [each for each in mine if each.code == (code or codes[0])])
 
 
-class DeployedKernel:
+class DeployedKernel(Called):
     """Called and bound like the `Tunable` that it was tuned as, for the shapes that have records.
 
     Attributes:
@@ -66,22 +67,26 @@ class DeployedKernel:
     """
 
     def __init__(self, name: str, db: Path, workloads: Sequence[Workload]) -> None:
+        self.__name__ = name
         self.name, self.workloads = name, tuple(workloads)
         self._arguments = arguments_of(OwnKernelParams.of(self.workloads[0].params))
         self._launches = Launches(db, self._read, self._workload, ("exact", "same_architecture"))
 
-    def __call__(self, *args: Any, stream: Any = None) -> None:
+    def __call__(self, *args: Any, stream: Any = None, **named: Any) -> None:
         """Runs the stored machine code for these shapes.
 
         Raises:
             ArgumentError: an array or number is not possible.
             NoRecordError: there is no record of these shapes and number formats.
         """
-        self._launches.call(args, stream)
+        self._launches.call(self._in_order(args, named) if named else args, stream)
 
-    def bind(self, *args: Any) -> Step:
+    def bind(self, *args: Any, **named: Any) -> Step:
         """Packs the arguments once; the result, called with a stream, only launches."""
-        return self._launches.bind(args)
+        return self._launches.bind(self._in_order(args, named))
+
+    def _parameters(self) -> Sequence[str]:
+        return [argument.name for argument in self._arguments]
 
     def close(self) -> None:
         self._launches.close()
