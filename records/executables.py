@@ -11,9 +11,9 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from schedsearch.closing import Closing
 from schedsearch.errors import DatabaseError, SchemaVersionError, UntrustedDatabaseError, UsageError
 from schedsearch.records import claims, dbfile, state
 from schedsearch.records.output import replacement
@@ -96,7 +96,7 @@ def _fill(
     connection.execute("COMMIT")
 
 
-class ExecutableFile:
+class ExecutableFile(Closing):
     """An open file. Any number of processes may read it at the same time.
 
     Attributes:
@@ -201,12 +201,6 @@ class ExecutableFile:
 
     def close(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _damaged(self, table: str, row: str, what: str) -> DatabaseError:
         return DatabaseError(

@@ -11,9 +11,9 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
+from schedsearch.closing import Closing
 from schedsearch.errors import DatabaseError
 from schedsearch.records import claims, damage, dbfile
 from schedsearch.records.fields import ARTIFACT, BEST, RECORD, WORKLOAD, Field
@@ -99,7 +99,7 @@ _TABLES = {
 }
 
 
-class Lookup:
+class Lookup(Closing):
     """An open database file. Any thread may call its methods. Do not share it across a fork: each process opens its own.
 
     Args:
@@ -218,12 +218,6 @@ class Lookup:
         with self._lock:
             self._closed = True
             self._connection.close()
-
-    def __enter__(self) -> Lookup:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         return self._run(lambda connection: connection.execute(query, values).fetchall())

@@ -16,11 +16,11 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import sqlalchemy as sa
 
+from schedsearch.closing import Closing
 from schedsearch.errors import UsageError
 from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact
@@ -35,7 +35,7 @@ from schedsearch.records.writes import claim_of, drop_artifacts, put_artifact_of
 from schedsearch.workload import Workload
 
 
-class Store(Stored):
+class Store(Stored, Closing):
     """An open database, to read and to write. Any thread may call its methods; those that read are in `Stored`.
 
     `close` logs a warning about the damaged rows that were skipped.
@@ -85,12 +85,6 @@ class Store(Stored):
     def close(self) -> None:
         self._db.close()
         self.damage.close()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def start_run(self, info: Mapping[str, Any]) -> str:
         """Begins a tuning run and returns its id. `info` (JSON values) describes it: command, target, options."""

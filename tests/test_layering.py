@@ -24,6 +24,7 @@ FOLDERS = {"schedsearch": ROOT / "schedsearch"} | {
 
 # Module prefix -> layer; the longest prefix counts. A module imports from its own layer and lower ones.
 LAYERS = {
+    "schedsearch.closing": 0,
     "schedsearch.compat": 0,
     "schedsearch.deadline": 0,
     "schedsearch.errors": 0,
@@ -285,7 +286,7 @@ def test_only_the_package_for_pytorch_loads_it_eagerly() -> None:
     assert [str(item) for item in uses if item.eager and not _within(item.importer, "schedsearch.torch")] == []
 
 
-_PLAIN_DATA = ("config", "errors", "identity", "leftovers", "measurement", "text")
+_PLAIN_DATA = ("closing", "config", "errors", "identity", "leftovers", "measurement", "text")
 
 
 def test_the_folders_for_pytorch_import_earlier_ones_only() -> None:

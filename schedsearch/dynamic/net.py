@@ -8,11 +8,11 @@ from the device's memory, and the whole run is a chain of launches, on a GPU one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from schedsearch.closing import Closing
 from schedsearch.device import Device
 from schedsearch.dynamic.bound import BoundNet
 from schedsearch.dynamic.exact import ExactRuns
@@ -26,7 +26,7 @@ from schedsearch.launch import Artifact
 from schedsearch.workload import Workload
 
 
-class DynamicNet:
+class DynamicNet(Closing):
     """A graph that is ready to run on one device: call it for an exact run, or `bind` it for bounded ones.
 
     A net has memory of its own: do not run it on two streams at once.
@@ -131,9 +131,3 @@ class DynamicNet:
             self._exact.close()
             self._exact = None
         self._loaded.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()

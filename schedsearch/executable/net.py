@@ -9,9 +9,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
+from schedsearch.closing import Closing
 from schedsearch.errors import ArgumentError, UsageError, did_you_mean
 from schedsearch.executable.ports import Port, Size
 from schedsearch.executable.program import Origin
@@ -74,7 +74,7 @@ class Times:
     run_modes_ns: Mapping[str, float] = field(default_factory=dict)
 
 
-class Net(abc.ABC):
+class Net(abc.ABC, Closing):
     """A network that is ready to run on one device: what `schedsearch.build` and `schedsearch.load` return.
 
     Call it with the inputs, by position or name. On a CPU it takes arrays of NumPy or torch, on a GPU device arrays of
@@ -248,12 +248,6 @@ class Net(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Waits for the calls and frees memory, code and device. Does nothing the second time."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))

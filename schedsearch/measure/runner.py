@@ -13,9 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from schedsearch.closing import Closing
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceError, OperatorError, PreparationError, SchedsearchError, UsageError, first_line
 from schedsearch.launch import Artifact
@@ -45,7 +45,7 @@ class _Racer:
     max_error: float | None
 
 
-class Runner:
+class Runner(Closing):
     """Verifies and times candidates on one device. Not thread-safe: one call at a time, from any thread.
 
     It holds the device's lock. A child process does the work, pinned to the GPU by its UUID (on the CPU to this
@@ -192,12 +192,6 @@ class Runner:
             self._stop_child()
         finally:
             self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _prepare(self, workload: Workload, seed: int) -> None:
         """Retries a failure in a fresh process: in one that ran candidates it may be their fault, in a fresh one it is

@@ -18,7 +18,7 @@ from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.params import Parameter, Params, declared
 from schedsearch.ops.specs import ArgSpec, Work
 
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
@@ -100,7 +100,6 @@ class TopK(AlongAxis[TopKParams]):
 
 
 TOPK = TopK()
-MOST_NUMBERS = MAX_INT  # along the axis
 
 
 def _extent(along: int, k: int) -> Callable[..., int]:

@@ -12,13 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from types import TracebackType
-from typing import Self
 
 from schedsearch.backend import BuildResult
 from schedsearch.backend.build_cache import BuildCache, warn_if_unfit
 from schedsearch.backend.cuda import require_compiler
 from schedsearch.backend.shipping import pack
+from schedsearch.closing import Closing
 from schedsearch.config import Config
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceError, UsageError
@@ -131,7 +130,7 @@ class _Worker:
     builds: int = 0
 
 
-class Builder:
+class Builder(Closing):
     """A pool of compiler processes. Not thread-safe: call all methods in the thread that made it.
 
     `poll` returns a candidate's failure as a Measurement: compile_error with the compiler's text or the
@@ -274,12 +273,6 @@ class Builder:
             self._queue.clear()
             self._done.clear()
             self._shared.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     # Workers
 

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from schedsearch.closing import Closing
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
@@ -48,7 +48,7 @@ class _Entry:
     version: _Version | None  # of the database when that was last looked at
 
 
-class KernelCache:
+class KernelCache(Closing):
     """The kernels that a program uses, from one database on one device.
 
     The first time, `kernel` finds a kernel as `schedsearch.compile` does. Later it returns the same object until the
@@ -212,12 +212,6 @@ class KernelCache:
                 entry.kernel.close()
             self._device.close()
             self._retire()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _version(self) -> _Version | None:
         """The present state of the database; None if there is none. It asks nothing of a database that was replaced, which

@@ -7,9 +7,9 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from schedsearch.closing import Closing
 from schedsearch.config import Config
 from schedsearch.device import BoundKernel, LoadedKernel, Workspaces
 from schedsearch.device.index_notes import IndexNotes, notes_indices
@@ -49,7 +49,7 @@ class Provenance:
     mode: str = COLD_GRAPH
 
 
-class Kernel:
+class Kernel(Closing):
     """Runs one workload on one device.
 
     Call it with the arrays of `workload.signature`, by position or name, and the call-time scalars by name. It returns the
@@ -234,12 +234,6 @@ class Kernel:
             self._loaded.close()
             self._notes.close()
             self._on_close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _call_checked(self, args: tuple[Any, ...], named: Mapping[str, Any], out: Any, stream: Any) -> Any:
         arguments, scalars = self._split(args, named)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from schedsearch.closing import Closing
 from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, DeviceError, NoRecordError, PlanError
 from schedsearch.runtime import arrays
@@ -18,7 +18,7 @@ from schedsearch.target import Target
 from schedsearch.workload import WorkloadRange
 
 
-class RangeKernel:
+class RangeKernel(Closing):
     """Runs the workloads of a range on one device. A call takes arrays of any size of the range.
 
     The first call of a size loads its kernel; later ones find it by the shape of the array. Calls, arguments, outputs and
@@ -91,12 +91,6 @@ class RangeKernel:
             for kernel in kernels.values():
                 kernel.close()
             self._on_close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _kernel_for(self, args: tuple[Any, ...], named: dict[str, Any]) -> Kernel:
         if len(args) > self._position:

@@ -22,7 +22,7 @@ from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import Interrupted, NoValidConfigError, OperatorError, PreparationError
 from schedsearch.launch import Artifact
 from schedsearch.measurement import Measurement, Outcome, Record
-from schedsearch.processes.builder import BuiltRange, RangeCandidate
+from schedsearch.processes.builder import Built, BuiltRange, RangeCandidate
 from schedsearch.records.store import Store
 from schedsearch.records.writes import put_size_table
 from schedsearch.session.collaborators import RangeBuilderLike, RunnerLike
@@ -259,9 +259,9 @@ class RangeChoice:
             for each in self._candidates
         )
 
-    def _results(self, tokens: Mapping[int, object]) -> list[tuple[int, object]]:
+    def _results(self, tokens: Mapping[int, object]) -> list[tuple[int, Built | Measurement]]:
         """Waits for what builders make. They are idle then, so that they do not disturb measurements on a CPU."""
-        found: list[tuple[int, object]] = []
+        found: list[tuple[int, Built | Measurement]] = []
         while len(found) < len(tokens):
             self._check_stop()
             found += [each for each in self._builder.poll(0.5) if each[0] in tokens]  # the search may have left others
@@ -274,7 +274,7 @@ class RangeChoice:
         tokens = {self._builder.submit_reference(self._range.at(size)): size for size in new}
         for token, result in self._results(tokens):
             if not isinstance(result, Measurement):
-                self._runner.learn_reference(self._range.at(tokens[token]), result.artifact)  # type: ignore[attr-defined]
+                self._runner.learn_reference(self._range.at(tokens[token]), result.artifact)
 
     def _covered(self) -> bool:
         return all(any(each.serves(size) for each in self._candidates) for size in self._range.sizes)
