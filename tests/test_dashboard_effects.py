@@ -10,7 +10,7 @@ import pytest
 
 from schedsearch.dashboard import effects
 from schedsearch.dashboard.effects import Searched
-from schedsearch.dashboard.trials import _spread
+from schedsearch.dashboard.noise import spread_of
 from schedsearch.dashboard.views.task import Knobs, PairEffect
 from schedsearch.measurement import Measurement, Outcome
 
@@ -140,5 +140,5 @@ class TestModels:
 @pytest.mark.parametrize("count", [4, 5, 7, 16])
 def test_spread_is_that_of_a_measurement(count: int) -> None:
     times = tuple(np.random.default_rng(count).uniform(90, 110, count).tolist())
-    assert _spread(times) == pytest.approx(Measurement(Outcome.OK, times_ns=times).spread, abs=1e-5)
-    assert _spread(times[:3]) is None
+    assert spread_of(times) == pytest.approx(Measurement(Outcome.OK, times_ns=times).spread, abs=1e-5)
+    assert spread_of(times[:3]) is None
