@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from schedsearch.target import PRESETS
+from schedsearch.template import load_template
 from schedsearch.templates.conv2d.wgmma_sizes import derived_quantities
 from schedsearch.workload import Workload
 
@@ -43,17 +44,17 @@ IDEAS = (
          ((3, "1x7x7x512 k512 3x3 p1"), (3, "1x14x14x256 k256 3x3 p1"), (3, "1x28x28x512 k512 3x3 p1"))),
     Idea("a cluster shares loads by multicast (`cluster_m`, `cluster_n`)", lambda c: c["cluster_m"] * c["cluster_n"] > 1,
          ((0, "12x100x100x488 k448 5x5 s2 p2"), (3, "6x70x70x136 k648 3x3 s2 p1"), (3, "1x28x28x512 k512 3x3 p1"))),
-    Idea("a persistent grid loads the next tile during a store (`grid`)", lambda c: c["grid"] == "persistent",
+    Idea("a persistent grid loads the next tile during a store (`persistent`)", lambda c: c["persistent"],
          ((2, "32x28x28x512 k128 1x1"), (0, "14x88x88x528 k984 1x1"), (0, "32x28x28x128 k128 3x3 p1"))),
     Idea("k steps of 16 or 32 channels (`bk`)", lambda c: c["bk"] < 64,
          ((3, "6x70x70x136 k648 3x3 s2 p1"), (3, "14x88x88x528 k984 1x1"))),
     Idea("tiles of 48, 80, 96, 112, 160, 192 or 224 channels (`bn`)", lambda c: c["bn"] not in POWERS_OF_TWO,
          ((0, "12x100x100x488 k448 5x5 s2 p2"), (2, "32x14x14x1024 k2048 1x1 s2"), (2, "32x7x7x512 k2048 1x1"))),
-    Idea("tiles of 192 pixels (`consumer_groups` of 3)", lambda c: c["consumer_groups"] == 3,
+    Idea("tiles of 192 pixels (`warpgroups` of 3)", lambda c: c["warpgroups"] == 3,
          ((3, "32x14x14x256 k256 3x3 p1"), (0, "32x28x28x128 k128 3x3 p1"))),
     Idea("groups in turn, ping-pong (`schedule`)", lambda c: c["schedule"] == "in_turn",
          ((2, "32x28x28x512 k128 1x1"), (2, "32x7x7x512 k2048 1x1"), (3, "32x14x14x256 k256 3x3 p1"))),
-    Idea("rows of tiles walked in groups, for L2 (`group_m`)", lambda c: c["group_m"] > 1,
+    Idea("rows of tiles walked in groups, for L2 (`band`)", lambda c: c["band"] > 1,
          ((0, "12x100x100x488 k448 5x5 s2 p2"), (2, "14x88x88x528 k984 1x1"), (3, "32x7x7x512 k512 3x3 p1"))),
     Idea("two or three blocks on a multiprocessor (`blocks_per_sm`)", lambda c: c["blocks_per_sm"] > 1,
          ((2, "32x56x56x64 k256 1x1"), (2, "32x28x28x512 k128 1x1"))),
@@ -77,9 +78,10 @@ def runs() -> list[dict[str, list[tuple[Workload, list[str], list[list[Any]]]]]]
 
 def measured(run: int, label: str) -> tuple[Workload, list[dict[str, Any]]]:
     """A layer's configurations in one run, each with its time as `us`."""
+    template = load_template(TEMPLATE)
     for workload, knobs, rows in runs()[run][TEMPLATE]:
         if workload.label == f"conv2d {label} f16 NHWC":
-            return workload, [LATER_KNOBS | dict(zip((*knobs, "us"), row)) for row in rows]
+            return workload, [dict(template.current(LATER_KNOBS | dict(zip((*knobs, "us"), row)))) for row in rows]
     raise KeyError(f"run {run} has no layer {label!r}")
 
 

@@ -18,6 +18,7 @@ from conv2d_ideas import LATER_KNOBS, predicted_us, runs
 from numpy.typing import NDArray
 
 from schedsearch.session.ranking import RankAgreement
+from schedsearch.template import load_template
 from schedsearch.templates.conv2d import halo_sizes as conv2d_halo_sizes
 from schedsearch.templates.conv2d import wgmma_sizes as conv2d_wgmma_sizes
 from schedsearch.workload import Workload
@@ -63,13 +64,14 @@ class Layer:
 def layers(template: str) -> list[Layer]:
     times: dict[Workload, dict[tuple[Any, ...], float]] = {}
     names: dict[Workload, tuple[str, ...]] = {}
+    current = load_template(template).current
     for run in runs():
         for workload, knobs, rows in run.get(template, ()):
             if workload.epilogue or workload.groups > 1:
                 continue
             alone = [name for name in knobs if template == "conv2d_halo" and name.startswith("cluster")]  # of its version 3
             for row in rows:
-                config = LATER_KNOBS | dict(zip(knobs, row))
+                config = dict(current(LATER_KNOBS | dict(zip(knobs, row))))
                 if all(config.pop(name) == 1 for name in alone):
                     names[workload] = tuple(sorted(config))
                     times.setdefault(workload, {})[tuple(config[name] for name in names[workload])] = row[-1]

@@ -45,7 +45,7 @@ CONFIGS: list[dict[str, Any]] = [  # what differs from the default
     {"blocks_per_sm": 4},
     {"blocks_per_sm": 16},
     {"blocks_per_sm": 32},
-    {"blocks_per_sm": 0},
+    {"persistent": False, "blocks_per_sm": 1},
     {"stores": "streaming"},
     {"threads": 512},
     {"threads": 128, "blocks_per_sm": 16},

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from common import table, write
 
-from schedsearch import Config, Workload, load_templates
+from schedsearch import Workload, load_templates
 from schedsearch.backend import CompileError, RejectedError, compile_source, toolchain
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
@@ -108,7 +108,7 @@ def compiled(row: dict[str, Any]) -> dict[str, Any]:
     """The row with the sha256 of the cubin and of the launches, or with the compiler's reason for refusing it."""
     target = PRESETS["h200"]
     template = load_templates([row["template"]])[row["template"]]
-    source = template.kernel(Workload.from_json(json.dumps(row["workload"])), target, Config(row["config"]))
+    source = template.kernel(Workload.from_json(json.dumps(row["workload"])), target, template.current(row["config"]))
     try:
         built = compile_source(source, target)
     except (CompileError, RejectedError) as error:

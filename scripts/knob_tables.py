@@ -1,4 +1,4 @@
-"""Writes the tables of knobs in docs/templates.md from the docs of the templates' knobs.
+"""Writes the tables of knobs in docs/templates.md and docs/kernels/ from the docs of the templates' knobs.
 
 A table has the knobs that a template's spaces have for some typical workloads. Knobs that a template takes over from another
 one, as those of the kernel that it runs on other arguments, are one row.
@@ -28,6 +28,11 @@ from schedsearch.template import load_template
 from schedsearch.workload import Workload
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "templates.md"
+KERNELS = PAGE.parent / "kernels"
+MARKED = re.compile(  # the table of a page about a kernel
+    r"(?<=<!-- knobs of )(?P<of>\w+)(?P<rest>(?:, as in (?P<inner>\w+))? -->\n).*?(?=<!-- end -->)", re.DOTALL
+)
+FEW = 6  # values that a table lists
 SECTION = re.compile(r"^### `(\w+)`$.*?(?=^#|\Z)", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"(?<=\| knob \| meaning \|\n\|---\|---\|\n)(\| .*\n)*")
 PARTS = {
@@ -116,6 +121,46 @@ def docs_of(template_name: str) -> Docs:
     return found
 
 
+def values_of(template_name: str) -> dict[str, str]:
+    """The values of the knobs of the spaces, as a table shows them."""
+    found: dict[str, dict[int | str | bool, None]] = {}
+    for knob in (knob for space in spaces_of(template_name) for knob in space.knobs):
+        found.setdefault(knob.name, {}).update(dict.fromkeys(knob.values))
+    listed = {name: _listed([*values]) for name, values in found.items()}
+    if load_template(template_name).kind == "cpu" and "threads" in listed:
+        listed["threads"] = "up to the CPU's"
+    return listed
+
+
+def _listed(values: list[int | str | bool]) -> str:
+    if all(isinstance(value, bool) for value in values):
+        return "false, true"
+    if all(isinstance(value, str) for value in values):
+        return ", ".join(f"`{value}`" for value in values[:FEW]) + (", ..." if len(values) > FEW else "")
+    ordered = sorted(int(value) for value in values)
+    return ", ".join(map(str, ordered)) if len(ordered) <= FEW else f"{ordered[0]} to {ordered[-1]}"
+
+
+def marked(text: str) -> str:
+    """A page about kernels with the tables of today, which have the values of the knobs, too."""
+
+    def table(match: re.Match[str]) -> str:
+        values, docs = values_of(match["of"]), docs_of(match["of"])
+        inner = docs_of(match["inner"]) if match["inner"] else {}
+        shared = [f"`{name}`" for name in docs if name in inner]
+        lines = [f"| {', '.join(shared)} | | as in `{match['inner']}` |"] if shared else []
+        lines += [f"| `{name}` | {values[name]} | {doc} |" for name, doc in docs.items() if name not in inner]
+        return "\n".join([match["of"] + match["rest"] + "| knob | values | meaning |", "|---|---|---|", *lines, ""])
+
+    return MARKED.sub(table, text)
+
+
+def pages() -> dict[Path, str]:
+    """The pages with tables, as they should be."""
+    found = {PAGE: page(PAGE.read_text(encoding="utf-8"))}
+    return found | {path: marked(path.read_text(encoding="utf-8")) for path in sorted(KERNELS.glob("*.md"))}
+
+
 def rows(template_name: str, earlier: dict[str, Docs]) -> list[str]:
     """The rows of a template's table. `earlier` are the templates whose tables come before."""
     own = docs_of(template_name)
@@ -144,7 +189,8 @@ def page(text: str) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

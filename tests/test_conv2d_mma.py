@@ -40,14 +40,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "NCHW, groups": dict(n=2, h=5, w=4, c=12, k=10, r=3, s=2, padding=1, groups=2, layout="NCHW"),
     "fp32 out, odd k": dict(n=1, h=5, w=5, c=5, k=7, r=2, s=2, out_dtype="float32"),
 }
-SMALL = dict(bm=32, bn=32, bk=32, wm=16, wn=32, stages=3, slices=1, panel=1, blocks_per_sm=0)
+SMALL = dict(bm=32, bn=32, bk=32, wm=16, wn=32, stages=3, slices=1, band=1, persistent=False, blocks_per_sm=1)
 SCHEDULES = [
     SMALL,
     {**SMALL, "bm": 16, "bn": 16, "wn": 16, "bk": 16, "stages": 2},
     {**SMALL, "bm": 16, "bn": 16, "wn": 16, "bk": 64, "stages": 4, "slices": 4},
     {**SMALL, "bm": 16, "wm": 16, "bk": 128, "stages": 2, "slices": 2},
-    {**SMALL, "bm": 16, "wn": 16, "bk": 16, "panel": 8},
-    {**SMALL, "bm": 64, "wm": 32, "bn": 16, "wn": 16, "stages": 4, "blocks_per_sm": 1},
+    {**SMALL, "bm": 16, "wn": 16, "bk": 16, "band": 8},
+    {**SMALL, "bm": 64, "wm": 32, "bn": 16, "wn": 16, "stages": 4, "persistent": True},
 ]
 
 
@@ -76,7 +76,9 @@ def test_every_schedule_computes_the_same(
     monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any], late_copies: bool
 ) -> None:
     workload = Workload.conv2d(n=3, h=8, w=7, c=48, k=40, r=3, s=3, padding=1, stride=(1, 2), groups=2)
-    TEMPLATE.space(workload, H200).restrict({}).require(Config({**schedule, "blocks_per_sm": 0, "panel": 1}))
+    TEMPLATE.space(workload, H200).restrict({}).require(
+        Config({**schedule, "persistent": False, "blocks_per_sm": 1, "band": 1})
+    )
     y, arrays = emulated(monkeypatch, workload, schedule, late_copies)
     expected(workload, arrays).check(y)
 

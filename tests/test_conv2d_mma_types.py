@@ -32,7 +32,7 @@ from schedsearch.workload import Workload
 TEMPLATE, H200 = Conv2dMma(), PRESETS["h200"]
 AMPERE_86 = Target("cuda", "RTX 3090", (8, 6), 82, 101376, 102400, 65536, 1536)
 Array = np.ndarray[Any, Any]
-SMALL = dict(bm=32, bn=32, bk=64, wm=16, wn=32, stages=3, slices=1, panel=1, blocks_per_sm=0)
+SMALL = dict(bm=32, bn=32, bk=64, wm=16, wn=32, stages=3, slices=1, band=1, persistent=False, blocks_per_sm=1)
 REQUANTISED = ("bias", "residual", {"requantise": {"to": "int8"}})
 
 
@@ -67,9 +67,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "NCHW12c": (dict(BASE, layout="NCHW12c", c=24, k=36), SMALL),
     "NCHW16c, bound batch, persistent": (
         dict(BASE, layout="NCHW16c", c=48, h=7, epilogue=REQUANTISED),
-        dict(SMALL, batch="bound", blocks_per_sm=1),
+        dict(SMALL, batch="bound", persistent=True),
     ),
-    "NCHW32c, groups": (dict(BASE, layout="NCHW32c", c=64, k=64, groups=2), dict(SMALL, bk=32, panel=8)),
+    "NCHW32c, groups": (dict(BASE, layout="NCHW32c", c=64, k=64, groups=2), dict(SMALL, bk=32, band=8)),
     "NCHW": (dict(BASE, layout="NCHW", c=6, k=7, epilogue=REQUANTISED), dict(SMALL, bk=32)),
     "OIHW": (dict(BASE, weight_layout="OIHW", c=20), SMALL),
     "depthwise, merged": (dict(BASE, c=32, k=32, groups=32), dict(SMALL, merged=16, bn=16, wn=16)),
@@ -115,7 +115,7 @@ def small_convolutions(draw: st.DrawFn) -> tuple[Workload, int]:
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_convolutions_are_exact_with_random_configurations(drawn: tuple[Workload, int]) -> None:
     w, seed = drawn
-    small = TEMPLATE.space(w, H200).restrict({"bm": [16, 32], "bn": [16], "blocks_per_sm": [0]})
+    small = TEMPLATE.space(w, H200).restrict({"bm": [16, 32], "bn": [16], "persistent": [False]})
     config = small.sample(1, np.random.default_rng(seed))[0]
     arrays = integer_model.arguments(w, seed)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -127,7 +127,7 @@ def test_sums_wrap_around_like_those_of_the_operator(monkeypatch: pytest.MonkeyP
     w = conv2d(n=1, h=1, w=1, c=40_000, k=1, r=1, s=1, dtype="uint8")
     arrays = {"x": np.full(w.signature[0].shape, 255, np.uint8), "weight": np.full(w.signature[1].shape, 255, np.uint8)}
     assert 2**31 < 40_000 * 255 * 255 < 2**32 and w.output.dtype == accumulator_dtype("uint8", "uint8", ()) == "uint32"
-    config = dict(bm=16, bn=16, bk=256, wm=16, wn=16, slices=1, stages=2, panel=1, blocks_per_sm=0)
+    config = dict(bm=16, bn=16, bk=256, wm=16, wn=16, slices=1, stages=2, band=1, persistent=False, blocks_per_sm=1)
     y = emulate(monkeypatch, w, complete(w, config), arrays)
     assert y.item() == 40_000 * 255 * 255
 
@@ -274,7 +274,7 @@ def test_threads_of_a_default_that_copies_small_pieces_have_enough_registers(dty
 
 
 def test_the_first_workloads_have_no_further_knobs() -> None:
-    names = ["bm", "bn", "bk", "wm", "wn", "slices", "stages", "panel", "blocks_per_sm"]
+    names = ["bm", "bn", "bk", "wm", "wn", "slices", "stages", "band", "persistent", "blocks_per_sm"]
     assert TEMPLATE.space(conv2d(**{**LAYER, "groups": 32}), H200).names == tuple(names)
     more = TEMPLATE.space(conv2d(**{**LAYER, "dtype": "int8", "groups": 32}), H200)
     assert more.names == (*names, "batch", "merged")

@@ -34,7 +34,7 @@ PASCAL = Target("cuda", "Tesla P40", (6, 1), 30, 49152, 98304, 65536, 2048)
 Array = np.ndarray[Any, Any]
 
 SMALL = dict(
-    bm=16, bn=16, bk=8, tm=2, tn=2, stages=2, copy="registers", batch="folded", panel=1, blocks_per_sm=0
+    bm=16, bn=16, bk=8, tm=2, tn=2, stages=2, loads="registers", batch="folded", band=1, persistent=False, blocks_per_sm=1
 )  # fmt: skip
 # One workload for each way of loading and storing, with tails along every axis.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -54,11 +54,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "float blocks of 8": dict(n=1, h=3, w=5, c=16, k=8, r=2, s=2, layout="NCHW8c", dtype="float32"),
 }
 SCHEDULES: list[dict[str, Any]] = [
-    {**SMALL, "copy": "async"},
-    {**SMALL, "copy": "async", "stages": 4, "bk": 16, "tm": 1, "batch": "bound"},
-    {**SMALL, "bm": 32, "tm": 4, "bk": 4, "panel": 8},
-    {**SMALL, "bn": 8, "tn": 1, "bk": 32, "copy": "async", "stages": 3},
-    {**SMALL, "bn": 32, "tn": 4, "batch": "bound", "blocks_per_sm": 1},
+    {**SMALL, "loads": "async"},
+    {**SMALL, "loads": "async", "stages": 4, "bk": 16, "tm": 1, "batch": "bound"},
+    {**SMALL, "bm": 32, "tm": 4, "bk": 4, "band": 8},
+    {**SMALL, "bn": 8, "tn": 1, "bk": 32, "loads": "async", "stages": 3},
+    {**SMALL, "bn": 32, "tn": 4, "batch": "bound", "persistent": True},
 ]
 EPILOGUES: list[list[Any]] = [
     ["bias", "relu", "requantise"],
@@ -130,13 +130,13 @@ def test_every_way_of_loading_and_storing_computes_the_convolution(
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_every_schedule_computes_the_same(monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any]) -> None:
     workload = conv2d(n=2, h=4, w=3, c=160, k=40, r=2, s=2, padding=1, stride=(1, 2), groups=2, dtype="int8")
-    TEMPLATE.space(workload, H200).require(Config({**schedule, "blocks_per_sm": 0, "panel": 1}))
+    TEMPLATE.space(workload, H200).require(Config({**schedule, "persistent": False, "blocks_per_sm": 1, "band": 1}))
     emulate(monkeypatch, workload, schedule, late=True)
 
 
 def test_copies_that_are_done_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = conv2d(n=1, h=4, w=4, c=80, k=8, r=1, s=2, dtype="int8")
-    emulate(monkeypatch, workload, {**SMALL, "copy": "async", "stages": 3}, late=False)
+    emulate(monkeypatch, workload, {**SMALL, "loads": "async", "stages": 3}, late=False)
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NCHW4c"])
@@ -146,20 +146,20 @@ def test_epilogues_get_the_channel_and_the_place_in_y(monkeypatch: pytest.Monkey
     emulate(monkeypatch, conv2d(**shape, epilogue=epilogue), {**SMALL, "tm": 1, "tn": 1, "bn": 8, "bk": 4})
 
 
-@pytest.mark.parametrize("copy", ["registers", "async"])
+@pytest.mark.parametrize("loads", ["registers", "async"])
 @pytest.mark.parametrize("zero_points", [["x"], ["weight"], ["x", "weight"]], ids=str)
 @pytest.mark.parametrize("dtypes", [("int8", "uint8"), ("uint8", "uint8")], ids=str)
 def test_zero_points_are_exact_with_padding_and_channels_that_do_not_fill_a_word(
-    monkeypatch: pytest.MonkeyPatch, zero_points: list[str], dtypes: tuple[str, str], copy: str
+    monkeypatch: pytest.MonkeyPatch, zero_points: list[str], dtypes: tuple[str, str], loads: str
 ) -> None:
     dtype, weight_dtype = dtypes
     shape: dict[str, Any] = dict(
         n=1, h=4, w=3, k=5, r=3, s=2, dtype=dtype, weight_dtype=weight_dtype, zero_points=zero_points
     )
-    if copy == "registers":
+    if loads == "registers":
         emulate(monkeypatch, conv2d(**shape, c=6, groups=1, padding=(1, 0, 2, 1)), SMALL)
     else:
-        emulate(monkeypatch, conv2d(**shape, c=12), {**SMALL, "copy": copy})
+        emulate(monkeypatch, conv2d(**shape, c=12), {**SMALL, "loads": loads})
 
 
 def draw(seed: int) -> tuple[Workload, Config]:
@@ -183,7 +183,7 @@ def draw(seed: int) -> tuple[Workload, Config]:
     if block == 1:
         parameters["weight_layout"] = rng.choice(("OHWI", "OIHW"))
     workload = conv2d(**parameters)
-    space = TEMPLATE.space(workload, H200).restrict({"bm": [16, 32], "bn": [8, 16], "tm": [1, 2, 4], "blocks_per_sm": [0]})
+    space = TEMPLATE.space(workload, H200).restrict({"bm": [16, 32], "bn": [8, 16], "tm": [1, 2, 4], "persistent": [False]})
     return workload, space.sample(1, np.random.default_rng(seed))[0]
 
 

@@ -128,7 +128,8 @@ def test_conv2d_mma_stores_every_form(monkeypatch: pytest.MonkeyPatch, form: dic
     rng = np.random.default_rng(1)
     arrays = {each.name: rng.integers(-2, 3, each.shape).astype(np.float16) for each in workload.signature}
     config: dict[str, Any] = {
-        "bm": 32, "bn": 32, "bk": 16, "wm": 16, "wn": 16, "slices": 1, "stages": 2, "panel": 1, "blocks_per_sm": 0,
+        "bm": 32, "bn": 32, "bk": 16, "wm": 16, "wn": 16, "slices": 1, "stages": 2, "band": 1,
+        "persistent": False, "blocks_per_sm": 1,
         "batch": "folded", "merged": 1,
     }  # fmt: skip
     y = emulate(monkeypatch, workload, config, arrays)

@@ -27,8 +27,8 @@ from schedsearch.workload import Workload
 H200 = PRESETS["h200"]
 TEMPLATE = module.Conv2dTf32x3()
 SMALL = dict(
-    consumer_groups=1, bn=32, bk=32, stages=3, split_k=1, cluster_m=1, cluster_n=1, grid="split", blocks_per_sm=1,
-    schedule="together", group_m=1, l2_promotion=256,
+    warpgroups=1, bn=32, bk=32, stages=3, split_k=1, cluster_m=1, cluster_n=1, persistent=False, blocks_per_sm=1,
+    schedule="together", band=1, l2_promotion=256,
 )  # fmt: skip
 LAYER = Workload.conv2d(n=2, h=7, w=6, c=20, k=24, r=2, s=3, padding=1, dtype="float32")
 

@@ -352,7 +352,7 @@ def random_candidate(number: int) -> tuple[Workload, Config]:
 @pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
-    numbers = ("stages", "group_m", "unfold_threads", "unfold_chunks")  # which do not make other code
+    numbers = ("stages", "band", "unfold_threads", "unfold_chunks")  # which do not make other code
     for workload, config in covering(map(random_candidate, range(RANDOM_SHAPES)), but=numbers)[shard::SHARDS]:
         source = TEMPLATE.kernel(workload, H200, config)
         built = compile_source(source, H200)  # refuses spills and serialised wgmma

@@ -106,7 +106,7 @@ def random_candidates() -> list[tuple[Workload, Config]]:
         cluster = config["split_k"] > 1, config["cluster_m"] > 1, config["cluster_n"] > 1
         return {(cluster, config["schedule"]), ("split", config["split_k"] > 1, workload.out_dtype == "float32")}
 
-    return covering(map(random_candidate, range(RANDOM_SHAPES)), sharing, but=("stages", "group_m"))
+    return covering(map(random_candidate, range(RANDOM_SHAPES)), sharing, but=("stages", "band"))
 
 
 @pytest.mark.long
@@ -155,8 +155,8 @@ def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(
     workload = Workload.conv2d(n=4, h=28, w=28, c=256, k=512, r=3, s=3, padding=1, dtype="bfloat16", out_dtype=out_dtype,
                                epilogue=["bias", "scale_shift", "residual", "leaky_relu", "clip"])  # fmt: skip
     fixed = dict(
-        bn=bn, bk=64, stages=3, consumer_groups=1, split_k=split_k, cluster_m=cluster_m, cluster_n=1, blocks_per_sm=1,
-        group_m=8,
+        bn=bn, bk=64, stages=3, warpgroups=1, split_k=split_k, cluster_m=cluster_m, cluster_n=1, blocks_per_sm=1,
+        band=8,
     )  # fmt: skip
     space = TEMPLATE.space(workload, H200).restrict({name: [value] for name, value in fixed.items()})
     config = space.sample(1, np.random.default_rng(0))[0]
@@ -170,7 +170,7 @@ def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(
 def test_accumulators_of_groups_in_turn_stay_in_registers(groups: int, bn: int, cluster_m: int, out_dtype: str) -> None:
     workload = Workload.conv2d(n=32, h=28, w=28, c=256, k=512, r=1, s=1, dtype="bfloat16", out_dtype=out_dtype,
                                epilogue=["bias", "residual", "relu"])  # fmt: skip
-    fixed = dict(schedule="in_turn", consumer_groups=groups, bn=bn, bk=64, stages=3, cluster_m=cluster_m, cluster_n=1)
+    fixed = dict(schedule="in_turn", warpgroups=groups, bn=bn, bk=64, stages=3, cluster_m=cluster_m, cluster_n=1)
     space = TEMPLATE.space(workload, H200).restrict({name: [value] for name, value in fixed.items()})
     source = TEMPLATE.kernel(workload, H200, space.sample(1, np.random.default_rng(0))[0])
     assert source.steps[0].block_threads == 128 * (groups + 1)
@@ -338,16 +338,18 @@ def test_a_tile_that_a_cluster_shares_is_exact(gpu: Target, split_k: int, out_dt
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("grid", ["split", "persistent"])
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(("cluster_m", "cluster_n"), [(2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
-def test_tiles_of_a_cluster_that_share_operands_are_exact(gpu: Target, cluster_m: int, cluster_n: int, grid: str) -> None:
+def test_tiles_of_a_cluster_that_share_operands_are_exact(
+    gpu: Target, cluster_m: int, cluster_n: int, persistent: bool
+) -> None:
     """The cluster does not divide the rows and columns of tiles. A persistent grid has several rounds per block."""
-    if grid == "split":
+    if not persistent:
         workload = Workload.conv2d(n=8, h=13, w=11, c=136, k=200, r=3, s=3, padding=1)
     else:
         workload = Workload.conv2d(n=150, h=13, w=11, c=64, k=200, r=1, s=1, stride=2, epilogue=["bias", "residual", "relu"])
     rng = np.random.default_rng([23, cluster_m, cluster_n])
-    sampled_is_exact(workload, gpu, rng, cluster_m=cluster_m, cluster_n=cluster_n, grid=grid)
+    sampled_is_exact(workload, gpu, rng, cluster_m=cluster_m, cluster_n=cluster_n, persistent=persistent)
 
 
 @pytest.mark.gpu
@@ -372,7 +374,7 @@ def test_groups_that_take_tiles_in_turn_are_exact(gpu: Target, groups: int, out_
     shapes = dict(n=150, c=136, r=3, s=3, padding=1), dict(n=400, c=72, r=1, s=1, epilogue=["bias", "residual"])
     for cluster_m, shape in zip((1, 2), shapes if out_dtype == "float16" else shapes[::-1]):
         workload = Workload.conv2d(h=13, w=11, k=200, out_dtype=out_dtype, **shape)  # type: ignore[arg-type]
-        sampled_is_exact(workload, gpu, rng, schedule="in_turn", consumer_groups=groups, cluster_m=cluster_m)
+        sampled_is_exact(workload, gpu, rng, schedule="in_turn", warpgroups=groups, cluster_m=cluster_m)
 
 
 @pytest.mark.gpu

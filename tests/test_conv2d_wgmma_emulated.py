@@ -39,37 +39,37 @@ from schedsearch.workload import Workload
 H200 = PRESETS["h200"]
 TEMPLATE = module.Conv2dWgmma()
 SMALL = dict(
-    consumer_groups=1, bn=32, bk=64, stages=3, split_k=1, cluster_m=1, cluster_n=1, grid="split", blocks_per_sm=1,
-    schedule="together", group_m=1, l2_promotion=256,
+    warpgroups=1, bn=32, bk=64, stages=3, split_k=1, cluster_m=1, cluster_n=1, persistent=False, blocks_per_sm=1,
+    schedule="together", band=1, l2_promotion=256,
 )  # fmt: skip
 SHAPE = dict(n=1, h=7, w=7, c=64, k=64, r=3, s=3, padding=1)
 ROWS = dict(n=3, h=7, w=7, c=128, k=64, r=1, s=1)  # tiles: one for each image, and a bit more
 TAILS = dict(n=3, h=9, w=7, c=40, k=56, r=3, s=3, padding=1)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one block per tile": (SHAPE, SMALL),
-    "two groups, one of which has no rows": ({**TAILS, "n": 1, "h": 10, "c": 24}, {**SMALL, "consumer_groups": 2, "bk": 32}),
-    "more tiles than blocks": ({**SHAPE, "n": 4, "h": 8, "w": 10}, {**SMALL, "grid": "persistent"}),
-    "uneven groups of row tiles": ({**SHAPE, "n": 5, "r": 1, "s": 1, "padding": 0}, {**SMALL, "group_m": 4}),
+    "two groups, one of which has no rows": ({**TAILS, "n": 1, "h": 10, "c": 24}, {**SMALL, "warpgroups": 2, "bk": 32}),
+    "more tiles than blocks": ({**SHAPE, "n": 4, "h": 8, "w": 10}, {**SMALL, "persistent": True}),
+    "uneven groups of row tiles": ({**SHAPE, "n": 5, "r": 1, "s": 1, "padding": 0}, {**SMALL, "band": 4}),
     "stride, dilation, bk 16": (
         {**TAILS, "n": 1, "h": 15, "w": 12, "stride": 2, "dilation": (2, 1), "padding": (2, 0, 1, 1)},
         {**SMALL, "bn": 16, "bk": 16, "stages": 4},
     ),
-    "float32 out": ({**TAILS, "out_dtype": "float32"}, {**SMALL, "bk": 64, "bn": 48, "grid": "persistent"}),
+    "float32 out": ({**TAILS, "out_dtype": "float32"}, {**SMALL, "bk": 64, "bn": 48, "persistent": True}),
     "split by 2": (SHAPE, {**SMALL, "split_k": 2}),
     "split by 4, uneven steps and columns": ({**TAILS, "n": 1}, {**SMALL, "split_k": 4, "bk": 32, "bn": 48, "stages": 2}),
     "split by 8, more blocks than columns": ({**SHAPE, "c": 128, "k": 16}, {**SMALL, "split_k": 8, "bn": 16, "stages": 2}),
     "split, two groups, float32 out": (
         {**TAILS, "out_dtype": "float32"},
-        {**SMALL, "split_k": 2, "consumer_groups": 2, "group_m": 2},
+        {**SMALL, "split_k": 2, "warpgroups": 2, "band": 2},
     ),
     "two rows share weights, fewer steps than stages": ({**ROWS, "n": 2, "k": 24}, {**SMALL, "cluster_m": 2}),
     "two columns share pixels, float32 out": (
         {**ROWS, "n": 1, "k": 72, "out_dtype": "float32"},
-        {**SMALL, "cluster_n": 2, "stages": 2, "grid": "persistent"},
+        {**SMALL, "cluster_n": 2, "stages": 2, "persistent": True},
     ),
     "2 x 2 tiles, past both ends, more than blocks": (
         {**ROWS, "n": 3, "c": 24, "k": 40, "r": 2, "s": 2, "padding": (0, 1, 1, 0)},
-        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 16, "bk": 32, "stages": 2, "grid": "persistent", "group_m": 2},
+        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 16, "bk": 32, "stages": 2, "persistent": True, "band": 2},
     ),
     "split by 2, two rows share weights, uneven steps": (
         {**ROWS, "n": 2, "c": 40, "k": 24, "r": 5, "padding": (2, 0, 2, 0)},
@@ -81,19 +81,19 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "groups in turn, more steps than stages": (
         {**TAILS, "n": 6, "k": 24},
-        {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2, "stages": 4},
+        {**SMALL, "schedule": "in_turn", "persistent": True, "warpgroups": 2, "stages": 4},
     ),
     "two groups in turn with two, fewer steps than stages, float32 out": (
         {**ROWS, "n": 16, "c": 40, "k": 24, "out_dtype": "float32"},
-        {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 4, "stages": 3},
+        {**SMALL, "schedule": "in_turn", "persistent": True, "warpgroups": 4, "stages": 3},
     ),
     "depth_to_space, DCR, rows of images that straddle tiles": (
         {**TAILS, "n": 2, "h": 5, "w": 24, "k": 64, "epilogue": [{"depth_to_space": {"block": 2}}]},
-        {**SMALL, "bn": 48, "consumer_groups": 2},
+        {**SMALL, "bn": 48, "warpgroups": 2},
     ),
     "depth_to_space, CRD, blocks of 3 x 3, more columns than channels": (
         {**SHAPE, "n": 2, "h": 5, "w": 8, "k": 72, "epilogue": [{"depth_to_space": {"block": 3, "mode": "CRD"}}]},
-        {**SMALL, "bn": 80, "grid": "persistent"},
+        {**SMALL, "bn": 80, "persistent": True},
     ),
     "depth_to_space, CRD, rows of images wider than a tile, shared weights": (
         {**ROWS, "n": 1, "h": 2, "w": 72, "c": 24, "epilogue": [{"depth_to_space": {"block": 2, "mode": "CRD"}}]},
@@ -105,12 +105,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "groups in turn, of blocks that share weights": (
         {**ROWS, "n": 7, "c": 72, "k": 24, "r": 2, "padding": (1, 0, 0, 0)},
-        {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2, "cluster_m": 2},
+        {**SMALL, "schedule": "in_turn", "persistent": True, "warpgroups": 2, "cluster_m": 2},
     ),
 }
 CASES |= {
     "a slice of a larger array": (
-        {**SHAPE, "c": 24, "k": 40, "slice_of": 64}, {**SMALL, "bn": 48, "grid": "persistent", "consumer_groups": 2}
+        {**SHAPE, "c": 24, "k": 40, "slice_of": 64}, {**SMALL, "bn": 48, "persistent": True, "warpgroups": 2}
     ),
     "a slice of float32": ({**SHAPE, "c": 24, "k": 40, "out_dtype": "float32", "slice_of": 52}, SMALL),
 }  # fmt: skip
@@ -196,12 +196,12 @@ INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "int8, an odd number of 16 columns": ({**INTEGERS, **REQUANTISED}, {**SMALL, "bn": 48, "bk": 32}),
     "uint8, segments of 128 columns, past both ends": (
         {**INTEGERS, "k": 144, "dtype": "uint8", "weight_dtype": "int8", "epilogue": [{"requantise": {"to": "uint8"}}]},
-        {**SMALL, "bn": 128, "bk": 128, "stages": 2, "grid": "persistent", "consumer_groups": 2},
+        {**SMALL, "bn": 128, "bk": 128, "stages": 2, "persistent": True, "warpgroups": 2},
     ),
     "split by 2, int8": ({**INTEGERS, **REQUANTISED, "c": 128}, {**SMALL, "split_k": 2, "bn": 48}),
     "zero point, every border of rows and columns": (
         {**INTEGERS, **ZERO, "padding": (2, 1, 1, 3), "stride": (1, 2), "weight_dtype": "uint8"},
-        {**SMALL, "bn": 48, "consumer_groups": 2, "grid": "persistent"},
+        {**SMALL, "bn": 48, "warpgroups": 2, "persistent": True},
     ),
     "zero point, int8, a kernel larger than the image": (
         {**INTEGERS, **ZERO, **REQUANTISED, "n": 3, "h": 3, "r": 4, "dilation": (2, 1), "padding": (3, 0, 2, 1)},
@@ -213,11 +213,11 @@ INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "blocks of 16 channels, an image for each tile": (
         {**INTEGERS, "n": 3, "layout": "NCHW16c", "padding": (2, 1, 0, 1), "stride": (1, 2)},
-        {**SMALL, "bn": 32, "bk": 32, "grid": "persistent"},
+        {**SMALL, "bn": 32, "bk": 32, "persistent": True},
     ),
     "blocks of 48 channels, 2 blocks of columns, int8, zero point": (
         {**INTEGERS, **REQUANTISED, **ZERO, "h": 11, "c": 96, "k": 96, "layout": "NCHW48c"},
-        {**SMALL, "bn": 96, "bk": 64, "consumer_groups": 2, "stages": 2},
+        {**SMALL, "bn": 96, "bk": 64, "warpgroups": 2, "stages": 2},
     ),
     "half a block of columns, int8, one image": (
         {**INTEGERS, **REQUANTISED, "n": 1, "c": 64, "k": 128, "layout": "NCHW64c"},
@@ -229,11 +229,11 @@ INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "blocks of 16 channels, 2 x 2 tiles that share operands, past the last image, int8": (
         {**INTEGERS, **REQUANTISED, "n": 3, "k": 80, "layout": "NCHW16c"},
-        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 32, "bk": 32, "stages": 2, "group_m": 2},
+        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 32, "bk": 32, "stages": 2, "band": 2},
     ),
     "blocks of 16 channels, shared weights, groups in turn": (
         {**INTEGERS, "n": 5, "h": 11, "c": 32, "k": 32, "layout": "NCHW16c", "padding": 0},
-        {**SMALL, "cluster_m": 2, "bn": 32, "bk": 32, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2},
+        {**SMALL, "cluster_m": 2, "bn": 32, "bk": 32, "schedule": "in_turn", "persistent": True, "warpgroups": 2},
     ),
     "3 groups of 32 channels, two tiles of each share pixels, int8, zero point": (
         {**INTEGERS, **REQUANTISED, **ZERO, "c": 96, "k": 96, "groups": 3},
@@ -241,7 +241,7 @@ INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "groups of 48 channels, more tiles than blocks": (
         {**INTEGERS, "c": 96, "k": 64, "groups": 2, "n": 3, "r": 1, "padding": 0},
-        {**SMALL, "bn": 32, "bk": 32, "grid": "persistent"},
+        {**SMALL, "bn": 32, "bk": 32, "persistent": True},
     ),
     "16 merged groups of 4 channels, 8 at a time, zero point": (
         {**INTEGERS, **ZERO, "c": 64, "k": 64, "groups": 16},
@@ -253,7 +253,7 @@ INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "2 x 2 tiles that share operands, int8": (
         {**INTEGERS, **REQUANTISED, "k": 80},
-        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 32, "stages": 2, "group_m": 2},
+        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 32, "stages": 2, "band": 2},
     ),
 }
 
@@ -394,7 +394,7 @@ class Hasty(Slow):
     """The loading thread does not wait for other blocks, not even at the end."""
 
     def mbarrier_wait(self, shared: int, parity: int) -> None:
-        if self.thread.number != 128 * PEERS[1]["consumer_groups"]:
+        if self.thread.number != 128 * PEERS[1]["warpgroups"]:
             super().mbarrier_wait(shared, parity)
 
 

@@ -28,8 +28,8 @@ from schedsearch.workload import Workload
 H200, A100 = PRESETS["h200"], PRESETS["a100"]
 TEMPLATE = module.Conv2dWgmma()
 SMALL = dict(
-    consumer_groups=1, bn=32, bk=32, stages=3, split_k=1, cluster_m=1, cluster_n=1, grid="split", blocks_per_sm=1,
-    schedule="together", group_m=1, l2_promotion=256,
+    warpgroups=1, bn=32, bk=32, stages=3, split_k=1, cluster_m=1, cluster_n=1, persistent=False, blocks_per_sm=1,
+    schedule="together", band=1, l2_promotion=256,
 )  # fmt: skip
 SHAPE = {"n": 2, "h": 7, "w": 6, "c": 48, "k": 48, "r": 2, "s": 3, "padding": 1}
 TF32 = {**SHAPE, "dtype": "float32", "precision": "tf32"}
@@ -38,7 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "TF32": (TF32, SMALL),
     "TF32, channels and columns that end within a step": (
         {**TF32, "c": 20, "k": 40, "stride": (2, 1), "dilation": (1, 2), "padding": (2, 0, 1, 3)},
-        {**SMALL, "bk": 16, "consumer_groups": 2},
+        {**SMALL, "bk": 16, "warpgroups": 2},
     ),
     "TF32, few channels": ({**TF32, "c": 4, "k": 8}, {**SMALL, "bn": 16, "bk": 8}),
     "TF32, split by 2": (TF32, {**SMALL, "split_k": 2}),
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "E4M3": (E4M3, {**SMALL, "bk": 64}),
     "E5M2 x E4M3, fp32 out": (
         {**E4M3, "dtype": "float8_e5m2", "weight_dtype": "float8_e4m3", "out_dtype": "float32"},
-        {**SMALL, "bk": 128, "consumer_groups": 2},
+        {**SMALL, "bk": 128, "warpgroups": 2},
     ),
     "E4M3 x E5M2, channels that end within a step, split by 2": (
         {**E4M3, "weight_dtype": "float8_e5m2", "c": 80, "k": 24},

@@ -37,7 +37,7 @@ QUANTISED = {"requantise_add": {"to": "uint8", "middle": "int8", "residual": "ui
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "of the weight, strides, asymmetric padding, two groups of rows": (
         {**WEIGHT, "n": 3, "padding": (2, 1, 1, 3), "stride": (1, 2), "weight_dtype": "uint8"},
-        {**SMALL, "bn": 48, "bk": 32, "consumer_groups": 2, "grid": "persistent"},
+        {**SMALL, "bn": 48, "bk": 32, "warpgroups": 2, "persistent": True},
     ),
     "both, int8, columns past the end": (
         {**BOTH, "k": 80, "epilogue": ["bias", "requantise"]},
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "both, blocks of 32 channels, an image for each tile": (
         {**BOTH, "n": 3, "c": 64, "k": 64, "layout": "NCHW32c", "padding": (2, 1, 0, 1), "stride": (1, 2)},
-        {**SMALL, "bk": 32, "grid": "persistent"},
+        {**SMALL, "bk": 32, "persistent": True},
     ),
     "both, blocks of 16 channels, images of two tiles, uint8": (
         {**BOTH, "h": 12, "layout": "NCHW16c", "epilogue": ["bias", "relu", {"requantise": {"to": "uint8"}}]},
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "blocks of 16 channels, 2 x 2 tiles that share operands, past the last image": (
         {**BOTH, "n": 3, "k": 80, "layout": "NCHW16c"},
-        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bk": 32, "stages": 2, "group_m": 2},
+        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bk": 32, "stages": 2, "band": 2},
     ),
     "3 groups of 32 channels, two tiles of each share pixels, int8": (
         {**BOTH, "c": 96, "k": 96, "groups": 3, "epilogue": ["bias", "requantise"]},
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "a quantised residual, loaded ahead": (
         {**BOTH, "epilogue": ["bias", QUANTISED]},
-        {**SMALL, "bn": 48, "bk": 32, "consumer_groups": 2},
+        {**SMALL, "bn": 48, "bk": 32, "warpgroups": 2},
     ),
     "a quantised residual in blocks": (
         {**BOTH, "layout": "NCHW16c", "epilogue": [QUANTISED]},
@@ -93,7 +93,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "groups of warps in turn, a residual of sums": (
         {**BOTH, "n": 5, "h": 11, "c": 32, "k": 32, "padding": 0, "epilogue": ["bias", "residual"]},
-        {**SMALL, "cluster_m": 2, "bk": 32, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2},
+        {**SMALL, "cluster_m": 2, "bk": 32, "schedule": "in_turn", "persistent": True, "warpgroups": 2},
     ),
     "float16 after dequantise": (
         {**BOTH, "epilogue": ["bias", {"dequantise": {"to": "float16"}}, "residual", "relu"]},
@@ -233,7 +233,7 @@ def test_sums_of_wide_tiles_stay_in_registers(case: str) -> None:
     change, knobs = COMPILED[case]
     w = conv2d(**{**LAYER, "zero_points": ["x", "weight"], **change})
     assert TEMPLATE.validate(w, H200) is None
-    fixed = {"consumer_groups": 1, "stages": 2, "cluster_m": 1, "cluster_n": 1, "blocks_per_sm": 1, **knobs}
+    fixed = {"warpgroups": 1, "stages": 2, "cluster_m": 1, "cluster_n": 1, "blocks_per_sm": 1, **knobs}
     space = TEMPLATE.space(w, H200).restrict({name: [value] for name, value in fixed.items()})
     built = compile_source(TEMPLATE.kernel(w, H200, space.sample(1, np.random.default_rng(0))[0]), H200)
     assert built.resources.local_bytes == built.resources.spill_bytes == 0

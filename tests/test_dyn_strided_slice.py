@@ -194,7 +194,7 @@ def any_bits(shape: Sequence[int], dtype: str = "float16") -> Any:
 
 def small_blocks(unroll: int) -> Config:
     """A configuration whose blocks the emulator can run."""
-    return Config(threads=32, unroll=unroll, blocks_per_sm=2, stores="default")
+    return Config(threads=32, unroll=unroll, persistent=True, blocks_per_sm=2, stores="default")
 
 
 def emulate(patch: pytest.MonkeyPatch, workload: Workload, arrays: Any, config: Config, **strides: int) -> tuple[Any, Any]:
@@ -293,7 +293,11 @@ def test_an_impossible_slice_writes_nothing_and_has_extents_of_zero(
 def test_neighbours_move_as_vectors() -> None:
     """A slice of rows with runs of 16 bytes has them in one access of 16 bytes each way."""
     (text,) = ptx_of(
-        CUDA.kernel(dyn_strided_slice(x=(3, 40)), H200, Config(threads=256, unroll=4, blocks_per_sm=8, stores="default")),
+        CUDA.kernel(
+            dyn_strided_slice(x=(3, 40)),
+            H200,
+            Config(threads=256, unroll=4, persistent=True, blocks_per_sm=8, stores="default"),
+        ),
         H200,
     )
     assert text.count("ld.global.nc.v4.b32") >= 4 and text.count("st.global.v4.b32") >= 4

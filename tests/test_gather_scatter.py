@@ -194,7 +194,7 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, wo
         arrays = example(each, seed)
         widest = {knob.name: knob.values[-1] for knob in space.knobs} | {"threads": 128, "each": 2}
         widest["lanes"] = min(widest["lanes"], 128)
-        for config in (Config(widest), Config(vector=space.values["vector"][0], lanes=1, each=1, threads=128)):
+        for config in (Config(widest), Config(vector_bytes=space.values["vector_bytes"][0], lanes=1, each=1, threads=128)):
             assert_equal(each, emulated(monkeypatch, template, each, arrays, config, *MODULES), expected(each, arrays))
 
 

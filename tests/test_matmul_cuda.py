@@ -86,7 +86,7 @@ def test_weights_in_the_other_layout_are_transposed_once_if_they_are_constant() 
         assert [step.constant for step in template.kernel(workload, H200, config).steps] == [constant, False]
 
 
-SMALL = dict(bm=16, bn=16, bk=32, wm=16, wn=16, slices=1, stages=2, panel=1, blocks_per_sm=0)
+SMALL = dict(bm=16, bn=16, bk=32, wm=16, wn=16, slices=1, stages=2, band=1, persistent=False, blocks_per_sm=1)
 
 
 def test_a_dense_layer_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,19 +110,19 @@ WGMMA = (  # the kernel's modules
     conv2d_wgmma, wgmma_loads, wgmma_store, gather, pipeline, sharing, store, store_words, walk, wgmma,
 )  # fmt: skip
 WGMMA_TILES = dict(
-    bn=32, bk=64, stages=2, split_k=1, cluster_m=1, cluster_n=1, grid="split", blocks_per_sm=1, schedule="together",
-    group_m=2, l2_promotion=256,
+    bn=32, bk=64, stages=2, split_k=1, cluster_m=1, cluster_n=1, persistent=False, blocks_per_sm=1, schedule="together",
+    band=2, l2_promotion=256,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("consumer_groups", [1, 2])
-def test_a_batch_in_the_emulator_of_clusters(monkeypatch: pytest.MonkeyPatch, consumer_groups: int) -> None:
+@pytest.mark.parametrize("warpgroups", [1, 2])
+def test_a_batch_in_the_emulator_of_clusters(monkeypatch: pytest.MonkeyPatch, warpgroups: int) -> None:
     """wgmma: a persistent block walks tiles of several matrices, which m and n do not fill."""
     workload = batch_matmul(b=3, m=70, n=40, k=72)
     arrays, y = arguments(workload), np.full(workload.output.shape, np.nan, np.float16)
     emulator = ClusterEmulator(Memory(), lambda value, *_: value, late=True)
     emulator.stand_in(monkeypatch, *WGMMA, epilogue_fragments)
-    config = Config({**WGMMA_TILES, "consumer_groups": consumer_groups})
+    config = Config({**WGMMA_TILES, "warpgroups": warpgroups})
     (step,) = load_template("matmul_wgmma").kernel(workload, H200, config).steps
     images = {"x": arrays["x"].reshape(3, 1, 70, 72), "weight": arrays["weight"].reshape(120, 1, 72)}
     emulator.run(step, {}, 2, {**images, "y": y.reshape(3, 1, 70, 40)})
@@ -136,7 +136,7 @@ def test_a_batch_with_a_zero_point_of_its_weights_in_the_emulator_of_clusters(mo
     emulator = ClusterEmulator(memory, lambda value, *_: value, late=True)
     emulator.stand_in(monkeypatch, *WGMMA, addressing, window_sums)
     run_ptx(monkeypatch, memory)
-    source = load_template("matmul_wgmma").kernel(workload, H200, Config({**WGMMA_TILES, "consumer_groups": 1}))
+    source = load_template("matmul_wgmma").kernel(workload, H200, Config({**WGMMA_TILES, "warpgroups": 1}))
     sums = np.full(source.workspaces["x_window_sums"], 0x55, np.uint8)
     buffers = {name: memory.add(array) for name, array in {**arrays, "x_window_sums": sums, "y": y}.items()}
     images = {"x": arrays["x"].reshape(3, 1, 70, 64), "weight": arrays["weight"].reshape(120, 1, 64)}
@@ -146,13 +146,13 @@ def test_a_batch_with_a_zero_point_of_its_weights_in_the_emulator_of_clusters(mo
 
 
 VECTORS: list[tuple[dict[str, Any], dict[str, int]]] = [
-    ({"m": 2, "n": 7, "k": 1040}, {"columns": 2, "parts": 2, "groups": 2, "unroll": 2}),
+    ({"m": 2, "n": 7, "k": 1040}, {"columns": 2, "slices": 2, "groups": 2, "unroll": 2}),
     ({"m": 1, "n": 5, "k": 264, "dtype": "float32", "epilogue": ["bias", "relu"]},
-     {"columns": 4, "parts": 1, "groups": 1, "unroll": 1}),
+     {"columns": 4, "slices": 1, "groups": 1, "unroll": 1}),
     ({"m": 3, "n": 5, "k": 1552, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x", "weight"]},
-     {"columns": 2, "parts": 2, "groups": 1, "unroll": 2}),
+     {"columns": 2, "slices": 2, "groups": 1, "unroll": 2}),
     ({"b": 2, "m": 2, "n": 6, "k": 64, "x_batch": 1, "epilogue": ["residual"]},
-     {"columns": 1, "parts": 1, "groups": 2, "unroll": 1}),
+     {"columns": 1, "slices": 1, "groups": 2, "unroll": 1}),
 ]  # fmt: skip
 
 

@@ -117,10 +117,10 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, sh
     workload = resize(**shape)
     arrays, expected = example(workload)
     space = CUDA.space(workload, H200)
-    widest = {"vector": space.values["vector"][-1], "threads": 64, "loads": "each"}
+    widest = {"vector": space.values["vector"][-1], "threads": 64, "reads": "each"}
     configs = {Config(widest, tile=space.values["tile"][-1]), default(CUDA, workload, H200)}
     configs |= {
-        Config(widest, tile=tile, loads=loads) for tile in space.values["tile"] for loads in space.values["loads"][1:]
+        Config(widest, tile=tile, reads=reads) for tile in space.values["tile"] for reads in space.values["reads"][1:]
     }
     for config in configs:
         if not space.check(config):

@@ -203,7 +203,7 @@ def test_a_new_stage_gets_its_operands_in_the_mma_template(monkeypatch: pytest.M
     arrays = integers(workload, np.random.default_rng(0))
     buffers = {name: memory.add(array.astype(np.float16)) for name, array in arrays.items()}
     y = np.full(workload.output.shape, np.nan, np.float16)
-    small = Config(bm=16, bn=16, bk=16, wm=16, wn=16, slices=1, stages=2, panel=1, blocks_per_sm=0)
+    small = Config(bm=16, bn=16, bk=16, wm=16, wn=16, slices=1, stages=2, band=1, persistent=False, blocks_per_sm=1)
     (step,) = template.kernel(workload, H200, small).steps
     scalars = {"lift": 3.0, "clip_min": -20.0, "clip_max": 50.0}
     emulator.run(step, {**buffers, "y": memory.add(y)}, 2, scalars=scalars)

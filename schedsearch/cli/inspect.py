@@ -119,7 +119,7 @@ def _check_config(text: str, arms: list[tuple[int, TaskPlan, ArmPlan]], as_json:
     if not isinstance(values, dict) or not all(isinstance(value, int | str | bool) for value in values.values()):
         raise UsageError(f"--config must be a JSON object from knobs to numbers, strings or booleans, got {text}")
     config = Config(values)
-    reasons = [(number, arm.template.name, arm.space.check(config)) for number, _, arm in arms]
+    reasons = [(number, arm.template.name, arm.space.check(arm.template.current(config))) for number, _, arm in arms]
     if as_json:
         render.echo_json([{"task": n, "template": name, "legal": not why, "reasons": why} for n, name, why in reasons])
     else:

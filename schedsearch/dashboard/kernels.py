@@ -70,9 +70,10 @@ class Kernels:
                 "installed"
             )
         try:
-            if problems := space.check(record.config):  # a template may rely on its rules, also to end in time
+            config = template.current(record.config)
+            if problems := space.check(config):  # a template may rely on its rules, also to end in time
                 raise NoKernelError(f"the configuration is not legal here: {problems[0]}")
-            return template.kernel(record.workload, target, record.config)
+            return template.kernel(record.workload, target, config)
         except NoKernelError:
             raise
         except Exception as error:  # templates are code of others

@@ -150,9 +150,10 @@ def _build(task: Task, target: Target) -> tuple[BuildResult | RangeResult | None
             return reference.build(target), Outcome.OK, ""
         template, space = _template_and_space(task.template, task.workload, target)
         # Tuners propose nothing illegal, but other callers may, and an illegal kernel can hang the device.
-        if problems := space.check(task.config):
+        config = template.current(task.config)
+        if problems := space.check(config):
             return None, Outcome.REJECTED, f"illegal configuration: {'; '.join(problems)}"
-        source = template.kernel(task.workload, target, task.config)
+        source = template.kernel(task.workload, target, config)
         return compile_source(source, target), Outcome.OK, ""
     except RejectedError as error:
         return None, Outcome.REJECTED, _text(error)

@@ -84,9 +84,9 @@ def build_shared(
     if (space := spaces(origin)) is None:
         raise RejectedError(f"{template.name} cannot run {at_origin.label}")
     if config is None:
-        config = template.default(at_origin, target, space)
-        if allowed := {knob: list(values) for knob, values in restrict.items() if knob in space.names}:
-            config = closest_legal(space.restrict(allowed), config)
+        default = template.default(at_origin, target, space)
+        config = closest_legal(template.restricted(space, restrict), default) if restrict else default
+    config = template.current(config)
     if problems := space.check(config):
         raise RejectedError(f"illegal configuration: {'; '.join(problems)}")
     sources: dict[int, KernelSource] = {}

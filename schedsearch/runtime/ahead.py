@@ -57,7 +57,8 @@ class Recipe(Generic[Made]):
 
 
 def kernel_recipe(template: Template, workload: Workload, config: Config) -> Recipe[BuildResult]:
-    """A kernel of a template. The configuration must be legal."""
+    """A kernel of a template. The configuration must be legal; its knobs may have earlier names."""
+    config = template.current(config)
     name = f"{template.name} {template.version} {sha256_hex(config.json)} {workload.id}"
     return Recipe(name, functools.partial(_kernel, template, workload, config))
 

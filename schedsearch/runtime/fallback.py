@@ -345,11 +345,12 @@ class _Relaunch:
             raise Refusal(f"{template.name} is now version {template.version}, the record is of {self.row.template_version}")
         if reason := template.validate(workload, target):
             raise Refusal(f"{template.name} cannot run it here: {reason}")
-        if reasons := self.fallback.space(template).check(self.config):
+        config = template.current(self.config)
+        if reasons := self.fallback.space(template).check(config):
             raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
         from schedsearch.backend.relaunch import relaunched
 
-        sources = [template.kernel(each, target, self.config) for each in (self.other, workload)]
+        sources = [template.kernel(each, target, config) for each in (self.other, workload)]
         found = relaunched(self._stored(), sources[0], sources[1])
         if found is None:
             raise Refusal(f"machine code of {self.other.label} is for other types or launches")
@@ -424,7 +425,7 @@ class _Build:
             raise Refusal(f"{self.template} is now version {template.version}, the record is of {self.version}; tune again")
         if reason := template.validate(self.fallback.workload, target):
             raise Refusal(f"{self.template} cannot run it here: {reason}")
-        if reasons := self.fallback.space(template).check(self.config):
+        if reasons := self.fallback.space(template).check(template.current(self.config)):
             raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
 
     def recipe(self) -> Recipe[BuildResult]:

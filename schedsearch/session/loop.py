@@ -150,7 +150,7 @@ class Session:
         records = self._store.measured(
             task.workload, self._target.key, template.name, template.version, self._options.mode, self._toolchain
         )
-        return {config: record for config, record in records.items() if not arm.plan.space.check(config)}
+        return arm.plan.known(records)
 
     # The search
 
@@ -283,7 +283,11 @@ class Session:
 
     def _evidence(self, workload: Workload, target: str, template: Template, *, imported: bool = False) -> Results:
         arm, mode = (template.name, template.version), self._options.mode
-        return self._store.evidence(workload, target, *arm, mode, limit=SOURCE_RESULTS, imported=imported)
+        found = self._store.evidence(workload, target, *arm, mode, limit=SOURCE_RESULTS, imported=imported)
+        fastest: dict[Config, float | None] = {}  # of configurations recorded under earlier names of knobs, too
+        for config, time_ns in found:
+            fastest.setdefault(template.current(config), time_ns)
+        return list(fastest.items())
 
     def _room(self) -> int:
         """How many more candidates may be under way. If a batch is built before it is measured and time runs out, this is

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, TaskPart, UnsupportedError, UsageError, did_you_mean
+from schedsearch.measurement import Record
 from schedsearch.space import ConfigSpace, closest_legal
 from schedsearch.target import Target
 from schedsearch.task import Task
@@ -31,6 +32,18 @@ class ArmPlan:
     space: ConfigSpace
     default: Config
     plain: Config | None = None
+
+    def known(self, records: Mapping[Config, Record]) -> dict[Config, Record]:
+        """The records of the space's configurations, by configuration, with today's names of knobs.
+
+        If a configuration was also recorded under earlier names, the record with today's names counts, which is newer.
+        """
+        found: dict[Config, Record] = {}
+        for recorded, record in records.items():
+            config = self.template.current(recorded)
+            if (recorded == config or config not in records) and not self.space.check(config):
+                found[config] = record if recorded == config else replace(record, config=config)
+        return found
 
 
 @dataclass(frozen=True)
@@ -88,9 +101,8 @@ def _plan_task(index: int, task: Task, templates: TemplateSet, target: Target) -
     spaces = [template.space(task.workload, target) for template in matching]
     arms, failures = [], []
     for template, space in zip(matching, spaces):
-        applicable = {knob: list(values) for knob, values in task.restrict.items() if knob in space.names}
         try:
-            restricted = space.restrict(applicable) if applicable else space
+            restricted = template.restricted(space, task.restrict)
         except ConfigError as error:
             failures.append(f"{template.name}: {error}")
             continue
@@ -99,25 +111,29 @@ def _plan_task(index: int, task: Task, templates: TemplateSet, target: Target) -
         if plain is not None and restricted.check(plain):
             plain = None
         arms.append(ArmPlan(template, restricted, default, plain))
-    if problem := _restriction_problem(task, {t.name: s for t, s in zip(matching, spaces)}, arms, failures):
+    knobs = {template.name: {*space.names, *template.renamed} for template, space in zip(matching, spaces)}
+    if problem := _restriction_problem(task, knobs, arms, failures):
         raise ConfigError(problem, where=TaskPart(index, "restrict"))
     return TaskPlan(task, tuple(arms))
 
 
 def _restriction_problem(
-    task: Task, spaces: dict[str, ConfigSpace], arms: Sequence[ArmPlan], failures: Sequence[str]
+    task: Task, knobs: Mapping[str, set[str]], arms: Sequence[ArmPlan], failures: Sequence[str]
 ) -> str | None:
-    """Why the restrictions of a task cannot be met, or None. `failures`: the templates for which they leave nothing
-    legal.
+    """Why the restrictions of a task cannot be met, or None.
+
+    Args:
+        knobs: template -> the names of its knobs, of today and earlier.
+        failures: the templates for which the restrictions leave nothing legal.
     """
-    known = {name for space in spaces.values() for name in space.names}
+    known = {name for names in knobs.values() for name in names}
     for knob in task.restrict:
         if knob not in known:
             return (
                 f"restriction of unknown knob {knob!r}{did_you_mean(knob, known)} of {task.workload.label}; "
-                f"knobs of {', '.join(spaces)}: {', '.join(sorted(known))}"
+                f"knobs of {', '.join(knobs)}: {', '.join(sorted(known))}"
             )
-    kept = {name for arm in arms for name in arm.space.names}
+    kept = {name for arm in arms for name in knobs[arm.template.name]}
     if failures and not (arms and kept.issuperset(task.restrict)):
         return f"the restrictions of {task.workload.label} cannot be met: {'; '.join(failures)}"
     return None

@@ -212,12 +212,8 @@ class RangeChoice:
                 records = self._store.measured(
                     plan.task.workload, self._target.key, template.name, template.version, self._mode, self._toolchain
                 )
-                times = ((record.measurement.time_ns, config) for config, record in records.items())
-                found += [
-                    (time_ns, template, config)
-                    for time_ns, config in times
-                    if time_ns is not None and not arm.space.check(config)
-                ]
+                times = ((record.measurement.time_ns, config) for config, record in arm.known(records).items())
+                found += [(time_ns, template, config) for time_ns, config in times if time_ns is not None]
             found.sort(key=lambda each: each[0])
             size = plan.task.workload.params[self._range.parameter]
             columns.append([_Wanted(size, template, config) for _, template, config in found[:_BEST_OF_EACH]])

@@ -62,11 +62,9 @@ class Finalist:
     def is_of(self, record: Record | None) -> bool:
         """Whether a record has exactly this configuration."""
         template = self.arm.template
-        return record is not None and (record.template, record.template_version, record.config) == (
-            template.name,
-            template.version,
-            self.config,
-        )
+        if record is None or (record.template, record.template_version) != (template.name, template.version):
+            return False
+        return template.current(record.config) == self.config
 
     @property
     def is_default(self) -> bool:
@@ -168,8 +166,11 @@ class TaskState:
         raced = []
         for record in records:
             arm = arms.get((record.template, record.template_version))
-            if arm is not None and record.measurement.ok and not arm.plan.space.check(record.config):
-                raced.append(Raced.of(arm.plan, record.config, record.measurement))
+            if arm is None or not record.measurement.ok:
+                continue
+            config = arm.template.current(record.config)
+            if not arm.plan.space.check(config):
+                raced.append(Raced.of(arm.plan, config, record.measurement))
         self.race = RaceResult.of(raced)
 
     def built(self, built: Built) -> None:

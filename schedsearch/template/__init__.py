@@ -15,6 +15,7 @@ from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template.contract import Reference, Template, magnitude_of
 from schedsearch.template.registry import TemplateSet, load_reference, load_template, load_templates, template_names
+from schedsearch.template.renamed import Renamed
 from schedsearch.template.source import KernelSource, KernelStep
 from schedsearch.workload import Workload
 
@@ -38,6 +39,7 @@ __all__ = [
     "Number",
     "Pointer",
     "Reference",
+    "Renamed",
     "Scalar",
     "Target",
     "Template",

@@ -8,12 +8,13 @@ verifies its kernels belongs to the operator, not to the template: see `Referenc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 
 from schedsearch.config import Config
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
+from schedsearch.template.renamed import Renamed, current_config, current_restriction
 from schedsearch.template.source import KernelSource
 from schedsearch.workload import Workload
 
@@ -35,12 +36,15 @@ class Template(ABC, Generic[P]):
         version: part of a record's identity. Raise it when a config no longer means the same kernel.
         op: name of the operator. A template of several overrides `ops`, and `op` is one of them.
         kind: cuda or cpu.
+        renamed: a knob's earlier name -> its name today, or earlier value -> the knobs and values that say the same. Records
+            that have the earlier names are still read; see `current`.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     op: ClassVar[str]
     kind: ClassVar[Literal["cuda", "cpu"]]
+    renamed: ClassVar[Renamed] = {}
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -78,6 +82,19 @@ class Template(ABC, Generic[P]):
     @abstractmethod
     def kernel(self, workload: Workload[P], target: Target, config: Config) -> KernelSource:
         """The kernel for one legal configuration. Plain Python: compiles nothing."""
+
+    def current(self, config: Mapping[str, int | str | bool]) -> Config:
+        """A configuration of any version of the names of knobs, under today's names; see `renamed`."""
+        return current_config(config, self.renamed)
+
+    def restricted(self, space: ConfigSpace, restrict: Mapping[str, Sequence[int | str | bool]]) -> ConfigSpace:
+        """The space with only these values of its knobs, named as today or earlier. It ignores other templates' knobs.
+
+        Raises:
+            ConfigError: as `ConfigSpace.restrict`.
+        """
+        applicable = current_restriction(restrict, self.renamed, space.values)
+        return space.restrict(applicable) if applicable else space
 
     def reuse(self, workload: Workload[P]) -> Literal["never", "verified", "trusted"]:
         """Whether machine code that was made for another workload may serve this one, if both kernels have the same

@@ -18,24 +18,25 @@ Sources: PTX ISA, "Warp Level Matrix Instructions" and "cp.async".
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from schedsearch.config import Config
-from schedsearch.launch import MAX_GRID_X, Grid, Pointer
+from schedsearch.launch import MAX_GRID_X, Pointer
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.conv2d_formats import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.conv2d.limits import size_problem
 from schedsearch.templates.conv2d.mma_kernel import SHAPED_BY, build_kernel
 from schedsearch.templates.conv2d.mma_sizes import Gemms, Plan, shared_bytes
-from schedsearch.templates.conv2d.mma_space import config_space
+from schedsearch.templates.conv2d.mma_space import BLOCKS_PER_SM, config_space
 from schedsearch.templates.conv2d.mma_store import ChannelCorrections
 from schedsearch.templates.conv2d.tiles import ceil_div, least_cost, tile_sizes
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.grids import earlier_blocks_per_sm
 from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem, moved_residual_problem
 from schedsearch.templates.parts.window_sums import WindowSums, window_sums_problem
 from schedsearch.templates.parts.zero_points import ZeroPoint, zero_point_problem
@@ -51,6 +52,7 @@ class Conv2dMma(Template[Conv2dParams]):
     version = 2
     op = "conv2d"
     kind = "cuda"
+    renamed: ClassVar[Renamed] = {"panel": "band", "blocks_per_sm": earlier_blocks_per_sm(BLOCKS_PER_SM)}
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         w = workload.params
@@ -117,15 +119,15 @@ class Conv2dMma(Template[Conv2dParams]):
         stages = max(
             s for s in (2, 3, 4, 5) if s == 2 or (s <= steps + 1 and shared_bytes(bm, bn, row_bytes, s, slices) <= budget)
         )
-        blocks_per_sm = 0 if tiling.tiles <= MAX_GRID_X else 1
         return Config(
-            bm=bm, bn=bn, bk=bk, wm=wm, wn=wn, slices=slices, stages=stages, panel=tiling.panel, blocks_per_sm=blocks_per_sm,
+            bm=bm, bn=bn, bk=bk, wm=wm, wn=wn, slices=slices, stages=stages, band=tiling.band,
+            persistent=tiling.tiles > MAX_GRID_X, blocks_per_sm=1,
             **({"batch": "folded"} if gemms.takes_batch_knob else {}),
             **({"merged": gemm.merged} if len(gemms.by_merged) > 1 else {}),
         )  # fmt: skip
 
     def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
-        return source_of(workload, Plan.of(workload, config), config["blocks_per_sm"])
+        return source_of(workload, Plan.of(workload, config))
 
 
 def _warp_tile_of_small_copies(bm: int, bn: int, registers_per_word: int) -> tuple[int, int]:
@@ -139,7 +141,7 @@ def _warp_tile_of_small_copies(bm: int, bn: int, registers_per_word: int) -> tup
     return 16, max(16, bn // 2)
 
 
-def source_of(workload: Workload[Conv2dParams], plan: Plan, blocks_per_sm: int) -> KernelSource:
+def source_of(workload: Workload[Conv2dParams], plan: Plan) -> KernelSource:
     """The steps of one plan. If images have weights of their own, `weight` is that of all, and x has no zero point."""
     zero, windows, gemm = ZeroPoint.of(workload), WindowSums.of(workload), plan.gemm
     further = (*(zero.params if zero else ()), *(windows.params if windows else ()))
@@ -147,10 +149,10 @@ def source_of(workload: Workload[Conv2dParams], plan: Plan, blocks_per_sm: int) 
     convolve = KernelStep(
         build_kernel(workload, plan, epilogue, ChannelCorrections(epilogue, zero, windows)),
         (Pointer("x"), Pointer(ROWS if gemm.repacked else "weight"), Pointer("y"), *epilogue.params),
-        Grid(plan.tiling.tiles, blocks_per_sm),
+        plan.grid,
         plan.threads,
         plan.shared_bytes,
-        min_blocks_per_sm=max(blocks_per_sm, 1),
+        min_blocks_per_sm=plan.blocks_per_sm,
         shaped_by=SHAPED_BY,
     )
     alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}

@@ -127,10 +127,10 @@ def build_kernel(
 def tile_walk(plan: Plan) -> Callable[..., Any]:
     """`place(tile)` returns (first output pixel, group, first channel in the group).
 
-    Tiles are walked in panels of `plan.panel` pixel tiles. Within a panel, pixels run fastest, then channels, then groups.
+    Tiles are walked in bands of `plan.band` pixel tiles. Within a band, pixels run fastest, then channels, then groups.
     """
     count = _count(plan)
-    tiling, panel, bm, bn, out_pixels = plan.tiling, plan.panel, plan.bm, plan.bn, plan.gemm.pixels
+    tiling, band, bm, bn, out_pixels = plan.tiling, plan.band, plan.bm, plan.bn, plan.gemm.pixels
     tiles_m, tiles_n, image_tiles, group_tiles = tiling.tiles_m, tiling.tiles_n, tiling.image_tiles, tiling.group_tiles
 
     def of_all_images(tile_m: Any) -> Any:
@@ -143,11 +143,11 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
     first_pixel = of_one_image if plan.bound else of_all_images
 
     def place(tile: Any) -> Any:
-        first = count(count(tile) // (panel * tiles_n) * panel)
-        height = count(min(tiles_m - first, panel))
-        inside_panel = count(count(tile) % (panel * tiles_n))
-        tile_n = count(inside_panel // height)
-        tile_m = count(first + inside_panel % height)
+        first = count(count(tile) // (band * tiles_n) * band)
+        height = count(min(tiles_m - first, band))
+        inside_band = count(count(tile) % (band * tiles_n))
+        tile_n = count(inside_band // height)
+        tile_m = count(first + inside_band % height)
         group = count(tile_n // group_tiles)
         return first_pixel(tile_m), group, i32((tile_n - group * group_tiles) * bn)
 

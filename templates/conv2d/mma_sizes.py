@@ -14,7 +14,7 @@ from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.templates.conv2d.placement import neighbours
-from schedsearch.templates.conv2d.ring import RingGemm, RingPlan
+from schedsearch.templates.conv2d.ring import RING_KNOBS, RingGemm, RingPlan
 from schedsearch.templates.conv2d.weight_rows import WeightRows
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.mma import Mma
@@ -149,19 +149,17 @@ class Plan(RingPlan[Gemm]):
     Attributes:
         wm, wn: output pixels and channels of a warp's tile.
         slices: warps that share a warp tile; each takes its part of every step.
-        persistent: whether blocks loop over tiles; otherwise there is one block per tile.
     """
 
     wm: int
     wn: int
     slices: int
-    persistent: bool
 
     @classmethod
     def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
-        knobs = {name: config[name] for name in ("bm", "bn", "bk", "wm", "wn", "slices", "stages", "panel")}
+        knobs = {name: config[name] for name in ("bm", "bn", "bk", "wm", "wn", "slices", *RING_KNOBS)}
         gemm = Gemm.of(workload, int(config.get("merged", 1)))
-        return cls(gemm=gemm, persistent=config["blocks_per_sm"] > 0, bound=config.get("batch") == "bound", **knobs)
+        return cls(gemm=gemm, bound=config.get("batch") == "bound", **knobs)
 
     @property
     def warps_n(self) -> int:

@@ -11,16 +11,18 @@ from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.mma_sizes import Gemms, shared_bytes
 from schedsearch.templates.conv2d.tiles import (
-    PANEL,
+    BAND,
     batch_knob,
     below_twice,
-    blocks_per_sm_knob,
     ceil_div,
     pixel_tiles,
     resource_rules,
     schedule_rules,
 )
+from schedsearch.templates.parts.grids import persistent_knobs, persistent_rule
 from schedsearch.workload import Workload
+
+BLOCKS_PER_SM = (1, 2)
 
 
 def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
@@ -39,8 +41,8 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
             "warps that share one warp tile; each takes its part of every step, and the parts are summed at the end",
         ),
         Knob("stages", (2, 3, 4, 5, 6), "shared buffers in the ring; stages - 1 steps are loaded ahead"),
-        PANEL,
-        blocks_per_sm_knob((1, 2)),
+        BAND,
+        *persistent_knobs(BLOCKS_PER_SM),
     ]
     if gemms.takes_batch_knob:
         knobs.append(batch_knob(gemms.single.images))
@@ -100,9 +102,10 @@ def _constraints(gemms: Gemms, target: Target) -> list[Constraint]:
         Constraint("bk is less than twice the reduction", lambda k: below_twice(k["bk"], mma.k, gemms.column("depth", k))),
         Constraint(
             f"with one block per tile: at most {MAX_GRID_X} tiles",
-            lambda k: (k["blocks_per_sm"] > 0) | (k["tiles"] <= MAX_GRID_X),
+            lambda k: k["persistent"] | (k["tiles"] <= MAX_GRID_X),
         ),
         *schedule_rules(target),
+        persistent_rule(BLOCKS_PER_SM),
     ]
     if gemms.takes_batch_knob:
         found.append(

@@ -59,6 +59,7 @@ class Conv2dPacked(Template[Conv2dParams]):
     version = 2 + Conv2dWgmma.version  # if either version changes, a configuration means another kernel
     op = "conv2d"
     kind = "cuda"
+    renamed = Conv2dWgmma.renamed
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         p = workload.params

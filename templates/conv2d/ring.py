@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from schedsearch.launch import Grid
 from schedsearch.templates.conv2d.tiles import Tiling, ceil_div
 from schedsearch.templates.parts.casts import u32
 
 CHUNK_BYTES = 16
+RING_KNOBS = ("stages", "band", "persistent", "blocks_per_sm")  # of a `RingPlan`
 OUTSIDE = -(2**30)  # a row coordinate that no tap can bring back into the image
 
 
@@ -62,7 +64,9 @@ class RingPlan(Generic[G]):
         gemm: the GEMM of the workload.
         bm, bn, bk: output pixels and channels of a block's tile, elements of a step.
         stages: buffers of the pipeline.
-        panel: pixel tiles that are walked before the next channel tile.
+        band: pixel tiles that are walked before the next channel tile.
+        persistent: whether blocks loop over tiles; otherwise there is one block per tile.
+        blocks_per_sm: blocks of a persistent grid that share a multiprocessor.
         bound: a tile has pixels of one image; otherwise the pixels of all images are one long axis.
         own_weights: each image has weights of its own, one set after the other in memory; tiles are then bound.
     """
@@ -72,7 +76,9 @@ class RingPlan(Generic[G]):
     bn: int
     bk: int
     stages: int
-    panel: int
+    band: int
+    persistent: bool
+    blocks_per_sm: int
     bound: bool
     own_weights: bool = False
 
@@ -83,6 +89,10 @@ class RingPlan(Generic[G]):
     @property
     def tiling(self) -> Tiling:
         return self.gemm.tiling(self.bm, self.bn, bound=self.bound)
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.tiling.tiles, self.blocks_per_sm if self.persistent else 0)
 
     @property
     def steps(self) -> int:

@@ -10,21 +10,24 @@ Sources: PTX ISA, "Integer Arithmetic Instructions: dp4a" and "cp.async".
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from schedsearch.config import Config
 from schedsearch.launch import Float32, Grid, Param, Pointer, Scalar
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.conv2d.limits import LARGEST_SIZE, size_problem
 from schedsearch.templates.conv2d.ring import CHUNK_BYTES
 from schedsearch.templates.conv2d.simt_kernel import SHAPED_BY, build_kernel, build_sums
 from schedsearch.templates.conv2d.simt_sizes import Gemm, Plan, shared_bytes
-from schedsearch.templates.conv2d.simt_space import LEAST_ROWS, config_space
+from schedsearch.templates.conv2d.simt_space import BLOCKS_PER_SM, LEAST_ROWS, config_space
 from schedsearch.templates.conv2d.tiles import Tiling, ceil_div, least_cost, tile_sizes
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.grids import earlier_blocks_per_sm
 from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES
 from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem, moved_residual_problem
 from schedsearch.workload import Workload
@@ -40,6 +43,9 @@ class Conv2dSimt(Template[Conv2dParams]):
     version = 1
     op = "conv2d"
     kind = "cuda"
+    renamed: ClassVar[Renamed] = {
+        "panel": "band", "copy": "loads", "blocks_per_sm": earlier_blocks_per_sm(BLOCKS_PER_SM),
+    }  # fmt: skip
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         p = workload.params
@@ -88,7 +94,7 @@ class Conv2dSimt(Template[Conv2dParams]):
         tiling = least_cost(tilings, target.sms, cost)
         bm, bn = tiling.bm, tiling.bn
         tm, tn = _thread_tile(bm, bn)
-        asynchronous = "async" in next(knob.values for knob in space.knobs if knob.name == "copy") and gemm.piece == CHUNK
+        asynchronous = "async" in next(knob.values for knob in space.knobs if knob.name == "loads") and gemm.piece == CHUNK
         most = 48 << 10 if target.compute_capability < (7, 0) else target.shared_bytes_per_sm // 2 - 1024
         for bk in (16, 8, 4):  # the deepest step that fits
             steps = ceil_div(gemm.depth, bk)
@@ -96,8 +102,8 @@ class Conv2dSimt(Template[Conv2dParams]):
             fitting = [s for s in stages if s <= max(steps + 1, 2) and shared_bytes(bm, bn, bk, tm, s, gemm) <= most]
             config = Config(
                 bm=bm, bn=bn, bk=bk, tm=tm, tn=tn, stages=max(fitting, default=2),
-                copy="async" if asynchronous else "registers",
-                batch="folded" if folded else "bound", panel=tiling.panel, blocks_per_sm=0,
+                loads="async" if asynchronous else "registers",
+                batch="folded" if folded else "bound", band=tiling.band, persistent=False, blocks_per_sm=1,
             )  # fmt: skip
             if not space.check(config):
                 break
@@ -106,16 +112,16 @@ class Conv2dSimt(Template[Conv2dParams]):
     def plain(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """One output of one thread in tiles of 16 x 8, without loads ahead of more than a step."""
         config = Config(
-            bm=16, bn=8, bk=4, tm=1, tn=1, stages=2, copy="registers", batch="bound" if workload.params.n > 1 else "folded",
-            panel=1, blocks_per_sm=0,
+            bm=16, bn=8, bk=4, tm=1, tn=1, stages=2, loads="registers", batch="bound" if workload.params.n > 1 else "folded",
+            band=1, persistent=False, blocks_per_sm=1,
         )  # fmt: skip
         return None if space.check(config) else config
 
     def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
-        return source_of(workload, target, Plan.of(workload, config), config["blocks_per_sm"])
+        return source_of(workload, target, Plan.of(workload, config))
 
 
-def source_of(workload: Workload[Conv2dParams], target: Target, plan: Plan, blocks_per_sm: int) -> KernelSource:
+def source_of(workload: Workload[Conv2dParams], target: Target, plan: Plan) -> KernelSource:
     """The steps of one plan. If images have weights of their own, `weight` is that of all images."""
     p = workload.params
     epilogue, gemm = Epilogue(workload, capability=target.compute_capability), plan.gemm
@@ -131,10 +137,10 @@ def source_of(workload: Workload[Conv2dParams], target: Target, plan: Plan, bloc
     convolve = KernelStep(
         build_kernel(workload, plan, epilogue, target.compute_capability),
         (*pointers, *zero_points, *epilogue.params),
-        Grid(plan.tiling.tiles, blocks_per_sm),
+        plan.grid,
         plan.threads,
         plan.shared_bytes,
-        min_blocks_per_sm=max(blocks_per_sm, 1),
+        min_blocks_per_sm=plan.blocks_per_sm,
         shaped_by=SHAPED_BY,
     )
     alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}

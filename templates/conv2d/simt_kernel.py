@@ -148,10 +148,10 @@ def build_kernel(
 def tile_walk(plan: Plan) -> Callable[..., Any]:
     """`place(tile)` returns (image, first output pixel, group, first channel in the group).
 
-    Tiles are walked in panels of `plan.panel` pixel tiles. Within a panel, pixels run fastest, then channels, then groups.
+    Tiles are walked in bands of `plan.band` pixel tiles. Within a band, pixels run fastest, then channels, then groups.
     If the batch is folded into the pixels, the image is 0.
     """
-    walk = banded(plan.tiling.tiles_m, plan.tiling.tiles_n, plan.panel)
+    walk = banded(plan.tiling.tiles_m, plan.tiling.tiles_n, plan.band)
     image_tiles, group_tiles, bm, bn = plan.tiling.image_tiles, plan.tiling.group_tiles, plan.bm, plan.bn
 
     def place(tile: Any) -> Any:

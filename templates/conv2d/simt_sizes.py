@@ -11,7 +11,7 @@ from schedsearch.config import Config
 from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.placement import neighbours
-from schedsearch.templates.conv2d.ring import CHUNK_BYTES, RingGemm, RingPlan
+from schedsearch.templates.conv2d.ring import CHUNK_BYTES, RING_KNOBS, RingGemm, RingPlan
 from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES, Product
@@ -88,9 +88,9 @@ class Plan(RingPlan[Gemm]):
 
     @classmethod
     def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
-        knobs = {name: config[name] for name in ("bm", "bn", "bk", "tm", "tn", "stages", "panel")}
+        knobs = {name: config[name] for name in ("bm", "bn", "bk", "tm", "tn", *RING_KNOBS)}
         gemm = Gemm.of(workload)
-        return cls(gemm=gemm, asynchronous=config["copy"] == "async", bound=config["batch"] == "bound", **knobs)
+        return cls(gemm=gemm, asynchronous=config["loads"] == "async", bound=config["batch"] == "bound", **knobs)
 
     @property
     def threads_m(self) -> int:

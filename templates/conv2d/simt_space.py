@@ -14,18 +14,19 @@ from schedsearch.templates.conv2d.limits import LARGEST_SIZE
 from schedsearch.templates.conv2d.simt_loads import MOST_HELD, MOST_ROWS
 from schedsearch.templates.conv2d.simt_sizes import WARP_COLUMNS, Gemm, shared_bytes
 from schedsearch.templates.conv2d.tiles import (
-    PANEL,
+    BAND,
     batch_knob,
     below_twice,
-    blocks_per_sm_knob,
     ceil_div,
     pixel_tiles,
     resource_rules,
     schedule_rules,
 )
+from schedsearch.templates.parts.grids import persistent_knobs, persistent_rule
 from schedsearch.templates.parts.simt import CHUNK
 from schedsearch.workload import Workload
 
+BLOCKS_PER_SM = (1, 2, 4)
 ASYNC_CAPABILITY = (8, 0)  # cp.async
 LEAST_ROWS = 8  # threads along each side of a tile; the swizzle repeats after 8 rows
 
@@ -42,21 +43,21 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
         Knob("tn", (1, 2, 4, 8, 16), "output channels of a thread"),
         Knob("stages", (2, 3, 4, 5), "shared buffers in the ring; stages - 1 steps are loaded ahead"),
         Knob(
-            "copy",
+            "loads",
             ("async", "registers") if asynchronous else ("registers",),
             "async: cp.async copies chunks to shared memory; registers: threads load the next step into registers, "
             "multiply, then store it",
         ),
         batch_knob(gemm.images),
-        PANEL,
-        blocks_per_sm_knob((1, 2, 4)),
+        BAND,
+        *persistent_knobs(BLOCKS_PER_SM),
     ]
     return ConfigSpace(knobs, _constraints(gemm, target), _derived(gemm, target))
 
 
 def _derived(gemm: Gemm, target: Target) -> dict[str, Callable[[Columns], Any]]:
     def held(k: Columns) -> Any:
-        return np.where(k["copy"] == "registers", CHUNK * (k["rows_x"] + k["rows_w"]), 0)
+        return np.where(k["loads"] == "registers", CHUNK * (k["rows_x"] + k["rows_w"]), 0)
 
     def registers(k: Columns) -> Any:
         """An estimate: sums, fragments of one chunk, words on their way, three values per loaded row, counters."""
@@ -98,7 +99,7 @@ def _constraints(gemm: Gemm, target: Target) -> list[Constraint]:
             "through registers",
             lambda k: (k["rows_x"] <= MOST_ROWS) & (k["rows_x"] * pieces + k["rows_w"] <= 64) & (k["held"] <= MOST_HELD),
         ),
-        Constraint("registers hold one step: stages is 2", lambda k: (k["copy"] == "async") | (k["stages"] == 2)),
+        Constraint("registers hold one step: stages is 2", lambda k: (k["loads"] == "async") | (k["stages"] == 2)),
         Constraint(
             "bm is less than twice the output pixels (bound: of an image)", lambda k: below_twice(k["bm"], 16, pixels(k))
         ),
@@ -109,4 +110,5 @@ def _constraints(gemm: Gemm, target: Target) -> list[Constraint]:
         Constraint("fewer than 2**30 tiles", lambda k: k["tiles"] < LARGEST_SIZE),
         Constraint("fewer than 2**30 pixels along the axis that tiles are cut from", lambda k: pixels(k) < LARGEST_SIZE),
         *schedule_rules(target),
+        persistent_rule(BLOCKS_PER_SM),
     ]

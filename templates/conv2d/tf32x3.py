@@ -62,6 +62,7 @@ class Conv2dTf32x3(Template[Conv2dParams]):
     version = 1 + Conv2dWgmma.version  # if either version changes, a configuration means another kernel
     op = "conv2d"
     kind = "cuda"
+    renamed = Conv2dWgmma.renamed
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         w = workload.params

@@ -1,7 +1,7 @@
 """Knobs and rules of kernels whose blocks walk tiles of pixels x channels: conv2d_mma and conv2d_simt.
 
-The spaces have the knobs `bm`, `bn`, `stages`, `panel` and `blocks_per_sm`, and the derived quantities `threads`,
-`registers`, `shared_bytes`, `tiles_m`, `tiles_n`, `tiles` and `steps`.
+The spaces have the knobs `bm`, `bn`, `stages`, `band`, `persistent` and `blocks_per_sm`, and the derived quantities
+`threads`, `registers`, `shared_bytes`, `tiles_m`, `tiles_n`, `tiles` and `steps`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schedsearch.space import Columns, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.templates.parts.hopper import BLOCK_RESERVED_BYTES
 
-PANEL = Knob("panel", (1, 8, 64), "raster order: pixel tiles that are walked before the next channel tile")
+BAND = Knob("band", (1, 8, 64), "raster order: pixel tiles that are walked before the next channel tile")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Tiling:
         return self.tiles_m * self.tiles_n
 
     @property
-    def panel(self) -> int:
-        """A good value of the knob `panel`."""
+    def band(self) -> int:
+        """A good value of the knob `band`."""
         return 8 if self.tiles_m >= 8 and self.tiles_n > 1 else 1
 
 
@@ -91,11 +91,6 @@ def batch_knob(images: int) -> Knob:
     return Knob("batch", ("folded", "bound") if images > 1 else ("folded",), doc)
 
 
-def blocks_per_sm_knob(most: tuple[int, ...]) -> Knob:
-    doc = "0: one block per tile; otherwise a persistent grid with this many blocks per SM"
-    return Knob("blocks_per_sm", (0, *most), doc)
-
-
 def pixel_tiles(k: Columns, images: int, pixels: int) -> Any:
     """Tiles along the pixels of all images, each with `pixels`."""
     folded = ceil_div(images * pixels, k["bm"])
@@ -111,8 +106,7 @@ def resource_rules(target: Target) -> tuple[Constraint, ...]:
         Constraint(
             f"registers (estimated) <= 255 per thread and {target.registers_per_sm} over the blocks of an SM",
             lambda k: (
-                (k["registers"] <= 255)
-                & (k["registers"] * k["threads"] * np.maximum(k["blocks_per_sm"], 1) <= target.registers_per_sm)
+                (k["registers"] <= 255) & (k["registers"] * k["threads"] * k["blocks_per_sm"] <= target.registers_per_sm)
             ),
         ),
         Constraint(
@@ -127,13 +121,13 @@ def schedule_rules(target: Target) -> tuple[Constraint, ...]:
     return (
         Constraint("at most steps + 1 stages", lambda k: (k["stages"] == 2) | (k["stages"] <= k["steps"] + 1)),
         Constraint(
-            "panel is 1 unless there are at least that many pixel tiles and a second channel tile",
-            lambda k: (k["panel"] == 1) | ((k["panel"] <= k["tiles_m"]) & (k["tiles_n"] > 1)),
+            "band is 1 unless there are at least that many pixel tiles and a second channel tile",
+            lambda k: (k["band"] == 1) | ((k["band"] <= k["tiles_m"]) & (k["tiles_n"] > 1)),
         ),
         Constraint(
             "a persistent grid has more tiles than blocks, and its blocks fit on an SM together",
             lambda k: (
-                (k["blocks_per_sm"] == 0)
+                ~k["persistent"]
                 | (
                     (k["tiles"] > k["blocks_per_sm"] * target.sms)
                     & (k["blocks_per_sm"] * (k["shared_bytes"] + BLOCK_RESERVED_BYTES) <= target.shared_bytes_per_sm)

@@ -3,7 +3,7 @@
 A tile of y is bm pixels x bn output channels; a k step is `bk` input channels of one tap. A block has
 
 - a producer warpgroup, one thread of which loads both operands (`gather.im2col`) into a ring of `stages` (`pipeline`);
-- `consumer_groups` warpgroups of 64 rows each, which multiply, apply the epilogue and store (`store`).
+- `warpgroups` of 64 rows each, which multiply, apply the epilogue and store (`store`).
 
 With split_k > 1 the blocks of a cluster share a tile. Each multiplies its part of the k steps, sends the others its sums of
 their columns, and adds up all sums of its own columns in a fixed order, so that results are deterministic.
@@ -39,7 +39,7 @@ from schedsearch.launch import Grid, Param, Pointer
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.conv2d import geometry
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.maps import blocked_filter_map, filter_map, image_map, ordered_filter_map, output_map
@@ -61,6 +61,7 @@ from schedsearch.templates.parts import cluster, hopper, pipeline, ptx, store, w
 from schedsearch.templates.parts.casts import i32, u32
 from schedsearch.templates.parts.choosing import least_predicted
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.grids import PERSISTENT_DOC
 from schedsearch.templates.parts.hopper import (
     ALIGNMENT_BYTES,
     BARRIER_BYTES,
@@ -86,6 +87,13 @@ SHAPED_BY = frozenset({
 
 SHORT_STEPS, SHORT_RING = 2, 4  # k steps of a short reduction, and the stages that it needs
 
+# Knobs in records of earlier versions: see `Template.renamed`.
+RENAMED: Renamed = {
+    "consumer_groups": "warpgroups",
+    "group_m": "band",
+    "grid": {"persistent": {"persistent": True}, "split": {"persistent": False}},
+}
+
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 STAGES = tuple(range(2, 13))
@@ -103,6 +111,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
     version = 7
     op = "conv2d"
     kind = "cuda"
+    renamed = RENAMED
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         reason = geometry.problem(
@@ -137,9 +146,9 @@ class Conv2dWgmma(Template[Conv2dParams]):
         ]
         cluster_ms = [m for m in CLUSTER_SIDES if m <= most_row_tiles and gemm.fits(m * GROUP_ROWS * max(GROUPS))]
         cluster_ns = [n for n in CLUSTER_SIDES if n <= math.ceil(w.k / min(BNS))]
-        group_ms = [1] if w.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
+        bands = [1] if w.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
         knobs = (
-            Knob("consumer_groups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of its tile"),
+            Knob("warpgroups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of its tile"),
             Knob(
                 "schedule",
                 ("together", "in_turn"),
@@ -160,15 +169,11 @@ class Conv2dWgmma(Template[Conv2dParams]):
                 "row tiles of a cluster; blocks with the same columns share weights; helps if L2 is the bound",
             ),
             Knob("cluster_n", tuple(cluster_ns), "column tiles of a cluster; blocks with the same rows share pixels"),
-            Knob(
-                "grid",
-                ("persistent", "split"),
-                "persistent: blocks loop over tiles; split: split_k blocks, or a cluster, for each tile",
-            ),
+            Knob("persistent", (True, False), PERSISTENT_DOC),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
             Knob(
-                "group_m",
-                tuple(group_ms),
+                "band",
+                tuple(bands),
                 "raster order: row tiles (of clusters) walked before the next column tile; for reuse in L2",
             ),
             Knob("l2_promotion", (128, 256), "bytes that L2 fetches from memory when a load misses"),
@@ -178,15 +183,15 @@ class Conv2dWgmma(Template[Conv2dParams]):
             Constraint("every consumer group has rows inside the output", lambda q: q["bm"] < gemm.image_rows + GROUP_ROWS),
             Constraint(
                 "at most as many stages as a block runs k steps; 2 are always allowed",
-                lambda q: q["stages"] <= np.maximum(2, q["block_steps"] * np.where(q["grid"] == "split", 1, q["waves"])),
+                lambda q: q["stages"] <= np.maximum(2, q["block_steps"] * np.where(q["persistent"], q["waves"], 1)),
             ),
             Constraint(
                 "groups in turn: an even number of groups, and a persistent grid",
-                lambda q: (q["turns"] == 1) | ((q["consumer_groups"] % 2 == 0) & (q["grid"] == "persistent")),
+                lambda q: (q["turns"] == 1) | ((q["warpgroups"] % 2 == 0) & q["persistent"]),
             ),
             Constraint(
-                "split_k is 1 or leaves each block at least 2 k steps, with grid split",
-                lambda q: (q["split_k"] == 1) | ((q["k_steps"] >= 2 * q["split_k"]) & (q["grid"] == "split")),
+                "split_k is 1 or leaves each block at least 2 k steps, without a persistent grid",
+                lambda q: (q["split_k"] == 1) | ((q["k_steps"] >= 2 * q["split_k"]) & ~q["persistent"]),
             ),
             Constraint(
                 "split_k is 1 or half of it would leave multiprocessors idle",
@@ -203,15 +208,15 @@ class Conv2dWgmma(Template[Conv2dParams]):
             ),
             Constraint(
                 "a persistent grid has more tiles than resident blocks",
-                lambda q: (q["grid"] == "split") | (q["blocks"] > target.sms * q["blocks_per_sm"]),
+                lambda q: ~q["persistent"] | (q["blocks"] > target.sms * q["blocks_per_sm"]),
             ),
             Constraint(
                 "another block per multiprocessor only if there is work for it",
                 lambda q: (q["blocks_per_sm"] == 1) | (q["blocks"] > target.sms * (q["blocks_per_sm"] - 1)),
             ),
             Constraint(
-                "group_m is 1 with one column of clusters, and less than twice the rows of clusters",
-                lambda q: (q["group_m"] == 1) | ((q["cluster_columns"] > 1) & (q["group_m"] < 2 * q["cluster_rows"])),
+                "band is 1 with one column of clusters, and less than twice the rows of clusters",
+                lambda q: (q["band"] == 1) | ((q["cluster_columns"] > 1) & (q["band"] < 2 * q["cluster_rows"])),
             ),
         )
         if gemm.groups > 1:
@@ -229,16 +234,16 @@ class Conv2dWgmma(Template[Conv2dParams]):
 
         Short reductions with 8-bit results take a ring of about 4 stages instead.
         """
-        group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
-        group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is the only value with one column tile
+        bands = [int(value) for value in space.knobs[space.names.index("band")].values]
+        band = min(bands, key=lambda value: abs(value - 8))  # 1 is the only value with one column tile
         # 256 gains at most 2 %, and loses up to 17 % if pixels are not a multiple of 128 bytes.
-        few = {"l2_promotion": [128], "group_m": sorted({1, group_m})}
+        few = {"l2_promotion": [128], "band": sorted({1, band})}
         of_8_bits = store.interleaved(workload.params.out_dtype)
 
         def ties(q: Columns) -> tuple[Any, ...]:
             # Rings of 8 and 12 stages took 2 to 11 % longer than 4 for 32x56x56x64 -> 256 in int8.
             short = of_8_bits & (q["block_steps"] <= SHORT_STEPS)
-            return q["cluster"], np.where(short, np.abs(q["stages"] - SHORT_RING), -q["stages"]), q["threads"], -q["group_m"]
+            return q["cluster"], np.where(short, np.abs(q["stages"] - SHORT_RING), -q["stages"]), q["threads"], -q["band"]
 
         return least_predicted(space.restrict(few), ties)
 
@@ -279,7 +284,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
         step = KernelStep(
             build_kernel(workload, gemm, plan, epilogue, corrections),
             (image, weights, output, *epilogue.params),
-            Grid(plan.blocks, plan.blocks_per_sm if plan.grid == "persistent" else 0),
+            Grid(plan.blocks, plan.blocks_per_sm if plan.persistent else 0),
             plan.threads,
             plan.shared_bytes,
             cluster=plan.cluster,
@@ -316,7 +321,7 @@ def build_kernel(
     bn, stages, split_k, turns, k_steps, columns = plan.bn, plan.stages, plan.split_k, plan.turns, plan.k_steps, gemm.columns
     in_turn, by_tma = turns > 1, stores_by_tma(workload)
     full_offset, empty_offset, sums_offset = (layout.offset(region) for region in ("full", "empty", "sums_full"))
-    consumers, tile_groups = plan.consumer_groups * WARPGROUP, plan.consumer_groups // turns  # that share a tile
+    consumers, tile_groups = plan.warpgroups * WARPGROUP, plan.warpgroups // turns  # that share a tile
     next_turn = (turns - 1) * k_steps % stages  # stages of tiles that the other half takes
     accumulators, sum_type = wgmma.accumulators(bn), wgmma.accumulator_type
     # Tiles have the number of their cluster.
@@ -427,7 +432,7 @@ def build_kernel(
 def _initialise(plan: Plan, tiles: ClusterTiles) -> Callable[..., None]:
     """`initialise(full, empty, sums_full, part)`: initialises the barriers of a block."""
     stages, split_k, turns, octets, own_octets = plan.stages, plan.split_k, plan.turns, plan.bn // 8, plan.own_octets
-    initialise_barriers, tile_groups, peers = pipeline.initialise, plan.consumer_groups // turns, tiles.peers
+    initialise_barriers, tile_groups, peers = pipeline.initialise, plan.warpgroups // turns, tiles.peers
     octet_bytes = plan.bm * 32
 
     def initialise(full: Any, empty: Any, sums_full: Any, part: Any) -> None:

@@ -20,7 +20,7 @@ from schedsearch.workload import Workload
 def tile_origin(plan: Plan) -> Callable[..., Any]:
     """`origin(tile, cluster_row, cluster_column)`: (first row, first column) of a block's tile in the tile's cluster."""
     bm, bn, cluster_m, cluster_n = plan.bm, plan.bn, plan.cluster_m, plan.cluster_n
-    place_of_cluster = walk.banded(plan.cluster_rows, plan.cluster_columns, plan.group_m)
+    place_of_cluster = walk.banded(plan.cluster_rows, plan.cluster_columns, plan.band)
 
     def origin(tile: Any, cluster_row: Any, cluster_column: Any) -> Any:
         row, column = place_of_cluster(tile)

@@ -180,7 +180,7 @@ def derived_quantities(
         # Loads of a persistent block's next tile go on while this one is stored, and so, in turn, does multiplying.
         tensor = q["block_steps"] * multiply
         overlapped = np.maximum(q["block_steps"] * load_alone, np.maximum(tensor, (tensor + store) / q["turns"]))
-        persistent = q["grid"] == "persistent"
+        persistent = q["persistent"]
         alone = -(-blocks // neighbours) * np.where(persistent, overlapped, serial)
         alone = alone + np.where(persistent, fill + store, 0)
         steps = q["block_steps"] * np.maximum(load, multiply)
@@ -193,8 +193,8 @@ def derived_quantities(
 
     return {
         "turns": lambda q: np.where(q["schedule"] == "in_turn", 2, 1),
-        "bm": lambda q: -(-q["consumer_groups"] // q["turns"]) * GROUP_ROWS,
-        "threads": lambda q: (q["consumer_groups"] + 1) * WARPGROUP,
+        "bm": lambda q: -(-q["warpgroups"] // q["turns"]) * GROUP_ROWS,
+        "threads": lambda q: (q["warpgroups"] + 1) * WARPGROUP,
         "k_steps": lambda q: gemm.taps * gemm.channel_steps(q["bk"]),
         "block_steps": lambda q: -(-q["k_steps"] // q["split_k"]),
         "row_tiles": lambda q: gemm.row_tiles(q["bm"]),
@@ -217,7 +217,7 @@ class Plan:
     """A configuration of conv2d_wgmma with its sizes.
 
     Attributes:
-        consumer_groups .. l2_promotion: the knobs.
+        warpgroups .. l2_promotion: the knobs.
         turns: tiles that a block computes at the same time; 2 with groups in turn.
         bm: rows (output pixels) of a tile.
         threads: threads of a block.
@@ -236,7 +236,7 @@ class Plan:
         shared: the layout of shared memory.
     """
 
-    consumer_groups: int
+    warpgroups: int
     schedule: str
     bn: int
     bk: int
@@ -244,9 +244,9 @@ class Plan:
     split_k: int
     cluster_m: int
     cluster_n: int
-    grid: str
+    persistent: bool
     blocks_per_sm: int
-    group_m: int
+    band: int
     l2_promotion: int
     turns: int
     bm: int

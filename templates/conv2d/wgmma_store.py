@@ -89,10 +89,10 @@ def finish_of(
     staging_offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
     if stores_by_tma(workload) and dtype_of(p.out_dtype).nbytes == WORD_BYTES:
         words = WordStaging(own_octets, plan.segment, staging_offset, accumulator)
-        begin_store, store_part = staged_words(output, words, plan.consumer_groups)
+        begin_store, store_part = staged_words(output, words, plan.warpgroups)
     elif stores_by_tma(workload):
         staging = store.Staging(p.out_dtype, own_octets, plan.segment, staging_offset, accumulator)
-        begin_store, store_part = store.staged(output, staging, plan.consumer_groups)
+        begin_store, store_part = store.staged(output, staging, plan.warpgroups)
     else:
         in_memory = output.with_pitch(p.slice_of) if output.plain else output
         begin_store, store_part = store.direct(in_memory, own_octets, accumulator)

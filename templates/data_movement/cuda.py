@@ -17,7 +17,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.data_movement.move import Move
-from schedsearch.templates.data_movement.mover import Mover
+from schedsearch.templates.data_movement.mover import RENAMED, Mover
 from schedsearch.templates.layout_transform.permutation import Permutation
 from schedsearch.workload import Workload
 
@@ -36,6 +36,7 @@ class DataMovementCuda(Template):
     version = 3
     op = "transpose"
     kind = "cuda"
+    renamed = RENAMED
 
     @property
     def ops(self) -> tuple[str, ...]:

@@ -19,12 +19,13 @@ from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelStep
+from schedsearch.template import KernelStep, Renamed
 from schedsearch.templates.data_movement.move import Move
 from schedsearch.templates.data_movement.staged_kernel import Schedule, staged_kernel, tile_count
 from schedsearch.templates.data_movement.staging import CHUNK_BYTES, SECTOR_BYTES, Staging
 from schedsearch.templates.layout_transform.kernels import copy_items, copy_kernel
 from schedsearch.templates.layout_transform.permutation import Permutation
+from schedsearch.templates.parts.grids import earlier_blocks_per_sm, persistent_knobs, persistent_rule, resident
 
 THREADS = (64, 128, 256, 512)
 MAX_WORK_ITEMS = 2**31 - 1
@@ -44,8 +45,11 @@ _TILES_PER_SM = 4  # the default takes smaller tiles rather than fewer
 _SHORT_RUN_BYTES = 48  # a run costs as if it were so much longer
 _PER_OCTAVE = 0.15  # what half or twice the wanted bytes of a tile cost
 _MOST_SHARED_BYTES = 96 << 10
-_BLOCKS = Knob("blocks_per_sm", (0, 2, 4, 8, 16), "blocks that loop over the work; 0: one block for each part of it")
+_BLOCKS_PER_SM = (2, 4, 8, 16)
 _STORES = Knob("stores", ("default", "streaming"), "streaming: lines of y are the first to leave the caches")
+
+
+RENAMED: Renamed = {"blocks_per_sm": earlier_blocks_per_sm(_BLOCKS_PER_SM)}  # see `Template.renamed`
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,13 @@ class Mover:
             (
                 Knob("unroll", (1, 2, 4, 8), "vectors of a thread that are loaded before the first is stored"),
                 Knob("threads", THREADS, "threads of a block"),
-                _BLOCKS,
+                *persistent_knobs(_BLOCKS_PER_SM),
                 _STORES,
             ),
-            (Constraint("the blocks of a multiprocessor fit", lambda k: k["blocks_per_sm"] * k["threads"] <= limit),),
+            (
+                Constraint("the blocks of a multiprocessor fit", lambda k: resident(k) * k["threads"] <= limit),
+                persistent_rule(_BLOCKS_PER_SM),
+            ),
             {"group_bytes": lambda k: k["threads"] * k["unroll"] * CHUNK_BYTES},
         )
 
@@ -127,7 +134,7 @@ class Mover:
                 "neighbours of x that a thread reads at once, for as many vectors of y",
             ),
             Knob("threads", THREADS, "threads of a block"),
-            _BLOCKS,
+            *persistent_knobs(_BLOCKS_PER_SM),
             Knob(
                 "loads", ways, "async: cp.async from x to shared memory; registers: all loads of a thread, then its stores"
             ),
@@ -165,16 +172,17 @@ class Mover:
             ),
             Constraint(
                 "two buffers need a block that loops over tiles, and cp.async",
-                lambda k: (k["buffers"] == 1) | ((k["blocks_per_sm"] > 0) & (k["loads"] == "async")),
+                lambda k: (k["buffers"] == 1) | (k["persistent"] & (k["loads"] == "async")),
             ),
             Constraint(
                 "the blocks of a multiprocessor fit",
                 lambda k: (
                     (k["shared_bytes"] <= target.shared_bytes_per_block)
-                    & (k["blocks_per_sm"] * k["threads"] <= target.threads_per_sm)
-                    & (k["blocks_per_sm"] * k["shared_bytes"] <= target.shared_bytes_per_sm)
+                    & (resident(k) * k["threads"] <= target.threads_per_sm)
+                    & (resident(k) * k["shared_bytes"] <= target.shared_bytes_per_sm)
                 ),
             ),
+            persistent_rule(_BLOCKS_PER_SM),
         )
         derived: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "buffer_bytes": of_tile(lambda s: s.shared_bytes),
@@ -200,7 +208,7 @@ class Mover:
         """
         space = self.space()
         if self.copies:
-            return Config(unroll=4, threads=256, blocks_per_sm=0, stores="default")
+            return Config(unroll=4, threads=256, persistent=False, blocks_per_sm=1, stores="default")
         small = [
             name
             for name, tile in self.tiles.items()
@@ -222,7 +230,8 @@ class Mover:
                 store_bytes=store_bytes,
                 across=across,
                 threads=threads,
-                blocks_per_sm=0,
+                persistent=False,
+                blocks_per_sm=1,
                 loads=_values(space, "loads")[0],
                 buffers=1,
                 stores="streaming" if short else "default",
@@ -264,13 +273,13 @@ class Mover:
             move, shape = self.move, (CHUNK_BYTES, threads, config["unroll"])
             permutation = Permutation(move.element_bytes, move.factors, move.ragged, move.x_bytes, move.y_bytes)
             function = copy_kernel(permutation, *shape, streaming, move.x_start, move.y_start)
-            grid = Grid(copy_items(permutation, *shape), config["blocks_per_sm"])
+            grid = Grid(copy_items(permutation, *shape), resident(config))
             return KernelStep(function, (Pointer(x), Pointer(y)), grid, threads)
         staging = self._staging(self.tiles[config["tile"]], config["store_bytes"], config["across"])
         buffers = config["buffers"]
         schedule = Schedule(threads, config["along"] == "y", config["loads"] == "async", buffers, streaming)
         function = staged_kernel(staging, schedule)
-        grid = Grid(tile_count(staging), config["blocks_per_sm"])
+        grid = Grid(tile_count(staging), resident(config))
         return KernelStep(
             function,
             (Pointer(x), Pointer(y)),

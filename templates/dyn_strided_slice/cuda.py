@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer, Scalar
@@ -10,12 +11,14 @@ from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.dyn_strided_slice import DynStridedSliceParams
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.dyn_strided_slice.kernel import VECTOR_BYTES, exact_by_factor, slice_kernel
+from schedsearch.templates.parts.grids import earlier_blocks_per_sm, persistent_knobs, persistent_rule, resident
 from schedsearch.workload import Workload
 
 LEAST_CAPABILITY = (5, 0)
 THREADS = (128, 256, 512)
+BLOCKS_PER_SM = (2, 4, 8, 16, 32)
 ARRAYS = ("x", "x_extents", "begin", "end", "strides", "y", "y_extents")
 OPTIONAL = ("x_extents", "strides")
 _DEFAULT_THREADS, _DEFAULT_BLOCKS = 256, 8
@@ -28,6 +31,7 @@ class DynStridedSliceCuda(Template[DynStridedSliceParams]):
     name = "dyn_strided_slice_cuda"
     op = "dyn_strided_slice"
     kind = "cuda"
+    renamed: ClassVar[Renamed] = {"blocks_per_sm": earlier_blocks_per_sm(BLOCKS_PER_SM)}
 
     def validate(self, workload: Workload[DynStridedSliceParams], target: Target) -> str | None:
         if problem := target.older_than(LEAST_CAPABILITY):
@@ -41,12 +45,9 @@ class DynStridedSliceCuda(Template[DynStridedSliceParams]):
                 Knob("stores", ("default", "streaming"), "streaming: lines of y are the first to leave the caches"),
                 Knob("threads", THREADS, "threads of a block"),
                 Knob("unroll", (1, 2, 4, 8), "vectors that a thread loads before it stores any"),
-                Knob(
-                    "blocks_per_sm",
-                    (0, 2, 4, 8, 16, 32),
-                    "blocks that share the units; 0: as many as the bound has tiles",
-                ),
-            )
+                *persistent_knobs(BLOCKS_PER_SM),
+            ),
+            (persistent_rule(BLOCKS_PER_SM),),
         )
 
     def default(self, workload: Workload[DynStridedSliceParams], target: Target, space: ConfigSpace) -> Config:
@@ -55,7 +56,9 @@ class DynStridedSliceCuda(Template[DynStridedSliceParams]):
         """
         vectors = -(-math.prod(workload.params.bound) * dtype(workload.params.dtype).nbytes // VECTOR_BYTES)
         unroll = next((n for n in (4, 2) if vectors >= n * _DEFAULT_THREADS * target.sms), 1)
-        return Config(threads=_DEFAULT_THREADS, unroll=unroll, blocks_per_sm=_DEFAULT_BLOCKS, stores="default")
+        return Config(
+            threads=_DEFAULT_THREADS, unroll=unroll, persistent=True, blocks_per_sm=_DEFAULT_BLOCKS, stores="default"
+        )
 
     def kernel(self, workload: Workload[DynStridedSliceParams], target: Target, config: Config) -> KernelSource:
         p = workload.params
@@ -67,7 +70,7 @@ class DynStridedSliceCuda(Template[DynStridedSliceParams]):
         step = KernelStep(
             function,
             parameters(workload),
-            Grid(tiles, config["blocks_per_sm"]),
+            Grid(tiles, resident(config)),
             threads,
             min_blocks_per_sm=max((_THREADS_PER_SM if small else _FEWER_PER_SM) // threads, 1),
         )

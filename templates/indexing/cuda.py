@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray, Param, Pointer
@@ -14,7 +15,7 @@ from schedsearch.ops.params import MAX_INT
 from schedsearch.ops.wrong_index import WRONG_INDEX
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.indexing import cuda_kernels as kernels
 from schedsearch.templates.own_kernel.copies import copy_on_gpu
 from schedsearch.workload import Workload
@@ -31,6 +32,7 @@ class _RowsCuda(Template[ByIndicesParams]):
     """`lanes` threads share a row of neighbours, `each` rows at a time, and move it in vectors."""
 
     kind = "cuda"
+    renamed: ClassVar[Renamed] = {"vector": "vector_bytes"}
 
     def validate(self, workload: Workload[ByIndicesParams], target: Target) -> str | None:
         m = map_of(workload)
@@ -42,7 +44,7 @@ class _RowsCuda(Template[ByIndicesParams]):
         m, vectors = map_of(workload), self._vectors(workload)
         longest = m.run * dtype_of(workload.params.dtype).nbytes // vectors[-1]
         knobs = (
-            Knob("vector", vectors, "bytes of an access"),
+            Knob("vector_bytes", vectors, "bytes of an access"),
             Knob("lanes", tuple(n for n in LANES if n < 2 * longest) or (1,), "threads that share a row"),
             Knob("each", EACH, "rows of a thread, whose loads are in flight together"),
             Knob("threads", THREADS, "threads of a block"),
@@ -52,12 +54,12 @@ class _RowsCuda(Template[ByIndicesParams]):
     def default(self, workload: Workload[ByIndicesParams], target: Target, space: ConfigSpace) -> Config:
         """The widest accesses, a thread for each of a row, up to a warp; several rows where there are many."""
         m, values = map_of(workload), space.values
-        vector = values["vector"][-1]
+        vector = values["vector_bytes"][-1]
         wanted = min(m.run * dtype_of(workload.params.dtype).nbytes // vector, 32)
         lanes = min((n for n in values["lanes"] if n >= wanted), default=values["lanes"][-1])
         busy = target.sms * 2048
         each = max(n for n in EACH if n == 1 or m.rows * lanes >= 2 * n * busy)
-        return Config(vector=vector, lanes=lanes, each=each, threads=256)
+        return Config(vector_bytes=vector, lanes=lanes, each=each, threads=256)
 
     def _vectors(self, workload: Workload[ByIndicesParams]) -> tuple[int, ...]:
         """Bytes of an access that divide those of a row."""
@@ -77,9 +79,10 @@ class GatherCuda(_RowsCuda):
             Pointer("x"), arrays["indices"], arrays["indices_extents"], arrays["x_extents"], Pointer("y"),
             arrays["y_extents"], WRONG,
         )  # fmt: skip
-        function = kernels.gather_kernel(workload, m, config["vector"], config["lanes"], config["each"], config["threads"])
+        shape = (config[name] for name in ("vector_bytes", "lanes", "each", "threads"))
+        function = kernels.gather_kernel(workload, m, *shape)
         step = KernelStep(function, params, _grid(m, config), config["threads"])
-        return KernelSource("cuda", "native", (step,), alignments=dict.fromkeys(("x", "y"), config["vector"]))
+        return KernelSource("cuda", "native", (step,), alignments=dict.fromkeys(("x", "y"), config["vector_bytes"]))
 
 
 class ScatterCuda(_RowsCuda):
@@ -117,9 +120,9 @@ class ScatterCuda(_RowsCuda):
         marking = (*read, last, arrays["y_extents"], WRONG)
         steps.append(KernelStep(kernels.mark_kernel(workload, m), marking, Grid(-(-m.rows // 256)), 256))
         params = (Pointer("updates"), *read, last, Pointer("y"))
-        function = kernels.replace_kernel(workload, m, config["vector"], *shape)
+        function = kernels.replace_kernel(workload, m, config["vector_bytes"], *shape)
         steps.append(KernelStep(function, params, _grid(m, config), config["threads"]))
-        alignments = dict.fromkeys(("updates", "y"), config["vector"])
+        alignments = dict.fromkeys(("updates", "y"), config["vector_bytes"])
         return KernelSource("cuda", "native", tuple(steps), {"last": 4 * m.targets}, alignments)
 
 

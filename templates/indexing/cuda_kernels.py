@@ -17,13 +17,13 @@ from schedsearch.workload import Workload
 
 
 def gather_kernel(
-    workload: Workload[ByIndicesParams], m: IndexMap, vector: int, lanes: int, each: int, threads: int
+    workload: Workload[ByIndicesParams], m: IndexMap, vector_bytes: int, lanes: int, each: int, threads: int
 ) -> Callable[..., None]:
     """The kernel (x, indices, indices_extents, x_extents, y, y_extents, wrong_index). A wrong index gives zeros."""
     p = workload.params
     rows, row_bytes, apart = m.rows, m.run * dtype_of(p.dtype).nbytes, threads // lanes
-    words = moves.words_of(vector)
-    held, load, store = words * each, moves.load_global(vector), moves.store_global(vector)
+    words = moves.words_of(vector_bytes)
+    held, load, store = words * each, moves.load_global(vector_bytes), moves.store_global(vector_bytes)
     find, counts = finder(m, p.dynamic_x), counter(m, p.dynamic)
     note, write_extents, bounded = noter(m, p.dynamic_x, note_index), extents_writer(workload), p.dynamic or p.dynamic_x
 
@@ -46,7 +46,7 @@ def gather_kernel(
                 usable[e], wanted[e] = i32(inside), 1
                 if (lane == 0) & (usable[e] == 0):
                     note(row, indices, x_extents, wrong_index)
-        for at in range(lane * vector, row_bytes, lanes * vector):
+        for at in range(lane * vector_bytes, row_bytes, lanes * vector_bytes):
             for e in range(each):
                 load(word, e * words, u64(x + u64(source[e] + at)), usable[e])
             for e in range(each):
@@ -58,14 +58,14 @@ def gather_kernel(
 
 
 def replace_kernel(
-    workload: Workload[ByIndicesParams], m: IndexMap, vector: int, lanes: int, each: int, threads: int
+    workload: Workload[ByIndicesParams], m: IndexMap, vector_bytes: int, lanes: int, each: int, threads: int
 ) -> Callable[..., None]:
     """The kernel (updates, indices, indices_extents, x_extents, last, y): rows that are the last of their target replace
     it."""
     p = workload.params
     rows, row_bytes, apart = m.rows, m.run * dtype_of(p.dtype).nbytes, threads // lanes
-    words = moves.words_of(vector)
-    held, load, store = words * each, moves.load_global(vector), moves.store_global(vector)
+    words = moves.words_of(vector_bytes)
+    held, load, store = words * each, moves.load_global(vector_bytes), moves.store_global(vector_bytes)
     find, counts = finder(m, p.dynamic_x), counter(m, p.dynamic)
 
     def replace(updates, indices, indices_extents, x_extents, last, y) -> None:  # type: ignore[no-untyped-def]
@@ -83,7 +83,7 @@ def replace_kernel(
                 if inside:
                     target[e] = i64(found * row_bytes)
                     usable[e] = i32(last[found] == row)
-        for at in range(lane * vector, row_bytes, lanes * vector):
+        for at in range(lane * vector_bytes, row_bytes, lanes * vector_bytes):
             for e in range(each):
                 source = i64(i64(first + e * apart) * row_bytes + at)
                 load(word, e * words, u64(updates + u64(source)), usable[e])

@@ -9,7 +9,7 @@ from schedsearch.ops.layout_transform import LayoutTransformParams, sizes
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
-from schedsearch.templates.layout_transform.repack import Repack
+from schedsearch.templates.layout_transform.repack import RENAMED, Repack
 from schedsearch.workload import Workload
 
 LEAST_CAPABILITY = (5, 0)
@@ -22,6 +22,7 @@ class LayoutTransformCuda(Template[LayoutTransformParams]):
     version = 1
     op = "layout_transform"
     kind = "cuda"
+    renamed = RENAMED
 
     def validate(self, workload: Workload[LayoutTransformParams], target: Target) -> str | None:
         if problem := target.older_than(LEAST_CAPABILITY):

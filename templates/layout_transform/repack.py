@@ -19,7 +19,7 @@ from schedsearch.launch import Grid, Pointer
 from schedsearch.ops import Layout
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelStep
+from schedsearch.template import KernelStep, Renamed
 from schedsearch.templates.layout_transform.kernels import (
     COPY_SHAPED_BY,
     TRANSPOSE_SHAPED_BY,
@@ -29,6 +29,7 @@ from schedsearch.templates.layout_transform.kernels import (
     transpose_kernel,
 )
 from schedsearch.templates.layout_transform.permutation import Permutation
+from schedsearch.templates.parts.grids import earlier_blocks_per_sm, persistent_knobs, persistent_rule, resident
 
 THREADS = (32, 64, 128, 256, 512)
 MAX_TILES = 2**31 - 1
@@ -37,7 +38,8 @@ MAX_STORES = 64  # of a thread in a tile
 MAX_WORDS = 64  # registers that hold loads or a piece
 MAX_TILE_BYTES = 32 << 10  # so that a multiprocessor has several blocks, whose loads and stores overlap
 _STORES = Knob("stores", ("default", "streaming"), "streaming: lines of y are the first to leave the caches")
-_BLOCKS = Knob("blocks_per_sm", (0, 2, 4, 8, 16), "blocks that loop over the work; 0: one block for each part of it")
+_BLOCKS_PER_SM = (2, 4, 8, 16)
+RENAMED: Renamed = {"blocks_per_sm": earlier_blocks_per_sm(_BLOCKS_PER_SM)}  # see `Template.renamed`
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Repack:
             Knob("read_bytes", tuple(n for n in (4, 8, 16) if n >= element), "bytes that a thread reads of a run of x"),
             Knob("lanes", (8, 16, 32), "threads side by side along a run of y"),
             Knob("threads", THREADS, "threads of a block"),
-            _BLOCKS,
+            *persistent_knobs(_BLOCKS_PER_SM),
             Knob(
                 "loads",
                 ("async", "registers") if has_async else ("registers",),
@@ -131,10 +133,11 @@ class Repack:
             Constraint(
                 "the blocks of a multiprocessor fit",
                 lambda k: (
-                    (k["blocks_per_sm"] * k["threads"] <= self.target.threads_per_sm)
-                    & (k["blocks_per_sm"] * k["tile_bytes"] <= self.target.shared_bytes_per_sm)
+                    (resident(k) * k["threads"] <= self.target.threads_per_sm)
+                    & (resident(k) * k["tile_bytes"] <= self.target.shared_bytes_per_sm)
                 ),
             ),
+            persistent_rule(_BLOCKS_PER_SM),
         )
         derived = {
             "tile_bytes": lambda k: k["tile_x_bytes"] * (k["tile_y_bytes"] // element),
@@ -156,12 +159,13 @@ class Repack:
             Knob("vector_bytes", tuple(dict.fromkeys(vectors)), "bytes of a load and a store"),
             Knob("unroll", (1, 2, 4, 8), "vectors of a thread that are loaded before the first is stored"),
             Knob("threads", THREADS[1:], "threads of a block"),
-            _BLOCKS,
+            *persistent_knobs(_BLOCKS_PER_SM),
             _STORES,
         )
         limit = self.target.threads_per_sm
         constraints = (
-            Constraint("the blocks of a multiprocessor fit", lambda k: k["blocks_per_sm"] * k["threads"] <= limit),
+            Constraint("the blocks of a multiprocessor fit", lambda k: resident(k) * k["threads"] <= limit),
+            persistent_rule(_BLOCKS_PER_SM),
         )
         total = p.y_bytes
         derived = {"blocks": lambda k: -(-total // (k["vector_bytes"] * k["unroll"] * k["threads"]))}
@@ -181,7 +185,8 @@ class Repack:
             "unroll": (4, 2, 1),
             "lanes": (8,) if min(p.y_aligned() * p.element_bytes, 16) == 16 else (32, 16, 8),
             "threads": (128, 256, 64, 512, 32),
-            "blocks_per_sm": (0,),
+            "persistent": (False,),
+            "blocks_per_sm": (1,),
             "loads": ("async", "registers"),
             "stores": ("default",),
             "along": ("y",),
@@ -213,7 +218,7 @@ class Repack:
             shape = (config["vector_bytes"], threads, config["unroll"])
             function, shaped_by = copy_kernel(p, *shape, config["stores"] == "streaming"), COPY_SHAPED_BY
             items = copy_items(p, *shape)
-        grid = Grid(items, config["blocks_per_sm"])
+        grid = Grid(items, resident(config))
         return KernelStep(
             function,
             (Pointer(x), Pointer(y)),

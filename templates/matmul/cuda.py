@@ -89,6 +89,7 @@ class MatmulWgmma(_MatmulCuda):
 
     name = "matmul_wgmma"
     version = Conv2dWgmma.version
+    renamed = Conv2dWgmma.renamed
     inner = _WGMMA = Conv2dWgmma()
 
     def space(self, workload: Workload[MatrixProductParams], target: Target) -> ConfigSpace:
@@ -109,13 +110,14 @@ class MatmulMma(_MatmulCuda):
 
     name = "matmul_mma"
     version = mma.Conv2dMma.version
+    renamed = mma.Conv2dMma.renamed
     inner = mma.Conv2dMma()
 
     def source(self, product: Convolution, target: Target, config: Config) -> KernelSource:
         plan = MmaPlan.of(product.workload, config)
         if product.own_weights:
             plan = dataclasses.replace(plan, bound=True, own_weights=True)
-        return mma.source_of(product.workload, plan, config["blocks_per_sm"])
+        return mma.source_of(product.workload, plan)
 
 
 class MatmulSimt(_MatmulCuda):
@@ -123,6 +125,7 @@ class MatmulSimt(_MatmulCuda):
 
     name = "matmul_simt"
     version = simt.Conv2dSimt.version
+    renamed = simt.Conv2dSimt.renamed
     inner = simt.Conv2dSimt()
     subtracts_own = True
 
@@ -130,7 +133,7 @@ class MatmulSimt(_MatmulCuda):
         plan = SimtPlan.of(product.workload, config)
         if product.own_weights:
             plan = dataclasses.replace(plan, bound=True, own_weights=True)
-        return simt.source_of(product.workload, target, plan, config["blocks_per_sm"])
+        return simt.source_of(product.workload, target, plan)
 
 
 def _one_product(product: Convolution) -> Workload[Conv2dParams]:

@@ -2,7 +2,7 @@
 
 A tile of a tensor-core kernel has 16 rows or more, so with a few rows most of its work is wasted, and the weight's bytes
 decide the time anyway. Here a warp computes all rows of `columns` columns of y. Its lanes read neighbouring chunks of the
-weight's rows, 16 bytes each, `unroll` of them before the first product, and the same chunks of x from the caches. `parts`
+weight's rows, 16 bytes each, `unroll` of them before the first product, and the same chunks of x from the caches. `slices`
 warps share the columns, each with its part of k. Their sums meet in shared memory and are added up in a fixed order, so
 results are deterministic. Zero points are subtracted from the sums, with sums of x and of the weight computed on the way.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import cuda
@@ -26,7 +26,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.products import MatrixProductParams
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.matmul.convolution import Convolution
 from schedsearch.templates.matmul.cuda import after_transposing, in_rows, transposed_problem
 from schedsearch.templates.parts import simt
@@ -42,7 +42,7 @@ LEAST_CAPABILITY = (7, 0)  # of loads that pass L1 by
 MAX_ROWS = 8
 MAX_OFFSET = 2**31  # of an access from its address
 MAX_REGISTERS = 200
-COLUMNS, PARTS, GROUPS, UNROLLS = (1, 2, 4), (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4, 8)
+COLUMNS, SLICES, GROUPS, UNROLLS = (1, 2, 4), (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4, 8)
 SHAPED_BY = frozenset({"sums_count", "addresses"})  # see `KernelStep`
 
 
@@ -53,6 +53,7 @@ class MatmulGemv(Template[MatrixProductParams]):
     version = 1
     op = "dense"
     kind = "cuda"
+    renamed: ClassVar[Renamed] = {"parts": "slices"}
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -83,16 +84,16 @@ class MatmulGemv(Template[MatrixProductParams]):
         sizes = Sizes.of(workload)
         knobs = (
             Knob("columns", COLUMNS, "columns of y that a warp computes; more reuse each value of x, fewer make more warps"),
-            Knob("parts", PARTS, "warps that share columns, each with a part of k"),
-            Knob("groups", GROUPS, "warps side by side, or sets of `parts` warps, in a block"),
+            Knob("slices", SLICES, "warps that share columns; each takes a part of k, and the parts are summed at the end"),
+            Knob("groups", GROUPS, "warps side by side, or sets of `slices` warps, in a block"),
             Knob("unroll", UNROLLS, "chunks of each row that a lane loads before it multiplies"),
         )
         constraints = (
             Constraint("columns of a block are less than twice those of y",
                        lambda q: (q["columns"] * q["groups"] == 1) | (q["columns"] * q["groups"] < 2 * workload.params.n)),
             Constraint("a step of all lanes is less than twice a row",
-                       lambda q: (q["parts"] * q["unroll"] == 1) | (LANES * q["parts"] * q["unroll"] < 2 * sizes.chunks)),
-            Constraint("a block has 1 to 32 warps", lambda q: q["parts"] * q["groups"] <= 32),
+                       lambda q: (q["slices"] * q["unroll"] == 1) | (LANES * q["slices"] * q["unroll"] < 2 * sizes.chunks)),
+            Constraint("a block has 1 to 32 warps", lambda q: q["slices"] * q["groups"] <= 32),
             Constraint(
                 f"registers (estimated) <= {MAX_REGISTERS} a thread and {target.registers_per_sm} of a block",
                 lambda q: (q["registers"] <= MAX_REGISTERS) & (q["registers"] * q["threads"] <= target.registers_per_sm),
@@ -102,11 +103,11 @@ class MatmulGemv(Template[MatrixProductParams]):
 
     def default(self, workload: Workload[MatrixProductParams], target: Target, space: ConfigSpace) -> Config:
         """The configuration with the least predicted time; of equals, that with the fewest warps that share columns."""
-        return least_predicted(space, lambda q: (q["parts"], abs(q["threads"] - 128), q["unroll"]))
+        return least_predicted(space, lambda q: (q["slices"], abs(q["threads"] - 128), q["unroll"]))
 
     def plain(self, workload: Workload[MatrixProductParams], target: Target, space: ConfigSpace) -> Config | None:
         """A warp for each column, one chunk at a time."""
-        return Config(columns=1, parts=1, groups=1, unroll=1)
+        return Config(columns=1, slices=1, groups=1, unroll=1)
 
     def kernel(self, workload: Workload[MatrixProductParams], target: Target, config: Config) -> KernelSource:
         product = Convolution.of(in_rows(workload)).workload
@@ -179,10 +180,10 @@ def _derived(workload: Workload[MatrixProductParams], sizes: Sizes, target: Targ
 
     def predicted_cycles(q: Columns) -> Any:
         """The time of a multiprocessor: its bytes from memory, its loads of x from L1, or its instructions."""
-        warps = sizes.matrices * -(-p.n // q["columns"]) * q["parts"]
+        warps = sizes.matrices * -(-p.n // q["columns"]) * q["slices"]
         at_once = np.minimum(_MAX_WARPS, target.registers_per_sm // (LANES * q["registers"]))
         resident = np.minimum(np.maximum(warps / target.sms, 1), at_once)
-        steps = -(-sizes.chunks // (LANES * q["parts"] * q["unroll"]))
+        steps = -(-sizes.chunks // (LANES * q["slices"] * q["unroll"]))
         chunks = -(-warps // target.sms) * steps * q["unroll"]  # warp-wide chunks of a multiprocessor
         on_their_way = resident * q["unroll"] * q["columns"] * LANES * CHUNK_BYTES
         speed = np.minimum(_BYTES_PER_CYCLE, on_their_way / _LATENCY_CYCLES)
@@ -192,13 +193,13 @@ def _derived(workload: Workload[MatrixProductParams], sizes: Sizes, target: Targ
         of_chunk = of_chunk + (rows + q["columns"]) * (2 * numbers if numbers == 8 else 4)
         end = -(-warps // target.sms) * 10 * rows * q["columns"]
         issue = (chunks * of_chunk + end) / _SCHEDULERS
-        return _LAUNCH_CYCLES + _LATENCY_CYCLES + np.maximum(memory, np.maximum(from_l1, issue)) + 60 * (q["parts"] > 1)
+        return _LAUNCH_CYCLES + _LATENCY_CYCLES + np.maximum(memory, np.maximum(from_l1, issue)) + 60 * (q["slices"] > 1)
 
     return {
-        "threads": lambda q: LANES * q["parts"] * q["groups"],
+        "threads": lambda q: LANES * q["slices"] * q["groups"],
         "registers": registers,
         "blocks": lambda q: sizes.matrices * -(-p.n // (q["columns"] * q["groups"])),
-        "warps_per_sm": lambda q: q["blocks"] * q["parts"] * q["groups"] / target.sms,
+        "warps_per_sm": lambda q: q["blocks"] * q["slices"] * q["groups"] / target.sms,
         "predicted_cycles": predicted_cycles,
     }
 
@@ -210,13 +211,13 @@ class Plan:
     Attributes:
         sizes: of the workload.
         products: what a lane computes.
-        parts, groups, unroll: the knobs.
+        slices, groups, unroll: the knobs.
         n: columns of y.
     """
 
     sizes: Sizes
     products: RowProducts
-    parts: int
+    slices: int
     groups: int
     unroll: int
     n: int
@@ -226,11 +227,11 @@ class Plan:
         w, sizes = workload.params, Sizes.of(workload)
         zero = w.zero_points
         products = RowProducts(w.dtype, w.weight_dtype, sizes.rows, config["columns"], "x" in zero, "weight" in zero)
-        return cls(sizes, products, config["parts"], config["groups"], config["unroll"], w.n)
+        return cls(sizes, products, config["slices"], config["groups"], config["unroll"], w.n)
 
     @property
     def warps(self) -> int:
-        return self.parts * self.groups
+        return self.slices * self.groups
 
     @property
     def threads(self) -> int:
@@ -258,7 +259,7 @@ def build_kernel(
 ) -> Callable[..., None]:
     """The kernel (x, weight, y, x_zero_point, weight_zero_point, *epilogue.params); addresses are u64, zero points f32."""
     sizes, products = plan.sizes, plan.products
-    rows, columns, n, parts, chunks = sizes.rows, products.columns, plan.n, plan.parts, sizes.chunks
+    rows, columns, n, parts, chunks = sizes.rows, products.columns, plan.n, plan.slices, sizes.chunks
     block_columns, column_blocks, threads = plan.block_columns, plan.column_blocks, plan.threads
     x_step, weight_step, row_bytes = sizes.x_step, sizes.weight_step, sizes.row_bytes
     distance = LANES * parts
@@ -319,7 +320,7 @@ def sum_of_parts(plan: Plan) -> Callable[..., Any]:
 
     sum (x - x0) (w - w0) = sum x w - x0 sum w - w0 sum x + k x0 w0
     """
-    products, parts = plan.products, plan.parts
+    products, parts = plan.products, plan.slices
     rows, columns, sum_columns, sums = products.rows, products.columns, products.sum_columns, products.sums
     integer, of_x, of_weight = products.integer, products.adds_weights, products.adds_x
     count = plan.sizes.row_bytes  # products of a sum, of elements of one byte

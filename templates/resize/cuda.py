@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import cuda
@@ -16,7 +16,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.resize import ResizeParams, positions
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.slices import place_of, vector_limits
@@ -37,6 +37,7 @@ class ResizeCuda(Template[ResizeParams]):
     version = 1
     op = "resize"
     kind = "cuda"
+    renamed: ClassVar[Renamed] = {"loads": "reads"}
 
     def validate(self, workload: Workload[ResizeParams], target: Target) -> str | None:
         if problem := target.older_than(LEAST_CAPABILITY):
@@ -62,13 +63,13 @@ class ResizeCuda(Template[ResizeParams]):
                 Knob("tile", tuple(tiles), "neighbouring pixels of a row of y of a thread"),
                 Knob("threads", THREADS, "threads of a block"),
                 Knob(
-                    "loads",
+                    "reads",
                     ("each", *(("once",) if once else ())),
                     "once: a pixel of x that several pixels of the tile need is loaded once, and neighbours together",
                 ),
             ),
             (
-                Constraint("the tiles of a row need x alike", lambda k: (k["loads"] == "each") | np.isin(k["tile"], once)),
+                Constraint("the tiles of a row need x alike", lambda k: (k["reads"] == "each") | np.isin(k["tile"], once)),
                 Constraint(
                     f"a thread has at most {_MOST_NUMBERS} numbers", lambda k: k["vector"] * k["tile"] <= _MOST_NUMBERS
                 ),
@@ -82,18 +83,18 @@ class ResizeCuda(Template[ResizeParams]):
         vector = values["vector"][-1]
         enough = workload.output.size // (2 * vector) >= 2 * target.sms * target.threads_per_sm
         tile = values["tile"][-1] if channels == 1 else 2 if enough and 2 * vector <= _MOST_NUMBERS else 1
-        loads = "once" if Window.of(workload, tile) else "each"
-        return Config(vector=vector, tile=tile, threads=256 if enough else 128, loads=loads)
+        reads = "once" if Window.of(workload, tile) else "each"
+        return Config(vector=vector, tile=tile, threads=256 if enough else 128, reads=reads)
 
     def plain(self, workload: Workload[ResizeParams], target: Target, space: ConfigSpace) -> Config | None:
         """One element of y a thread."""
-        return Config(vector=1, tile=1, threads=128, loads="each")
+        return Config(vector=1, tile=1, threads=128, reads="each")
 
     def kernel(self, workload: Workload[ResizeParams], target: Target, config: Config) -> KernelSource:
         vector, tile, threads = config["vector"], config["tile"], config["threads"]
         planes, height, width, channels = positions(workload.params)
         items, nbytes = planes * height * -(-width // tile) * (channels // vector), dtype_of(workload.params.dtype).nbytes
-        window = Window.of(workload, tile) if config["loads"] == "once" else None
+        window = Window.of(workload, tile) if config["reads"] == "once" else None
         function = resize_kernel(workload, vector, tile, threads, window)
         step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(-(-items // threads)), threads)
         stored = tile if channels == 1 else vector
