@@ -180,13 +180,15 @@ class Workload(Generic[P]):
         """
         return WorkloadRange(self, parameter, low, high)
 
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            try:
-                return self.params[name]
-            except KeyError:
-                pass
-        raise AttributeError(f"{self.op} workload has no parameter {name!r}")
+    if not TYPE_CHECKING:  # typed code reads `workload.params`
+
+        def __getattr__(self, name: str) -> object:
+            if not name.startswith("_"):
+                try:
+                    return self.params[name]
+                except KeyError:
+                    pass
+            raise AttributeError(f"{self.op} workload has no parameter {name!r}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Workload) and self.json == other.json

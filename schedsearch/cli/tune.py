@@ -14,6 +14,7 @@ import click
 from schedsearch.cli import render
 from schedsearch.cli.options import CARDS, AtLeast, kernels_option, mode_option
 from schedsearch.errors import Interrupted, NoValidConfigError, UsageError
+from schedsearch.ops.own_kernel import OwnKernelParams
 from schedsearch.tuner import TUNERS
 
 if TYPE_CHECKING:
@@ -270,9 +271,10 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
     found = [task.workload for task in summary.tasks if task.best_ns is not None]
     own = next((workload for workload in found if workload.op == "own_kernel"), None)
     if own is not None:
-        names = ", ".join(text.partition(":")[0] for text in own.arguments)
+        params = OwnKernelParams.of(own.params)
+        names = ", ".join(text.partition(":")[0] for text in params.arguments)
         render.say(
-            f"\n  import schedsearch\n  kernel = schedsearch.own_kernel({own.kernel!r}, db={db!r})\n  kernel({names})"
+            f"\n  import schedsearch\n  kernel = schedsearch.own_kernel({params.kernel!r}, db={db!r})\n  kernel({names})"
         )
         return
     render.say(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)}{option} --output kernels.db")

@@ -41,12 +41,12 @@ def own_kernel(name: str, db: str | os.PathLike[str] = DEFAULT_DB, *, code: str 
     finally:
         lookup.close()
     workloads = [Workload.from_json(row.workload_json) for row in rows]
-    names = sorted({workload.kernel for workload in workloads})
-    mine = [workload for workload in workloads if workload.kernel == name]
+    names = sorted({OwnKernelParams.of(workload.params).kernel for workload in workloads})
+    mine = [workload for workload in workloads if OwnKernelParams.of(workload.params).kernel == name]
     if not mine:
         known = f"it has {', '.join(names)}" if names else "it has no kernels of users"
         raise NoRecordError(f"{path} has no record of {name!r}{did_you_mean(name, names)}; {known}; tune it first")
-    codes = sorted({workload.code for workload in mine})
+    codes = sorted({OwnKernelParams.of(workload.params).code for workload in mine})
     if code is None and len(codes) > 1:
         raise UsageError(
             f"{path} holds {len(codes)} versions of {name}: {', '.join(codes)}; give code= one of them "
@@ -56,7 +56,7 @@ def own_kernel(name: str, db: str | os.PathLike[str] = DEFAULT_DB, *, code: str 
         raise UsageError(f"{path} has no version {code!r} of {name}; it has {', '.join(codes)}")
     for kind in {row.target_key.partition(":")[0] for row in rows}:
         preload(kind)
-    return DeployedKernel(name, path, [each for each in mine if each.code == (code or codes[0])])
+    return DeployedKernel(name, path, [each for each in mine if OwnKernelParams.of(each.params).code == (code or codes[0])])
 
 
 class DeployedKernel(Called):
@@ -100,7 +100,8 @@ class DeployedKernel(Called):
     def _workload(self, given: Sequence[Given]) -> Workload:
         known = self.workloads[0]
         arguments: list[Argument] = [each.argument for each in given]
-        workload = Workload("own_kernel", parameters_of(self.name, known.code, arguments, known.verified_by))
+        params = OwnKernelParams.of(known.params)
+        workload = Workload("own_kernel", parameters_of(self.name, params.code, arguments, params.verified_by))
         if workload not in self.workloads:
             have = "; ".join(sorted(each.label for each in self.workloads)[:5])
             raise NoRecordError(f"there is no record of {workload.label}; the database has {have}; tune this shape")

@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from schedsearch.launch import NumbaArray, Param
+from schedsearch.ops.arange import ArangeParams
 from schedsearch.ops.bounded import extents_of
 from schedsearch.ops.dependence import Dependence
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.dyn_concat import DynConcatParams
 from schedsearch.ops.movement import row_strides
+from schedsearch.ops.reshape import ReshapeParams
 from schedsearch.templates.parts.casts import f32, f64, i32, i64, u32
 from schedsearch.templates.parts.sizes import spread, spread_with_axis
 from schedsearch.workload import Workload
@@ -121,7 +124,7 @@ def _counting(p: Workload, slots: dict[str, int]) -> Callable[[Any], Any]:
 
 def _of_arange(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
     start, delta = slots["start"], slots["delta"]
-    number = {"int64": i64, "int32": i32, "float32": f32}[p.dtype]
+    number = {"int64": i64, "int32": i32, "float32": f32}[ArangeParams.of(p.params).dtype]
 
     def fetch(operands: Any, extents: Any, item: Any) -> Any:
         return number(operands[start][0] + number(number(item) * operands[delta][0]))
@@ -171,7 +174,8 @@ def _of_where(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
 
 
 def _of_reshape(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
-    x, rank, steps, extents_of_x = slots["x"], len(p.x), row_strides(p.x), _extents(p, slots, "x")
+    shape = ReshapeParams.of(p.params).x
+    x, rank, steps, extents_of_x = slots["x"], len(shape), row_strides(shape), _extents(p, slots, "x")
 
     def fetch(operands: Any, extents: Any, item: Any) -> Any:
         mine = extents_of_x(operands)
@@ -189,7 +193,9 @@ def _of_reshape(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
 
 def _of_concat(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
     """Parts from the last one on: each passes on what comes before it."""
-    along, rank = p.axis % len(p.x[0]), len(p.x[0])
+    shapes = DynConcatParams.of(p.params).x
+    rank = len(shapes[0])
+    along = DynConcatParams.of(p.params).axis % rank
 
     def place_in(steps: Sequence[int]) -> Callable[..., Any]:
         def place(extents: Any, item: Any, before: Any) -> Any:
@@ -206,8 +212,8 @@ def _of_concat(p: Workload, slots: dict[str, int]) -> Callable[..., Any]:
         return place
 
     def part(number: int) -> Callable[..., Any]:
-        slot, place, own = slots[f"x{number}"], place_in(row_strides(p.x[number])), _extents(p, slots, f"x{number}")
-        if number == len(p.x) - 1:
+        slot, place, own = slots[f"x{number}"], place_in(row_strides(shapes[number])), _extents(p, slots, f"x{number}")
+        if number == len(shapes) - 1:
 
             def last(operands: Any, extents: Any, item: Any, digit: Any, before: Any) -> Any:
                 return operands[slot][place(extents, item, before)]

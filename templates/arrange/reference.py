@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.ops.arange import ArangeParams
 from schedsearch.ops.bounded import extents_of, in_use
+from schedsearch.ops.dyn_concat import DynConcatParams
+from schedsearch.ops.reshape import ReshapeParams
 from schedsearch.templates.parts.whole_reference import WholeReference
 from schedsearch.workload import Workload
 
@@ -38,9 +41,10 @@ class ArangeReference(WholeReference):
     """A count beyond the bound is given as it is, for floats that only the kernel counts."""
 
     def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        (start, limit, delta), most = (float(arrays[name][0]) for name in ("start", "limit", "delta")), workload.bound
+        p = ArangeParams.of(workload.params)
+        (start, limit, delta), most = (float(arrays[name][0]) for name in ("start", "limit", "delta")), p.bound
         count = 0 if delta == 0 else max(0, int(np.ceil((limit - start) / delta)))
-        if workload.dtype != "float32":
+        if p.dtype != "float32":
             begin, step = int(arrays["start"][0]), int(arrays["delta"][0])
             return {"y": begin + step * np.arange(count if count <= most else 0)}
         y = np.float32(start) + np.arange(min(count, most)).astype(np.float32) * np.float32(delta)
@@ -56,7 +60,7 @@ class ExpandReference(_Arranged):
 class ReshapeReference(_Arranged):
     def of(self, workload: Workload, arrays: Mapping[str, Array]) -> Array:
         x, shape = arrays["x"], [int(n) for n in arrays["shape"]]
-        if not workload.allowzero:
+        if not ReshapeParams.of(workload.params).allowzero:
             if any(n == 0 and axis >= x.ndim for axis, n in enumerate(shape)):
                 raise ValueError("x has no such axis")
             shape = [n or x.shape[axis] for axis, n in enumerate(shape)]
@@ -70,4 +74,5 @@ class WhereReference(_Arranged):
 
 class DynConcatReference(_Arranged):
     def of(self, workload: Workload, arrays: Mapping[str, Array]) -> Array:
-        return np.concatenate([arrays[f"x{number}"] for number in range(len(workload.x))], axis=workload.axis)
+        p = DynConcatParams.of(workload.params)
+        return np.concatenate([arrays[f"x{number}"] for number in range(len(p.x))], axis=p.axis)

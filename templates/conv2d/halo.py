@@ -104,10 +104,10 @@ class Conv2dHalo(Template[Conv2dParams]):
 
     def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         w, merges = workload, mergeable(workload)
-        geometry, outputs = Geometry.of(workload, min(merges)), w.k // w.groups
+        geometry, outputs = Geometry.of(workload, min(merges)), w.params.k // w.params.groups
         tiles = usable_tiles(w, target)
         least_positions = min(64, max(tiles.values()))
-        unit = Wgmma(w.dtype).column_unit
+        unit = Wgmma(w.params.dtype).column_unit
         channel_groups = math.ceil(outputs / WGMMA_CHANNELS)
         knobs = (
             Knob("tile_h", tuple(sorted({h for h, _ in tiles})), "rows of output pixels that a consumer warpgroup computes"),
@@ -133,7 +133,7 @@ class Conv2dHalo(Template[Conv2dParams]):
             ),
             Constraint(
                 f"a patch, times the stride, has at most {MAX_BOX} rows of {MAX_BOX} pixels, TMA's box",
-                lambda q: (q["patch_w"] * w.stride[1] <= MAX_BOX) & (q["patch_h"] * w.stride[0] <= MAX_BOX),
+                lambda q: (q["patch_w"] * w.params.stride[1] <= MAX_BOX) & (q["patch_h"] * w.params.stride[0] <= MAX_BOX),
             ),
             Constraint(f"at most {MAX_GROUPS} consumer warpgroups", lambda q: q["warpgroups"] <= MAX_GROUPS),
             Constraint(

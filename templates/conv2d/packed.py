@@ -152,25 +152,25 @@ class Packed:
     def workload(self) -> Workload[Conv2dParams]:
         """The same convolution in NHWC and OHWI, with channels filled up to what TMA needs."""
         w = self.original
-        channels = ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes
-        columns = max(8, ALIGNMENT_BYTES // dtype_of(w.out_dtype).nbytes)
+        channels = ALIGNMENT_BYTES // dtype_of(w.params.dtype).nbytes
+        columns = max(8, ALIGNMENT_BYTES // dtype_of(w.params.out_dtype).nbytes)
         return w.replace(
             layout="NHWC",
             output_layout="NHWC",
             weight_layout="OHWI",
-            c=_filled_up(w.c, channels),
-            k=_filled_up(w.k, columns),
+            c=_filled_up(w.params.c, channels),
+            k=_filled_up(w.params.k, columns),
         )
 
     @functools.cached_property
     def forms(self) -> tuple[Form, ...]:
         """The forms that x can be packed to; NHWC is the first."""
-        w, given = self.workload, Layout.parse(self.original.layout)
-        element_bytes = dtype_of(w.dtype).nbytes
+        w, given = self.workload, Layout.parse(self.original.params.layout)
+        element_bytes = dtype_of(w.params.dtype).nbytes
         # A k step wider than a block multiplies zeros by weights of the next block, which is exact for integers only.
-        least_bytes = ALIGNMENT_BYTES if w.dtype in INTEGERS else min(ROW_BYTES)
-        blocks = [x for x in _BLOCKS if x < w.c and x * element_bytes >= least_bytes and _nests(given, x)]
-        found = [self.form(x, batch) for x in (w.c, *blocks) for batch in batch_knob(w.n).values]
+        least_bytes = ALIGNMENT_BYTES if w.params.dtype in INTEGERS else min(ROW_BYTES)
+        blocks = [x for x in _BLOCKS if x < w.params.c and x * element_bytes >= least_bytes and _nests(given, x)]
+        found = [self.form(x, batch) for x in (w.params.c, *blocks) for batch in batch_knob(w.params.n).values]
         return tuple(form for form in found if self._problem(form) is None)
 
     def form(self, x: int, batch: Any) -> Form:
@@ -178,14 +178,14 @@ class Packed:
         w, count = self.workload, -(-self.workload.params.c // x)
         folded = batch == "folded"
         if count == 1:
-            layout, blocks = "NHWC", Blocks.folded(x, w.n, x)
-        elif folded and w.n > 1:
-            layout, blocks = f"CNHW{x}c", Blocks.folded(count * x, w.n, x)
+            layout, blocks = "NHWC", Blocks.folded(x, w.params.n, x)
+        elif folded and w.params.n > 1:
+            layout, blocks = f"CNHW{x}c", Blocks.folded(count * x, w.params.n, x)
         else:
             layout, blocks = f"NCHW{x}c", Blocks(x, count, count, 1)
         gemm = Im2col.of(w, x=blocks)
         if not folded:
-            gemm = dataclasses.replace(gemm, images=w.n, image_rows=gemm.rows // w.n)
+            gemm = dataclasses.replace(gemm, images=w.params.n, image_rows=gemm.rows // w.params.n)
         return Form(x, str(batch), layout, gemm)
 
     def _problem(self, form: Form) -> str | None:

@@ -129,8 +129,8 @@ def source_of(workload: Workload[Conv2dParams], target: Target, plan: Plan) -> K
     rows = WeightRows(filters, multiple=gemm.product.elements)
     steps, workspaces = [rows.step()], {ROWS: rows.nbytes}
     if "x" in p.zero_points:
-        workspaces["weight_sums"] = WORD_BYTES * filters.k
-        add_up = build_sums(workload, gemm), (Pointer(ROWS), Pointer("weight_sums")), Grid(filters.k), SUM_THREADS
+        workspaces["weight_sums"] = WORD_BYTES * filters.params.k
+        add_up = build_sums(workload, gemm), (Pointer(ROWS), Pointer("weight_sums")), Grid(filters.params.k), SUM_THREADS
         steps.append(KernelStep(*add_up, SUM_THREADS * CHUNK_BYTES, constant=True, shaped_by=frozenset()))
     zero_points = tuple(_scalar(f"{name}_zero_point", workload) for name in ("x", "weight"))
     pointers = Pointer("x"), Pointer(ROWS), Pointer("weight_sums", optional=len(steps) == 1), Pointer("y")

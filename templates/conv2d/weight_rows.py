@@ -97,8 +97,8 @@ def _build_copy(rows: WeightRows) -> Callable[..., None]:
     w, piece_bytes, row_pieces = rows.workload, rows.alignment, rows.row // rows.piece
     pieces = rows.nbytes // piece_bytes
     count = u64 if pieces + THREADS >= 2**32 else u32
-    piece, tap_elements, taps, kernel_w, merged = rows.piece, rows.tap, w.r * w.s, w.s, rows.merged
-    group_k, group_c, element_bytes = w.k // w.groups, rows.group_channels, rows.element_bytes
+    piece, tap_elements, taps, kernel_w, merged = rows.piece, rows.tap, w.params.r * w.params.s, w.params.s, rows.merged
+    group_k, group_c, element_bytes = w.params.k // w.params.groups, rows.group_channels, rows.element_bytes
     along = strides_of(w, "weight")
     of_output, of_input, of_row, of_column = (along[axis].offset() for axis in "OIHW")
     copy = ptx.copy_global(piece_bytes)

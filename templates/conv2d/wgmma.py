@@ -131,13 +131,13 @@ class Conv2dWgmma(Template[Conv2dParams]):
         """The configurations; x and y lie in memory as `gemm` says, or else as the workload's layout says."""
         w = workload = _merged(workload)
         gemm = gemm or Im2col.of(workload)
-        group_columns = w.k // w.groups
+        group_columns = w.params.k // w.params.groups
         columns = max(SWIZZLE_ROWS, store_columns(w))
         smallest_covering_k = min((bn for bn in BNS if bn >= group_columns), default=max(BNS))
         widest = min(smallest_covering_k, WIDEST_WITH_WORDS if reads_bytes(w) else max(BNS))
         most_row_tiles = gemm.row_tiles(GROUP_ROWS)
-        fewest_tiles = gemm.row_tiles(GROUP_ROWS * max(GROUPS)) * math.ceil(w.k / smallest_covering_k)
-        bks = useful_bks(gemm.channels if gemm.x.plain else gemm.x.size, w.dtype)
+        fewest_tiles = gemm.row_tiles(GROUP_ROWS * max(GROUPS)) * math.ceil(w.params.k / smallest_covering_k)
+        bks = useful_bks(gemm.channels if gemm.x.plain else gemm.x.size, w.params.dtype)
         most_k_steps = gemm.taps * gemm.channel_steps(min(bks))
         split_ks = [
             split_k
@@ -145,8 +145,8 @@ class Conv2dWgmma(Template[Conv2dParams]):
             if split_k == 1 or (most_k_steps >= 2 * split_k and fewest_tiles * split_k < 2 * target.sms * max(BLOCKS_PER_SM))
         ]
         cluster_ms = [m for m in CLUSTER_SIDES if m <= most_row_tiles and gemm.fits(m * GROUP_ROWS * max(GROUPS))]
-        cluster_ns = [n for n in CLUSTER_SIDES if n <= math.ceil(w.k / min(BNS))]
-        bands = [1] if w.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
+        cluster_ns = [n for n in CLUSTER_SIDES if n <= math.ceil(w.params.k / min(BNS))]
+        bands = [1] if w.params.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
         knobs = (
             Knob("warpgroups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of its tile"),
             Knob(
@@ -179,7 +179,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
             Knob("l2_promotion", (128, 256), "bytes that L2 fetches from memory when a load misses"),
         )
         constraints = (
-            *hopper.block_constraints(target, "bn", OVERHEAD_REGISTERS[bool(w.epilogue)]),
+            *hopper.block_constraints(target, "bn", OVERHEAD_REGISTERS[bool(w.params.epilogue)]),
             Constraint("every consumer group has rows inside the output", lambda q: q["bm"] < gemm.image_rows + GROUP_ROWS),
             Constraint(
                 "at most as many stages as a block runs k steps; 2 are always allowed",

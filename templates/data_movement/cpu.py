@@ -80,7 +80,7 @@ class DataMovementCpu(Template):
             tile_x=_nearest(values["tile_x"], TILES[-1] if long_x else 64),
             tile_y=_nearest(values["tile_y"], 64 if long_x else TILES[-1]),
             item_bytes=1 << 16 if streams else 1 << 14,
-            block=_nearest(values["block"], 16 if dtype(workload.dtype).nbytes == 1 else 8),
+            block=_nearest(values["block"], 16 if dtype(workload.output.dtype).nbytes == 1 else 8),
             along="y",
             stores="streaming" if streams else "default",
             threads=values["threads"][-1],

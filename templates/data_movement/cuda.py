@@ -75,8 +75,9 @@ def _movers(workload: Workload, target: Target) -> list[tuple[str, Mover]]:
     """The argument and the mover of each box."""
     definition = workload.definition
     if isinstance(definition, LayoutTransform):
-        source, to = Layout.parse(workload.layout), Layout.parse(workload.to)
-        p = Permutation.of(source, to, sizes(LayoutTransformParams.of(workload.params)), dtype(workload.dtype).nbytes)
+        params = LayoutTransformParams.of(workload.params)
+        source, to = Layout.parse(params.layout), Layout.parse(params.to)
+        p = Permutation.of(source, to, sizes(params), dtype(params.dtype).nbytes)
         return [("x", Mover(Move.of_permutation(p), target))]
     assert isinstance(definition, DataMovement)
     movement = definition.movement(workload.params)

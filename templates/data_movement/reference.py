@@ -26,8 +26,8 @@ class DataMovementReference(Reference):
 
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
         op = _definition(workload)
-        is_float = dtype(workload.dtype).is_float
-        read, items = reader(target, workload.dtype), sharer(target)
+        is_float = dtype(workload.output.dtype).is_float
+        read, items = reader(target, workload.output.dtype), sharer(target)
         write = writer(target, "float64" if is_float else "int64")
         fill = _fill(workload) if is_float else int(_fill(workload))
 
@@ -64,7 +64,7 @@ class DataMovementReference(Reference):
         for number, argument in enumerate(workload.signature):
             here = numbers == number
             values[here] = gather(arrays, argument, positions[here])
-        return values if dtype(workload.dtype).is_float else values.astype(np.int64)
+        return values if dtype(workload.output.dtype).is_float else values.astype(np.int64)
 
 
 def _nothing(x: Any, y: Any, start: Any, stop: Any) -> None:
@@ -80,7 +80,7 @@ def _definition(workload: Workload) -> DataMovement[Any]:
 def _fill(workload: Workload) -> float:
     """The value of elements that come from no argument, as the format holds it."""
     wanted = np.array([_definition(workload).fill(workload.params)])
-    return float(decode(encode(wanted, workload.dtype), workload.dtype)[0])
+    return float(decode(encode(wanted, workload.output.dtype), workload.output.dtype)[0])
 
 
 def _place_of(box: Box) -> Place:

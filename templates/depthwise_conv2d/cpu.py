@@ -124,7 +124,7 @@ class DepthwiseConv2dCpu(Template[DepthwiseConv2dParams]):
         steps: list[KernelStep] = []
         workspaces: dict[str, int] = {}
         for half in halves:
-            if half.direction == "grad_weight":
+            if half.params.direction == "grad_weight":
                 plan = forward_plan(half, config)
                 steps += _weight_gradient(half, plan, config)
                 workspaces["parts"] = 4 * config["splits"] * plan.channels * plan.output_factor * plan.taps

@@ -67,7 +67,7 @@ class RoiAlignReference(WholeReference[RoiAlignParams]):
                 sides.append((samples, *_between(at, size)))
             (gh, top, bottom, down, in_h), (gw, left, right, across, in_w) = sides
             if gh and gw:
-                y[number] = _bins(workload, image, (top, bottom, down, in_h), (left, right, across, in_w), gh, gw)
+                y[number] = _bins(workload.params, image, (top, bottom, down, in_h), (left, right, across, in_w), gh, gw)
         return {"y": y if p.layout == "NCHW" else y.transpose(0, 2, 3, 1)}
 
 
@@ -79,7 +79,7 @@ def _between(at: Array, size: int) -> tuple[Array, Array, Array, Array]:
     return before, np.minimum(before + 1, size - 1), at - before, inside
 
 
-def _bins(p: Workload, image: Array, rows: tuple[Array, ...], columns: tuple[Array, ...], gh: int, gw: int) -> Array:
+def _bins(p: RoiAlignParams, image: Array, rows: tuple[Array, ...], columns: tuple[Array, ...], gh: int, gw: int) -> Array:
     """All bins of a region: the mean of the samples, or the largest weighted pixel."""
     top, bottom, down, in_h = rows
     left, right, across, in_w = columns

@@ -154,7 +154,7 @@ class Sizes:
         """
         p = workload.params
         product = Convolution.of(in_rows(workload))
-        images, rows, row_bytes = product.workload.params.n, product.workload.w, p.k * dtype_of(p.dtype).nbytes
+        images, rows, row_bytes = product.workload.params.n, product.workload.params.w, p.k * dtype_of(p.dtype).nbytes
         x_step = 0 if product.repeats_x else rows * row_bytes
         return cls(images, rows, row_bytes, x_step, p.n * row_bytes if product.own_weights else 0)
 

@@ -15,6 +15,7 @@ from schedsearch.backend.cpu_ops import as_array, narrow_op, widen_op
 from schedsearch.launch import Param
 from schedsearch.ops import Stage
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.sum_of_products import FactorParams
 from schedsearch.templates.parts.casts import u16
 from schedsearch.templates.parts.cpu_integers import INTEGER_STAGES, quantise
 from schedsearch.templates.parts.stages import (
@@ -47,7 +48,7 @@ class CpuEpilogue:
         self.params: tuple[Param, ...] = tuple(operand.param for operand in self._operands)
         self.element = _element(workload.output.dtype)
         self.apply: Callable[..., Any] = _identity
-        for stage, number in zip(workload.epilogue, stage_inputs(workload)):
+        for stage, number in zip(FactorParams.of(workload.params).epilogue, stage_inputs(workload)):
             self.apply = _after(self.apply, stage, number, self._operands)
         if self.element == u16:
             self.apply = _rounded(self.apply, narrow_op(workload.output.dtype))

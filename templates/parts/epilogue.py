@@ -19,6 +19,7 @@ from schedsearch.backend.ops import device_op
 from schedsearch.launch import Param, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import computing
+from schedsearch.ops.sum_of_products import FactorParams
 from schedsearch.templates.parts.epilogue_fragments import (
     ChannelOrder,
     Like,
@@ -66,7 +67,7 @@ class Epilogue:
         )  # fmt: skip
         self._plan = EpiloguePlan.of(workload, self._operands, capability < (8, 0))
         self.accumulator = "int32" if self._plan.integer else "float32"
-        self.identity = not computing(workload.epilogue)
+        self.identity = not computing(FactorParams.of(workload.params).epilogue)
         self.params: tuple[Param, ...] = tuple(operand.param for operand in self._operands)
         arrays = [operand for operand in self._operands if operand.axes and operand.present]
         self.alignments = {array.name: 2 * dtype_of(array.dtype).nbytes for array in arrays}

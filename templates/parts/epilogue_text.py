@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import computing
+from schedsearch.ops.sum_of_products import FactorParams
 from schedsearch.templates.parts.stages import (
     BYTES,
     STAGE_CODES,
@@ -69,7 +70,7 @@ class EpiloguePlan:
     def of(cls, workload: Workload, operands: Sequence[EpilogueOperand], older: bool = False) -> EpiloguePlan:
         by_name = {operand.name: operand for operand in operands}
         stages, before = [], ""
-        for stage, number in zip(computing(workload.epilogue), stage_inputs(workload)):
+        for stage, number in zip(computing(FactorParams.of(workload.params).epilogue), stage_inputs(workload)):
             code, of_integer = STAGE_CODES[stage.name], not dtype_of(number).is_float
             named = {scalar.name: f"${scalar.name}" for scalar in stage.kind.scalars}
             named |= {name: _literal(value) for name, value in numeric_parameters(stage).items()}
@@ -84,7 +85,7 @@ class EpiloguePlan:
             before = stage.name
             stages.append(StageText(text, arrays, tuple(named.items()), code.temporaries))
         ins = tuple((operand.name, "u64" if operand.axes else "f32") for operand in operands)
-        return cls(tuple(stages), ins, not dtype_of(workload.dtype).is_float)
+        return cls(tuple(stages), ins, not dtype_of(FactorParams.of(workload.params).dtype).is_float)
 
     @property
     def arrays(self) -> tuple[EpilogueOperand, ...]:

@@ -29,6 +29,7 @@ from schedsearch.launch import Grid, Int64, Param, Pointer, Scalar
 from schedsearch.ops import ArgSpec, Stage, decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import computing
+from schedsearch.ops.sum_of_products import FactorParams
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, magnitude_of
 from schedsearch.templates.parts.casts import f32, f64, i64
@@ -183,7 +184,7 @@ Fetch = Callable[[Any, Any, Any], Any]
 
 def stage_operands(workload: Workload) -> tuple[Param, ...]:
     """The arrays of a workload's epilogue and all scalars, as `*operands` of a reference's kernel."""
-    arrays = [operand.name for stage in workload.epilogue for operand in stage.kind.operands]
+    arrays = [operand.name for stage in FactorParams.of(workload.params).epilogue for operand in stage.kind.operands]
     return (*map(Pointer, arrays), *(Scalar(scalar.name) for scalar in workload.scalars))
 
 
@@ -194,8 +195,9 @@ def operand_names(workload: Workload) -> list[str]:
 
 def computed_output(workload: Workload) -> ArgSpec:
     """The output before stages that only move elements, as an array of its own: truths have no gaps."""
-    stages = computing(workload.epilogue)
-    output = workload.output if stages == workload.epilogue else workload.replace(epilogue=stages).output
+    given = FactorParams.of(workload.params).epilogue
+    stages = computing(given)
+    output = workload.output if stages == given else workload.replace(epilogue=stages).output
     return replace(output, slice_of=())
 
 
@@ -213,7 +215,7 @@ def stages_function(workload: Workload, target: Target) -> Apply:
     slots = {name: slot for slot, name in enumerate(operand_names(workload))}
     arguments = {argument.name: argument for argument in workload.signature}
     finish: Apply = _nothing
-    for stage in computing(workload.epilogue):
+    for stage in computing(FactorParams.of(workload.params).epilogue):
         fetches = [
             _array(reader(target, arguments[operand.name].dtype), slots[operand.name], operand.axes)
             for operand in stage.kind.operands
@@ -227,7 +229,7 @@ def zero_points_function(p: Workload) -> Callable[[Any], Any]:
     """`zero_points(operands)` for kernels: those of x and weight, integers if x is; of `stage_operands`."""
     slots = {name: slot for slot, name in enumerate(operand_names(p))}
     slot_x, slot_weight = (slots.get(f"{name}_zero_point") for name in ("x", "weight"))
-    if dtype_of(p.dtype).is_float:
+    if dtype_of(FactorParams.of(p.params).dtype).is_float:
         return lambda operands: (0.0, 0.0)
 
     def none(operands: Any) -> Any:
@@ -258,7 +260,7 @@ def apply_stages(
         channel, index: int (p,): each element's output channel, and its position in the memory of `computed_output`.
     """
     arguments = {argument.name: argument for argument in workload.signature}
-    for stage in workload.epilogue:
+    for stage in FactorParams.of(workload.params).epilogue:
         operands = {
             operand.name: gather(arrays, arguments[operand.name], channel if operand.axes == "K" else index)
             for operand in stage.kind.operands

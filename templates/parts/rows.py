@@ -57,7 +57,7 @@ class RowsTemplate(Template[P]):
 
     def space(self, workload: Workload[P], target: Target) -> ConfigSpace:
         _, length = self.rows(workload)
-        widest = math.gcd(self.contiguous(workload), MOST_BYTES // dtype_of(workload.dtype).nbytes)
+        widest = math.gcd(self.contiguous(workload), MOST_BYTES // dtype_of(workload.signature[0].dtype).nbytes)
         knobs = (
             Knob("vector", tuple(1 << i for i in range(widest.bit_length())), "neighbouring elements of an access"),
             Knob("lanes", tuple(n for n in LANES if n < 2 * length), self.lanes_doc),

@@ -22,6 +22,7 @@ from schedsearch.launch import Float32, Param, Pointer, Scalar
 from schedsearch.ops import ArgSpec, Stage
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import computing
+from schedsearch.ops.sum_of_products import FactorParams
 from schedsearch.workload import Workload
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
@@ -277,7 +278,7 @@ def epilogue_operands(workload: Workload) -> tuple[EpilogueOperand, ...]:
     arrays = {arg.name: arg for arg in workload.signature}
     found = {
         operand.name: EpilogueOperand(operand.name, operand.axes, arrays[operand.name].dtype)
-        for stage in workload.epilogue
+        for stage in FactorParams.of(workload.params).epilogue
         for operand in stage.kind.operands
     }
     found |= {scalar.name: EpilogueOperand(scalar.name, "", "float32") for scalar in workload.scalars}
@@ -332,7 +333,7 @@ def epilogue_problem(
     """
     if workload.output.slice_of and not slices:
         return f"y is a slice of an array of shape {workload.output.slice_of}; allowed: an array of its own"
-    for stage in workload.epilogue:
+    for stage in FactorParams.of(workload.params).epilogue:
         if stage.kind.moves and not shuffles:
             return f"the epilogue has {stage}; allowed: stages that leave every element where it is"
         if stage.name not in STAGE_CODES and not stage.kind.moves:
@@ -356,9 +357,10 @@ def epilogue_problem(
 
 def moved_residual_problem(workload: Workload) -> str | None:
     """Why a kernel that finds arrays like the output at the output's own offsets cannot run the workload, or None."""
-    if not any(operand.axes == "y" for stage in workload.epilogue for operand in stage.kind.operands):
+    given = FactorParams.of(workload.params).epilogue
+    if not any(operand.axes == "y" for stage in given for operand in stage.kind.operands):
         return None
-    if computing(workload.epilogue) != workload.epilogue:
+    if computing(given) != given:
         return "the epilogue has depth_to_space after residual; allowed: without an array like the output"
     if workload.output.slice_of:
         return "y is a slice, and the epilogue has residual; allowed: without an array like the output"
@@ -367,8 +369,8 @@ def moved_residual_problem(workload: Workload) -> str | None:
 
 def _outputs(workload: Workload) -> Iterator[tuple[Stage, ArgSpec, ArgSpec]]:
     """Each stage with the output before and after it."""
-    before = workload.replace(epilogue=()).output if workload.epilogue else workload.output
-    for stage in computing(workload.epilogue):
+    before = workload.replace(epilogue=()).output if FactorParams.of(workload.params).epilogue else workload.output
+    for stage in computing(FactorParams.of(workload.params).epilogue):
         after = stage.kind.output(before, stage.params)
         yield stage, before, after
         before = after

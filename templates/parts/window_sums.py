@@ -74,7 +74,7 @@ class WindowSums:
     def run(self) -> int:
         """Neighbouring channels that one load takes, 4 or 1; x is aligned to as many bytes."""
         w = self.workload
-        return 4 if strides_of(w, "x")["C"].run(w.c // w.groups) % 4 == 0 else 1
+        return 4 if strides_of(w, "x")["C"].run(w.params.c // w.params.groups) % 4 == 0 else 1
 
     def step(self) -> KernelStep:
         """The step that writes the sums. Lanes of a warp share a sum if channels are neighbours in memory; otherwise
@@ -107,7 +107,7 @@ class WindowSums:
             one_group: all columns of a tile are output channels of one group.
         """
         w, table, scalar = self.workload, epilogue.index(SUMS), epilogue.index(SCALAR)
-        groups, outputs = w.groups, w.k // w.groups
+        groups, outputs = w.params.groups, w.params.k // w.params.groups
         correct_tile, correct_each = correct_rows(octets, groups), correct_channels(octets, interleaved, groups, outputs)
 
         def correct_pixels(values: Any, columns: Any, rows: Any, pixel: Any, k: Any, operands: Any) -> None:
@@ -131,7 +131,7 @@ class WindowSums:
         Pixels are numbered (n, p, q). `operands` are those of `epilogue`.
         """
         w, table, scalar = self.workload, epilogue.index(SUMS), epilogue.index(SCALAR)
-        groups, outputs = w.groups, w.k // w.groups
+        groups, outputs = w.params.groups, w.params.k // w.params.groups
 
         def term(pixel: Any, k: Any, operands: Any) -> Any:
             entry = u64(u64(pixel) * groups + u32(k) // u32(outputs))
@@ -155,11 +155,11 @@ def window_sums_problem(workload: Workload[Conv2dParams]) -> str | None:
 
 def _build_sums(sums: WindowSums, lanes: int) -> Callable[..., None]:
     """The kernel (x, sums, zero point of x)."""
-    w, run, entries = sums.workload, sums.run, sums.entries
-    out_h, out_w = CONV2D.output_hw(w.params)
+    w, run, entries = sums.workload.params, sums.run, sums.entries
+    out_h, out_w = CONV2D.output_hw(w)
     groups, channels, height, width, kernel_h, kernel_w = w.groups, w.c // w.groups, w.h, w.w, w.r, w.s
     (stride_h, stride_w), (dilation_h, dilation_w), (top, left, *_) = w.stride, w.dilation, w.padding
-    strides, runs = strides_of(w, "x"), channels // run
+    strides, runs = strides_of(sums.workload, "x"), channels // run
     of_image, of_row, of_column, of_channel = (strides[axis].offset() for axis in "NHWC")
     add, sum_lanes = ptx.add_bytes(w.dtype, run), ptx.warp_sum if lanes > 1 else _own
 

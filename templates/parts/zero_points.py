@@ -150,13 +150,13 @@ class ZeroPoint:
                 of a group lie together.
         """
         w = self.workload
-        layout = layout or w.weight_layout
+        layout = layout or w.params.weight_layout
         return KernelStep(
             _build_table(self, layout),
             (Pointer(buffer), Pointer(TABLE)),
-            Grid(w.k),
+            Grid(w.params.k),
             THREADS,
-            4 * w.r * w.s,
+            4 * w.params.r * w.params.s,
             constant=True,
             shaped_by=frozenset(),
         )
@@ -164,9 +164,9 @@ class ZeroPoint:
     def places(self) -> Callable[[Any], Any]:
         """`place(pixel)`: the first entry of an output pixel's class in the table (i32). Pixels are numbered (n, p, q)."""
         w, (out_h, out_w) = self.workload, CONV2D.output_hw(self.workload.params)
-        out_pixels, columns, k = out_h * out_w, self.columns.count, w.k
+        out_pixels, columns, k = out_h * out_w, self.columns.count, w.params.k
         row_class, column_class = _class_of(self.rows), _class_of(self.columns)
-        count = u32 if (w.n + 1) * out_pixels < 2**31 else u64
+        count = u32 if (w.params.n + 1) * out_pixels < 2**31 else u64
 
         def place(pixel: Any) -> Any:
             within = u32(count(pixel) % count(out_pixels))
@@ -273,11 +273,11 @@ def _build_table(zero: ZeroPoint, layout: str) -> Callable[..., None]:
     """The kernel (weight, table): a block for each output channel. Its warps add up the channels of the taps, one tap each
     at a time; then its threads add up the taps of the classes."""
     w, warps = zero.workload, THREADS // 32
-    taps, kernel_w, classes, columns, k = w.r * w.s, w.s, zero.classes, zero.columns.count, w.k
+    taps, kernel_w, classes, columns, k = w.params.r * w.params.s, w.params.s, zero.classes, zero.columns.count, w.params.k
     run, offset = _weight_runs(w, layout)
-    channels = w.c // w.groups
+    channels = w.params.c // w.params.groups
     runs = channels // run
-    add, row_span, column_span = ptx.add_bytes(w.weight_dtype, run), _valid_taps(zero.rows), _valid_taps(zero.columns)
+    add, row_span, column_span = ptx.add_bytes(w.params.weight_dtype, run), _valid_taps(zero.rows), _valid_taps(zero.columns)
 
     def sum_weights(weight: Any, table: Any) -> None:
         channel, thread, shared = i32(cuda.blockIdx.x), i32(cuda.threadIdx.x), shared_base()

@@ -53,8 +53,8 @@ class NonZeroCuda(Template[NonZeroParams]):
         blocks = -(-vectors // part)
         x, counts = words_of("x", p.dtype, size), NumbaArray("counts", "int32", (blocks,), (4,))
         y, y_extents = (NumbaArray(spec.name, "int64", (spec.size,), (8,)) for spec in workload.outputs)
-        count = kernels.count_kernel(workload, part, each, threads)
-        place = kernels.place_kernel(workload, part, each, threads)
+        count = kernels.count_kernel(workload.params, part, each, threads)
+        place = kernels.place_kernel(workload.params, part, each, threads)
         listed = 2 * tile * kernels.per_vector(p.dtype)
         steps = (
             KernelStep(count, (x, Pointer("x"), counts), Grid(blocks), threads),

@@ -9,11 +9,11 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.nonzero import NonZeroParams
 from schedsearch.templates.parts import moves
 from schedsearch.templates.parts.casts import i32, i64, u16, u32, u64
 from schedsearch.templates.selection.block import EVERY_LANE, WARP, block_sum
 from schedsearch.templates.selection.keys import is_nonzero
-from schedsearch.workload import Workload
 
 VECTOR = 16  # bytes of a load
 
@@ -41,7 +41,7 @@ def vector_bits(dtype: str) -> Callable[[Any, Any], Any]:
     return bits
 
 
-def bits_reader(p: Workload, threads: int, each: int) -> Callable[[Any, Any, Any, Any], None]:
+def bits_reader(p: NonZeroParams, threads: int, each: int) -> Callable[[Any, Any, Any, Any], None]:
     """`read(x, address, base, found)` for kernels: found[e] are the bits of the vector base + e * threads + thread.
 
     All loads are in flight together. `address` is that of x.
@@ -65,7 +65,7 @@ def bits_reader(p: Workload, threads: int, each: int) -> Callable[[Any, Any, Any
     return read
 
 
-def count_kernel(p: Workload, part: int, each: int, threads: int) -> Callable[..., None]:
+def count_kernel(p: NonZeroParams, part: int, each: int, threads: int) -> Callable[..., None]:
     """The kernel (x, address of x, counts): a block counts the elements of its part, `part` vectors, that are not zero."""
     vectors = -(-math.prod(p.x) // per_vector(p.dtype))
     read, total, tile = bits_reader(p, threads, each), block_sum(threads), threads * each
@@ -97,7 +97,7 @@ def warp_places(counts: Any, before: Any, each: Any) -> None:
         before[e] = own
 
 
-def place_kernel(p: Workload, part: int, each: int, threads: int) -> Callable[..., None]:
+def place_kernel(p: NonZeroParams, part: int, each: int, threads: int) -> Callable[..., None]:
     """The kernel (x, address of x, counts, y, y_extents): a block writes the places of the elements of its part that are not
     zero.
 
