@@ -365,7 +365,7 @@ def _damaged(folder: Path, case: str) -> Path:
         ("huge", "net.onnx has 3,221,225,472 bytes; an ONNX file has at least 1 and less than 2,147,483,648"),
         (
             "a weight of other bytes",
-            r"weight 'a.weight' of shape \[8, 8, 3, 3\] and format FLOAT is damaged: it has 2,296 bytes and needs 2,304",
+            r"weight 'a.weight' of shape \[8, 8, 3, 3\] and dtype FLOAT is damaged: it has 2,296 bytes and needs 2,304",
         ),
         (
             "a value from nowhere",

@@ -46,6 +46,11 @@ class Row:
         return math.prod(self.shape)
 
     @property
+    def places(self) -> np.ndarray[Any, Any]:
+        """The place of each number, in the model's shape."""
+        return np.arange(self.count).reshape(self.shape)
+
+    @property
     def is_float(self) -> bool:
         return self.dtype in float_words.DTYPES
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 WHOLE = ("int64", "int32", "uint8")  # uint8 are truths
-READ = (
-    "Shape", "Size", *numbers.BINARY, *numbers.UNARY, *numbers.SAME, *numbers.REDUCED, "Where", "Concat", "Gather", "Slice",
-    "Clip", "Reciprocal",
-)  # fmt: skip
 _OF_FLOATS = (
     "Add", "Sub", "Mul", "Div", "Min", "Max", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Neg", "Abs",
     "Floor", "Ceil", "Round", "Reciprocal", "Clip", "ReduceMax", "ReduceMin", "Where", "Gather", "Slice", "Concat",
@@ -32,6 +28,9 @@ _OF_FLOATS = (
 )  # fmt: skip
 _TYPES = {"FLOAT": "float32", "DOUBLE": "float64", "INT32": "int32", "INT64": "int64", "BOOL": "bool"}
 _NEEDS_A_ROW = (*numbers.SAME, "Concat", "Gather", "Slice", "Where")  # of arrays there are other ways
+
+
+_Result = tuple[Computed, list[str]] | Row | None
 
 
 class Rows:
@@ -64,7 +63,7 @@ class Rows:
             given_rows = [row for row in rows if row is not None]
             if not self._is_possible(node, given_rows):
                 return False
-            computed = self._computed(node, given_rows)
+            computed = _READERS[node.op_type](self, node, given_rows)
             if isinstance(computed, Row):
                 self.of[node.outputs[0]] = computed
                 return True
@@ -155,55 +154,51 @@ class Rows:
             self._fold(node.outputs[0], extents.reshape(() if node.op_type == "Size" else -1).astype(np.int64))
             return None
         name = self.names[x]
-        return (numbers.of_size(ranges) if node.op_type == "Size" else numbers.of_shape(ranges, axes.start, axes.stop)), [
-            name
-        ]
+        of_size = node.op_type == "Size"
+        return (numbers.of_size(ranges) if of_size else numbers.of_shape(ranges, axes.start, axes.stop)), [name]
 
-    def _computed(self, node: ir.Node, rows: Sequence[Row]) -> tuple[Computed, list[str]] | Row | None:
-        """What a node computes, and of which values; a row if its numbers are those of another one."""
-        op, read = node.op_type, node.attributes
-        a = rows[0]
-        if op == "Cast":
-            return self._cast(node, a)
-        if op in numbers.SAME:
-            return self._same(node, a)
-        if op in numbers.UNARY:
-            return self._in_format(numbers.unary(op, a), [a.value])
-        if op == "Reciprocal":
-            word = float_words.word_of(1.0)
-            one = self.graph.constant(self.graph.unused("one"), np.array([word]))
-            return numbers.binary("Div", Row(one, (), ((word, word),), a.dtype), a), [one, a.value]
-        if op in numbers.BINARY:
-            return self._joined(op, rows)
-        if op == "Clip":
-            return self._clipped(node, rows)
-        if op in numbers.REDUCED:
-            axes = constant_input(node, 1) if is_given(node, 1) else read.get_ints("axes", ())
-            every = axes is not None and (not len(axes) or {int(n) % len(a.shape) for n in axes} == set(range(len(a.shape))))
-            return self._in_format(numbers.reduced(op, a, bool(read.get_int("keepdims", 1))), [a.value]) if every else None
-        if op == "Where":
-            return numbers.where(*rows), [row.value for row in rows]
-        if op == "Concat":
-            return self._joined(op, rows) if all(len(row.shape) == 1 for row in rows) else None
-        every_place = np.arange(a.count).reshape(a.shape)
-        if op == "Gather":
-            indices = constant_input(node, 1)
-            if indices is None:
-                found = numbers.gathered(a, rows[1]) if len(a.shape) == 1 else None
-                return None if found is None else (found, [a.value, rows[1].value])
-            return numbers.picked(a, np.take(every_place, indices, axis=read.get_int("axis", 0))), [a.value]
-        parts = [constant_input(node, place) for place in range(1, len(node.inputs))]
-        if any(part is None for part in parts):
+    # ---- what a node computes, and of which values; a row if its numbers are those of another one
+
+    def _unary(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
+        return self._in_format(numbers.unary(node.op_type, rows[0]), [rows[0].value])
+
+    def _reciprocal(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
+        word = float_words.word_of(1.0)
+        one = self.graph.constant(self.graph.unused("one"), np.array([word]))
+        return numbers.binary("Div", Row(one, (), ((word, word),), rows[0].dtype), rows[0]), [one, rows[0].value]
+
+    def _reduced(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
+        """All numbers as one."""
+        a, read = rows[0], node.attributes
+        axes = constant_input(node, 1) if is_given(node, 1) else read.get_ints("axes", ())
+        if axes is None or (len(axes) and {int(n) % len(a.shape) for n in axes} != set(range(len(a.shape)))):
             return None
-        begin, end, *more = [[int(n) for n in part] for part in parts if part is not None]
-        axes_, steps = more[0] if more else range(len(begin)), more[1] if len(more) > 1 else [1] * len(begin)
+        return self._in_format(numbers.reduced(node.op_type, a, bool(read.get_int("keepdims", 1))), [a.value])
+
+    def _where(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
+        return numbers.where(*rows), [row.value for row in rows]
+
+    def _gathered(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
+        a, indices = rows[0], constant_input(node, 1)
+        if indices is not None:
+            places = np.take(a.places, indices, axis=node.attributes.get_int("axis", 0))
+            return numbers.picked(a, places), [a.value]
+        found = numbers.gathered(a, rows[1]) if len(a.shape) == 1 else None
+        return None if found is None else (found, [a.value, rows[1].value])
+
+    def _sliced(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
+        a, given = rows[0], [constant_input(node, place) for place in range(1, len(node.inputs))]
+        if any(each is None for each in given):
+            return None
+        begin, end, *more = [[int(n) for n in each] for each in given if each is not None]
+        axes, steps = more[0] if more else range(len(begin)), more[1] if len(more) > 1 else [1] * len(begin)
         slices: list[Any] = [slice(None)] * len(a.shape)
-        for axis, first, last, step in zip(axes_, begin, end, steps):
-            slices[axis] = slice(first, last if last >= 0 or step > 0 or last >= -len(every_place) else None, step)
-        found = every_place[tuple(slices)]
+        for axis, first, last, step in zip(axes, begin, end, steps):
+            slices[axis] = slice(first, last if last >= 0 or step > 0 or last >= -len(a.places) else None, step)
+        found = a.places[tuple(slices)]
         return (numbers.picked(a, found), [a.value]) if found.size else None
 
-    def _clipped(self, node: ir.Node, rows: Sequence[Row]) -> tuple[Computed, list[str]] | Row:
+    def _clipped(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
         """Not less than the second input and not more than the third, each of which may be missing."""
         found, limits = rows[0], iter(rows[1:])
         for op, place in (("Max", 1), ("Min", 2)):
@@ -214,9 +209,11 @@ class Rows:
                 )
         return found
 
-    def _joined(self, op: str, rows: Sequence[Row]) -> tuple[Computed, list[str]] | Row:
+    def _joined(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
         """Several rows, two at a time."""
-        found = rows[0]
+        op, found = node.op_type, rows[0]
+        if op == "Concat" and any(len(row.shape) != 1 for row in rows):
+            return None
         for number, row in enumerate(rows[1:], start=2):
             computed = numbers.concat(found, row) if op == "Concat" else numbers.binary(op, found, row)
             if number == len(rows):
@@ -233,8 +230,8 @@ class Rows:
         assert then is not None
         return then, [made.value]
 
-    def _cast(self, node: ir.Node, a: Row) -> tuple[Computed, list[str]] | Row:
-        dtype = _type_of(node)
+    def _cast(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
+        a, dtype = rows[0], _type_of(node)
         try:
             computed = numbers.converted(a, dtype)
         except ValueError as error:
@@ -243,8 +240,9 @@ class Rows:
             ) from None
         return Row(a.value, a.shape, a.ranges, dtype) if computed is None else (computed, [a.value])
 
-    def _same(self, node: ir.Node, a: Row) -> Row | None:
+    def _same(self, node: ir.Node, rows: Sequence[Row]) -> _Result:
         """The same numbers in another shape."""
+        a = rows[0]
         if node.op_type == "Flatten":
             return None
         shape = viewed(node, a.shape)
@@ -271,6 +269,21 @@ class Rows:
     def _add(self, name: str, computed: Computed, given: Sequence[str]) -> Row:
         value = self.graph.numbers(self.graph.unused(name), len(computed.ranges), computed.rule, given, computed.params)
         return Row(value, computed.shape, computed.ranges, computed.dtype)
+
+
+_READERS: Mapping[str, Callable[[Rows, Any, Sequence[Row]], _Result]] = {
+    **dict.fromkeys(numbers.SAME, Rows._same),
+    "Cast": Rows._cast,
+    **dict.fromkeys(numbers.UNARY, Rows._unary),
+    "Reciprocal": Rows._reciprocal,
+    **dict.fromkeys((*numbers.BINARY, "Concat"), Rows._joined),
+    "Clip": Rows._clipped,
+    **dict.fromkeys(numbers.REDUCED, Rows._reduced),
+    "Where": Rows._where,
+    "Gather": Rows._gathered,
+    "Slice": Rows._sliced,
+}
+READ = ("Shape", "Size", *_READERS)
 
 
 def _type_of(node: ir.Node) -> str:

@@ -180,13 +180,28 @@ class _Graph:
     def read(self) -> None:
         self.fixed = {str(value.name): found for value in self.model.graph.outputs if (found := fixed(value)) is not None}
         places = {node: place for place, node in enumerate(self.model.graph)}
-        apart = {node for node in places if node.op_type in self.apart}
         self.taken.update(inner for node in places for inner in nodes_inside(node))
         for cut in self.subgraphs:
             self.taken.update(cut.reasons)
             self.needed.update(cut.reads)
-        chains: list[Chain] = []
         self._views_of_transposes(places)
+        chains = self._chains(places)
+        for chain in without_concatenations(without_slices(chains, self.unread) if self.cuts else chains, self.slices):
+            chain.nodes.sort(key=places.__getitem__)
+            made = self._node(chain)
+            self.members[made.name] = tuple(chain.nodes)
+            self.calls.append((places[chain.nodes[-1]], made))
+        for cut in self.subgraphs:
+            if cut.writes:
+                self.calls.append((max(map(places.__getitem__, cut.reasons)), self._subgraph(cut)))
+        self._views(places)
+        if self.subgraphs:
+            self._sort()
+
+    def _chains(self, places: Mapping[ir.Node, int]) -> list[Chain]:
+        """The nodes that one kernel computes together, family by family: earlier families take what later ones could."""
+        apart = {node for node in places if node.op_type in self.apart}
+        chains = []
         for family in _FAMILIES:
             for node in sorted(places, key=places.__getitem__, reverse=family in _LAST_FIRST):
                 if node in self.taken or node.op_type not in family or not is_onnx(node) or self._is_unread(node):
@@ -198,15 +213,10 @@ class _Graph:
                 self.taken.update(chain.nodes)
                 self.needed.update(each for each in chain.arguments.values() if not isinstance(each, Constant))
                 chains.append(chain)
-        for chain in without_concatenations(without_slices(chains, self.unread) if self.cuts else chains, self.slices):
-            last = max(places[node] for node in chain.nodes)
-            chain.nodes.sort(key=places.__getitem__)
-            made = self._node(chain)
-            self.members[made.name] = tuple(chain.nodes)
-            self.calls.append((last, made))
-        for cut in self.subgraphs:
-            if cut.writes:
-                self.calls.append((max(map(places.__getitem__, cut.reasons)), self._subgraph(cut)))
+        return chains
+
+    def _views(self, places: Mapping[ir.Node, int]) -> None:
+        """Adds the views of which no chain and no subgraph is."""
         for node, place in places.items():
             if node.op_type not in VIEWS or not is_onnx(node) or node in self.taken:
                 continue
@@ -215,8 +225,6 @@ class _Graph:
             elif self._is_known(node):
                 self.taken.add(node)
                 self.calls.append((place, self._view(node)))
-        if self.subgraphs:
-            self._sort()
 
     def _sort(self) -> None:
         """Gives every call a place behind those that make what it reads, in the order of before where that is possible: a

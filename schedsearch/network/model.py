@@ -238,8 +238,6 @@ def _agree(inferred: Sequence[int | None], declared: Sequence[object]) -> bool:
 
 def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name: str) -> None:
     """Gives every input a shape without symbols."""
-    import onnx_ir as ir
-
     if not isinstance(shapes, Mapping):
         raise ModelError(
             f"shapes is of type {type(shapes).__name__}; give a dictionary from inputs to shapes: {{'x': [1, 3, 9, 9]}}"
@@ -248,33 +246,37 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
     for name, given in shapes.items():
         if name not in inputs:
             raise ModelError(f"{model_name} has no input {name!r}{did_you_mean(name, inputs)}; it has {', '.join(inputs)}")
-        declared = inputs[name].shape
-        if not isinstance(given, list | tuple) or not all(isinstance(extent, int) and extent >= 1 for extent in given):
-            raise ModelError(f"the shape of {name!r} is {given!r}; allowed: a list of integers of at least 1")
-        fixed = [None if declared is None or not isinstance(each, int) else each for each in declared or given]
-        if len(fixed) != len(given) or any(old not in (None, new) for old, new in zip(fixed, given)):
-            raise ModelError(
-                f"{model_name}: input {name!r} is {declared}, but the shape given for it is {list(given)}; give "
-                f"{len(fixed)} extents, and only names may become other numbers"
-            )
-        inputs[name].shape = ir.Shape(given)
-    dynamic = [
-        f"{name} {value.shape or 'of unknown rank'}"
-        for name, value in inputs.items()
-        if value.shape is None or not value.shape.is_static()
-    ]
-    if dynamic:
-        example = next(value for value in inputs.values() if value.shape is None or not value.shape.is_static())
-        extents = (
-            [1, 3, 224, 224]
-            if example.shape is None
-            else [each if isinstance(each, int) else 224 if place > 1 else 1 for place, each in enumerate(example.shape)]
-        )
+        _fix_shape(inputs[name], given, model_name)
+    if left := [value for value in inputs.values() if value.shape is None or not value.shape.is_static()]:
+        dynamic = "; ".join(f"{value.name} {value.shape or 'of unknown rank'}" for value in left)
         raise ModelError(
-            f"{model_name} has inputs with dynamic dimensions: {'; '.join(dynamic)}. Shapes must be fixed; give them, "
-            f"e.g. --shape {example.name}={','.join(map(str, extents))}, or build for a range of sizes: "
+            f"{model_name} has inputs with dynamic dimensions: {dynamic}. Shapes must be fixed; give them, e.g. --shape "
+            f"{left[0].name}={','.join(map(str, _example(left[0])))}, or build for a range of sizes: "
             "--dynamic NAME=LEAST..MOST"
         )
+
+
+def _fix_shape(value: ir.Value, given: Sequence[int], model_name: str) -> None:
+    """Gives an input a shape. Raises ModelError if it is none, or contradicts the declared one."""
+    import onnx_ir as ir
+
+    declared = value.shape
+    if not isinstance(given, list | tuple) or not all(isinstance(extent, int) and extent >= 1 for extent in given):
+        raise ModelError(f"the shape of {value.name!r} is {given!r}; allowed: a list of integers of at least 1")
+    fixed = [None if declared is None or not isinstance(each, int) else each for each in declared or given]
+    if len(fixed) != len(given) or any(old not in (None, new) for old, new in zip(fixed, given)):
+        raise ModelError(
+            f"{model_name}: input {value.name!r} is {declared}, but the shape given for it is {list(given)}; give "
+            f"{len(fixed)} extents, and only names may become other numbers"
+        )
+    value.shape = ir.Shape(given)
+
+
+def _example(value: ir.Value) -> list[int]:
+    """A shape that an input could have."""
+    if value.shape is None:
+        return [1, 3, 224, 224]
+    return [each if isinstance(each, int) else 224 if place > 1 else 1 for place, each in enumerate(value.shape)]
 
 
 def _without_splits(model: ir.Model) -> None:
