@@ -191,7 +191,7 @@ def conv2d_ideas_table(data: dict[str, Any]) -> str:
     return markdown(header, conv2d_ideas.rows())
 
 
-FASTEST_TEMPLATES = ("conv2d_wgmma", "conv2d_halo", "conv2d_mma", "conv2d_stem", "conv2d_unfold")
+FASTEST_TEMPLATES = ("conv2d_wgmma", "conv2d_halo", "conv2d_mma", "conv2d_stem")
 FASTEST_LAYERS = (
     "32x56x56x64 k64 3x3 p1", "32x28x28x128 k128 3x3 p1", "32x14x14x256 k256 3x3 p1", "32x7x7x512 k512 3x3 p1",
     "32x56x56x64 k256 1x1", "32x28x28x512 k128 1x1", "32x56x56x128 k128 3x3 s2 p1", "32x28x28x256 k256 3x3 s2 p1",

@@ -23,7 +23,6 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
         "conv2d_wgmma",
         "conv2d_halo",
         "conv2d_stem",
-        "conv2d_unfold",
         "conv2d_tf32x3",
         "conv2d_few_outputs",
         "conv2d_packed",

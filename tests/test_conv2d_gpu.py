@@ -20,7 +20,6 @@ import test_conv2d_simt as simt
 import test_conv2d_stem as stem
 import test_conv2d_stem_integers as stem_integers
 import test_conv2d_stores as stores
-import test_conv2d_unfold as unfold
 import test_conv2d_wgmma as wgmma
 from conv2d_numpy import KINDS, check_schedules, exactly
 
@@ -32,7 +31,6 @@ from schedsearch.workload import Workload
 SHAPES: dict[str, tuple[Callable[[np.random.Generator], Workload], int, int]] = {  # template -> draw, seed, shapes
     "conv2d_wgmma": (wgmma.random_workload, 21, 60),
     "conv2d_halo": (halo.random_workload, 31, 60),
-    "conv2d_unfold": (unfold.random_workload, 44, 20),
     "conv2d_stem": (stem.random_workload, 51, 40),
     "conv2d_mma": (mma.random_workload, 61, 40),
 }
@@ -45,15 +43,8 @@ FIRST_LAYERS = {  # template -> first layers of networks
         RGB_3X3.replace(n=8, stride=2, k=32, out_dtype="float32"),
         RGB_3X3.replace(c=1, k=16),
         RGB_3X3.replace(c=4, k=96, dtype="bfloat16", out_dtype="bfloat16"),
-    ],
-    "conv2d_unfold": [
-        unfold.RGB_7X7.replace(epilogue=["bias", "relu"]),
-        unfold.RGB_7X7.replace(n=32),
-        unfold.RGB_3X3.replace(epilogue=["bias", "residual"]),
-        unfold.RGB_3X3_STRIDED,
-        unfold.RGB_3X3.replace(c=1, k=16),
-        unfold.RGB_3X3.replace(c=5, out_dtype="float32"),
-        unfold.RGB_3X3.replace(c=6, dilation=2, padding=2, dtype="bfloat16", out_dtype="bfloat16"),
+        RGB_3X3.replace(n=2, h=299, w=299, stride=2, k=32, padding=0),
+        RGB_3X3.replace(c=20, r=5, s=5, padding=2, w=61),
     ],
 }
 BYTES_7X7, BYTES_3X3 = stem_integers.RGB_7X7, stem_integers.RGB_3X3
@@ -66,13 +57,8 @@ INTEGER_LAYERS: dict[str, list[dict[str, Any]]] = {
         {**BYTES_3X3, "n": 8, "stride": 2, "k": 32},
         {**BYTES_3X3, "c": 1, "k": 16, "dtype": "uint8", "epilogue": stem_integers.UINT8},
         {**BYTES_3X3, "c": 4, "k": 96, "epilogue": ["bias", {"dequantise": {"to": "float16"}}]},
-    ],
-    "conv2d_unfold": [
-        dict(
-            n=2, h=61, w=59, c=3, k=64, r=7, s=7, stride=2, padding=(3, 2, 4, 3), dtype="uint8", weight_dtype="int8",
-            zero_points=zero_points, epilogue=["bias", "relu", {"requantise": {"to": "uint8"}}],
-        )
-        for zero_points in (["weight"], ["x", "weight"])
+        {**BYTES_7X7, "n": 2, "h": 61, "w": 59, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"],
+         "epilogue": stem_integers.UINT8},
     ],
 }  # fmt: skip
 

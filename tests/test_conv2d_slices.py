@@ -205,7 +205,7 @@ def test_templates_take_slices_or_say_why_not() -> None:
         ("conv2d_wgmma", {"c": 64, "k": 72, "slice_of": 136, "out_dtype": "float32"}),
         ("conv2d_halo", {"c": 64, "k": 72, "slice_of": 136, "epilogue": ["bias", "relu"]}),
         ("conv2d_stem", {"w": 24, "c": 3, "k": 32, "slice_of": 64}),
-        ("conv2d_unfold", {"c": 3, "k": 32, "slice_of": 64}),
+        ("conv2d_stem", {"c": 3, "k": 32, "slice_of": 64}),  # rows that are copied first
         ("conv2d_tf32x3", {"c": 16, "k": 40, "dtype": "float32", "slice_of": 52}),
         ("conv2d_mma", {"c": 24, "k": 20, "slice_of": 33, "layout": "NCHW"}),
         ("conv2d_simt", {"c": 24, "k": 20, "slice_of": 44, "dtype": "float32"}),

@@ -30,7 +30,6 @@ ON_GPU: dict[str, Workload] = {
     "conv2d_mma": schedsearch.conv2d(**LAYER),
     "conv2d_halo": schedsearch.conv2d(**LAYER),
     "conv2d_stem": schedsearch.conv2d(**STEM),
-    "conv2d_unfold": schedsearch.conv2d(**STEM),
     "conv2d_packed": schedsearch.conv2d(**STEM),
     "conv2d_tf32x3": schedsearch.conv2d(**LAYER, dtype="float32"),
     "conv2d_simt": schedsearch.conv2d(**LAYER, dtype="float32"),

@@ -25,7 +25,6 @@ from schedsearch.template import KernelSource, KernelStep, Template, load_refere
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.mma import Conv2dMma
 from schedsearch.templates.conv2d.stem import Conv2dStem
-from schedsearch.templates.conv2d.unfold import Conv2dUnfold
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.workload import Workload
 
@@ -146,7 +145,6 @@ SAME_SHAPE: list[tuple[Template, tuple[dict[str, int], dict[str, int]], dict[str
     (Conv2dMma(), DENSE, dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1)),
     (Conv2dHalo(), (GROUPED, {**GROUPED, "n": 5, "h": 23}), dict(tile_h=12, tile_w=12, merged=2, schedule="together")),
     (Conv2dStem(), (STEM, {**STEM, "n": 5, "h": 30}), dict(tile_w=16, patches=1)),
-    (Conv2dUnfold(), (STEM, {**STEM, "n": 5, "h": 30}), dict(bn=16, bk=16, cluster_m=2, split_k=1)),
 ]
 
 

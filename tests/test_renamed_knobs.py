@@ -1,4 +1,4 @@
-"""Knobs that were renamed: what was recorded or written under the earlier names is still read, with the same meaning."""
+"""Knobs that were renamed and templates that were removed: what was recorded or written before is still read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from session_support import OTHER, WORKLOAD, Square, World
 
 import schedsearch
 from schedsearch.config import Config
-from schedsearch.errors import ConfigError
+from schedsearch.errors import ConfigError, UsageError
 from schedsearch.measurement import Record
 from schedsearch.records.exchange import export_jsonl, import_jsonl
 from schedsearch.records.store import Store
@@ -191,3 +191,10 @@ def test_a_workload_file_restricts_knobs_by_their_earlier_names(
 def test_values_that_a_knob_never_had_are_refused_with_those_of_today() -> None:
     with pytest.raises(ConfigError, match=r"'grid' cannot be restricted to \['both'\].*'split' is now persistent: False"):
         plan_tasks([Task(CONV, restrict={"grid": ["both"]}, templates=["conv2d_wgmma"])], load_templates(), H200)
+
+
+def test_a_template_that_was_removed_says_what_took_its_place() -> None:
+    task = Task(Workload.conv2d(n=1, h=299, w=299, c=3, k=32, r=3, s=3, stride=2), templates=["conv2d_unfold"])
+    for call in (lambda: load_template("conv2d_unfold"), lambda: plan_tasks([task], load_templates(), H200)):
+        with pytest.raises(UsageError, match="'conv2d_unfold' was removed; conv2d_stem, conv2d_mma and conv2d_packed take"):
+            call()

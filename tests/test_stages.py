@@ -94,7 +94,7 @@ def taken_by(template: Template, *epilogue: Any) -> Workload:
         sizes |= dict(dtype="float32")
     if template.name == "conv2d_cpu_int8":
         sizes |= dict(dtype="int8", epilogue=["dequantise", *epilogue])
-    if template.name in ("conv2d_stem", "conv2d_unfold", "conv2d_packed"):
+    if template.name in ("conv2d_stem", "conv2d_packed"):
         sizes |= dict(c=3)
     return Workload.conv2d(**sizes)
 

@@ -56,13 +56,10 @@ class TestHalo(OwnTemplates):
 
 class TestStem(OwnTemplates):
     template, target = load_template("conv2d_stem"), H200
-    accepted = (conv2d(8, 224, 224, 3, 64, 7, stride=2, padding=3, epilogue=("bias", "relu")),)
-    refused = ((conv2d(8, 56, 56, 64, 64, 3), "allowed"),)
-
-
-class TestUnfold(OwnTemplates):
-    template, target = load_template("conv2d_unfold"), H200
-    accepted = (conv2d(8, 224, 224, 3, 64, 3, padding=1),)
+    accepted = (
+        conv2d(8, 224, 224, 3, 64, 7, stride=2, padding=3, epilogue=("bias", "relu")),
+        conv2d(2, 299, 299, 3, 32, 3, stride=2),
+    )
     refused = ((conv2d(8, 56, 56, 64, 64, 3), "allowed"),)
 
 

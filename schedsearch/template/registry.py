@@ -23,7 +23,6 @@ BUILT_IN = {
     "conv2d_wgmma": "schedsearch.templates.conv2d.wgmma:Conv2dWgmma",
     "conv2d_halo": "schedsearch.templates.conv2d.halo:Conv2dHalo",
     "conv2d_stem": "schedsearch.templates.conv2d.stem:Conv2dStem",
-    "conv2d_unfold": "schedsearch.templates.conv2d.unfold:Conv2dUnfold",
     "conv2d_tf32x3": "schedsearch.templates.conv2d.tf32x3:Conv2dTf32x3",
     "conv2d_few_outputs": "schedsearch.templates.conv2d.few_outputs:Conv2dFewOutputs",
     "conv2d_packed": "schedsearch.templates.conv2d.packed:Conv2dPacked",
@@ -84,6 +83,9 @@ BUILT_IN = {
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }
 
+# Templates of earlier versions, which records and workload files may name -> what took their place.
+REMOVED = {"conv2d_unfold": "conv2d_stem, conv2d_mma and conv2d_packed take its layers"}
+
 # Templates of kernels that `schedsearch.tunable` decorates; their knobs are the kernel's.
 OF_DECORATORS = {
     "own_kernel_cuda": "schedsearch.templates.own_kernel.templates:OwnKernelCuda",
@@ -131,6 +133,8 @@ class TemplateSet(Mapping[str, Template]):
         """Why this set has no template of this name, and which templates it has."""
         if name in self.problems:
             return self.problems[name]
+        if name in REMOVED:
+            return _removed(name)
         return f"no template {name!r}{did_you_mean(name, self)}; known: {', '.join(self)}"
 
     def matching(self, workload: Workload, target: Target) -> list[Template]:
@@ -173,6 +177,8 @@ def load_template(name: str) -> Template:
     if location := _own().get(name):
         return _built_in(location)  # type: ignore[no-any-return]
     claims = offers(ENTRY_POINT_GROUP).get(name)
+    if claims is None and name in REMOVED:
+        raise UsageError(_removed(name))
     if claims is None:
         known = template_names()
         raise UsageError(f"no template {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
@@ -201,6 +207,10 @@ def load_templates(names: Iterable[str] | None = None) -> TemplateSet:
         except PluginError as error:
             problems[name] = str(error)
     return TemplateSet(found, problems)
+
+
+def _removed(name: str) -> str:
+    return f"template {name!r} was removed; {REMOVED[name]}"
 
 
 def template_names() -> list[str]:

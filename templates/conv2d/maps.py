@@ -212,10 +212,14 @@ def pixel_map(
     )
 
 
-def patch_map(workload: Workload[Conv2dParams], patch_w: int, patch_h: int) -> TensorMap:
-    """x as (values of a row, h, n), in boxes of one patch; rows of the patch are not swizzled."""
+def patch_map(workload: Workload[Conv2dParams], row_values: int, patch_w: int, patch_h: int) -> TensorMap:
+    """x as (values of a row, h, n), in boxes of one patch; rows of the patch are not swizzled.
+
+    Args:
+        row_values: from a row to the next one.
+    """
     w = workload.params
-    row_bytes = w.w * w.c * dtype_of(w.dtype).nbytes
+    row_bytes = row_values * dtype_of(w.dtype).nbytes
     return TensorMap(
         "x",
         w.dtype,

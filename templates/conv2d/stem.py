@@ -12,6 +12,8 @@ wgmma takes its first operand from registers, where a thread holds words of neig
 by constants (`stem_products`). No unfolded tile is ever written, to any memory. Weights are put into shared memory once, in
 the layout that wgmma reads.
 
+TMA reads rows of x that lie a multiple of 16 bytes apart. Other rows are copied first, to rows with filler between them.
+
 A warpgroup has 64 pixels at a time, a rectangle of one image, and its own ring of patches. The warpgroups of a block share
 only the weights. docs/kernels/conv2d_stem.md explains more, including the use of each knob.
 
@@ -20,6 +22,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fr
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +32,7 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
+from schedsearch.ops import Layout
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
@@ -46,21 +50,26 @@ from schedsearch.templates.conv2d.stem_sizes import (
     Staging,
     derived_quantities,
     evaluate,
+    row_values,
     usable_tiles,
 )
 from schedsearch.templates.conv2d.stem_store import channel_of_column, end_of_tile
+from schedsearch.templates.data_movement.move import Move
+from schedsearch.templates.data_movement.mover import Mover
+from schedsearch.templates.layout_transform.permutation import Permutation
 from schedsearch.templates.parts import hopper, pipeline, ptx, walk
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.choosing import least_predicted
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, WARPGROUP
 from schedsearch.templates.parts.loads import load_run, load_run_of_bytes
+from schedsearch.templates.parts.prepared import Prepared, over_prepared
 from schedsearch.templates.parts.stages import reads_bytes
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.zero_points import ZeroPoint
 from schedsearch.workload import Workload
 
-MAX_RUN = 64  # values; beyond, there are enough channels for the other kernels
+MAX_RUN = 128  # values; beyond, there are enough channels for the other kernels
 MAX_STEPS = 64
 MAX_CHANNELS = 256  # wgmma's N
 MAX_CHANNELS_AHEAD = 128  # that leave registers for what is loaded ahead of an operand like y
@@ -72,6 +81,8 @@ RESIDUAL_REGISTERS = 16  # more of a thread that adds a quantised residual
 SHAPED_BY = frozenset(
     {"accumulators", "array_ahead", "finish.fused", "finish.staged", "finish.words_ahead", "staged", "words_ahead"}
 )
+
+_ROWS = "x_rows"
 
 GROUPS = (1, 2, 3, 4)
 PATCHES = (1, 2, 3, 4)
@@ -104,14 +115,14 @@ class Conv2dStem(Template[Conv2dParams]):
             return f"r * ceil(s * c / {octet}) is {w.r * runs.octets}; allowed: up to {2 * MAX_STEPS}"
         if w.s > 1 and w.dilation[1] > 1:
             return f"the horizontal dilation is {w.dilation[1]}; allowed: 1, so that a run's values are neighbours"
-        if w.w * w.c % octet:
-            return f"w * c is {w.w * w.c}; allowed: multiples of {octet}, TMA's strides are of 16 bytes"
         if w.w * w.c >= LARGEST_SIZE:
             return f"w * c is {w.w * w.c}; allowed: less than 2**30, coordinates have 32 bits"
         if w.k > MAX_CHANNELS:
             return f"k is {w.k}; allowed: up to {MAX_CHANNELS}, wgmma's columns"
         if w.k > MAX_CHANNELS_AHEAD and reads_bytes(workload):
             return f"k is {w.k}, and the residual has 8 bits; allowed: up to {MAX_CHANNELS_AHEAD}, it is loaded to registers"
+        if (widen := widened_rows(workload, target)) and (reason := widen.problem()):
+            return reason
         pixels = math.prod(workload.output.shape[:3])
         if pixels > MAX_PIXELS - MAX_BOX**2:
             return f"the output has {pixels} pixels; allowed: less than 2**31 - 2**16, they are counted in 32 bits"
@@ -168,9 +179,10 @@ class Conv2dStem(Template[Conv2dParams]):
         output: Param = Pointer("y")
         if staging.segments:
             output = pixel_map("y", workload, staging.channels, plan.tile_w, plan.tile_h)
+        image = patch_map(workload, row_values(workload), plan.patch_w, plan.patch_h)
         step = KernelStep(
             build_kernel(workload, plan, epilogue, zero),
-            (patch_map(workload, plan.patch_w, plan.patch_h), Pointer("weight"), output, *epilogue.params),
+            (image, Pointer("weight"), output, *epilogue.params),
             Grid(-(-plan.tiles // plan.warpgroups), plan.blocks_per_sm),
             plan.threads,
             plan.shared_bytes,
@@ -181,15 +193,33 @@ class Conv2dStem(Template[Conv2dParams]):
         if zero and workload.params.c % 4 == 0:
             weight_bytes = max(weight_bytes, 4)  # see `ZeroPoint.step`
         alignments = {"x": ALIGNMENT_BYTES, "weight": weight_bytes, "y": ALIGNMENT_BYTES, **epilogue.alignments}
+        source = KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
+        if widen := widened_rows(workload, target):
+            how, nbytes = widen.default(), widen.move.y_bytes
+            prepared = Prepared("x", _ROWS, nbytes, widen.step(how, x="x", y=_ROWS), widen.alignments(how)[0])
+            source = over_prepared(source, [prepared])
         if zero is None:
-            return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
-        return KernelSource("cuda", "sm_90a", (zero.step(), step), zero.workspaces, {**alignments, **zero.alignments})
+            return source
+        steps, alignments = (zero.step(), *source.steps), {**source.alignments, **zero.alignments}
+        return dataclasses.replace(
+            source, steps=steps, workspaces={**source.workspaces, **zero.workspaces}, alignments=alignments
+        )
 
 
 def piece(workload: Workload[Conv2dParams]) -> int:
     """Values of weight per load: the most that never cross the end of a run, up to a word."""
     runs = Runs.of(workload)
     return math.gcd(workload.params.s * workload.params.c, runs.skipped, runs.word_values)
+
+
+def widened_rows(workload: Workload[Conv2dParams], target: Target) -> Mover | None:
+    """The copy of x to rows a multiple of 16 bytes apart; None if they are."""
+    p, row = workload.params, row_values(workload)
+    if row == p.w * p.c:
+        return None
+    rows, sizes = Layout.parse("NC"), {"N": p.n * p.h, "C": p.w * p.c}
+    permutation = Permutation.of(rows, rows, sizes, dtype_of(p.dtype).nbytes, y_sizes={"C": row})
+    return Mover(Move.of_permutation(permutation), target)
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------

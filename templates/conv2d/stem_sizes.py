@@ -123,6 +123,12 @@ class Staging:
         return self.segments * self.segment_bytes
 
 
+def row_values(workload: Workload[Conv2dParams]) -> int:
+    """Values from a row of x to the next one, as TMA reads them: a multiple of 16 bytes."""
+    p, octet = workload.params, Runs.of(workload).octet_values
+    return -(-p.w * p.c // octet) * octet
+
+
 def usable_tiles(workload: Workload[Conv2dParams], target: Target) -> list[int]:
     """The values of `tile_w` whose patches start at multiples of 16 bytes, and fit in one TMA box and in shared memory with
     one warpgroup."""

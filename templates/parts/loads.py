@@ -66,26 +66,3 @@ def load_run_of_bytes(piece: int) -> Callable[..., Any]:
         ins={"address": "u64", "first": "i32", "stop": "i32", "fill": "u32"},
         outs=dict.fromkeys("abcd", "u32"),
     )
-
-
-load_four_bytes = device_op(  # from four addresses, as one word; the byte of a negative position is that of `fill`
-    "load_four_bytes",
-    "{ .reg .pred p; .reg .b64 at; .reg .b32 low, high, b<4>;\n"
-    + "\n".join(
-        f"setp.ge.s32 p, $position{i}, 0; cvt.s64.s32 at, $position{i}; add.s64 at, at, $row; mov.b32 b{i}, $fill; "
-        f"@p ld.global.nc.u8 b{i}, [at];"
-        for i in range(4)
-    )
-    + _JOIN.format("b0", "b1", "b2", "b3", to="word")
-    + " }",
-    ins={"row": "u64", **{f"position{i}": "i32" for i in range(4)}, "fill": "u32"},
-    outs={"word": "u32"},
-)
-
-load_halves = device_op(  # two elements from two addresses as one word; an invalid element is zero and is not read
-    "load_halves",
-    "{ .reg .pred p, q; .reg .b16 l, h; setp.ne.s32 p, $low, 0; setp.ne.s32 q, $high, 0; mov.b16 l, 0; mov.b16 h, 0; "
-    "@p ld.global.nc.b16 l, [$low_address]; @q ld.global.nc.b16 h, [$high_address]; mov.b32 $word, {l, h}; }",
-    ins={"low_address": "u64", "low": "i32", "high_address": "u64", "high": "i32"},
-    outs={"word": "u32"},
-)
