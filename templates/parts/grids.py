@@ -33,5 +33,7 @@ def resident(k: Columns | Mapping[str, Any]) -> Any:
 
 def earlier_blocks_per_sm(most: Sequence[int]) -> dict[int | str | bool, dict[str, int | str | bool]]:
     """What values of `blocks_per_sm` mean in records from before `persistent`; see `Template.renamed`."""
-    of_persistent = {count: {"persistent": True, "blocks_per_sm": count} for count in most}
-    return {0: {"persistent": False, "blocks_per_sm": 1}, **of_persistent}
+    found: dict[int | str | bool, dict[str, int | str | bool]] = {0: {"persistent": False, "blocks_per_sm": 1}}
+    for count in most:
+        found[count] = {"persistent": True, "blocks_per_sm": count}
+    return found
