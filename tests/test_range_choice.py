@@ -21,7 +21,7 @@ from schedsearch.measurement import Measurement, Outcome, Record, Resources
 from schedsearch.processes.builder import Builder, BuiltRange, RangeCandidate
 from schedsearch.session import plan_tasks
 from schedsearch.session.pace import StopSignal
-from schedsearch.session.ranges import RangeBudget, RangeChoice, expected_time_ns
+from schedsearch.session.ranges import RangeBudget, RangeChoice, RangeRun, expected_time_ns
 from schedsearch.session.summary import RunSummary, Shares
 from schedsearch.size_table import SizeTable
 from schedsearch.task import range_tasks
@@ -92,7 +92,7 @@ class World:
     def choice(self, budget: RangeBudget, stop: StopSignal | None = None) -> RangeChoice:
         collaborators: Any = (self, self, self)
         stop = stop or StopSignal()
-        return RangeChoice(RANGE, PLANS, *collaborators, CPU, SUMMARY, "cold-graph-v1", {}, budget, stop)
+        return RangeChoice(RANGE, PLANS, SUMMARY, RangeRun(*collaborators, CPU, "cold-graph-v1", {}), budget, stop)
 
 
 def check(table: SizeTable) -> None:

@@ -119,6 +119,18 @@ def expected_time_ns(times_ns: Mapping[int, float], size: int) -> float:
     return times_ns[below[-1]] * size / below[-1] if below else math.inf
 
 
+@dataclass(frozen=True)
+class RangeRun:
+    """The run that ranges belong to: its collaborators, its device, the mode of timing, and versions for records."""
+
+    store: Store
+    builder: RangeBuilderLike
+    runner: RunnerLike
+    target: Target
+    mode: str
+    toolchain: dict[str, str]
+
+
 class RangeChoice:
     """Chooses the kernels of one range.
 
@@ -128,8 +140,7 @@ class RangeChoice:
     Args:
         plans: of the sizes that were searched.
         summary: of the search.
-        mode: of timing.
-        toolchain: for records.
+        run: where candidates are built, measured and kept.
         stop: tells whether the user wants the run to end.
     """
 
@@ -137,18 +148,13 @@ class RangeChoice:
         self,
         of_range: WorkloadRange,
         plans: Sequence[TaskPlan],
-        store: Store,
-        builder: RangeBuilderLike,
-        runner: RunnerLike,
-        target: Target,
         summary: RunSummary,
-        mode: str,
-        toolchain: Mapping[str, str],
+        run: RangeRun,
         budget: RangeBudget,
         stop: StopSignal,
     ) -> None:
-        self._range, self._plans, self._store, self._builder, self._runner = of_range, plans, store, builder, runner
-        self._target, self._summary, self._mode, self._toolchain = target, summary, mode, dict(toolchain)
+        self._range, self._plans, self._summary, self._run = of_range, plans, summary, run
+        self._builder, self._runner = run.builder, run.runner
         self._budget, self._stop = budget, stop
         self._most_trials = budget.to_choose(len(plans))
         verifying = max(FEWEST_TO_VERIFY, min(FEWEST_TO_VERIFY * len(plans), self._most_trials // 2))
@@ -209,8 +215,13 @@ class RangeChoice:
             found: list[tuple[float, Template, Config]] = []
             for arm in plan.arms:
                 template = arm.template
-                records = self._store.measured(
-                    plan.task.workload, self._target.key, template.name, template.version, self._mode, self._toolchain
+                records = self._run.store.measured(
+                    plan.task.workload,
+                    self._run.target.key,
+                    template.name,
+                    template.version,
+                    self._run.mode,
+                    self._run.toolchain,
                 )
                 times = ((record.measurement.time_ns, config) for config, record in arm.known(records).items())
                 found += [(time_ns, template, config) for time_ns, config in times if time_ns is not None]
@@ -364,17 +375,17 @@ class RangeChoice:
         now = time.time()
         record = Record(
             workload=self._range.at(size),
-            target=self._target.key,
+            target=self._run.target.key,
             template=template.name,
             template_version=template.version,
             config=config,
-            measurement=replace(measured, mode=range_mode(self._mode, self._range)),
-            toolchain=self._toolchain,
+            measurement=replace(measured, mode=range_mode(self._run.mode, self._range)),
+            toolchain=self._run.toolchain,
             run=self._summary.run,
             started_at=now - measured.run_s,
             finished_at=now,
         )
-        self._store.append(record)
+        self._run.store.append(record)
 
     def _best_ns(self, size: int) -> float:
         """The least time at a measured size: of any candidate, or of machine code for this size alone in the search."""
@@ -454,12 +465,7 @@ def range_mode(mode: str, of_range: WorkloadRange) -> str:
 def choose_kernels(
     summary: RunSummary,
     plans: Sequence[TaskPlan],
-    store: Store,
-    builder: RangeBuilderLike,
-    runner: RunnerLike,
-    target: Target,
-    mode: str,
-    toolchain: Mapping[str, str],
+    run: RangeRun,
     budget: RangeBudget,
 ) -> RunSummary:
     """Chooses and stores the kernels of each range of a run, after its search; returns the summary with them.
@@ -472,14 +478,12 @@ def choose_kernels(
         ranges = ranges_of(plans)
         for of_range, own in ranges.items():
             own_budget = replace(budget.share(len(ranges) - len(found)), patient=budget.patient and not found)
-            choice = RangeChoice(
-                of_range, own, store, builder, runner, target, summary, mode, toolchain, own_budget, stop
-            )  # fmt: skip
+            choice = RangeChoice(of_range, own, summary, run, own_budget, stop)
             try:
                 table = choice.table()
             except (NoValidConfigError, OperatorError, PreparationError) as error:
                 found.append(RangeSummary(of_range, None, choice.trials, str(error)))
                 continue
-            put_size_table(store.database, of_range, target.key, mode, table)
+            put_size_table(run.store.database, of_range, run.target.key, run.mode, table)
             found.append(RangeSummary(of_range, table, choice.trials))
     return replace(summary, ranges=tuple(found))

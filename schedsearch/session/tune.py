@@ -209,10 +209,11 @@ def _run(
             summary = Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()
             if not ranges_of(plans):
                 return summary
-            from schedsearch.session.ranges import RangeBudget, choose_kernels
+            from schedsearch.session.ranges import RangeBudget, RangeRun, choose_kernels
 
             budget = RangeBudget(trials, options.trials, deadline, options.patient)
-            return choose_kernels(summary, plans, store, builder, runner, device, mode, versions, budget)
+            run = RangeRun(store, builder, runner, device, mode, versions)
+            return choose_kernels(summary, plans, run, budget)
         finally:
             with StopSignal():  # a signal that comes now must not disturb the closing of store and processes
                 stack.close()
