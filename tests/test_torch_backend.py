@@ -15,10 +15,10 @@ pytest.importorskip("onnxscript")
 from test_torch_optimize import Clock, Residual, close, image, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
-from schedsearch.torch.compiler import chosen_graph as whole  # noqa: E402
+from schedsearch.torch.compiler import selected_graph  # noqa: E402
 from schedsearch.torch.compiler.backend import schedsearch  # noqa: E402
 from schedsearch.torch.layers.report import Report  # noqa: E402
-from schedsearch.torch.networks import held_network as held  # noqa: E402
+from schedsearch.torch.networks import frozen_network  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn
@@ -97,19 +97,19 @@ def test_weights_are_compared_without_the_guards_of_torch_compile(compiled: Any,
 def test_a_network_is_captured_with_its_weights(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = network(), image()
     fast, reports = compiled(model, layers=False)
-    monkeypatch.setattr(whole, "capturing", lambda device: True)
+    monkeypatch.setattr(selected_graph, "capturing", lambda device: True)
     assert close(fast(x), model(x)) and not reports  # it cannot be built in a capture
-    monkeypatch.setattr(whole, "capturing", lambda device: False)
+    monkeypatch.setattr(selected_graph, "capturing", lambda device: False)
     fast(x)
-    monkeypatch.setattr(whole, "capturing", lambda device: True)
-    monkeypatch.setattr(held, "capturing", lambda device: device.type == "cpu")
-    monkeypatch.setattr(held, "_ALIGNMENT", 16)  # what memory of CPUs has
-    before = len(held._captured_nets)
+    monkeypatch.setattr(selected_graph, "capturing", lambda device: True)
+    monkeypatch.setattr(frozen_network, "capturing", lambda device: device.type == "cpu")
+    monkeypatch.setattr(frozen_network, "_ALIGNMENT", 16)  # what memory of CPUs has
+    before = len(frozen_network._captured_nets)
     assert close(fast(x), model(x)) and close(fast(2 * x), model(2 * x))
-    (net,) = held._captured_nets[before:]
+    (net,) = frozen_network._captured_nets[before:]
     model[3].weight.mul_(-2)
     assert close(fast(x), model(x)) and len(reports) == 1  # a new capture does not take the old weights
-    monkeypatch.setattr(whole, "capturing", lambda device: False)
+    monkeypatch.setattr(selected_graph, "capturing", lambda device: False)
     assert close(fast(x), model(x)) and len(reports) == 2
     assert not close(torch.as_tensor(net(x)), model(x))  # still open, as graphs use it, with the weights of the capture
 
@@ -261,10 +261,10 @@ def test_a_short_time_is_for_a_network_alone(
     asked: list[str] = []
 
     def refused(*args: Any) -> Any:
-        raise held.Refusal("not built here")
+        raise frozen_network.Refusal("not built here")
 
     monkeypatch.setattr(choose, "tune_missing", lambda layers, *rest: asked.extend(name for name, _ in layers) or "tuned")
-    monkeypatch.setattr(whole.ChosenGraph, "_with_network", refused)
+    monkeypatch.setattr(selected_graph.SelectedGraph, "_placed", refused)
     model, x = prepared(Residual()), image()
     fast, _ = compiled(model, db=tmp_path / "records.db", tune=True, tune_s=20.0, network=network)
     assert close(fast(x), model(x))

@@ -69,7 +69,7 @@ def test_a_kernel_that_was_tuned_later_takes_the_place_of_a_default(tmp_path: Pa
     model = small()
     second = sst.optimize_(model, image(), **given, tune=True, trials=3, timer=Clock())
     assert second.layers[0].level == "exact" and second.layers[0].record_id is not None
-    (node,) = (each for each in model.forward._plans[0][0].graph.nodes if each.target is torch.ops.schedsearch.call.default)
+    (node,) = (each for each in model.forward._plans[0].graph.nodes if each.target is torch.ops.schedsearch.call.default)
     assert calls._find(node.args[0]).kernel.provenance.record_id == second.layers[0].record_id
 
 

@@ -21,10 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.executable.fixed import FixedNet  # noqa: E402
 from schedsearch.torch.compiler import inductor  # noqa: E402
-from schedsearch.torch.networks import functional_graph, network_op  # noqa: E402
-from schedsearch.torch.networks import held_network as held_networks  # noqa: E402
-from schedsearch.torch.networks import partition as parts  # noqa: E402
-from schedsearch.torch.networks.held_network import Copied  # noqa: E402
+from schedsearch.torch.networks import frozen_network, functional_graph, network_op  # noqa: E402
+from schedsearch.torch.networks.frozen_network import FrozenWeights  # noqa: E402
+from schedsearch.torch.networks.subgraphs import partition, whole  # noqa: E402
 from schedsearch.torch.refusal import Refusal  # noqa: E402
 
 pytestmark = pytest.mark.integrations
@@ -68,13 +67,13 @@ def optimize(db: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:  
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The parts that networks computed, in order."""
     found: list[str] = []
-    compute = network_op.HeldNetwork.__call__
+    compute = network_op.FrozenNetwork.__call__
 
     def keep(self: Any, given: Any) -> Any:
         found.append("network")
         return compute(self, given)
 
-    monkeypatch.setattr(network_op.HeldNetwork, "__call__", keep)
+    monkeypatch.setattr(network_op.FrozenNetwork, "__call__", keep)
     return found
 
 
@@ -85,8 +84,8 @@ def exported(model: Any, *given: Any) -> Any:
     functional_graph.without_writes(program.graph)
     tensors = {**program.state_dict, **program.constants}
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
-    held = {node: tensors[names[node.name]] for node in program.graph.nodes if node.name in names}
-    return torch.fx.GraphModule(program.graph_module, program.graph), held
+    weights = {node: tensors[names[node.name]] for node in program.graph.nodes if node.name in names}
+    return torch.fx.GraphModule(program.graph_module, program.graph), weights
 
 
 def reaches(start: Any, nodes: set[Any], outside: bool = False) -> bool:
@@ -105,8 +104,8 @@ class Splits(nn.Module):  # type: ignore[misc, name-defined]
 @pytest.mark.parametrize(("make", "missing"), [(Between, 1), (Splits, 2)], ids=["between", "splits"])
 def test_parts_are_convex_and_compute_what_their_nodes_do(make: Any, missing: int) -> None:
     model, x = prepared(make()), image()
-    graph, held = exported(model, x)
-    found, left = parts.find(graph, held)
+    graph, weights = exported(model, x)
+    found, left = partition(graph, weights)
     assert [(each.what, each.count) for each in left] == [("cumsum.default", missing)]
     assert "no operator CumSum" in str(left[0])
     values: dict[Any, Any] = {}
@@ -116,7 +115,7 @@ def test_parts_are_convex_and_compute_what_their_nodes_do(make: Any, missing: in
             values[node] = super().run_node(node)
             return values[node]
 
-    Keep(graph).run(*(held.get(node, x) for node in graph.graph.nodes if node.op == "placeholder"))
+    Keep(graph).run(*(weights.get(node, x) for node in graph.graph.nodes if node.op == "placeholder"))
     taken = [node for part in found for node in part.nodes]
     assert found and len(taken) == len(set(taken))
     for part in found:
@@ -125,9 +124,32 @@ def test_parts_are_convex_and_compute_what_their_nodes_do(make: Any, missing: in
         assert all(torch.equal(one, values[node]) for one, node in zip(got, part.outputs, strict=True))
 
 
+class Twice(nn.Module):  # type: ignore[misc, name-defined]
+    """It returns a value that it reads itself, another one twice, and does not read its second input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Any, unread: Any) -> Any:
+        y = self.conv(x)
+        z = torch.relu(y)
+        return z, y, z
+
+
+def test_a_whole_graph_is_a_subgraph_that_returns_what_the_graph_returns() -> None:
+    model, x = prepared(Twice()), image()
+    graph, weights = exported(model, x, image())
+    found = whole(graph, weights)
+    assert [node.name for node in found.inputs] == ["x"] and set(found.weights) == set(weights)
+    assert all(torch.equal(one, other) for one, other in zip(found.module(x), model(x, image()), strict=True))
+    buffers = {each.data_ptr() for each in found.module.buffers()}
+    assert buffers == {each.data_ptr() for each in weights.values()}
+
+
 def test_parts_leave_out_what_the_caller_keeps() -> None:
-    graph, held = exported(prepared(Between()), image())
-    found, _ = parts.find(graph, held, keep=lambda node: node.name == "conv2d_2")
+    graph, weights = exported(prepared(Between()), image())
+    found, _ = partition(graph, weights, keep=lambda node: node.name == "conv2d_2")
     assert all(node.name != "conv2d_2" for part in found for node in part.nodes)
 
 
@@ -219,8 +241,8 @@ def test_the_operator_keeps_the_rules_of_pytorch(optimize: Any) -> None:
     model, x = prepared(Between()), image()
     optimize(model, x)
     key, call = next(each for each in list(network_op._networks.items())[::-1] if each[1].name == "add to last.2")
-    held = [parameter.detach() for name, parameter in model.named_parameters() if name.startswith("last")]
-    torch.library.opcheck(torch.ops.schedsearch.network.default, (key, [image(), image()], held))
+    weights = [parameter.detach() for name, parameter in model.named_parameters() if name.startswith("last")]
+    torch.library.opcheck(torch.ops.schedsearch.network.default, (key, [image(), image()], weights))
     assert call.fake([image()])[0].shape == (1, 4, 6, 6)
 
 
@@ -322,14 +344,14 @@ def test_a_graph_that_is_slower_with_networks_for_its_parts_is_inductors(
 def test_new_weights_cannot_lie_where_the_copied_ones_lay(with_pytorchs_own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An allocator gives memory that was freed to the next tensor of its size, which has version 0, too."""
     if not with_pytorchs_own:  # a PyTorch without the function that compares addresses
-        monkeypatch.setattr(held_networks, "_lie_at", held_networks._each_lies_at)
+        monkeypatch.setattr(frozen_network, "_lie_at", frozen_network._each_lies_at)
     weight = torch.ones(64, 64)
-    held, memory = Copied([weight]), StorageWeakRef(weight.untyped_storage())
-    assert held.are([weight])
+    frozen, memory = FrozenWeights([weight]), StorageWeakRef(weight.untyped_storage())
+    assert frozen.are([weight])
     del weight
     assert not memory.expired()
-    assert not any(held.are([torch.full((64, 64), float(value))]) for value in range(8))
-    del held
+    assert not any(frozen.are([torch.full((64, 64), float(value))]) for value in range(8))
+    del frozen
     assert memory.expired()
 
 

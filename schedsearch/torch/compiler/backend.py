@@ -27,7 +27,7 @@ from schedsearch.torch.arguments import check_database, check_options
 from schedsearch.torch.comparison.race import NO_TIME, Result
 from schedsearch.torch.comparison.timing import Timer, timer_of
 from schedsearch.torch.compiler import inductor
-from schedsearch.torch.compiler.chosen_graph import LAYERS, ChosenGraph, Compilation
+from schedsearch.torch.compiler.selected_graph import LAYERS, Compilation, SelectedGraph
 from schedsearch.torch.compiler.training import swap_depthwise, workloads
 from schedsearch.torch.layers import candidates, patterns
 from schedsearch.torch.layers.kernel_op import ALLOWED
@@ -36,8 +36,8 @@ from schedsearch.torch.layers.requirements import check_kind, kernels_of, reason
 from schedsearch.torch.layers.rewrite import rewrite
 from schedsearch.torch.layers.selection import Choice, Chooser
 from schedsearch.torch.layers.tuning import TUNE_S, tune_missing
-from schedsearch.torch.networks.held_network import copied
-from schedsearch.torch.networks.selection import Contest
+from schedsearch.torch.networks.frozen_network import copied
+from schedsearch.torch.networks.selection import Selection
 from schedsearch.torch.operators.formats import allows_tf32
 from schedsearch.torch.operators.store import say, use
 from schedsearch.torch.refusal import Refusal
@@ -131,13 +131,13 @@ def schedsearch(
         _tell_refusal(chosen, error)
         return inductor.compiled(module, inputs, chosen.mode)
     lacking = reason_without_networks() if chosen.network else ""
-    whole = _copy(module) if chosen.network and not lacking else None
+    for_networks = _copy(module) if chosen.network and not lacking else None
     layered = _copy(module) if chosen.layers else None
     _log.info("Inductor compiles a graph of %d nodes", len(module.graph.nodes))
     plain = inductor.compiled(module, inputs, chosen.mode)
     compile_s = time.perf_counter() - started
     chooser = Chooser(kernels, chosen.timer or timer_of(device), deadline.before(compile_s))
-    rows, notes = _rewritten(layered, chooser, chosen, whole is not None) if layered is not None else ([], [])
+    rows, notes = _rewritten(layered, chooser, chosen, for_networks is not None) if layered is not None else ([], [])
     notes += [lacking] if lacking else []
     with_layers: Compiled | None = None
     if layered is not None and any(row.swapped for row in rows):
@@ -159,12 +159,13 @@ def schedsearch(
             _rewritten(rest, chooser, replace(chosen, tune=False), False)
         return inductor.compiled(rest, given, chosen.mode)
 
-    if whole is None and with_layers is None:
+    if for_networks is None and with_layers is None:
         tell(None, None)
         return plain
     captures = chosen.mode in ("default", "max-autotune-no-cudagraphs")
-    contest = Contest(kernels, captures, chosen.timer, chosen.tune, deadline)
-    return ChosenGraph(whole, inputs, Compilation(plain, compile_s, with_layers, compile_part, compile_rest), contest, tell)
+    selection = Selection(kernels, captures, chosen.timer, chosen.tune, deadline)
+    compilation = Compilation(plain, compile_s, with_layers, compile_part, compile_rest)
+    return SelectedGraph(for_networks, inputs, compilation, selection, tell)
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:

@@ -14,10 +14,8 @@ from schedsearch.torch.layers import patterns
 from schedsearch.torch.layers.report import PartReport
 from schedsearch.torch.models.instance_forward import without_plans
 from schedsearch.torch.models.plan import Plan
-from schedsearch.torch.networks import network_op
-from schedsearch.torch.networks.functional_graph import without_writes
-from schedsearch.torch.networks.held_network import copied
-from schedsearch.torch.networks.selection import Contest, parts_that_win
+from schedsearch.torch.networks.frozen_network import FrozenWeights, copied
+from schedsearch.torch.networks.selection import Selection, place
 from schedsearch.torch.refusal import Refusal
 
 
@@ -25,13 +23,13 @@ def networks_in(
     module: nn.Module,
     plan: Plan,
     args: tuple[Any, ...],
-    contest: Contest,
+    selection: Selection,
     deadline: Deadline,
     keep: Callable[[fx.Node], bool],
-) -> tuple[list[PartReport], list[str]]:
-    """Lets networks compute those parts of a plan for which they win.
+) -> tuple[tuple[PartReport, ...], list[str]]:
+    """Lets networks compute those subgraphs of a plan for which they win.
 
-    A part that loses, and everything else, stays as it is; layers in it may still be swapped.
+    What loses, and everything else, stays as it is; layers in it may still be swapped.
 
     Args:
         args: real inputs of the module.
@@ -39,31 +37,25 @@ def networks_in(
         keep: whether a node is left to PyTorch.
 
     Returns:
-        What became of each part, and remarks about the graph.
+        What became of each subgraph, and remarks about the graph.
     """
-    graph = copied(plan.graph)[0]
-    graph_module = fx.GraphModule(plan._root, graph)
-    try:
-        without_writes(graph)
-    except Refusal as error:
-        return [], [f"no networks: {error}"]
-    graph_module.recompile()
-    tensors = plan._held(module)
-    if any(each.is_inference() for each in tensors):
-        return [], ["no networks: its parameters were made in inference mode, which does not say when they change"]
-    held = dict(zip([node for node in graph.nodes if node.op == "placeholder"], tensors))
+    graph = fx.GraphModule(plan._root, copied(plan.graph)[0])
+    tensors = plan.tensors_of(module)
+    weights = dict(zip([node for node in graph.graph.nodes if node.op == "placeholder"], tensors))
     inputs = [*tensors, *pytree.tree_leaves((args, {}))]
     with without_plans(module):
-        found = parts_that_win(contest, graph_module, held, inputs, inductor.compiled_or_eager, deadline, keep)
-    calls = []
-    for part, net in found.nets:
-        calls.append((part, network_op.NetworkCall(part, net, [held[node] for node in part.held])))
-    if calls:
-        network_op.replace(graph_module, calls, checked=True)
-        plan.networks = [call for _, call in calls]
-        plan.graph = graph_module.graph
-        plan.found = patterns.find(plan.graph, tf32=plan.tf32 and contest.kernels.device.type == "cuda")
-    return found.rows, [str(each) for each in found.left]
+        try:
+            FrozenWeights(tensors)  # whether their changes can be noticed
+        except Refusal as error:
+            return (), [f"no networks: {error}"]
+        placement = place(selection, graph, weights, inputs, deadline, keep=keep)
+        placement.keep_winners(selection, inductor.compiled_or_eager)
+    if placement.nets:
+        made, plan.networks = placement.put_into(graph, weights)
+        plan.graph = made.graph
+        plan.found = patterns.find(plan.graph, tf32=plan.tf32 and selection.kernels.device.type == "cuda")
+    notes = [f"no networks: {placement.report.reason}"] if placement.report.reason else []
+    return placement.rows, [*notes, *placement.report.left]
 
 
 def is_kept(part: nn.Module, path: str, wanted: Callable[[nn.Module, str], bool] | None) -> Callable[[fx.Node], bool]:

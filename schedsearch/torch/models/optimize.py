@@ -35,8 +35,7 @@ from schedsearch.torch.models.instance_forward import is_optimized, without_plan
 from schedsearch.torch.models.networks import is_kept, named, networks_in
 from schedsearch.torch.models.plan import Plan
 from schedsearch.torch.models.settings import evaluating, own_copies, same_attributes, same_buffers
-from schedsearch.torch.models.telling_forward import TellingForward
-from schedsearch.torch.networks.selection import Contest
+from schedsearch.torch.networks.selection import Selection
 from schedsearch.torch.refusal import Refusal
 
 _OURS = "the model with kernels"  # its name in a race
@@ -198,13 +197,13 @@ class _Run:
         """Lets networks compute parts of the plans."""
         if why := reason_without_networks():
             return [], [why]
-        contest = Contest(kernels, timer=self._timer, tunes=self._budget is not None, deadline=self._deadline)
+        selection = Selection(kernels, timer=self._timer, tunes=self._budget is not None, deadline=self._deadline)
         parts: list[PartReport] = []
         notes: list[str] = []
         until = self._deadline.share(0.5)
         for number, (path, plan, given) in enumerate(places):
             part, own = self._model.get_submodule(path), until.share(1 / (len(places) - number))
-            found = networks_in(part, plan, given, contest, own, is_kept(part, path, self._wanted))
+            found = networks_in(part, plan, given, selection, own, is_kept(part, path, self._wanted))
             parts += found[0]
             notes += found[1]
         return parts, notes
@@ -287,7 +286,7 @@ def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, wanted: Seq
     if chosen:
         rewrite(plan.graph, chosen)
     if chosen or _has_networks(plan):
-        TellingForward.install(part, plan)
+        OptimizedForward.install(part, plan)
     return rows
 
 

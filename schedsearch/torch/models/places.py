@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+HOLDERS = {"PARAMETER": "_parameters", "BUFFER": "_buffers"}  # kind of a tensor -> attribute of a module
+
 
 def tensor_facts(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
     return tensor.dtype, tensor.shape, tensor.device
@@ -16,7 +18,7 @@ def resolve(module: nn.Module, kind: str, path: str) -> tuple[dict[str, Any], st
     """Where a parameter, a buffer or a plain tensor is held, and the tensor."""
     owner, _, name = path.rpartition(".")
     part = module.get_submodule(owner)
-    where: dict[str, Any] = {"PARAMETER": part._parameters, "BUFFER": part._buffers}.get(kind, vars(part))
+    where: dict[str, Any] = getattr(part, HOLDERS[kind]) if kind in HOLDERS else vars(part)
     return where, name, where[name]
 
 
@@ -25,11 +27,11 @@ def ties(module: nn.Module, paths: list[tuple[str, str]]) -> list[tuple[tuple[st
     places = {id(tensor): (where, name, path) for path in paths for where, name, tensor in [resolve(module, *path)]}
     found = []
     for name, each in module.named_modules():
-        for held in ("_parameters", "_buffers"):
-            for last, tensor in getattr(each, held).items():
+        for holder in HOLDERS.values():
+            for last, tensor in getattr(each, holder).items():
                 where, other, path = places.get(id(tensor), (None, "", ("", "")))
-                if where is not None and not (where is getattr(each, held) and last == other):
-                    found.append(((name, held, last), path))
+                if where is not None and not (where is getattr(each, holder) and last == other):
+                    found.append(((name, holder, last), path))
     return found
 
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from schedsearch.torch.layers import patterns
 from schedsearch.torch.models.exported import exported, record_strides
 from schedsearch.torch.models.instance_forward import is_replaced, without_plans
-from schedsearch.torch.models.places import is_attribute, resolve, tensor_facts, ties
+from schedsearch.torch.models.places import HOLDERS, is_attribute, resolve, tensor_facts, ties
 from schedsearch.torch.models.settings import Settings, evaluating, same_attributes, settings_of_classes, settled
 from schedsearch.torch.models.signature import Arguments, facts_of, is_like
 from schedsearch.torch.operators.formats import allows_tf32
@@ -34,8 +34,9 @@ class Plan:
         of_classes: the same for their classes.
         names: of the attributes of each module.
         tensors: facts about the parameters and buffers that the graph takes.
-        ties: module, kind and name of each other place of these tensors, with kind and path of the one that the graph takes.
-        absent: module, kind and name of each parameter and buffer that is None.
+        ties: module, holder and name of each other place of these tensors, with kind and path of the one that is taken.
+        absent: module, holder and name of each parameter and buffer that is None.
+        shared: name of a module that has several -> its first name.
     """
 
     def __init__(self, program: Any, module: nn.Module, args: tuple[Any, ...], settings: Settings) -> None:
@@ -46,7 +47,7 @@ class Plan:
         self._constants: list[Any] = []
         self._read_signature(program, module)
         leaves, self._in_spec = pytree.tree_flatten((args, {}))
-        record_strides(self._root, [*self._held(module), *leaves])
+        record_strides(self._root, [*self.tensors_of(module), *leaves])
         self.tf32 = allows_tf32()
         on_gpu = any(each.device.type == "cuda" for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor))
         self.found = patterns.find(self.graph, tf32=self.tf32 and on_gpu)
@@ -54,6 +55,10 @@ class Plan:
         self._out_spec = program.call_spec.out_spec
         self._expected = [facts_of(each) for each in leaves]
         self.modules = [(name, type(each)) for name, each in module.named_modules(remove_duplicate=False)]
+        first = {each: name for name, each in module.named_modules()}
+        self.shared = {
+            name: first[each] for name, each in module.named_modules(remove_duplicate=False) if first[each] != name
+        }
         self.settings = {name: dict(own) for name, own in settings.items()}
         self.of_classes = settings_of_classes(module)
         self.names = {name: frozenset(vars(each)) for name, each in module.named_modules()}
@@ -63,10 +68,10 @@ class Plan:
                 owner, _, name = path.rpartition(".")
                 self.settings.get(owner, {}).pop(name, None)
         self.absent = [  # a convolution may get a bias
-            (name, kind, last)
+            (name, holder, last)
             for name, each in module.named_modules()
-            for kind, where in (("PARAMETER", each._parameters), ("BUFFER", each._buffers))
-            for last, tensor in where.items()
+            for holder in HOLDERS.values()
+            for last, tensor in getattr(each, holder).items()
             if tensor is None
         ]
         self.tensors = [tensor_facts(resolve(module, kind, path)[2]) for kind, path in self.paths()]
@@ -95,7 +100,7 @@ class Plan:
             if spec.kind.name != "USER_OUTPUT":
                 raise ValueError(f"the graph has an output of kind {spec.kind.name}")
 
-    def _held(self, module: nn.Module) -> list[Any]:
+    def tensors_of(self, module: nn.Module) -> list[Any]:
         """The inputs of the graph that are not those of a call."""
         constants = iter(self._constants)
         return [resolve(module, kind, path)[2] if path else next(constants) for kind, path in self._paths]
@@ -112,14 +117,16 @@ class Plan:
                 program = exported(module, args)
             return cls(program, module, args, settings)
 
-    def seal(self, traced: Callable[[nn.Module], list[Any] | None]) -> None:
+    def seal(
+        self, unchanged: Callable[[nn.Module], list[Any] | None], traced: Callable[[nn.Module], list[Any] | None]
+    ) -> None:
         """Makes the graph callable, after it was rewritten.
 
         Args:
-            traced: as `links.linked` for torch.compile: the tensors of a module that the graph takes, or None if the module
-                has changed.
+            unchanged, traced: return the tensors of a module that the graph takes, or None if the module has changed; the
+                latter for torch.compile.
         """
-        self.traced = traced
+        self.unchanged, self.traced = unchanged, traced
         self._run = fx.GraphModule(self._root, self.graph)
         for node in self.graph.nodes:  # fake tensors of the export
             node.meta.clear()

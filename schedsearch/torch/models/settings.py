@@ -9,9 +9,8 @@ import contextlib
 import copy
 import enum
 import functools
-import operator
 import types
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -70,35 +69,6 @@ class Object(_Frozen):
         if isinstance(other, Object):
             return self.kind is other.kind and self.attributes == other.attributes
         return type(other) is self.kind and self.attributes == _attributes_of(other)
-
-
-class Watches:
-    """Whether modules, and their classes, still have their settings.
-
-    Args:
-        modules: by name, as in `expected`.
-        expected: their settings.
-        of_classes: those of classes.
-    """
-
-    def __init__(
-        self, modules: Mapping[str, nn.Module], expected: Settings, of_classes: Mapping[type, Mapping[str, Any]]
-    ) -> None:
-        self._each: list[tuple[Callable[[Any], Any], Mapping[str, Any], Any]] = []
-        held = [(vars(modules[name]), own) for name, own in expected.items()]
-        for where, own in [*held, *((vars(kind), own) for kind, own in of_classes.items())]:
-            if own:
-                get = operator.itemgetter(*own)
-                self._each.append((get, where, get(own)))
-
-    def unchanged(self) -> bool:
-        try:
-            for get, held, expected in self._each:
-                if expected != get(held):  # not the other way round, see `_Frozen`
-                    return False
-        except Exception:  # an attribute is not there, or what is there now has no truth value, such as an array
-            return False
-        return True
 
 
 def settings_of(module: nn.Module) -> Settings:

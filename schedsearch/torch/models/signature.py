@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 _NONE = inspect.Parameter.empty
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -86,3 +87,44 @@ def is_like(given: Any, expected: Any) -> bool:
     if given.dtype != dtype or tuple(given.shape) != shape or given.device != device:
         return False
     return bool(given.is_contiguous(memory_format=form) if form is not None else given.stride() == strides)
+
+
+def unlike(args: tuple[Any, ...], kwargs: dict[str, Any], examples: Sequence[Sequence[Any]]) -> str:
+    """What is said of a call that is like none of some examples, each a list of facts."""
+    given = ", ".join(map(_shown, pytree.tree_leaves((args, kwargs))))
+    made_for = "; ".join(", ".join(map(_fact, each)) for each in examples)
+    return f"{given} runs as before: kernels are made for {made_for}; {_advice(args, kwargs)}"
+
+
+def _advice(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    if any(each.layout is torch.strided and not _is_dense(each) for each in tensors):
+        return "an image with gaps in memory has to be copied: x.contiguous(memory_format=torch.channels_last)"
+    return "call optimize_ with an example like it, too"
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie one after the other, in some order of the axes."""
+    expected = 1
+    for stride, extent in sorted((stride, extent) for stride, extent in zip(tensor.stride(), tensor.shape) if extent != 1):
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _shown(each: Any) -> str:
+    if not isinstance(each, torch.Tensor):
+        return f"{each!r:.60}"
+    return f"{_words(each.dtype, tuple(each.shape))} with strides {each.stride()}"
+
+
+def _fact(expected: Any) -> str:
+    if not isinstance(expected, tuple) or len(expected) != 5:
+        return f"{expected!r:.60}"
+    dtype, shape, _, form, strides = expected
+    return f"{_words(dtype, shape)} in {str(form).removeprefix('torch.')}" if form is not None else f"strides {strides}"
+
+
+def _words(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -1,4 +1,4 @@
-"""`torch.ops.schedsearch.network`: a part of a graph that a network of ours computes."""
+"""`torch.ops.schedsearch.network`: a subgraph that a network of ours computes."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import torch
 from torch import fx
 
 from schedsearch.errors import UsageError
-from schedsearch.torch.networks.held_network import Copied, HeldNetwork
-from schedsearch.torch.networks.partition import Part
+from schedsearch.torch.networks.frozen_network import FrozenNetwork, FrozenWeights
+from schedsearch.torch.networks.subgraphs import Subgraph
 
 _library = torch.library.Library("schedsearch", "FRAGMENT")
 _networks: weakref.WeakValueDictionary[str, NetworkCall] = weakref.WeakValueDictionary()  # by key
 
 
 class NetworkCall:
-    """A part's network, as the operator runs it while somebody holds this object.
+    """A subgraph's network, as the operator runs it while somebody holds this object.
 
     Attributes:
-        name: of the part.
-        key: what the operator takes: the same text for a part that looks the same, and a number.
+        name: of the subgraph.
+        key: what the operator takes: the same text for a subgraph that looks the same, and a number.
     """
 
-    def __init__(self, part: Part, net: HeldNetwork, held: Sequence[torch.Tensor]) -> None:
-        """Takes the tensors that the network copied, those of `part.held`; none: they are checked elsewhere."""
-        self._net, self.name, self._warned = net, part.name, False
-        self._module = part.module
-        self._held = [node.name for node in part.held]
-        self._copied = Copied(held)
-        text = f"{part.module.graph} {net.forms}"
+    def __init__(self, subgraph: Subgraph, net: FrozenNetwork, weights: Sequence[torch.Tensor]) -> None:
+        """Takes the tensors that the network copied, those of `subgraph.weights`; none: they are checked elsewhere."""
+        self._net, self.name, self._warned = net, subgraph.name, False
+        self._module = subgraph.module
+        self._names = [node.name for node in subgraph.weights]
+        self._frozen = FrozenWeights(weights)
+        text = f"{subgraph.module.graph} {net.forms}"
         stem = hashlib.sha256(text.encode()).hexdigest()[:20]
         self.key = next(key for number in itertools.count() if (key := f"network-{stem}-{number}") not in _networks)
         _networks[self.key] = self
 
-    def __call__(self, given: list[torch.Tensor], held: list[torch.Tensor]) -> list[torch.Tensor]:
-        if held and not self._copied.are(held):
+    def __call__(self, given: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        if weights and not self._frozen.are(weights):
             if not self._warned:
                 self._warned = True
                 warnings.warn(
@@ -48,7 +48,7 @@ class NetworkCall:
                     "call optimize_ again",
                     stacklevel=2,
                 )
-            tensors = dict(zip(self._held, held))
+            tensors = dict(zip(self._names, weights))
             return list(torch.func.functional_call(self._module, tensors, tuple(given)))
         return self._net(given)
 
@@ -58,32 +58,32 @@ class NetworkCall:
         return [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in self._net.forms]
 
 
-def replace(module: fx.GraphModule, calls: Sequence[tuple[Part, NetworkCall]], *, checked: bool) -> None:
-    """Lets operators compute parts of a graph.
+def replace(module: fx.GraphModule, calls: Sequence[tuple[Subgraph, NetworkCall]], *, checked: bool) -> None:
+    """Lets operators compute subgraphs.
 
     Args:
-        module: its nodes are those of the parts.
+        module: its nodes are those of the subgraphs.
         checked: whether operators check parameters and buffers in each call.
     """
     from torch.fx.passes.tools_common import legalize_graph
 
     graph, new = module.graph, dict[fx.Node, fx.Node]()
-    for part, call in calls:
-        with graph.inserting_after(part.nodes[-1]):
-            inputs = [new.get(each, each) for each in part.inputs]
+    for subgraph, call in calls:
+        with graph.inserting_after(subgraph.nodes[-1]):
+            inputs = [new.get(each, each) for each in subgraph.inputs]
             node = graph.call_function(
-                torch.ops.schedsearch.network.default, (call.key, inputs, part.held if checked else [])
+                torch.ops.schedsearch.network.default, (call.key, inputs, subgraph.weights if checked else [])
             )
         after = node
-        for place, old in enumerate(part.outputs):
+        for place, old in enumerate(subgraph.outputs):
             with graph.inserting_after(after):
                 after = graph.call_function(operator.getitem, (node, place))
             after.meta = dict(old.meta)
-            old.replace_all_uses_with(after, lambda user, inside=frozenset(part.nodes): user not in inside)
+            old.replace_all_uses_with(after, lambda user, inside=frozenset(subgraph.nodes): user not in inside)
             new[old] = after
-        for old in reversed(part.nodes):
+        for old in reversed(subgraph.nodes):
             graph.erase_node(old)
-    legalize_graph(module)  # a part comes after all that it reads, and before all that reads it
+    legalize_graph(module)  # an operator comes after all that it reads, and before all that reads it
     module.graph.eliminate_dead_code()
     module.recompile()
 
@@ -98,15 +98,15 @@ def _find(key: str) -> NetworkCall:
         ) from None
 
 
-def _run(key: str, given: list[torch.Tensor], held: list[torch.Tensor]) -> list[torch.Tensor]:
-    return _find(key)(given, held)
+def _run(key: str, given: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    return _find(key)(given, weights)
 
 
-def _fake(key: str, given: list[torch.Tensor], held: list[torch.Tensor]) -> list[torch.Tensor]:
+def _fake(key: str, given: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
     return _find(key).fake(given)
 
 
-_library.define("network(str key, Tensor[] given, Tensor[] held) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("network(str key, Tensor[] given, Tensor[] weights) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 for _key in ("CPU", "CUDA"):
     _library.impl("network", _run, _key)
 torch.library.register_fake("schedsearch::network", _fake, lib=_library)

@@ -1,4 +1,4 @@
-"""Networks of ours for graphs of PyTorch: they are built, compared with float32, and race PyTorch's compiled graph."""
+"""Networks of ours for subgraphs of PyTorch: built, compared with float32, and measured beside PyTorch's compiled code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,20 +22,22 @@ from schedsearch.torch.comparison.race import NO_TIME, PYTORCH, Result, race
 from schedsearch.torch.comparison.timing import Candidate, Run, Timer, timers_of_graphs
 from schedsearch.torch.layers.kernel_op import Kernels
 from schedsearch.torch.layers.report import NetworkReport, PartReport, us
-from schedsearch.torch.networks.held_network import HeldNetwork, form_of
-from schedsearch.torch.networks.partition import MOST_PARTS, Left, Part, find
+from schedsearch.torch.networks import network_op
+from schedsearch.torch.networks.frozen_network import FrozenNetwork, copied, form_of
+from schedsearch.torch.networks.functional_graph import without_writes
+from schedsearch.torch.networks.subgraphs import MOST_SUBGRAPHS, Subgraph, partition, whole
 from schedsearch.torch.operators.formats import without_tf32
 from schedsearch.torch.refusal import Refusal
 
 _log = logging.getLogger("schedsearch.torch")
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-NETWORK = "network"  # its name in a race
+NETWORK = "network"  # its name in a measurement
 TRACED_S = 0.015  # for each node of a graph: what it takes to export it and to read it again, before anything is compiled
-_BUILDING = 0.9  # of the time that is left: for building a network; the rest is for the race
+_BUILDING = 0.9  # of the time that is left: for building a network; the rest is for measuring it
 
 
 @dataclass(frozen=True)
-class Contest:
+class Selection:
     """How networks are built and measured.
 
     Attributes:
@@ -51,48 +53,7 @@ class Contest:
     tunes: bool = False
     deadline: Deadline = NEVER
 
-    def built(
-        self, module: fx.GraphModule, given: Sequence[torch.Tensor], theirs: Run, deadline: Deadline
-    ) -> tuple[HeldNetwork | None, NetworkReport]:
-        """A network of a graph, if it is right, or why there is none. It was not timed.
-
-        Args:
-            module: the graph; only what a call gives is an input.
-            given: real inputs.
-            theirs: computes the same in PyTorch.
-            deadline: of building it.
-        """
-        if deadline.left_s < TRACED_S * len(module.graph.nodes):
-            return None, NetworkReport(False, NO_TIME.format("build it"))
-        started = time.perf_counter()
-        net: HeldNetwork | None = None
-        try:
-            with torch.no_grad():
-                expected = list(theirs())
-                net = HeldNetwork(module, given, expected, self.kernels, self.tunes, deadline.share(_BUILDING))
-                errors = _errors(net, module, given, expected)
-            report = NetworkReport(False, error=errors.ours, torch_error=errors.torch)
-        except Exception as error:  # torch's exporters raise errors of many kinds
-            ours = isinstance(error, SchedsearchError | Refusal)
-            reason = first_line(error) if ours else f"{type(error).__name__}: {error}"[:300]
-            report = NetworkReport(False, error.nodes if isinstance(error, NoOperatorError) else reason)
-            if net is not None:
-                net.close()
-                net = None
-        return net, replace(report, seconds=time.perf_counter() - started)
-
-    def judged(
-        self, net: HeldNetwork, given: Sequence[torch.Tensor], theirs: Run, report: NetworkReport
-    ) -> tuple[HeldNetwork | None, NetworkReport]:
-        """The network if it is faster than PyTorch's compiled graph; else it is closed."""
-        started = time.perf_counter()
-        result = self.race(theirs, [Candidate(NETWORK, lambda: net(given))], [net])
-        report = with_times(report, result, NETWORK)
-        if not report.served:
-            net.close()
-        return net if report.served else None, replace(report, seconds=report.seconds + time.perf_counter() - started)
-
-    def race(self, theirs: Run, others: Sequence[Candidate], nets: Sequence[HeldNetwork] = ()) -> Result:
+    def measure(self, theirs: Run, others: Sequence[Candidate], nets: Sequence[FrozenNetwork] = ()) -> Result:
         """One measurement of PyTorch's compiled graph and of what could take its place.
 
         Args:
@@ -106,130 +67,184 @@ class Contest:
 
 
 def with_times(report: NetworkReport, result: Result, name: str) -> NetworkReport:
-    """The report with what a race found for a candidate."""
+    """The report with what a measurement found for a candidate."""
     ours_us, torch_us = us(result.times_ns.get(name)), us(result.pytorch_ns)
     served = result.winner == name
     return replace(report, served=served, ours_us=ours_us, torch_us=torch_us, reason="" if served else result.problems[name])
 
 
 @dataclass
-class BuiltPart:
-    """A part of a graph, and what became of it.
+class Placed:
+    """A subgraph, and what became of it.
 
     Attributes:
         given: real inputs of it.
-        net: its network; None if there is none, or none any more.
+        net: its network, which computes right; None if there is none, or none any more.
     """
 
-    part: Part
+    subgraph: Subgraph
     given: list[torch.Tensor]
-    net: HeldNetwork | None
     report: NetworkReport
+    net: FrozenNetwork | None = None
 
-    @property
-    def row(self) -> PartReport:
-        return PartReport.of(self.part.name, len(self.part.nodes), self.report)
-
-    def judge(self, contest: Contest, compile_: Compiler) -> None:
-        """Keeps the network only if it is faster than the same part in PyTorch."""
-        if self.net is None:
+    def build(self, selection: Selection, deadline: Deadline) -> None:
+        """Builds the network, or notes why there is none. It is not timed."""
+        if deadline.left_s < TRACED_S * len(self.subgraph.nodes):
+            self.report = NetworkReport(False, NO_TIME.format("build it"))
             return
-        if contest.deadline.passed:
+        started = time.perf_counter()
+        module, given, net = self.subgraph.module, self.given, None
+        try:
+            with torch.no_grad():
+                expected = list(module(*given))
+                net = FrozenNetwork(module, given, expected, selection.kernels, selection.tunes, deadline.share(_BUILDING))
+                errors = _errors(net, module, given, expected)
+            self.net, report = net, NetworkReport(False, error=errors.ours, torch_error=errors.torch)
+        except Exception as error:  # torch's exporters raise errors of many kinds
+            if net is not None:
+                net.close()
+            ours = isinstance(error, SchedsearchError | Refusal)
+            reason = first_line(error) if ours else f"{type(error).__name__}: {error}"[:300]
+            report = NetworkReport(False, error.nodes if isinstance(error, NoOperatorError) else reason)
+        self.report = replace(report, seconds=time.perf_counter() - started)
+
+    def keep_if_faster(self, selection: Selection, compile_: Compiler) -> None:
+        """Keeps the network only if it is faster than the same subgraph as `compile_`, PyTorch's compiler, makes it."""
+        net, given, started = self.net, self.given, time.perf_counter()
+        if net is None:
+            return
+        if selection.deadline.passed:
             self.drop(NO_TIME.format("compare it with PyTorch"))
             return
         with torch.no_grad():
-            theirs = compile_(self.part.module, self.given)
-        self.net, self.report = contest.judged(self.net, self.given, lambda: theirs(*self.given), self.report)
+            theirs = compile_(self.subgraph.module, given)
+        result = selection.measure(lambda: theirs(*given), [Candidate(NETWORK, lambda: net(given))], [net])
+        report = with_times(self.report, result, NETWORK)
+        self.report = replace(report, seconds=report.seconds + time.perf_counter() - started)
+        if not report.served:
+            self.drop(report.reason)
 
     def drop(self, reason: str) -> None:
-        """Leaves the part to PyTorch."""
+        """Leaves the subgraph to PyTorch."""
         if self.net is not None:
             self.net.close()
             self.net, self.report = None, replace(self.report, served=False, reason=reason)
 
 
 @dataclass
-class PartsFound:
-    """The parts of a graph.
+class Placement:
+    """Where networks may compute a graph.
 
     Attributes:
-        parts: the largest first.
-        left: what the importer does not take.
+        report: of the whole graph.
+        placed: the whole graph if it has a network; else its subgraphs, the largest first.
+        is_whole: whether it is the whole graph.
     """
 
-    parts: list[BuiltPart]
-    left: list[Left]
+    report: NetworkReport
+    placed: list[Placed] = field(default_factory=list)
+    is_whole: bool = False
 
     @property
-    def nets(self) -> list[tuple[Part, HeldNetwork]]:
-        """The parts that have networks."""
-        return [(each.part, each.net) for each in self.parts if each.net is not None]
+    def nets(self) -> list[FrozenNetwork]:
+        return [each.net for each in self.placed if each.net is not None]
+
+    @property
+    def rows(self) -> tuple[PartReport, ...]:
+        """Of the report: what became of each subgraph."""
+        names = [] if self.is_whole else self.placed
+        return tuple(PartReport.of(each.subgraph.name, len(each.subgraph.nodes), each.report) for each in names)
+
+    def keep_winners(self, selection: Selection, compile_: Compiler) -> None:
+        """Keeps the networks that are faster than the same subgraph as `compile_`, PyTorch's compiler, makes it."""
+        for each in self.placed:
+            each.keep_if_faster(selection, compile_)
 
     def drop(self, reason: str) -> None:
-        """Leaves all parts that have networks to PyTorch."""
-        for each in self.parts:
+        """Leaves everything to PyTorch."""
+        for each in self.placed:
             each.drop(reason)
 
     def serve(self) -> None:
         """Notes that the networks that are left serve."""
-        for each in self.parts:
+        for each in self.placed:
             each.report = replace(each.report, served=each.net is not None)
 
-    @property
-    def rows(self) -> list[PartReport]:
-        """Of the report."""
-        return [each.row for each in self.parts]
+    def put_into(
+        self, module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor] | None
+    ) -> tuple[fx.GraphModule, list[network_op.NetworkCall]]:
+        """A copy of the graph in which operators run the networks, as long as somebody holds their calls.
+
+        Args:
+            weights: parameters and buffers, which the operators check in each call; None: the caller checks them.
+        """
+        graph, places = copied(module.graph)
+        made, calls = fx.GraphModule(module, graph), []
+        for each in self.placed:
+            if each.net is not None:
+                checked = [] if weights is None else [weights[node] for node in each.subgraph.weights]
+                calls.append((each.subgraph.moved(places), network_op.NetworkCall(each.subgraph, each.net, checked)))
+        network_op.replace(made, calls, checked=weights is not None)
+        return made, [call for _, call in calls]
 
 
-def parts_built(
-    contest: Contest,
+def place(
+    selection: Selection,
     module: fx.GraphModule,
-    held: Mapping[fx.Node, torch.Tensor],
+    weights: Mapping[fx.Node, torch.Tensor],
     inputs: Sequence[Any],
     deadline: Deadline,
-    keep: Callable[[fx.Node], bool] = lambda node: False,
-) -> PartsFound:
-    """Builds a network for each part of a graph; nothing is timed.
+    *,
+    keep: Callable[[fx.Node], bool] | None = None,
+    rest_s: float = 0.0,
+) -> Placement:
+    """Builds a network for a graph, or else one for each of its largest subgraphs. Nothing is timed.
 
     Args:
-        module: without writes.
-        held: inputs of the graph that are parameters and buffers.
+        module: the graph; it loses its writes if it is cut.
+        weights: inputs of the graph that are parameters and buffers.
         inputs: all inputs of the graph: real tensors.
-        deadline: for all parts; the larger ones get more of the time.
-        keep: whether a node is left to PyTorch.
+        deadline: of building; larger subgraphs get more of the time.
+        keep: whether a node is left to PyTorch; None: no node, so that the whole graph is tried first.
+        rest_s: seconds that are left for what is beside the subgraphs.
     """
-    found, left = find(module, held, keep)
-    wanted = {each for part in found[:MOST_PARTS] for each in part.inputs}
-    values = _Values(module, wanted).of(inputs)
-    result = PartsFound([], left)
-    for place, part in enumerate(found):
-        if place >= MOST_PARTS:
-            report = NetworkReport(False, f"only the {MOST_PARTS} largest are tried")
-            result.parts.append(BuiltPart(part, [], None, report))
-            continue
-        given = [values[each] for each in part.inputs]
-        waiting = sum(len(each.nodes) for each in found[place:MOST_PARTS])
-        own = deadline.share(len(part.nodes) / waiting)
-        _log.info("part %d of %d: %s", place + 1, min(len(found), MOST_PARTS), part.name)
-        net, report = contest.built(part.module, given, lambda: part.module(*given), own)  # noqa: B023
-        result.parts.append(BuiltPart(part, given, net, report))
-    return result
+    report = NetworkReport(False)
+    if keep is None:
+        subgraph = whole(module, weights)
+        values = dict(zip((node for node in module.graph.nodes if node.op == "placeholder"), inputs))
+        found = Placed(subgraph, [values[each] for each in subgraph.inputs], report)
+        found.build(selection, deadline)
+        report = found.report
+        if found.net is not None:
+            return Placement(report, [found], is_whole=True)
+        if deadline.left_s < rest_s:
+            return Placement(replace(report, reason=f"{report.reason}; {NO_TIME.format('try its parts')}"))
+    try:
+        without_writes(module.graph)
+    except Refusal as error:
+        return Placement(
+            replace(report, reason=f"{report.reason}; and it has no parts: {error}" if keep is None else str(error))
+        )
+    module.recompile()
+    subgraphs, unsupported = partition(module, weights, keep or (lambda node: False))
+    report = replace(report, left=tuple(map(str, unsupported)))
+    return Placement(report, _built(selection, module, subgraphs, inputs, deadline.before(rest_s)))
 
 
-def parts_that_win(
-    contest: Contest,
-    module: fx.GraphModule,
-    held: Mapping[fx.Node, torch.Tensor],
-    inputs: Sequence[Any],
-    compile_: Compiler,
-    deadline: Deadline,
-    keep: Callable[[fx.Node], bool] = lambda node: False,
-) -> PartsFound:
-    """As `parts_built`; networks are kept that are faster than the same part as `compile_`, PyTorch's compiler, makes it."""
-    found = parts_built(contest, module, held, inputs, deadline, keep)
-    for each in found.parts:
-        each.judge(contest, compile_)
-    return found
+def _built(
+    selection: Selection, module: fx.GraphModule, subgraphs: Sequence[Subgraph], inputs: Sequence[Any], deadline: Deadline
+) -> list[Placed]:
+    tried, others = subgraphs[:MOST_SUBGRAPHS], subgraphs[MOST_SUBGRAPHS:]
+    values = _Values(module, {each for subgraph in tried for each in subgraph.inputs}).of(inputs)
+    found = []
+    for number, subgraph in enumerate(tried, start=1):
+        _log.info("part %d of %d: %s", number, len(tried), subgraph.name)
+        waiting = sum(len(each.nodes) for each in tried[number - 1 :])
+        each = Placed(subgraph, [values[each] for each in subgraph.inputs], NetworkReport(False))
+        each.build(selection, deadline.share(len(subgraph.nodes) / waiting))
+        found.append(each)
+    late = NetworkReport(False, f"only the {MOST_SUBGRAPHS} largest are tried")
+    return [*found, *(Placed(each, [], late) for each in others)]
 
 
 class _Values(fx.Interpreter):
@@ -252,9 +267,9 @@ class _Values(fx.Interpreter):
 
 
 def _errors(
-    net: HeldNetwork, module: fx.GraphModule, given: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+    net: FrozenNetwork, module: fx.GraphModule, given: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> Errors:
-    """The errors of the network and of the compiled graph, the largest of all outputs.
+    """The errors of the network and of PyTorch's graph, the largest of all outputs.
 
     Raises:
         Refusal: the network's is too large, or an output has another shape.
@@ -263,10 +278,10 @@ def _errors(
     if [form_of(each) for each in found] != [form_of(each) for each in expected]:
         raise Refusal("its outputs have another form than PyTorch's")
     with without_tf32():
-        exact = copy.deepcopy(module).float()(*(each.float() if each.is_floating_point() else each for each in given))
+        references = copy.deepcopy(module).float()(*(each.float() if each.is_floating_point() else each for each in given))
     worst = Errors(0.0, 0.0)
-    for truth, ours, theirs in zip(exact, found, expected):
-        errors = errors_of(truth, ours, theirs)
+    for reference, ours, theirs in zip(references, found, expected):
+        errors = errors_of(reference, ours, theirs)
         if reason := accuracy.NETWORK.excess(errors, ours.dtype):
             raise Refusal(reason)
         worst = Errors(*(max(pair) for pair in zip(worst, errors)))

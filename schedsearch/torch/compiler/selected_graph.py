@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -18,15 +18,15 @@ from schedsearch.torch.comparison.state import same_random_numbers
 from schedsearch.torch.comparison.timing import Candidate
 from schedsearch.torch.layers.report import NetworkReport
 from schedsearch.torch.networks import network_op
-from schedsearch.torch.networks.functional_graph import without_writes
-from schedsearch.torch.networks.held_network import Copied, Form, HeldNetwork, copied, form_of, frozen, is_held
-from schedsearch.torch.networks.selection import NETWORK, Compiler, Contest, PartsFound, parts_built, with_times
+from schedsearch.torch.networks.frozen_network import Form, FrozenWeights, form_of, is_weight
+from schedsearch.torch.networks.selection import NETWORK, Compiler, Placement, Selection, place, with_times
 from schedsearch.torch.operators.store import capturing
 from schedsearch.torch.refusal import Refusal
 
 Compiled = Callable[..., Any]
-LAYERS, PARTS = "kernels for layers", "networks for parts"  # their names in a race
+LAYERS, PARTS = "kernels for layers", "networks for parts"  # their names in a measurement
 _CHANGED = "weights have changed since it was built; Inductor's code computes from now on"
+_SLOWER_WITH_PARTS = "it is not faster with networks for its parts"
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Compilation:
         plain: the graph without schedsearch: what the user would have had.
         seconds: that it took to compile.
         layered: the graph with kernels for layers; None if no kernel won.
-        part: compiles a part of the graph.
-        rest: compiles the graph with networks in the place of parts.
+        part: compiles a subgraph.
+        rest: compiles the graph with networks in the place of subgraphs.
     """
 
     plain: Compiled
@@ -48,24 +48,7 @@ class Compilation:
     rest: Compiler
 
 
-@dataclass
-class _Entry:
-    """Networks that compute the graph, before it is known whether they win.
-
-    Attributes:
-        candidate: named NETWORK or PARTS; None if there are no networks.
-        serve: computes the graph.
-        found: the parts, if it has some.
-    """
-
-    report: NetworkReport
-    candidate: Candidate | None = None
-    serve: Compiled | None = None
-    nets: Sequence[HeldNetwork] = ()
-    found: PartsFound = field(default_factory=lambda: PartsFound([], []))
-
-
-class ChosenGraph:
+class SelectedGraph:
     """What torch.compile calls.
 
     The first call decides, because only then are all tensors real: everything that can compute the graph is measured at
@@ -79,7 +62,7 @@ class ChosenGraph:
     Args:
         module: the graph, for networks; None: none are tried.
         inputs: of the graph, when it was compiled; parameters and buffers among them are told by torch's mark.
-        tell: takes what became of networks, and the race; None for the latter if there was none.
+        tell: takes what became of networks, and the measurement; None for the latter if there was none.
     """
 
     def __init__(
@@ -87,17 +70,17 @@ class ChosenGraph:
         module: fx.GraphModule | None,
         inputs: Sequence[Any],
         compilation: Compilation,
-        contest: Contest,
+        selection: Selection,
         tell: Callable[[NetworkReport | None, Result | None], None],
     ) -> None:
-        self._module, self._made, self._contest, self._tell = module, compilation, contest, tell
-        self._is_held = [is_held(each) for each in inputs]
-        self._is_given = [not each for each in self._is_held]
+        self._module, self._made, self._selection, self._tell = module, compilation, selection, tell
+        self._is_weight = [is_weight(each) for each in inputs]
+        self._is_given = [not each for each in self._is_weight]
         self._compiled = compilation.plain
-        self._device = contest.kernels.device
+        self._device = selection.kernels.device
         self._undecided = True
         self._serving: Compiled | None = None
-        self._copied = Copied(())
+        self._frozen = FrozenWeights(())
         self._like: list[Form] = []
         self._lock = threading.Lock()
 
@@ -113,7 +96,7 @@ class ChosenGraph:
         serving = self._serving  # another thread may find changed weights meanwhile
         if serving is None:
             return self._compiled(*args)
-        if not self._copied.are(self._held(args)):
+        if not self._frozen.are(self._weights(args)):
             if captured:  # to free memory would break the capture
                 return self._compiled(*args)
             self._end()
@@ -125,9 +108,9 @@ class ChosenGraph:
             return self._compiled(*args)
         return serving(*args)
 
-    def _held(self, args: Sequence[Any]) -> list[Any]:
+    def _weights(self, args: Sequence[Any]) -> list[Any]:
         """The model's tensors among the inputs."""
-        return list(compress(args, self._is_held))
+        return list(compress(args, self._is_weight))
 
     def _given(self, args: Sequence[Any]) -> list[Any]:
         """The inputs that are those of a call."""
@@ -138,7 +121,7 @@ class ChosenGraph:
         with self._lock:
             if self._serving is None:  # another thread was here
                 return
-            self._serving, self._copied = None, Copied(())
+            self._serving, self._frozen = None, FrozenWeights(())
         self._tell(NetworkReport(False, _CHANGED), None)
 
     def _decide(self, args: Sequence[Any]) -> None:
@@ -146,7 +129,7 @@ class ChosenGraph:
         with torch.no_grad(), same_random_numbers(self._device):
             report, result = self._decided(args)
         if self._serving is None:
-            self._copied = Copied(())
+            self._frozen = FrozenWeights(())
         if result is not None and result.winner == LAYERS and self._made.layered is not None:
             self._compiled = self._made.layered
         self._module = None
@@ -158,99 +141,72 @@ class ChosenGraph:
         racing = [each.clone() if writes and isinstance(each, torch.Tensor) else each for each in args]
         others = [] if layered is None else [Candidate(LAYERS, lambda: layered(*racing))]
 
-        def race(entry: _Entry) -> Result | None:
-            found = [*others, *([] if entry.candidate is None else [entry.candidate])]
-            return self._contest.race(lambda: self._made.plain(*racing), found, entry.nets) if found else None
+        def measured(serve: Compiled | None, placement: Placement) -> Result | None:
+            name = NETWORK if placement.is_whole else PARTS
+            found = [*others, *([] if serve is None else [Candidate(name, lambda: serve(*args))])]
+            return self._selection.measure(lambda: self._made.plain(*racing), found, placement.nets) if found else None
 
         if module is None:
-            return None, race(_Entry(NetworkReport(False)))
+            return None, measured(None, Placement(NetworkReport(False)))
         try:
             if writes:
                 raise Refusal("the graph writes to its inputs")
-            entry = self._with_network(module, args)
+            placement = self._placed(module, args)
         except Refusal as error:
-            entry = _Entry(NetworkReport(False, str(error)))
-        result = race(entry)
-        if entry.candidate is None or result is None:
-            return entry.report, result
-        if result.winner != entry.candidate.name and len(entry.nets) > 1:
-            entry = self._with_parts_that_win(module, args, entry)
-            if entry.candidate is None:
-                return entry.report, result
-            result = race(entry)
-        assert result is not None and entry.candidate is not None
-        name = entry.candidate.name
-        report = with_times(entry.report, result, name)
+            placement = Placement(NetworkReport(False, str(error)))
+        serve = self._with_networks(module, args, placement)
+        result = measured(serve, placement)
+        if serve is None or result is None:
+            return replace(placement.report, parts=placement.rows), result
+        if result.winner != PARTS and len(placement.nets) > 1:
+            # Some may be faster alone. This is tried now only, because it compiles each subgraph, and the rest again.
+            before = len(placement.nets)
+            placement.keep_winners(self._selection, self._made.part)
+            alone = None if len(placement.nets) == before else self._with_networks(module, args, placement)
+            if alone is None:
+                placement.drop("the whole graph is not faster with it")
+                return replace(placement.report, reason=_SLOWER_WITH_PARTS, parts=placement.rows), result
+            serve, result = alone, measured(alone, placement)
+            assert result is not None
+        report = with_times(placement.report, result, NETWORK if placement.is_whole else PARTS)
         if report.served:
-            self._serving = entry.serve
-        elif name == NETWORK:
-            entry.nets[0].close()
+            self._serving = serve
+            placement.serve()
         else:
-            entry.found.drop("the whole graph is not faster with it")
-            report = replace(report, reason="it is not faster with networks for its parts")
-        if name == PARTS:
-            entry.found.serve()
-            report = replace(report, parts=tuple(entry.found.rows))
-        return report, result
+            placement.drop("the whole graph is not faster with it")
+            report = report if placement.is_whole else replace(report, reason=_SLOWER_WITH_PARTS)
+        return replace(report, parts=placement.rows), result
 
-    def _with_network(self, module: fx.GraphModule, args: Sequence[Any]) -> _Entry:
-        """The whole graph as a network, or else with networks for its parts."""
-        given = self._given(args)
+    def _placed(self, module: fx.GraphModule, args: Sequence[Any]) -> Placement:
+        """Where networks may compute the graph. Raises Refusal if nowhere."""
+        given, deadline = self._given(args), self._selection.deadline
         if not given or not all(type(each) in (torch.Tensor, nn.Parameter) for each in args):
             raise Refusal("it has inputs that are not plain tensors")
-        deadline = self._contest.deadline
         if deadline.left_s < self._made.seconds:
             raise Refusal(NO_TIME.format("build a network"))
-        whole = frozen(module, {place: args[place] for place, held in enumerate(self._is_held) if held})
-        self._copied, self._like = Copied(self._held(args)), [form_of(each) for each in given]
+        self._frozen, self._like = FrozenWeights(self._weights(args)), [form_of(each) for each in given]
         if _returns_an_input(self._made.plain, args):
             raise Refusal("the graph returns an input")
-        net, report = self._contest.built(whole, given, lambda: self._made.plain(*args), deadline)
-        if net is not None:
-            run = Candidate(NETWORK, lambda: net(given))
-            return _Entry(report, run, lambda *args: tuple(net(self._given(args))), [net])
-        if deadline.left_s < self._made.seconds:
-            return _Entry(replace(report, reason=f"{report.reason}; {NO_TIME.format('try its parts')}"))
-        try:
-            without_writes(module.graph)
-        except Refusal as error:
-            return _Entry(replace(report, reason=f"{report.reason}; and it has no parts: {error}"))
-        module.recompile()
-        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-        held = dict(compress(zip(inputs, args), self._is_held))
-        found = parts_built(self._contest, module, held, args, deadline.before(self._made.seconds))
-        report = replace(report, left=tuple(map(str, found.left)))
-        return self._together(module, args, report, found)
+        weights = dict(compress(zip(_inputs(module), args), self._is_weight))
+        return place(self._selection, module, weights, args, deadline, rest_s=self._made.seconds)
 
-    def _together(self, module: fx.GraphModule, args: Sequence[Any], report: NetworkReport, found: PartsFound) -> _Entry:
-        """The graph with the networks of all parts that have one. What Inductor compiles then is small."""
-        if found.nets and self._contest.deadline.passed:
-            found.drop(NO_TIME.format("compile the rest"))
-        if not found.nets:
-            return _Entry(replace(report, parts=tuple(found.rows)), found=found)
-        graph, places = copied(module.graph)
-        made = fx.GraphModule(module, graph)
-        calls = [(part.moved(places), network_op.NetworkCall(part, net, [])) for part, net in found.nets]
-        network_op.replace(made, calls, checked=False)
-        rest = partial(_run_with, [call for _, call in calls], self._made.rest(made, args))
-        nets = [net for _, net in found.nets]
-        return _Entry(report, Candidate(PARTS, lambda: rest(*args)), rest, nets, found)
+    def _with_networks(self, module: fx.GraphModule, args: Sequence[Any], placement: Placement) -> Compiled | None:
+        """The graph with its networks; None without any. What Inductor compiles beside them is small."""
+        if placement.is_whole:
+            (net,), (whole,) = placement.nets, placement.placed
+            order = {node: number for number, node in enumerate(_inputs(module))}
+            read = [order[node] for node in whole.subgraph.inputs]
+            return lambda *args: tuple(net([args[number] for number in read]))
+        if placement.nets and self._selection.deadline.passed:
+            placement.drop(NO_TIME.format("compile the rest"))
+        if not placement.nets:
+            return None
+        made, calls = placement.put_into(module, None)
+        return partial(_run_with, calls, self._made.rest(made, args))
 
-    def _with_parts_that_win(self, module: fx.GraphModule, args: Sequence[Any], entry: _Entry) -> _Entry:
-        """The graph with those of its parts that are faster alone than Inductor's code of the same part.
 
-        This is tried after all parts together, because it compiles the graph again. No parts if none loses: all together
-        were measured already.
-        """
-        found = entry.found
-        before = len(found.nets)
-        for each in found.parts:
-            each.judge(self._contest, self._made.part)
-        if len(found.nets) == before:
-            found.drop("the whole graph is not faster with it")
-            reason = "it is not faster with networks for its parts"
-            return _Entry(replace(entry.report, reason=reason, parts=tuple(found.rows)))
-        return self._together(module, args, entry.report, found)
+def _inputs(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
 def _run_with(calls: Sequence[network_op.NetworkCall], compiled: Compiled, *args: Any) -> Any:

@@ -1,4 +1,7 @@
-"""A network of ours that computes a graph of PyTorch: built with copies of its weights, and run on PyTorch's tensors."""
+"""A network of ours that computes a graph of PyTorch: built with copies of its weights, and run on PyTorch's tensors.
+
+See docs/decisions/153-networks-for-parts-of-a-model.md.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def _each_lies_at(tensors: list[torch.Tensor], addresses: list[int], places: lis
 _lie_at = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _each_lies_at)  # Inductor's own, for CUDA graphs
 
 
-class HeldNetwork:
+class FrozenNetwork:
     """A network that computes what a graph computes, with the weights that the graph had.
 
     Its memory is freed by `close`, or with this object. While a CUDA graph is captured, its kernels are captured one by one.
@@ -147,16 +150,18 @@ def form_of(each: torch.Tensor) -> Form:
     return tuple(each.shape), each.stride(), each.dtype
 
 
-class Copied:
-    """Tensors that a network copied, as they were then.
+class FrozenWeights:
+    """Weights that a network copied, as they were then.
 
     Their memory is kept, so that tensors that replace them cannot come to lie at the same addresses.
 
     Raises:
-        RuntimeError: a tensor of inference mode, which has no version.
+        Refusal: a tensor was made in inference mode, and has no version.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        if any(each.is_inference() for each in tensors):
+            raise Refusal("its parameters were made in inference mode, which does not say when they change")
         self._addresses, self._versions = [each.data_ptr() for each in tensors], list(map(_version, tensors))
         self._places = list(range(len(tensors)))
         self._kept = [each.detach() for each in tensors]
@@ -173,29 +178,6 @@ class Copied:
             return _lie_at(tensors, self._addresses, self._places) and list(map(_version, tensors)) == self._versions
         except RuntimeError:  # a tensor of inference mode
             return False
-
-
-def frozen(module: fx.GraphModule, held: dict[int, torch.Tensor]) -> fx.GraphModule:
-    """A copy of a graph whose inputs at these places are buffers of its own, which share the tensors' memory.
-
-    Raises:
-        Refusal: a tensor was made in inference mode.
-    """
-    if any(each.is_inference() for each in held.values()):
-        raise Refusal("its parameters were made in inference mode, which does not say when they change")
-    made = fx.GraphModule(module, copied(module.graph)[0])
-    for place, node in enumerate([each for each in made.graph.nodes if each.op == "placeholder"]):
-        if place not in held:
-            continue
-        name = f"held_{place}"
-        made.register_buffer(name, held[place].detach())
-        with made.graph.inserting_after(node):
-            new = made.graph.get_attr(name)
-        new.meta = dict(node.meta)
-        node.replace_all_uses_with(new)
-        made.graph.erase_node(node)
-    made.recompile()
-    return made.eval()
 
 
 def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
@@ -228,6 +210,6 @@ def _is_aligned(each: torch.Tensor) -> bool:
     return each.data_ptr() % _ALIGNMENT == 0
 
 
-def is_held(each: Any) -> bool:
+def is_weight(each: Any) -> bool:
     """Whether an input of a graph of torch.compile is a parameter or buffer of the model."""
     return isinstance(each, nn.Parameter) or getattr(each, "_dynamo_static_input_type", None) is not None

@@ -1,7 +1,9 @@
-"""Parts of a graph that a network of ours can compute: the largest convex sets of nodes that the importer takes.
+"""Subgraphs for networks of ours: a whole graph, or the largest convex sets of nodes that the importer takes.
 
 Which nodes these are is asked of the importer itself: one graph that has each distinct node of a model once, with inputs of
 its own, is exported and lowered.
+
+See docs/decisions/153-networks-for-parts-of-a-model.md.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from schedsearch.torch.layers.patterns import name_of, value_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-LEAST_NODES = 3  # smaller parts are left to PyTorch: a network has to copy and to launch, too
-MOST_PARTS = 16  # each takes seconds to build
+LEAST_NODES = 3  # smaller subgraphs are left to PyTorch: a network has to copy and to launch, too
+MOST_SUBGRAPHS = 16  # each takes seconds to build
 
 
 @dataclass(frozen=True)
-class Left:
+class Unsupported:
     """Nodes that the importer does not take.
 
     Attributes:
@@ -47,20 +49,21 @@ class Left:
 
 
 @dataclass
-class Part:
+class Subgraph:
     """A convex set of nodes, which one node can replace.
 
     Attributes:
         nodes: in order.
         inputs: values that they read.
-        held: parameters and buffers that they read: inputs of the graph, too.
+        weights: parameters and buffers that they read: inputs of the graph, too.
         outputs: values of theirs that others read.
-        module: computes the outputs from the inputs. What is held are buffers of its own, with the names of the nodes.
+        module: computes the outputs from the inputs. Weights are buffers of its own, with the names of their nodes, which
+            share the memory.
     """
 
     nodes: list[fx.Node]
     inputs: list[fx.Node]
-    held: list[fx.Node]
+    weights: list[fx.Node]
     outputs: list[fx.Node]
     module: fx.GraphModule
 
@@ -70,28 +73,34 @@ class Part:
         first, last = name_of(self.nodes[0]), name_of(self.nodes[-1])
         return first if first == last else f"{first} to {last}"
 
-    def moved(self, places: Mapping[fx.Node, fx.Node]) -> Part:
-        """The same part of a copy of the graph; `places`: node -> node of the copy."""
-        nodes, inputs, held, outputs = (
-            [places[node] for node in each] for each in (self.nodes, self.inputs, self.held, self.outputs)
+    def moved(self, places: Mapping[fx.Node, fx.Node]) -> Subgraph:
+        """The same of a copy of the graph; `places`: node -> node of the copy."""
+        nodes, inputs, weights, outputs = (
+            [places[node] for node in each] for each in (self.nodes, self.inputs, self.weights, self.outputs)
         )
-        return Part(nodes, inputs, held, outputs, self.module)
+        return Subgraph(nodes, inputs, weights, outputs, self.module)
 
 
-def find(
-    module: fx.GraphModule, held: Mapping[fx.Node, torch.Tensor], keep: Callable[[fx.Node], bool] = lambda node: False
-) -> tuple[list[Part], list[Left]]:
-    """The parts of a graph, the largest first, and the nodes that belong to none because the importer lacks them.
+def whole(module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor]) -> Subgraph:
+    """All nodes of a graph; see `partition` for the arguments."""
+    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    return _cut(_Source(module, weights), nodes, module.graph.output_node())
+
+
+def partition(
+    module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor], keep: Callable[[fx.Node], bool] = lambda node: False
+) -> tuple[list[Subgraph], list[Unsupported]]:
+    """The subgraphs of a graph, the largest first, and the nodes that belong to none because the importer lacks them.
 
     Args:
         module: without writes, and with the shape of every value.
-        held: inputs that are parameters and buffers of the model.
+        weights: inputs that are parameters and buffers of the model.
         keep: whether a node is left to PyTorch.
     """
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import OperatorSupportBase
 
-    source = _Source(module, held)
+    source = _Source(module, weights)
     reasons = _reasons(source)
 
     class Support(OperatorSupportBase):
@@ -99,16 +108,16 @@ def find(
             return reasons.get(node) == "" and not keep(node)
 
     proposed = CapabilityBasedPartitioner(module, Support(), allows_single_node_partition=True).propose_partitions()
-    parts = []
+    found = []
     for each in proposed:
         nodes = _without_loose_ends([node for node in module.graph.nodes if node in each.nodes])
         if len(nodes) >= LEAST_NODES:
-            parts.append(_cut(source, nodes))
-    return sorted(parts, key=lambda part: -len(part.nodes)), _left(reasons)
+            found.append(_cut(source, nodes))
+    return sorted(found, key=lambda subgraph: -len(subgraph.nodes)), _unsupported(reasons)
 
 
 def _without_loose_ends(nodes: list[fx.Node]) -> list[fx.Node]:
-    """Nodes of a part without those whose values are no tensors but leave it, such as a tuple that nobody unpacks."""
+    """Nodes of a subgraph without those whose values are no tensors but leave it, such as a tuple that nobody unpacks."""
     kept = list(nodes)
     while loose := [node for node in kept if value_of(node) is None and any(user not in kept for user in node.users)]:
         kept = [node for node in kept if node not in loose]
@@ -119,24 +128,24 @@ class _Source:
     """A graph from which others are made.
 
     Args:
-        held: inputs that become buffers of the graphs made.
+        weights: inputs that become buffers of the graphs made.
     """
 
-    def __init__(self, module: fx.GraphModule, held: Mapping[fx.Node, torch.Tensor]) -> None:
-        self.module, self._held = module, held
+    def __init__(self, module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor]) -> None:
+        self.module, self._weights = module, weights
 
     def holds(self, node: fx.Node) -> bool:
-        return node in self._held or node.op == "get_attr"
+        return node in self._weights or node.op == "get_attr"
 
-    def copy_held(self, node: fx.Node, graph: fx.Graph) -> fx.Node:
-        new = graph.get_attr(node.name if node in self._held else str(node.target))
+    def copy_weight(self, node: fx.Node, graph: fx.Graph) -> fx.Node:
+        new = graph.get_attr(node.name if node in self._weights else str(node.target))
         new.meta = dict(node.meta)
         return new
 
     def made(self, graph: fx.Graph) -> fx.GraphModule:
-        held = {node.name: each.detach() for node, each in self._held.items()}
-        wanted = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
-        root = {name: held[name] if name in held else _attribute(self.module, name) for name in wanted}
+        weights = {node.name: each.detach() for node, each in self._weights.items()}
+        wanted = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
+        root = {name: weights[name] if name in weights else _attribute(self.module, name) for name in wanted}
         return fx.GraphModule(root, graph).eval()
 
 
@@ -147,29 +156,30 @@ def _attribute(module: torch.nn.Module, path: str) -> Any:
     return found
 
 
-def _cut(source: _Source, nodes: list[fx.Node]) -> Part:
-    inside = set(nodes)
-    read = dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in inside)
+def _cut(source: _Source, nodes: list[fx.Node], output: fx.Node | None = None) -> Subgraph:
+    """The subgraph of some nodes. It returns what `output` returns; by default all values that others read."""
+    inside, readers = set(nodes), nodes if output is None else [*nodes, output]
+    read = dict.fromkeys(each for node in readers for each in node.all_input_nodes if each not in inside)
     inputs = [each for each in read if not source.holds(each)]
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     graph = fx.Graph()
     places = {each: graph.placeholder(f"input_{place}") for place, each in enumerate(inputs)}
-    places |= {each: source.copy_held(each, graph) for each in read if source.holds(each)}
+    places |= {each: source.copy_weight(each, graph) for each in read if source.holds(each)}
     for node in nodes:
         places[node] = graph.node_copy(node, places.__getitem__)
     for old, new in places.items():
         new.meta = dict(old.meta)
-    graph.output(tuple(places[each] for each in outputs))
-    held = [each for each in read if each.op == "placeholder" and source.holds(each)]
-    return Part(nodes, inputs, held, outputs, source.made(graph))
+    graph.output(fx.node.map_arg(tuple(outputs) if output is None else output.args[0], places.__getitem__))
+    weights = [each for each in read if each.op == "placeholder" and source.holds(each)]
+    return Subgraph(nodes, inputs, weights, outputs, source.made(graph))
 
 
-def _left(reasons: Mapping[fx.Node, str]) -> list[Left]:
+def _unsupported(reasons: Mapping[fx.Node, str]) -> list[Unsupported]:
     found: dict[str, list[fx.Node]] = {}
     for node, reason in reasons.items():
         if reason and node.target is not operator.getitem:  # of a tuple that is not made either
             found.setdefault(_what(node), []).append(node)
-    return [Left(name_of(nodes[0]), what, len(nodes), reasons[nodes[0]]) for what, nodes in found.items()]
+    return [Unsupported(name_of(nodes[0]), what, len(nodes), reasons[nodes[0]]) for what, nodes in found.items()]
 
 
 def _what(node: fx.Node) -> str:
@@ -269,9 +279,9 @@ def _probed(source: _Source, nodes: Sequence[fx.Node]) -> list[str]:
     for node in nodes:
         places: dict[fx.Node, fx.Node] = {each: next(inputs) for each in _tensors_read(node, source)}
         for each in (*_tuples_read(node), node):
-            for held in each.all_input_nodes:
-                if source.holds(held):
-                    places[held] = source.copy_held(held, graph)
+            for read in each.all_input_nodes:
+                if source.holds(read):
+                    places[read] = source.copy_weight(read, graph)
             places[each] = graph.node_copy(each, places.__getitem__)
         made = _made(node)
         if isinstance(made, torch.Tensor):
