@@ -272,6 +272,33 @@ def test_a_bias_that_was_not_there(optimize: Any) -> None:  # noqa: F811
     alike(other, plain)
 
 
+def test_kernels_serve_an_equal_module_in_the_place_of_another(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+    model, x = prepared(nn.Sequential(small(), small())), image()
+    optimize(model, x)
+    model[0] = prepared(copy.deepcopy(model[1]))
+    ran.clear()
+    assert close(model(x), model.forward.original(x)) and ran
+    model[0].extra = 1  # its class has no such name, and nothing reads it
+    ran.clear()
+    assert close(model(x), model.forward.original(x)) and ran
+    model[0].append = None  # it hides a method of its class
+    ran.clear()
+    assert close(model(x), model.forward.original(x)) and not ran
+
+
+def test_a_module_with_two_names_that_become_two_modules(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+    shared, x = small(), image()
+    model = prepared(nn.Sequential(shared, shared))
+    optimize(model, x)
+    ran.clear()
+    assert close(model(x), model.forward.original(x)) and ran
+    model[1] = copy.deepcopy(shared)
+    for each in model[1].parameters():
+        each.mul_(2)
+    ran.clear()
+    assert close(model(x), model.forward.original(x)) and not ran
+
+
 def test_a_part_that_was_saved_is_optimized_again(optimize: Any, ran: list[str]) -> None:  # noqa: F811
     model, plain = made("looping", optimize)
     whole, both_plain = nn.Sequential(saved(model).body).eval(), nn.Sequential(plain.body).eval()

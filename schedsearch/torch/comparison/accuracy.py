@@ -22,9 +22,9 @@ class Errors(NamedTuple):
 
 def errors_of(exact: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> Errors:
     """The errors of two results of one shape; `exact` is PyTorch's in float32."""
-    truth = exact.float()
-    most = float(truth.abs().max()) or 1.0
-    return Errors(*(float((each.float() - truth).abs().max()) / most for each in (ours, theirs)))
+    reference = exact.float()
+    most = float(reference.abs().max()) or 1.0
+    return Errors(*(float((each.float() - reference).abs().max()) / most for each in (ours, theirs)))
 
 
 @dataclass(frozen=True)

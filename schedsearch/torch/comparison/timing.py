@@ -1,4 +1,4 @@
-"""Times of calls on torch tensors, in this process: what a race (`schedsearch.torch.comparison.race`) decides by."""
+"""Times of calls on torch tensors, in this process: what `schedsearch.torch.comparison.benchmark` decides by."""
 
 from __future__ import annotations
 

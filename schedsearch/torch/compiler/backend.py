@@ -24,7 +24,7 @@ from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.torch.arguments import check_database, check_options
-from schedsearch.torch.comparison.race import NO_TIME, Result
+from schedsearch.torch.comparison.benchmark import NO_TIME, Result
 from schedsearch.torch.comparison.timing import Timer, timer_of
 from schedsearch.torch.compiler import inductor
 from schedsearch.torch.compiler.selected_graph import LAYERS, Compilation, SelectedGraph
@@ -34,10 +34,10 @@ from schedsearch.torch.layers.kernel_op import ALLOWED
 from schedsearch.torch.layers.report import LayerReport, NetworkReport, Report, us
 from schedsearch.torch.layers.requirements import check_kind, kernels_of, reason_without_networks
 from schedsearch.torch.layers.rewrite import rewrite
-from schedsearch.torch.layers.selection import Choice, Chooser
+from schedsearch.torch.layers.selection import LayerSelector, Selected
 from schedsearch.torch.layers.tuning import TUNE_S, tune_missing
 from schedsearch.torch.networks.frozen_network import copied
-from schedsearch.torch.networks.selection import Selection
+from schedsearch.torch.networks.selection import NetworkSelector
 from schedsearch.torch.operators.formats import allows_tf32
 from schedsearch.torch.operators.store import say, use
 from schedsearch.torch.refusal import Refusal
@@ -136,8 +136,8 @@ def schedsearch(
     _log.info("Inductor compiles a graph of %d nodes", len(module.graph.nodes))
     plain = inductor.compiled(module, inputs, chosen.mode)
     compile_s = time.perf_counter() - started
-    chooser = Chooser(kernels, chosen.timer or timer_of(device), deadline.before(compile_s))
-    rows, notes = _rewritten(layered, chooser, chosen, for_networks is not None) if layered is not None else ([], [])
+    selector = LayerSelector(kernels, chosen.timer or timer_of(device), deadline.before(compile_s))
+    rows, notes = _rewritten(layered, selector, chosen, for_networks is not None) if layered is not None else ([], [])
     notes += [lacking] if lacking else []
     with_layers: Compiled | None = None
     if layered is not None and any(row.swapped for row in rows):
@@ -149,31 +149,31 @@ def schedsearch(
 
     def tell(network: NetworkReport | None, result: Result | None) -> None:
         seconds = time.perf_counter() - started
-        _tell(chosen, _with_race(Report(tuple(rows), tuple(notes), seconds, network), result))
+        _tell(chosen, _with_times(Report(tuple(rows), tuple(notes), seconds, network), result))
 
     def compile_part(part: fx.GraphModule, given: Sequence[Any]) -> Compiled:
         return inductor.compiled(part, given, chosen.mode)
 
     def compile_rest(rest: fx.GraphModule, given: Sequence[Any]) -> Compiled:
         if chosen.layers:
-            _rewritten(rest, chooser, replace(chosen, tune=False), False)
+            _rewritten(rest, selector, replace(chosen, tune=False), False)
         return inductor.compiled(rest, given, chosen.mode)
 
     if for_networks is None and with_layers is None:
         tell(None, None)
         return plain
     captures = chosen.mode in ("default", "max-autotune-no-cudagraphs")
-    selection = Selection(kernels, captures, chosen.timer, chosen.tune, deadline)
+    network_selector = NetworkSelector(kernels, captures, chosen.timer, chosen.tune, deadline)
     compilation = Compilation(plain, compile_s, with_layers, compile_part, compile_rest)
-    return SelectedGraph(for_networks, inputs, compilation, selection, tell)
+    return SelectedGraph(for_networks, inputs, compilation, network_selector, tell)
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, copied(module.graph)[0])
 
 
-def _with_race(report: Report, result: Result | None) -> Report:
-    """The report with what the race of the whole graph found for its layers."""
+def _with_times(report: Report, result: Result | None) -> Report:
+    """The report with what the measurement of the whole graph found for its layers."""
     if result is None or LAYERS not in {*result.times_ns, *result.problems}:
         return report
     ours_us, torch_us = us(result.times_ns.get(LAYERS)), us(result.pytorch_ns)
@@ -227,29 +227,29 @@ def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options, de
 
 
 def _rewritten(
-    module: fx.GraphModule, chooser: Chooser, options: Options, networks: bool
+    module: fx.GraphModule, selector: LayerSelector, options: Options, networks: bool
 ) -> tuple[list[LayerReport], list[str]]:
     """Rewrites the layers of a graph for which kernels won.
 
     Args:
         networks: whether networks are tried afterwards, which get half of the time that is left.
     """
-    found = patterns.find(module.graph, tf32=allows_tf32() and chooser.kernels.device.type == "cuda")
+    found = patterns.find(module.graph, tf32=allows_tf32() and selector.kernels.device.type == "cuda")
     layers = [each for each in found if isinstance(each, patterns.Layer)]
-    if networks and options.tune and chooser.deadline.left_s < _BOTH_S and chooser.lacks_records(layers):
-        late = Choice(None, NO_TIME.format("tune it beside a network"))
+    if networks and options.tune and selector.deadline.left_s < _BOTH_S and selector.lacks_records(layers):
+        late = Selected(None, NO_TIME.format("tune it beside a network"))
         return [LayerReport.of(each, late if isinstance(each, patterns.Layer) else None) for each in found], []
     notes = []
     if options.tune and layers:
-        notes.append(chooser.tune(layers, options.trials, chooser.deadline.share(_TUNED / 2 if networks else _TUNED)))
+        notes.append(selector.tune(layers, options.trials, selector.deadline.share(_TUNED / 2 if networks else _TUNED)))
     competes = options.mode.startswith("max-autotune") and bool(layers)
     if competes and (why := candidates.register()):
         notes.append(why)
         competes = False
-    chooser.expect(layers)
-    choices = {id(layer): chooser.choose(layer, timed=not competes) for layer in layers}
-    rows = [LayerReport.of(each, choices.get(id(each))) for each in found]
-    chosen = [(each, call) for each in layers if (call := choices[id(each)].call) is not None]
+    selector.expect(layers)
+    selected = {id(layer): selector.select(layer, timed=not competes) for layer in layers}
+    rows = [LayerReport.of(each, selected.get(id(each))) for each in found]
+    chosen = [(each, call) for each in layers if (call := selected[id(each)].call) is not None]
     if chosen:
         rewrite(module.graph, chosen, candidates=competes)
         module.recompile()

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedsearch.torch.comparison.race import NO_TIME, Result
+from schedsearch.torch.comparison.benchmark import NO_TIME, Result
 from schedsearch.torch.comparison.state import same_random_numbers
 from schedsearch.torch.comparison.timing import Candidate
 from schedsearch.torch.layers.report import NetworkReport
 from schedsearch.torch.networks import network_op
 from schedsearch.torch.networks.frozen_network import Form, FrozenWeights, form_of, is_weight
-from schedsearch.torch.networks.selection import NETWORK, Compiler, Placement, Selection, place, with_times
+from schedsearch.torch.networks.selection import NETWORK, Compiler, NetworkSelector, Placement, place, with_times
 from schedsearch.torch.operators.store import capturing
 from schedsearch.torch.refusal import Refusal
 
 Compiled = Callable[..., Any]
-LAYERS, PARTS = "kernels for layers", "networks for parts"  # their names in a measurement
+LAYERS, PARTS = "kernels for layers", "networks for parts"  # their names in a benchmark
 _CHANGED = "weights have changed since it was built; Inductor's code computes from now on"
 _SLOWER_WITH_PARTS = "it is not faster with networks for its parts"
 
@@ -70,14 +70,14 @@ class SelectedGraph:
         module: fx.GraphModule | None,
         inputs: Sequence[Any],
         compilation: Compilation,
-        selection: Selection,
+        selector: NetworkSelector,
         tell: Callable[[NetworkReport | None, Result | None], None],
     ) -> None:
-        self._module, self._made, self._selection, self._tell = module, compilation, selection, tell
+        self._module, self._made, self._selector, self._tell = module, compilation, selector, tell
         self._is_weight = [is_weight(each) for each in inputs]
         self._is_given = [not each for each in self._is_weight]
         self._compiled = compilation.plain
-        self._device = selection.kernels.device
+        self._device = selector.kernels.device
         self._undecided = True
         self._serving: Compiled | None = None
         self._frozen = FrozenWeights(())
@@ -138,13 +138,13 @@ class SelectedGraph:
     def _decided(self, args: Sequence[Any]) -> tuple[NetworkReport | None, Result | None]:
         module, layered = self._module, self._made.layered
         writes = _writes(self._made.plain, args)
-        racing = [each.clone() if writes and isinstance(each, torch.Tensor) else each for each in args]
-        others = [] if layered is None else [Candidate(LAYERS, lambda: layered(*racing))]
+        benchmarked = [each.clone() if writes and isinstance(each, torch.Tensor) else each for each in args]
+        others = [] if layered is None else [Candidate(LAYERS, lambda: layered(*benchmarked))]
 
         def measured(serve: Compiled | None, placement: Placement) -> Result | None:
             name = NETWORK if placement.is_whole else PARTS
             found = [*others, *([] if serve is None else [Candidate(name, lambda: serve(*args))])]
-            return self._selection.measure(lambda: self._made.plain(*racing), found, placement.nets) if found else None
+            return self._selector.measure(lambda: self._made.plain(*benchmarked), found, placement.nets) if found else None
 
         if module is None:
             return None, measured(None, Placement(NetworkReport(False)))
@@ -161,7 +161,7 @@ class SelectedGraph:
         if result.winner != PARTS and len(placement.nets) > 1:
             # Some may be faster alone. This is tried now only, because it compiles each subgraph, and the rest again.
             before = len(placement.nets)
-            placement.keep_winners(self._selection, self._made.part)
+            placement.keep_winners(self._selector, self._made.part)
             alone = None if len(placement.nets) == before else self._with_networks(module, args, placement)
             if alone is None:
                 placement.drop("the whole graph is not faster with it")
@@ -179,7 +179,7 @@ class SelectedGraph:
 
     def _placed(self, module: fx.GraphModule, args: Sequence[Any]) -> Placement:
         """Where networks may compute the graph. Raises Refusal if nowhere."""
-        given, deadline = self._given(args), self._selection.deadline
+        given, deadline = self._given(args), self._selector.deadline
         if not given or not all(type(each) in (torch.Tensor, nn.Parameter) for each in args):
             raise Refusal("it has inputs that are not plain tensors")
         if deadline.left_s < self._made.seconds:
@@ -188,7 +188,7 @@ class SelectedGraph:
         if _returns_an_input(self._made.plain, args):
             raise Refusal("the graph returns an input")
         weights = dict(compress(zip(_inputs(module), args), self._is_weight))
-        return place(self._selection, module, weights, args, deadline, rest_s=self._made.seconds)
+        return place(self._selector, module, weights, args, deadline, rest_s=self._made.seconds)
 
     def _with_networks(self, module: fx.GraphModule, args: Sequence[Any], placement: Placement) -> Compiled | None:
         """The graph with its networks; None without any. What Inductor compiles beside them is small."""
@@ -197,7 +197,7 @@ class SelectedGraph:
             order = {node: number for number, node in enumerate(_inputs(module))}
             read = [order[node] for node in whole.subgraph.inputs]
             return lambda *args: tuple(net([args[number] for number in read]))
-        if placement.nets and self._selection.deadline.passed:
+        if placement.nets and self._selector.deadline.passed:
             placement.drop(NO_TIME.format("compile the rest"))
         if not placement.nets:
             return None

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from schedsearch.constructors.convolutions import depthwise_conv2d as depthwise_conv2d_workload
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.torch.comparison.race import NO_TIME, PYTORCH, SLOWER, Result, race
+from schedsearch.torch.comparison.benchmark import NO_TIME, PYTORCH, SLOWER, Result, benchmark
 from schedsearch.torch.comparison.state import cudnn_searches
 from schedsearch.torch.comparison.timing import Candidate, Timer, sets_needed
 from schedsearch.torch.layers import patterns
@@ -112,7 +112,7 @@ class _Description:
         return [depthwise_conv2d_workload(**fixed, **each) for each in changes]
 
     def result(self, timer: Timer, cache_bytes: int, deadline: Deadline) -> Result:
-        """A race of a forward and a backward pass with our kernels, and with PyTorch's own."""
+        """A benchmark of a forward and a backward pass with our kernels, and with PyTorch's own."""
         options = dict(self.window)
         convolve: tuple[_Convolve, _Convolve] = (
             lambda x, weight: depthwise_conv2d(x, weight, **options),
@@ -128,7 +128,7 @@ class _Description:
                 Candidate(name, *(_step(each, *pair) for pair in operands))
                 for name, each in zip((KERNEL, PYTORCH), convolve)
             )
-            return race([timer], theirs, [ours], deadline)
+            return benchmark([timer], theirs, [ours], deadline)
 
 
 def _step(convolve: _Convolve, x: torch.Tensor, weight: torch.Tensor) -> Callable[[], Any]:

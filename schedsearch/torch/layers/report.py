@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from schedsearch.text import counted
 from schedsearch.torch.layers.patterns import Layer, Refused
-from schedsearch.torch.layers.selection import Choice
+from schedsearch.torch.layers.selection import Selected
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,22 @@ class LayerReport:
         return self.swapped and self.ours_us is None
 
     @classmethod
-    def of(cls, layer: Layer | Refused, choice: Choice | None) -> LayerReport:
+    def of(cls, layer: Layer | Refused, selected: Selected | None) -> LayerReport:
         if isinstance(layer, Refused):
             return cls(layer.name, reason=layer.reason)
-        if choice is None:
+        if selected is None:
             return cls(layer.name, layer.workload.label, reason="filter_fn leaves it out")
         return cls(
             layer.name,
             layer.workload.label,
-            choice.call is not None,
-            choice.reason,
-            us(choice.ours_ns),
-            us(choice.theirs_ns),
-            choice.record_id,
-            choice.level,
-            choice.error,
-            choice.torch_error,
+            selected.call is not None,
+            selected.reason,
+            us(selected.ours_ns),
+            us(selected.theirs_ns),
+            selected.record_id,
+            selected.level,
+            selected.error,
+            selected.torch_error,
         )
 
 

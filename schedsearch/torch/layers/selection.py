@@ -14,7 +14,7 @@ from torch.nn import functional
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import NoRecordError, SchedsearchError, UnsupportedError, first_line
 from schedsearch.torch.comparison.accuracy import LAYER, Errors, errors_of
-from schedsearch.torch.comparison.race import NO_TIME, PYTORCH, Result, race
+from schedsearch.torch.comparison.benchmark import NO_TIME, PYTORCH, Result, benchmark
 from schedsearch.torch.comparison.state import cudnn_searches, inference
 from schedsearch.torch.comparison.timing import Candidate, Timer, sets_needed
 from schedsearch.torch.layers.kernel_op import Call, Kernels, call_of
@@ -23,13 +23,13 @@ from schedsearch.torch.layers.tuning import missing, reason_without_kernel, tune
 from schedsearch.torch.operators.formats import without_tf32
 from schedsearch.workload import Workload
 
-KERNEL = "kernel"  # its name in a race
+KERNEL = "kernel"  # its name in a benchmark
 _Operands = Mapping[str, torch.Tensor]
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selected:
     """What became of a layer.
 
     Attributes:
@@ -52,7 +52,7 @@ class Choice:
     torch_error: float | None = None
 
 
-class Chooser:
+class LayerSelector:
     """Measures each distinct layer once, and keeps the answers.
 
     Args:
@@ -62,15 +62,15 @@ class Chooser:
 
     def __init__(self, kernels: Kernels, timer: Timer, deadline: Deadline = NEVER) -> None:
         self.kernels, self._timer, self.deadline = kernels, timer, deadline
-        self._known: dict[Any, Choice] = {}
+        self._known: dict[Any, Selected] = {}
         self._lock = threading.Lock()
 
     def expect(self, layers: Iterable[Layer]) -> None:
-        """Compiles what `choose` needs for these layers, all at once: before the first is timed, and not beside it."""
-        with contextlib.suppress(SchedsearchError):  # `choose` meets it again, and says so
+        """Compiles what `select` needs for these layers, all at once: before the first is timed, and not beside it."""
+        with contextlib.suppress(SchedsearchError):  # `select` meets it again, and says so
             self.kernels.build_ahead({each.workload for each in layers}, self.deadline)
 
-    def choose(self, layer: Layer, *, timed: bool = True) -> Choice:
+    def select(self, layer: Layer, *, timed: bool = True) -> Selected:
         """Whether a kernel takes the place of a layer. Nothing that is wrong with a kernel raises.
 
         Args:
@@ -82,7 +82,7 @@ class Chooser:
         with self._lock:
             if key not in self._known:
                 if self.deadline.passed:
-                    return Choice(None, NO_TIME.format("measure it"))
+                    return Selected(None, NO_TIME.format("measure it"))
                 self._known[key] = self._measured(layer, timed)
             return self._known[key]
 
@@ -94,16 +94,16 @@ class Chooser:
         """As `tuning.tune_missing`."""
         return tune_missing(((layer.name, layer.workload) for layer in layers), self.kernels, trials, deadline)
 
-    def _measured(self, layer: Layer, timed: bool) -> Choice:
+    def _measured(self, layer: Layer, timed: bool) -> Selected:
         try:
             call = call_of(layer.workload, layer.scalars, self.kernels)
         except NoRecordError as error:
-            return Choice(None, reason_without_kernel(layer.workload, self.kernels, error))
+            return Selected(None, reason_without_kernel(layer.workload, self.kernels, error))
         except SchedsearchError as error:
-            return Choice(None, first_line(error))
+            return Selected(None, first_line(error))
         origin = call.kernel.provenance
         with inference(self.kernels.device):
-            found = Choice(None, record_id=origin.record_id, level=origin.level)
+            found = Selected(None, record_id=origin.record_id, level=origin.level)
             try:
                 bench = _Bench(layer, call, self.kernels)
                 errors = bench.errors()
@@ -154,10 +154,10 @@ class _Bench:
 
     def errors(self) -> Errors:
         """Raises UnsupportedError if the kernel's result has another shape than PyTorch's."""
-        truth, ours = self._exact(), self._ours(self.operands)
-        if ours.shape != truth.shape:
-            raise UnsupportedError(f"the kernel returns {tuple(ours.shape)}, PyTorch {tuple(truth.shape)}")
-        return errors_of(truth, ours, by_torch(self.workload, self.operands, self.scalars))
+        reference, ours = self._exact(), self._ours(self.operands)
+        if ours.shape != reference.shape:
+            raise UnsupportedError(f"the kernel returns {tuple(ours.shape)}, PyTorch {tuple(reference.shape)}")
+        return errors_of(reference, ours, by_torch(self.workload, self.operands, self.scalars))
 
     def _exact(self) -> torch.Tensor:
         operands = {name: each.float() for name, each in self.operands.items()}
@@ -169,14 +169,14 @@ class _Bench:
         return LAYER.excess(errors, self.operands["x"].dtype, tf32=self.workload.params.get("precision") == "tf32")
 
     def result(self, timer: Timer, deadline: Deadline) -> Result:
-        """A race of the kernel and PyTorch's best.
+        """A benchmark of the kernel and PyTorch's best.
 
         PyTorch's best is its convolution and, where an epilogue follows, one pass over the result: what torch.compile makes
         of batch norm, addition and activation.
         """
         operands = [self.operands, *({n: each.clone() for n, each in self.operands.items()} for _ in range(1, self.sets))]
         pytorch = Candidate(PYTORCH, *(_with(self._theirs, each) for each in operands))
-        return race([timer], pytorch, [Candidate(KERNEL, *(_with(self._ours, each) for each in operands))], deadline)
+        return benchmark([timer], pytorch, [Candidate(KERNEL, *(_with(self._ours, each) for each in operands))], deadline)
 
     def _theirs(self, operands: Mapping[str, torch.Tensor]) -> torch.Tensor:
         stages = [stage for stage in stage_names(self.workload) if stage != "depth_to_space"]

@@ -15,7 +15,7 @@ from schedsearch.torch.layers.report import PartReport
 from schedsearch.torch.models.instance_forward import without_plans
 from schedsearch.torch.models.plan import Plan
 from schedsearch.torch.networks.frozen_network import FrozenWeights, copied
-from schedsearch.torch.networks.selection import Selection, place
+from schedsearch.torch.networks.selection import NetworkSelector, place
 from schedsearch.torch.refusal import Refusal
 
 
@@ -23,7 +23,7 @@ def networks_in(
     module: nn.Module,
     plan: Plan,
     args: tuple[Any, ...],
-    selection: Selection,
+    selector: NetworkSelector,
     deadline: Deadline,
     keep: Callable[[fx.Node], bool],
 ) -> tuple[tuple[PartReport, ...], list[str]]:
@@ -48,12 +48,12 @@ def networks_in(
             FrozenWeights(tensors)  # whether their changes can be noticed
         except Refusal as error:
             return (), [f"no networks: {error}"]
-        placement = place(selection, graph, weights, inputs, deadline, keep=keep)
-        placement.keep_winners(selection, inductor.compiled_or_eager)
+        placement = place(selector, graph, weights, inputs, deadline, keep=keep)
+        placement.keep_winners(selector, inductor.compiled_or_eager)
     if placement.nets:
         made, plan.networks = placement.put_into(graph, weights)
         plan.graph = made.graph
-        plan.found = patterns.find(plan.graph, tf32=plan.tf32 and selection.kernels.device.type == "cuda")
+        plan.found = patterns.find(plan.graph, tf32=plan.tf32 and selector.kernels.device.type == "cuda")
     notes = [f"no networks: {placement.report.reason}"] if placement.report.reason else []
     return placement.rows, [*notes, *placement.report.left]
 

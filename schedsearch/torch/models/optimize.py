@@ -19,7 +19,7 @@ from schedsearch.measurement import DEFAULT_DB
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.text import type_text
 from schedsearch.torch.arguments import CheckedFilter, Filter, check_database, check_options, checked_example, misfit
-from schedsearch.torch.comparison.race import PYTORCH, race
+from schedsearch.torch.comparison.benchmark import PYTORCH, benchmark
 from schedsearch.torch.comparison.state import inference, same_random_numbers
 from schedsearch.torch.comparison.timing import CalledTimer, Candidate, Timer, timer_of
 from schedsearch.torch.layers import patterns
@@ -27,7 +27,7 @@ from schedsearch.torch.layers.kernel_op import ALLOWED, Call, Kernels
 from schedsearch.torch.layers.report import LayerReport, PartReport, Report, us
 from schedsearch.torch.layers.requirements import kernels_of, reason_without_networks
 from schedsearch.torch.layers.rewrite import rewrite
-from schedsearch.torch.layers.selection import Chooser
+from schedsearch.torch.layers.selection import LayerSelector
 from schedsearch.torch.layers.tuning import TUNE_S, strange_records
 from schedsearch.torch.models.checks import device_of
 from schedsearch.torch.models.forward import OptimizedForward, restore
@@ -35,10 +35,10 @@ from schedsearch.torch.models.instance_forward import is_optimized, without_plan
 from schedsearch.torch.models.networks import is_kept, named, networks_in
 from schedsearch.torch.models.plan import Plan
 from schedsearch.torch.models.settings import evaluating, own_copies, same_attributes, same_buffers
-from schedsearch.torch.networks.selection import Selection
+from schedsearch.torch.networks.selection import NetworkSelector
 from schedsearch.torch.refusal import Refusal
 
-_OURS = "the model with kernels"  # its name in a race
+_OURS = "the model with kernels"  # its name in a benchmark
 _TUNED = 0.7  # of the time that is left: for tuning, what remains of it for measuring
 _CALLS = 10  # of the whole model, when it is compared
 _COMPARING = 0.2  # of the time that is left: the most that is kept for that
@@ -155,15 +155,15 @@ class _Run:
         places = _places(self._model, self._args)
         wanted = {path: self._layers(path, plan) for path, plan, _ in places}  # asks the filter before anything is done
         timer = self._timer or timer_of(kernels.device)
-        chooser = Chooser(kernels, timer, self._deadline.before(self._model_s(kernels.device)))
+        selector = LayerSelector(kernels, timer, self._deadline.before(self._model_s(kernels.device)))
         parts, notes = self._in_networks(kernels, places) if self._networks else ([], [])
         if self._networks:
             wanted = {path: self._layers(path, plan) for path, plan, _ in places}
-        notes += self._tuned(chooser, [each for layers in wanted.values() for each in layers])
+        notes += self._tuned(selector, [each for layers in wanted.values() for each in layers])
         notes += _advice(self._model, [each for _, plan, _ in places for each in _layers_of(plan)])
-        chooser.expect(each for layers in wanted.values() for each in layers)
+        selector.expect(each for layers in wanted.values() for each in layers)
         try:
-            rows = [row for path, plan, _ in places for row in _swap(self._model, path, plan, chooser, wanted[path])]
+            rows = [row for path, plan, _ in places for row in _swap(self._model, path, plan, selector, wanted[path])]
             report = Report(tuple(rows), tuple(notes), parts=tuple(parts))
             if report.is_used:
                 report = _compared(report, self._model, self._args, places, kernels.device, timer, self._deadline)
@@ -197,22 +197,22 @@ class _Run:
         """Lets networks compute parts of the plans."""
         if why := reason_without_networks():
             return [], [why]
-        selection = Selection(kernels, timer=self._timer, tunes=self._budget is not None, deadline=self._deadline)
+        selector = NetworkSelector(kernels, timer=self._timer, tunes=self._budget is not None, deadline=self._deadline)
         parts: list[PartReport] = []
         notes: list[str] = []
         until = self._deadline.share(0.5)
         for number, (path, plan, given) in enumerate(places):
             part, own = self._model.get_submodule(path), until.share(1 / (len(places) - number))
-            found = networks_in(part, plan, given, selection, own, is_kept(part, path, self._wanted))
+            found = networks_in(part, plan, given, selector, own, is_kept(part, path, self._wanted))
             parts += found[0]
             notes += found[1]
         return parts, notes
 
-    def _tuned(self, chooser: Chooser, layers: Sequence[patterns.Layer]) -> list[str]:
+    def _tuned(self, selector: LayerSelector, layers: Sequence[patterns.Layer]) -> list[str]:
         """Tunes layers, or says why none has a record."""
         if self._budget is not None:
-            return [chooser.tune(layers, self._budget.trials, chooser.deadline.share(_TUNED))]
-        strange = strange_records((each.workload for each in layers), chooser.kernels)
+            return [selector.tune(layers, self._budget.trials, selector.deadline.share(_TUNED))]
+        strange = strange_records((each.workload for each in layers), selector.kernels)
         return [strange] if strange else []
 
 
@@ -270,18 +270,20 @@ def _calls_of_children(model: nn.Module, args: tuple[Any, ...]) -> dict[str, tup
     return calls
 
 
-def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, wanted: Sequence[patterns.Layer]) -> list[LayerReport]:
+def _swap(
+    model: nn.Module, path: str, plan: Plan, selector: LayerSelector, wanted: Sequence[patterns.Layer]
+) -> list[LayerReport]:
     """Measures the layers of a part of the model, and lets it run with those kernels that won."""
     part = model.get_submodule(path)
     rows: list[LayerReport] = []
     chosen: list[tuple[patterns.Layer, Call]] = []
     for each in plan.found:
-        choice = None
+        selected = None
         if isinstance(each, patterns.Layer) and any(each is other for other in wanted):
-            choice = chooser.choose(each)
-            if choice.call is not None:
-                chosen.append((each, choice.call))
-        row = LayerReport.of(each, choice)
+            selected = selector.select(each)
+            if selected.call is not None:
+                chosen.append((each, selected.call))
+        row = LayerReport.of(each, selected)
         rows.append(LayerReport(**{**vars(row), "name": named(part, path, each.name)[1]}))
     if chosen:
         rewrite(plan.graph, chosen)
@@ -311,9 +313,9 @@ def _compared(
             reason = f"the model fails with kernels: {first_line(error)}"
             return _given_up(replace(report, notes=(*report.notes, reason)), model, places, reason)
         pytorch = Candidate(PYTORCH, run, around=lambda: without_plans(model))
-        result = race([timer], pytorch, [Candidate(_OURS, run)], deadline)
+        result = benchmark([timer], pytorch, [Candidate(_OURS, run)], deadline)
         if PYTORCH not in result.times_ns and device.type == "cuda":  # a CUDA graph cannot capture every model
-            result = race([CalledTimer(device)], pytorch, [Candidate(_OURS, run)], deadline)
+            result = benchmark([CalledTimer(device)], pytorch, [Candidate(_OURS, run)], deadline)
     report = replace(report, ours_us=us(result.times_ns.get(_OURS)), torch_us=us(result.pytorch_ns))
     if result.winner == _OURS:
         return report

@@ -151,8 +151,8 @@ class Plan:
     def run(self, tensors: list[Any], leaves: list[Any]) -> Any:
         assert self._run is not None
         given, constants = iter(tensors), iter(self._constants)
-        held = [next(given if path else constants) for _, path in self._paths]
-        return pytree.tree_unflatten(list(self._run.forward(*held, *leaves)), self._out_spec)
+        tensors_and_constants = [next(given if path else constants) for _, path in self._paths]
+        return pytree.tree_unflatten(list(self._run.forward(*tensors_and_constants, *leaves)), self._out_spec)
 
 
 def obstacle(module: nn.Module) -> str:

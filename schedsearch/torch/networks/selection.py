@@ -18,7 +18,7 @@ from schedsearch.errors import SchedsearchError, first_line
 from schedsearch.network.invalid import NoOperatorError
 from schedsearch.torch.comparison import accuracy
 from schedsearch.torch.comparison.accuracy import Errors, errors_of
-from schedsearch.torch.comparison.race import NO_TIME, PYTORCH, Result, race
+from schedsearch.torch.comparison.benchmark import NO_TIME, PYTORCH, Result, benchmark
 from schedsearch.torch.comparison.timing import Candidate, Run, Timer, timers_of_graphs
 from schedsearch.torch.layers.kernel_op import Kernels
 from schedsearch.torch.layers.report import NetworkReport, PartReport, us
@@ -31,13 +31,13 @@ from schedsearch.torch.refusal import Refusal
 
 _log = logging.getLogger("schedsearch.torch")
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-NETWORK = "network"  # its name in a measurement
+NETWORK = "network"  # its name in a benchmark
 TRACED_S = 0.015  # for each node of a graph: what it takes to export it and to read it again, before anything is compiled
 _BUILDING = 0.9  # of the time that is left: for building a network; the rest is for measuring it
 
 
 @dataclass(frozen=True)
-class Selection:
+class NetworkSelector:
     """How networks are built and measured.
 
     Attributes:
@@ -63,7 +63,7 @@ class Selection:
         with torch.no_grad(), contextlib.ExitStack() as stack:
             for net in nets:
                 stack.enter_context(net.captured_for_a_while())
-            return race(timers, Candidate(PYTORCH, theirs), others, self.deadline)
+            return benchmark(timers, Candidate(PYTORCH, theirs), others, self.deadline)
 
 
 def with_times(report: NetworkReport, result: Result, name: str) -> NetworkReport:
@@ -87,7 +87,7 @@ class Placed:
     report: NetworkReport
     net: FrozenNetwork | None = None
 
-    def build(self, selection: Selection, deadline: Deadline) -> None:
+    def build(self, selector: NetworkSelector, deadline: Deadline) -> None:
         """Builds the network, or notes why there is none. It is not timed."""
         if deadline.left_s < TRACED_S * len(self.subgraph.nodes):
             self.report = NetworkReport(False, NO_TIME.format("build it"))
@@ -97,7 +97,7 @@ class Placed:
         try:
             with torch.no_grad():
                 expected = list(module(*given))
-                net = FrozenNetwork(module, given, expected, selection.kernels, selection.tunes, deadline.share(_BUILDING))
+                net = FrozenNetwork(module, given, expected, selector.kernels, selector.tunes, deadline.share(_BUILDING))
                 errors = _errors(net, module, given, expected)
             self.net, report = net, NetworkReport(False, error=errors.ours, torch_error=errors.torch)
         except Exception as error:  # torch's exporters raise errors of many kinds
@@ -108,17 +108,17 @@ class Placed:
             report = NetworkReport(False, error.nodes if isinstance(error, NoOperatorError) else reason)
         self.report = replace(report, seconds=time.perf_counter() - started)
 
-    def keep_if_faster(self, selection: Selection, compile_: Compiler) -> None:
+    def keep_if_faster(self, selector: NetworkSelector, compile_: Compiler) -> None:
         """Keeps the network only if it is faster than the same subgraph as `compile_`, PyTorch's compiler, makes it."""
         net, given, started = self.net, self.given, time.perf_counter()
         if net is None:
             return
-        if selection.deadline.passed:
+        if selector.deadline.passed:
             self.drop(NO_TIME.format("compare it with PyTorch"))
             return
         with torch.no_grad():
             theirs = compile_(self.subgraph.module, given)
-        result = selection.measure(lambda: theirs(*given), [Candidate(NETWORK, lambda: net(given))], [net])
+        result = selector.measure(lambda: theirs(*given), [Candidate(NETWORK, lambda: net(given))], [net])
         report = with_times(self.report, result, NETWORK)
         self.report = replace(report, seconds=report.seconds + time.perf_counter() - started)
         if not report.served:
@@ -155,10 +155,10 @@ class Placement:
         names = [] if self.is_whole else self.placed
         return tuple(PartReport.of(each.subgraph.name, len(each.subgraph.nodes), each.report) for each in names)
 
-    def keep_winners(self, selection: Selection, compile_: Compiler) -> None:
+    def keep_winners(self, selector: NetworkSelector, compile_: Compiler) -> None:
         """Keeps the networks that are faster than the same subgraph as `compile_`, PyTorch's compiler, makes it."""
         for each in self.placed:
-            each.keep_if_faster(selection, compile_)
+            each.keep_if_faster(selector, compile_)
 
     def drop(self, reason: str) -> None:
         """Leaves everything to PyTorch."""
@@ -189,7 +189,7 @@ class Placement:
 
 
 def place(
-    selection: Selection,
+    selector: NetworkSelector,
     module: fx.GraphModule,
     weights: Mapping[fx.Node, torch.Tensor],
     inputs: Sequence[Any],
@@ -213,7 +213,7 @@ def place(
         subgraph = whole(module, weights)
         values = dict(zip((node for node in module.graph.nodes if node.op == "placeholder"), inputs))
         found = Placed(subgraph, [values[each] for each in subgraph.inputs], report)
-        found.build(selection, deadline)
+        found.build(selector, deadline)
         report = found.report
         if found.net is not None:
             return Placement(report, [found], is_whole=True)
@@ -228,11 +228,15 @@ def place(
     module.recompile()
     subgraphs, unsupported = partition(module, weights, keep or (lambda node: False))
     report = replace(report, left=tuple(map(str, unsupported)))
-    return Placement(report, _built(selection, module, subgraphs, inputs, deadline.before(rest_s)))
+    return Placement(report, _built(selector, module, subgraphs, inputs, deadline.before(rest_s)))
 
 
 def _built(
-    selection: Selection, module: fx.GraphModule, subgraphs: Sequence[Subgraph], inputs: Sequence[Any], deadline: Deadline
+    selector: NetworkSelector,
+    module: fx.GraphModule,
+    subgraphs: Sequence[Subgraph],
+    inputs: Sequence[Any],
+    deadline: Deadline,
 ) -> list[Placed]:
     tried, others = subgraphs[:MOST_SUBGRAPHS], subgraphs[MOST_SUBGRAPHS:]
     values = _Values(module, {each for subgraph in tried for each in subgraph.inputs}).of(inputs)
@@ -241,7 +245,7 @@ def _built(
         _log.info("part %d of %d: %s", number, len(tried), subgraph.name)
         waiting = sum(len(each.nodes) for each in tried[number - 1 :])
         each = Placed(subgraph, [values[each] for each in subgraph.inputs], NetworkReport(False))
-        each.build(selection, deadline.share(len(subgraph.nodes) / waiting))
+        each.build(selector, deadline.share(len(subgraph.nodes) / waiting))
         found.append(each)
     late = NetworkReport(False, f"only the {MOST_SUBGRAPHS} largest are tried")
     return [*found, *(Placed(each, [], late) for each in others)]

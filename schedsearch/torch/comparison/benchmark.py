@@ -26,7 +26,7 @@ _WON = 0.75  # of the turns that a winner must win, so that noise does not choos
 
 @dataclass(frozen=True)
 class Result:
-    """What a race found.
+    """What a benchmark found.
 
     Attributes:
         winner: the name of the fastest candidate; PyTorch's unless another one is clearly faster.
@@ -43,7 +43,7 @@ class Result:
         return self.times_ns.get(PYTORCH)
 
 
-def race(
+def benchmark(
     timers: Sequence[Timer], pytorch: Candidate, others: Sequence[Candidate], deadline: Deadline | None = None
 ) -> Result:
     """Measures all candidates and chooses one.

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedsearch.deadline import Deadline
-from schedsearch.torch.comparison.race import PYTORCH, SLOWER, race
+from schedsearch.torch.comparison.benchmark import PYTORCH, SLOWER, benchmark
 from schedsearch.torch.comparison.timing import Candidate, Sampler
 
 pytestmark = pytest.mark.integrations
@@ -53,7 +53,7 @@ def candidate(name: str, run: Callable[[], Any] = lambda: None) -> Candidate:
 
 
 def won(*timers: Samples, names: tuple[str, ...] = ("layers", "network")) -> Any:
-    return race(timers, candidate(PYTORCH), [candidate(name) for name in names])
+    return benchmark(timers, candidate(PYTORCH), [candidate(name) for name in names])
 
 
 @given(
@@ -105,13 +105,13 @@ def test_a_candidate_that_fails_is_data(when: str) -> None:
     times: list[Any] = [1.0, RuntimeError("it cannot be captured")] if when == "it is measured" else [1.0]
     broken = candidate("network", fails if when == "it is prepared" else lambda: None)
     timer = Samples(network=times, layers=[1.0], PyTorch=[2.0])
-    result = race([timer], candidate(PYTORCH), [broken, candidate("layers")])
+    result = benchmark([timer], candidate(PYTORCH), [broken, candidate("layers")])
     assert result.winner == "layers" and result.problems == {"network": "RuntimeError: it cannot be captured"}
     assert "network" not in result.times_ns
 
 
 def test_nothing_is_compared_with_a_graph_that_cannot_be_measured() -> None:
-    result = race([Samples(network=[1.0])], candidate(PYTORCH, fails), [candidate("network")])
+    result = benchmark([Samples(network=[1.0])], candidate(PYTORCH, fails), [candidate("network")])
     assert result.winner == PYTORCH and not result.times_ns
     assert result.problems["network"] == "PyTorch could not be measured: RuntimeError: it cannot be captured"
 
@@ -126,11 +126,11 @@ def test_a_state_is_entered_outside_of_what_is_measured() -> None:
         inside[0] = False
 
     pytorch = Candidate(PYTORCH, lambda: seen.append(inside[0]), around=around)
-    race([Samples(network=[1.0], PyTorch=[2.0])], pytorch, [candidate("network", lambda: seen.append(inside[0]))])
+    benchmark([Samples(network=[1.0], PyTorch=[2.0])], pytorch, [candidate("network", lambda: seen.append(inside[0]))])
     assert seen == [False, True]
 
 
 def test_there_are_fewer_turns_when_the_time_is_over() -> None:
     timer = Samples(network=[1.0], PyTorch=[2.0])
-    assert race([timer], candidate(PYTORCH), [candidate("network")], Deadline(0.0, lambda: 1.0)).winner == "network"
+    assert benchmark([timer], candidate(PYTORCH), [candidate("network")], Deadline(0.0, lambda: 1.0)).winner == "network"
     assert len(timer.order) == 2 * 3
