@@ -36,7 +36,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,10 +62,16 @@ def _fit_for_messages(text: str) -> str:
 
 @dataclass(frozen=True)
 class TaskPart:
-    """The place of a mistake: the index of the task, and the part of it (restrict, templates, weight or "")."""
+    """The place of a mistake: the index of the task, the part of it (restrict, templates, weight or ""), and the key of a
+    knob or the index of a template in this part."""
 
     index: int
     part: str = ""
+    item: str | int | None = None
+
+    @property
+    def path(self) -> tuple[str | int, ...]:
+        return tuple(each for each in (self.part, self.item) if each not in ("", None))  # type: ignore[misc]
 
 
 class UsageError(SchedsearchError, ValueError):
@@ -76,6 +82,14 @@ class UsageError(SchedsearchError, ValueError):
     def __init__(self, *args: object, where: TaskPart | None = None) -> None:
         super().__init__(*args)
         self.where = where
+
+
+class SeveralErrors(UsageError):
+    """Several mistakes of one call, in `each`."""
+
+    def __init__(self, each: Sequence[UsageError]) -> None:
+        super().__init__("; ".join(map(str, each)))
+        self.each = tuple(each)
 
 
 _PROBLEM_LIMIT = 2_000  # characters of one of several mistakes
@@ -253,6 +267,22 @@ _LONGEST_SLIP = 80  # characters of a name that somebody may have mistyped; comp
 _MOST_NAMES = 500
 
 
+# What other libraries and papers call a dtype.
+_DTYPES = {
+    "float32": ("fp32", "f32", "float", "single"),
+    "float16": ("fp16", "f16", "half"),
+    "bfloat16": ("bf16", "brain"),
+    "int8": ("i8", "s8", "char"),
+    "uint8": ("u8", "byte"),
+    "int32": ("i32", "s32", "int"),
+    "int64": ("i64", "s64", "long"),
+    "float64": ("fp64", "f64", "double"),
+    "float8_e4m3": ("fp8", "fp8_e4m3", "e4m3", "float8", "float8_e4m3fn"),
+    "float8_e5m2": ("fp8_e5m2", "e5m2"),
+}
+_OTHER_NAMES = {other: name for name, others in _DTYPES.items() for other in others}
+
+
 def did_you_mean(got: str, allowed: Iterable[str]) -> str:
     """Returns ' (did you mean X?)' for the closest of `allowed`, or ''. Looks at short names only, and at the first 500."""
     if len(got) > _LONGEST_SLIP:
@@ -260,5 +290,7 @@ def did_you_mean(got: str, allowed: Iterable[str]) -> str:
     import difflib
 
     names = [name for name in itertools.islice(allowed, _MOST_NAMES) if len(name) <= _LONGEST_SLIP]
+    if (known := _OTHER_NAMES.get(got.casefold())) in names:
+        return f" (did you mean {known!r}?)"
     close = difflib.get_close_matches(got, names, n=1, cutoff=0.6) or [n for n in names if n.casefold() == got.casefold()]
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -106,11 +106,44 @@ class TestMistakes:
         assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("schedsearch: ")
         assert text in result.stderr
 
+    @pytest.mark.parametrize(
+        ("command", "file", "told"),
+        [
+            ("tune", "net.onnx", "schedsearch build net.onnx --tune 10m"),
+            ("space", "net.onnx", "schedsearch extract net.onnx -o net.yaml"),
+            ("explain", "records.db", "schedsearch records list --db records.db"),
+            ("build", "layers.yaml", "schedsearch tune layers.yaml"),
+            ("extract", "net.ssx", "schedsearch run net.ssx"),
+            ("run", "layers.yml", "schedsearch tune layers.yml"),
+            ("dashboard", "layers.yaml", "schedsearch tune layers.yaml"),
+            ("report", "net.onnx", "schedsearch build net.onnx"),
+        ],
+    )
+    def test_a_file_of_another_kind_is_told_with_the_command_that_takes_it(
+        self, folder: Path, command: str, file: str, told: str
+    ) -> None:
+        result = schedsearch(command, file)
+        assert result.exit_code == 2 and told in result.stderr and result.stderr.count("\n") == 1
+
     def test_without_a_command_there_is_help(self, folder: Path) -> None:
         for arguments in ([], ["records"]):
             result = schedsearch(*arguments)
             assert result.exit_code == 2
-            assert result.stderr.startswith("Usage: ") and "Commands:" in result.stderr
+            assert result.stderr.startswith("Usage: ") and "--help" in result.stderr
+
+    def test_mistakes_that_only_a_template_finds_are_shown_with_all_others(self, folder: Path) -> None:
+        other = TINY.partition("tasks:\n")[2].replace("tiny", "other").replace("n: 1", "n: 2")
+        wrong = TINY.replace("trials: 4", "trials: many") + "    restrict: {thread: [1]}\n    templates: [conv2d_cpus]\n"
+        (folder / "wrong.yaml").write_text(wrong + other.replace("float32", "fp32") + "    restrict: {threads: [99]}\n")
+        for command in (["tune"], ["tune", "--dry-run"], ["space"]):
+            result = schedsearch(command[0], folder / "wrong.yaml", *command[1:])
+            assert result.exit_code == 2
+            places = re.findall(r"wrong.yaml:(\d+):\d+: (.*)", result.stderr)
+            assert next(text for line, text in places if line == "2").startswith("trials must be an integer")
+            told = " ".join(text for _, text in places)
+            assert "unknown knob 'thread' (did you mean 'threads'?)" in told
+            assert "no template 'conv2d_cpus' (did you mean 'conv2d_cpu'?)" in told
+            assert "dtype 'fp32' is not possible (did you mean 'float32'?)" in told
 
     def test_all_mistakes_of_a_file_are_shown_at_their_place(self, folder: Path) -> None:
         (folder / "wrong.yaml").write_text(TINY.replace("budget", "bugdet").replace("k: 8", "k: -8"))

@@ -148,6 +148,15 @@ def test_run_as_json_has_a_time_and_an_error_of_each_call(folder: Path) -> None:
     assert all(each["relative"] < 1e-5 for each in found["errors"])
 
 
+def test_run_shows_the_time_of_onnx_runtime_beside_its_own(folder: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    path = folder / "net.ssx"
+    peer = json.loads(command("run", path, "--compare", "onnx", "--repeat", "2", "--json").stdout)["peer"]
+    assert peer["name"] == f"ONNX Runtime {onnxruntime.__version__} on the CPU" and peer["time_ns"] > 0
+    assert re.search(r"ONNX Runtime .* needs .*s: .* times ours", command("run", path, "--compare", "onnx").stdout)
+    assert json.loads(command("run", path, "--repeat", "2", "--json").stdout)["peer"] is None  # nobody asked
+
+
 def test_a_number_without_axes_is_compared(tmp_path: Path) -> None:
     model = Model(1, 1, 6, 6)
     model.node("Relu", model.node("Squeeze", model.node("GlobalAveragePool", "x")), name="number")
@@ -209,7 +218,7 @@ def test_run_names_what_is_wrong_with_inputs_and_models(folder: Path) -> None:
 
 def test_a_model_is_not_run_before_it_is_built(folder: Path) -> None:
     done = command("run", folder / "net.onnx")
-    assert done.exit_code == DatabaseError.exit_code and "build it first: schedsearch build" in done.stderr, done.stderr
+    assert done.exit_code == 2 and "net.onnx is an ONNX model" in done.stderr and "schedsearch build" in done.stderr
 
 
 def test_a_cpu_moves_depth_to_space_after_the_convolution(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from session_support import (
 )
 
 from schedsearch.config import Config
-from schedsearch.errors import ConfigError, PreparationError, TaskPart, UnsupportedError, UsageError
+from schedsearch.errors import ConfigError, PreparationError, SeveralErrors, UnsupportedError, UsageError
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.processes.builder import Built
 from schedsearch.session import journal, tune
@@ -250,18 +250,30 @@ class TestPlan:
 
     def test_a_mistake_says_which_task_and_which_part_of_it(self) -> None:
         fine = Task(WORKLOAD)
-        for wrong, part in (
-            (Task(OTHER, restrict={"xx": [1]}), "restrict"),
-            (Task(OTHER, restrict={"x": [99]}), "restrict"),
-            (Task(OTHER, templates=["sqare"]), "templates"),
-            (Task(OTHER, weight=-1.0), "weight"),
-            (Task(OTHER.replace(k=16)), ""),
-            (Task(OTHER.replace(k=16), templates=["square"]), "templates"),
-            (Task(WORKLOAD), ""),
+        for wrong, path in (
+            (Task(OTHER, restrict={"xx": [1]}), ("restrict", "xx")),
+            (Task(OTHER, restrict={"x": [99]}), ("restrict",)),
+            (Task(OTHER, templates=["sqare"]), ("templates", 0)),
+            (Task(OTHER, weight=-1.0), ("weight",)),
+            (Task(OTHER.replace(k=16)), ()),
+            (Task(OTHER.replace(k=16), templates=["square"]), ("templates",)),
+            (Task(WORKLOAD), ()),
         ):
             with pytest.raises(UsageError) as caught:
                 plan_tasks([fine, wrong], TemplateSet([Square()]), GPU)
-            assert caught.value.where == TaskPart(1, part)
+            assert caught.value.where is not None and (caught.value.where.index, caught.value.where.path) == (1, path)
+
+    def test_all_mistakes_of_all_tasks_are_told(self) -> None:
+        tasks = [
+            Task(WORKLOAD, restrict={"xx": [1], "x": [99]}, templates=["sqare"], weight=-1.0),
+            Task(OTHER.replace(k=16)),
+            Task(WORKLOAD),
+        ]
+        with pytest.raises(SeveralErrors) as caught:
+            plan_tasks(tasks, TemplateSet([Square()]), GPU)
+        places = [each.where and (each.where.index, *each.where.path) for each in caught.value.each]
+        assert places == [(0, "weight"), (0, "templates", 0), (0, "restrict", "xx"), (0, "restrict"), (1,), (2,)]
+        assert all(str(each) in str(caught.value) for each in caught.value.each)
 
     def test_a_knob_of_one_template_restricts_that_one_only(self) -> None:
         (plan,) = plan_tasks([Task(WORKLOAD, restrict={"x": [1, 2]})], TemplateSet([Square(), Line()]), GPU)

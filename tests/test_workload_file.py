@@ -145,7 +145,7 @@ class TestMeaning:
         assert file.where(0, "shape", "k") == file.where(0, "k") == "f.yaml:6:38"
         assert file.where(0, "restrict", "nowhere") == "f.yaml:8:7"
         assert file.where(0) == "f.yaml:5:5"
-        error = file.error("no such knob", 0, "restrict", "bn")
+        error = file.error([("no such knob", 0, ("restrict", "bn"))])
         assert error.render() == "f.yaml:8:7: no such knob\n     8 |       bn: [1]\n       |       ^^"
         inherited = parse("defaults:\n  restrict: {bm: [64]}\n" + one(""), "f.yaml")
         assert inherited.where(0, "restrict", "bm") == "f.yaml:2:14"

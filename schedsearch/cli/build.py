@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from schedsearch.cli import render
+from schedsearch.cli import given, render
 from schedsearch.cli.extract import SHAPE_OPTION
 from schedsearch.cli.options import Sizes, all_sizes
 from schedsearch.cli.tune import Duration
@@ -112,6 +112,7 @@ def build(
     """
     from schedsearch.executable.build import build as build_
 
+    given.require(model, "model")
     path = Path(output or f"{Path(model).stem}.ssx")
     options: dict[str, Any] = {
         "dtype": dtype, "layout": layout, "io_layout": io_layout, "weights": weights, "db": db, "out": path,

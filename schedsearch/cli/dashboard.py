@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import click
 
-from schedsearch.cli import render
+from schedsearch.cli import given, render
 from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.measurement import DEFAULT_DB
 
@@ -73,6 +73,8 @@ def dashboard(files: tuple[str, ...], host: str, port: int, token: str, no_brows
     if token and len(token) < 8:
         raise UsageError("--token has fewer than 8 characters, which can be guessed; give a longer one, or --token new")
     databases, replays = split_files(files or (DEFAULT_DB,))
+    for path in databases:
+        given.require(path, "database")
     listening = bind(host, port)
     found = listening.getsockname()[1]
     if port and found != port:
@@ -151,6 +153,8 @@ def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None
     if kind == "html" and output is None and sys.stdout.isatty():
         raise UsageError("an HTML report is for a file; name it: schedsearch report -o report.html")
     databases, replays = split_files(files or (DEFAULT_DB,))
+    for path in databases:
+        given.require(path, "database")
     answers = Answers(databases, replays)
     try:
         answers.refresh()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from schedsearch.cli import render
+from schedsearch.cli import given, render
 from schedsearch.errors import UsageError
 
 _SHAPE = re.compile(r"(.+)=([1-9][0-9]*(?:,[1-9][0-9]*)*)")
@@ -61,6 +61,7 @@ def extract(
     from schedsearch.records.output import new_file
     from schedsearch.workload_file import dump
 
+    given.require(model, "model")
     found = layers_of(read_model(model, shapes), dtype=dtype, layouts=layouts)
     tasks = found.tasks()
     others = [f"{op} {len(names)}" for op, names in sorted(found.others.items())]

@@ -24,7 +24,7 @@ def resolve(workload_file: str, selector: str | None, kernel_files: tuple[str, .
     from schedsearch.cli.tune import load_tasks
     from schedsearch.device.detect import detect
 
-    file = load_tasks(workload_file, kernel_files=kernel_files)
+    file = load_tasks(workload_file, kernel_files=kernel_files, selector=selector)
     target = detect(selector or file.target, presets=True)
     return file.resolve(target), target
 

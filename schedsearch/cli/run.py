@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedsearch.cli import render
+from schedsearch.cli import given, render
 from schedsearch.cli.options import AtLeast
 from schedsearch.errors import UsageError, did_you_mean
 
@@ -61,10 +61,11 @@ def run(
     For a network of computed sizes it prints which calls each call depends on, and the times of an exact and
     of a bounded run.
     """
-    from schedsearch.executable.compare import layer_errors
+    from schedsearch.executable.compare import layer_errors, onnxruntime_time
     from schedsearch.executable.explain import check_text
     from schedsearch.executable.file import load
 
+    given.require(executable, "executable")
     with load(executable, target=selector) as loaded:
         at = _sizes(loaded, sizes, files)
         net = loaded.at(at)
@@ -72,8 +73,10 @@ def run(
         outputs = net.evaluate(inputs)
         if output is not None:
             write_outputs(Path(output), outputs)
-        errors = layer_errors(net, _original(net, Path(executable), compare), inputs) if compare else []
+        original = _original(net, Path(executable), compare) if compare else None
+        errors = layer_errors(net, original, inputs) if original else []
         times = net.measure(repeat, inputs) if repeat else None
+        peer = onnxruntime_time(net, original, inputs, repeat) if original and repeat else None
         if as_json:
             calls_ns = (times.calls_ns if times else ()) or [None] * len(net.steps)
             render.echo_json(
@@ -90,11 +93,16 @@ def run(
                         for call, time_ns in zip(net.steps, calls_ns)
                     ],
                     "errors": [asdict(each) for each in errors],
+                    "peer": asdict(peer) if peer else None,
                 }
             )
             return
         if times:
             _say_times(net, times)
+        if times and peer:
+            ours_ns = times.total_ns or min(times.run_modes_ns.values(), default=0.0)
+            ratio = f": {peer.time_ns / ours_ns:.3g} times ours" if ours_ns else ""
+            render.say(f"{peer.name} needs {render.duration(peer.time_ns)}{ratio}")
         for name, array in outputs.items():
             render.say(f"{name}: {list(array.shape)}")
         if not net.checked:

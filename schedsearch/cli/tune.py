@@ -6,14 +6,15 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from schedsearch.cli import given as given_kind
 from schedsearch.cli import render
 from schedsearch.cli.options import CARDS, AtLeast, kernels_option, mode_option
-from schedsearch.errors import Interrupted, NoValidConfigError, UsageError
+from schedsearch.errors import Interrupted, NoValidConfigError, SchedsearchError, SeveralErrors, UsageError
 from schedsearch.ops.own_kernel import OwnKernelParams
 from schedsearch.tuner import TUNERS
 
@@ -99,7 +100,7 @@ def tune(
     from schedsearch.device.detect import detect
     from schedsearch.session.options import DEFAULT_TRIALS
 
-    file = load_tasks(workload_file, shapes, scalars, kernel_files, reference_timeout_s)
+    file = load_tasks(workload_file, shapes, scalars, kernel_files, reference_timeout_s, selector)
     selector = selector or file.target
     target = detect(selector, presets=dry_run)
     file = file.resolve(target)
@@ -195,10 +196,11 @@ def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
     try:
         return plan_tasks(file.tasks, templates, target)
     except UsageError as error:
-        if error.where is None:
+        each = error.each if isinstance(error, SeveralErrors) else (error,)
+        located = [(str(one), one.where.index, one.where.path) for one in each if one.where is not None]
+        if not located:
             raise
-        part = [error.where.part] if error.where.part else []
-        raise file.error(str(error), error.where.index, *part) from error
+        raise file.error(located) from error
 
 
 def load_tasks(
@@ -207,8 +209,15 @@ def load_tasks(
     scalars: Sequence[str] = (),
     kernel_files: Sequence[str] = (),
     limit_s: float | None = None,
+    selector: str | None = None,
 ) -> WorkloadFile:
-    """A workload file, or the one task of FILE.py:KERNEL. Running a file of kernels may take `limit_s`."""
+    """A workload file, or the one task of FILE.py:KERNEL.
+
+    Args:
+        limit_s: running a file of kernels may take so long.
+        selector: the device that the tasks of a file with mistakes are planned for, to find all mistakes.
+    """
+    from schedsearch.device.detect import detect
     from schedsearch.own.command_line import KernelFiles, arguments_of_options, is_kernel, load_kernel
     from schedsearch.processes.trial_run import RUN_LIMIT_S
     from schedsearch.workload_file import WorkloadFile, load
@@ -219,12 +228,19 @@ def load_tasks(
         return WorkloadFile.of_task(given, task, os.fspath(kernel.db))
     if given.endswith(".py"):
         raise UsageError(f"{given} is a Python file; name the kernel in it, e.g. {given}:KERNEL")
+    given_kind.require(given, "workload")
     if shapes or scalars:
         raise UsageError(
             f"--shape and --scalar describe a kernel of your own, and {given} is a workload file; leave them out, or give "
             "FILE.py:KERNEL"
         )
-    return load(given, KernelFiles(kernel_files, limit_s or RUN_LIMIT_S))
+
+    def look(sound: WorkloadFile) -> None:
+        with suppress(SchedsearchError):  # what the plan finds is reported to the file, and another error is not of the file
+            target = detect(selector or sound.target, presets=True)
+            plan(sound.resolve(target), target)
+
+    return load(given, KernelFiles(kernel_files, limit_s or RUN_LIMIT_S), look)
 
 
 def _names(file: WorkloadFile) -> dict[str, str]:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import UsageError
 from schedsearch.executable.net import Net
+from schedsearch.executable.times import time_on_cpu_ns
 
 if TYPE_CHECKING:
     import numpy as np
+    from onnx import ModelProto
 
+_ERRORS_ONLY = 4  # level of ONNX Runtime's messages on stderr
 _WHOLE = "iub"  # NumPy's kinds of integers and truth values
 
 
@@ -73,16 +76,45 @@ def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any
     return errors
 
 
-def _evaluated(
-    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], names: list[str]
-) -> Mapping[str, np.ndarray[Any, Any]]:
-    """The values of a model by name, as far as it has them."""
+@dataclass(frozen=True)
+class PeerTime:
+    """What another library needs for the model: its name with version and device, and the median time of a run."""
+
+    name: str
+    time_ns: float
+
+
+def onnxruntime_time(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any]], repeat: int) -> PeerTime | None:
+    """The time of ONNX Runtime on this machine's CPU, with its own optimisation and threads; None if it is not installed.
+
+    Args:
+        model: as for `layer_errors`, which accepted it.
+        inputs: by name, in the network's dtypes and layouts.
+    """
+    import numpy as np
+
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    plain = {port.name: port.in_model_order(np.asarray(inputs[port.name])) for port in net.inputs}
+    proto, feeds = _with_feeds(model, plain)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session.run(None, feeds)
+    time_ns = time_on_cpu_ns(lambda: session.run(None, feeds), repeat)
+    return PeerTime(f"ONNX Runtime {onnxruntime.__version__} on the CPU", time_ns)
+
+
+def _with_feeds(
+    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]]
+) -> tuple[ModelProto, dict[str, np.ndarray[Any, Any]]]:
+    """A model with its weights, and the inputs in its own dtypes."""
     from schedsearch.network.model import needed, read_proto
 
     needed()
     import onnx
-
-    from schedsearch.network_check.evaluators import NotEvaluableError, OnnxReference, evaluators
 
     model, _ = read_proto(path)
     onnx.load_external_data_for_model(model, str(path.resolve().parent))
@@ -95,7 +127,18 @@ def _evaluated(
         given = inputs[each.name].shape if each.name in inputs else tuple(extents)
         if len(given) != len(extents) or any(extent not in (0, n) for extent, n in zip(extents, given)):
             raise UsageError(f"{each.name} is {list(given)} in the network and {extents} in {path}; give its own model")
-    feeds = {name: array.astype(onnx.helper.tensor_dtype_to_np_dtype(taken[name])) for name, array in inputs.items()}
+    return model, {name: array.astype(onnx.helper.tensor_dtype_to_np_dtype(taken[name])) for name, array in inputs.items()}
+
+
+def _evaluated(
+    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], names: list[str]
+) -> Mapping[str, np.ndarray[Any, Any]]:
+    """The values of a model by name, as far as it has them."""
+    model, feeds = _with_feeds(path, inputs)
+    import onnx
+
+    from schedsearch.network_check.evaluators import NotEvaluableError, OnnxReference, evaluators
+
     made = {name for node in model.graph.node for name in node.output}
     asked = [name for name in names if name in made]
     if not asked:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from schedsearch.config import Config
-from schedsearch.errors import ConfigError, TaskPart, UnsupportedError, UsageError, did_you_mean
+from schedsearch.errors import ConfigError, SeveralErrors, TaskPart, UnsupportedError, UsageError, did_you_mean
 from schedsearch.measurement import Record
 from schedsearch.space import ConfigSpace, closest_legal
 from schedsearch.target import Target
@@ -63,80 +63,99 @@ def plan_tasks(tasks: Sequence[Task | Workload], templates: TemplateSet, target:
         UsageError: there is no task, a task occurs twice, a template name is unknown, or a weight is not above 0.
         UnsupportedError: no template can run a task on the target.
         ConfigError: a restriction does not name a knob of any template, or leaves nothing legal.
+        SeveralErrors: several of them.
 
     The error's `where` says which task is wrong and which part of it.
     """
     if not tasks:
         raise UsageError("there is nothing to tune: the list of workloads is empty")
-    full = [task if isinstance(task, Task) else Task(task) for task in tasks]
+    plans: list[TaskPlan] = []
+    problems: list[UsageError] = []
     first: dict[Workload, int] = {}
-    for index, task in enumerate(full):
+    for index, given in enumerate(tasks):
+        task = given if isinstance(given, Task) else Task(given)
         if first.setdefault(task.workload, index) != index:
-            raise UsageError(
-                f"{task.workload.label} is listed more than once; list each workload once and give it a weight",
-                where=TaskPart(index),
-            )
-    return [_plan_task(index, task, templates, target) for index, task in enumerate(full)]
-
-
-def _plan_task(index: int, task: Task, templates: TemplateSet, target: Target) -> TaskPlan:
-    if not task.weight > 0 or not math.isfinite(task.weight):
-        raise UsageError(
-            f"weight {task.weight} of {task.workload.label} is not possible; allowed: numbers above 0",
-            where=TaskPart(index, "weight"),
-        )
-    if task.templates is not None:
-        for name in task.templates:
-            if name not in templates:
-                raise UsageError(
-                    templates.why_missing(name),
-                    where=TaskPart(index, "templates"),
+            problems.append(
+                UsageError(
+                    f"{task.workload.label} is listed more than once; list each workload once and give it a weight",
+                    where=TaskPart(index),
                 )
-        templates = TemplateSet(templates[name] for name in task.templates)
-    try:
-        matching = templates.matching(task.workload, target)
-    except UnsupportedError as error:
-        error.where = TaskPart(index, "" if task.templates is None else "templates")
-        raise
-    spaces = [template.space(task.workload, target) for template in matching]
-    arms, failures = [], []
-    for template, space in zip(matching, spaces):
-        try:
-            restricted = template.restricted(space, task.restrict)
-        except ConfigError as error:
-            failures.append(f"{template.name}: {error}")
-            continue
-        default = closest_legal(restricted, template.default(task.workload, target, space))
-        plain = template.plain(task.workload, target, space)
-        if plain is not None and restricted.check(plain):
-            plain = None
-        arms.append(ArmPlan(template, restricted, default, plain))
-    knobs = {template.name: {*space.names, *template.renamed} for template, space in zip(matching, spaces)}
-    if problem := _restriction_problem(task, knobs, arms, failures):
-        raise ConfigError(problem, where=TaskPart(index, "restrict"))
-    return TaskPlan(task, tuple(arms))
-
-
-def _restriction_problem(
-    task: Task, knobs: Mapping[str, set[str]], arms: Sequence[ArmPlan], failures: Sequence[str]
-) -> str | None:
-    """Why the restrictions of a task cannot be met, or None.
-
-    Args:
-        knobs: template -> the names of its knobs, of today and earlier.
-        failures: the templates for which the restrictions leave nothing legal.
-    """
-    known = {name for names in knobs.values() for name in names}
-    for knob in task.restrict:
-        if knob not in known:
-            return (
-                f"restriction of unknown knob {knob!r}{did_you_mean(knob, known)} of {task.workload.label}; "
-                f"knobs of {', '.join(knobs)}: {', '.join(sorted(known))}"
             )
-    kept = {name for arm in arms for name in knobs[arm.template.name]}
-    if failures and not (arms and kept.issuperset(task.restrict)):
-        return f"the restrictions of {task.workload.label} cannot be met: {'; '.join(failures)}"
-    return None
+            continue
+        planner = _Planner(index, task, target, problems)
+        if (arms := planner.arms(templates)) is not None:
+            plans.append(TaskPlan(task, arms))
+    if problems:
+        raise problems[0] if len(problems) == 1 else SeveralErrors(problems)
+    return plans
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """Plans one task, and adds what is wrong with it to `problems`."""
+
+    index: int
+    task: Task
+    target: Target
+    problems: list[UsageError]
+
+    def arms(self, templates: TemplateSet) -> tuple[ArmPlan, ...] | None:
+        """The templates that fit with their restricted spaces; None after adding problems."""
+        task, before = self.task, len(self.problems)
+        if not task.weight > 0 or not math.isfinite(task.weight):
+            self._add(f"weight {task.weight} of {task.workload.label} is not possible; allowed: numbers above 0", "weight")
+        try:
+            matching = self._chosen(templates).matching(task.workload, self.target)
+        except UnsupportedError as error:
+            error.where = TaskPart(self.index, "" if task.templates is None else "templates")
+            self.problems.append(error)
+            return None
+        arms = self._restricted([(template, template.space(task.workload, self.target)) for template in matching])
+        return tuple(arms) if len(self.problems) == before else None
+
+    def _chosen(self, templates: TemplateSet) -> TemplateSet:
+        """The templates that the task names; if none of them exists, all, so that restrictions can be looked at."""
+        if self.task.templates is None:
+            return templates
+        for place, name in enumerate(self.task.templates):
+            if name not in templates:
+                self._add(templates.why_missing(name, self.task.workload.op), "templates", place)
+        known = [templates[name] for name in self.task.templates if name in templates]
+        return TemplateSet(known) if known else templates
+
+    def _restricted(self, spaces: Sequence[tuple[Template, ConfigSpace]]) -> list[ArmPlan]:
+        task = self.task
+        names = ", ".join(template.name for template, _ in spaces)
+        knobs = {template.name: {*space.names, *template.renamed} for template, space in spaces}
+        known = {name for each in knobs.values() for name in each}
+        for knob in (name for name in task.restrict if name not in known):
+            self._add(
+                f"restriction of unknown knob {knob!r}{did_you_mean(knob, known)} of {task.workload.label}; "
+                f"knobs of {names}: {', '.join(sorted(known))}",
+                "restrict",
+                knob,
+                ConfigError,
+            )
+        arms, failures = [], []
+        for template, space in spaces:
+            try:
+                restricted = template.restricted(space, task.restrict)
+            except ConfigError as error:
+                failures.append(f"{template.name}: {error}")
+                continue
+            default = closest_legal(restricted, template.default(task.workload, self.target, space))
+            plain = template.plain(task.workload, self.target, space)
+            if plain is not None and restricted.check(plain):
+                plain = None
+            arms.append(ArmPlan(template, restricted, default, plain))
+        kept = {name for arm in arms for name in knobs[arm.template.name]}
+        if failures and not (arms and kept.issuperset(task.restrict.keys() & known)):
+            what = f"the restrictions of {task.workload.label} cannot be met: {'; '.join(failures)}"
+            self._add(what, "restrict", error=ConfigError)
+        return arms
+
+    def _add(self, message: str, part: str, item: str | int | None = None, error: type[UsageError] = UsageError) -> None:
+        self.problems.append(error(message, where=TaskPart(self.index, part, item)))
 
 
 def ranges_of(plans: Sequence[TaskPlan]) -> dict[WorkloadRange, list[TaskPlan]]:

@@ -129,13 +129,14 @@ class TemplateSet(Mapping[str, Template]):
     def __len__(self) -> int:
         return len(self._templates)
 
-    def why_missing(self, name: str) -> str:
-        """Why this set has no template of this name, and which templates it has."""
+    def why_missing(self, name: str, op: str | None = None) -> str:
+        """Why this set has no template of this name, and which templates it has, if `op` is given for this operator."""
         if name in self.problems:
             return self.problems[name]
         if name in REMOVED:
             return _removed(name)
-        return f"no template {name!r}{did_you_mean(name, self)}; known: {', '.join(self)}"
+        known = [each.name for each in self.values() if op is None or op in each.ops]
+        return f"no template {name!r}{did_you_mean(name, known)}; known{f' for {op}' if op else ''}: {', '.join(known)}"
 
     def matching(self, workload: Workload, target: Target) -> list[Template]:
         """The templates that can run the workload on the target.

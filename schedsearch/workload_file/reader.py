@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -125,9 +125,11 @@ class WorkloadFile:
         span = self._source.span(self._locate(task_index, path), key=True)
         return f"{self.path}:{span.line}:{span.column}"
 
-    def error(self, message: str, task_index: int, *path: str | int) -> WorkloadFileError:
-        """An error that points at a key of a task, for mistakes that only a template or a space can find."""
-        return self._source.error(self._source.span(self._locate(task_index, path), key=True), message)
+    def error(self, mistakes: Sequence[tuple[str, int, PathKey]]) -> WorkloadFileError:
+        """An error of (message, index of the task, path to the key in it), for what only a template or a space can find."""
+        for message, task_index, path in mistakes:
+            self._source.report(self._locate(task_index, path), message, key=True)
+        return WorkloadFileError(self._source.problems, self._source.lines)
 
     def _locate(self, task_index: int, path: PathKey) -> PathKey:
         return self._places[task_index].find(path)
@@ -142,17 +144,21 @@ def no_kernels(op: str, shape: Mapping[str, Any]) -> Workload:
     )
 
 
-def load(path: str | Path, kernels: Kernels = no_kernels) -> WorkloadFile:
+def load(
+    path: str | Path, kernels: Kernels = no_kernels, look: Callable[[WorkloadFile], object] | None = None
+) -> WorkloadFile:
     """Reads a workload file.
 
     Args:
         kernels: makes the workloads of tasks whose operator is a kernel of the user, such as "kernels:matmul".
+        look: called if the file has mistakes, with a file of the tasks that have none, so that mistakes which only a
+            template or a space can find (`WorkloadFile.error`) are listed with the others.
 
     Raises:
         WorkloadFileError: the file cannot be read, is not YAML, or asks for something impossible; the error lists all
             mistakes.
     """
-    return _interpret(YamlSource.read(path), kernels)
+    return _interpret(YamlSource.read(path), kernels, look)
 
 
 def parse(text: str, name: str = "<text>", kernels: Kernels = no_kernels) -> WorkloadFile:
@@ -164,7 +170,7 @@ def parse(text: str, name: str = "<text>", kernels: Kernels = no_kernels) -> Wor
     return _interpret(YamlSource(name, text), kernels)
 
 
-def _interpret(source: YamlSource, kernels: Kernels) -> WorkloadFile:
+def _interpret(source: YamlSource, kernels: Kernels, look: Callable[[WorkloadFile], object] | None = None) -> WorkloadFile:
     data = source.value
     if not isinstance(data, dict):
         what = "the file is empty" if data is None else f"a workload file is a mapping, got {show(data)}"
@@ -175,19 +181,22 @@ def _interpret(source: YamlSource, kernels: Kernels) -> WorkloadFile:
     tasks = data.get("tasks")
     for index, task in enumerate(tasks if isinstance(tasks, list) else []):
         reader.read(index, task)
-    source.raise_problems()
-    assert model is not None  # otherwise an error was raised above
-    return WorkloadFile(
+    options = model or FileModel.model_construct()  # the defaults, to look at the tasks of a file that is wrong elsewhere
+    file = WorkloadFile(
         path=source.name,
-        target=model.target,
-        budget=model.budget,
-        tuner=model.tuner,
-        measure=model.measure,
-        db=model.db,
+        target=options.target,
+        budget=options.budget,
+        tuner=options.tuner,
+        measure=options.measure,
+        db=options.db,
         _tasks={kind: tuple(tasks) for kind, tasks in reader.tasks.items()},
         _source=source,
         _places=tuple(reader.places_of_tasks),
     )
+    if source.problems and look is not None and any(reader.tasks.values()):
+        look(file)
+    source.raise_problems()
+    return file
 
 
 def _check(source: YamlSource, model: type[_Model], data: Any, places: Places, ops: tuple[Op, ...] = ()) -> _Model | None:
