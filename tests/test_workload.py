@@ -175,7 +175,7 @@ def test_the_python_of_a_workload_makes_it_again(entry: dict[str, Any]) -> None:
 
 def test_the_old_name_of_the_constructor_makes_the_same_workload() -> None:
     assert Workload.conv2d(**SHAPE, epilogue=["relu"]) == schedsearch.conv2d(**SHAPE, epilogue=["relu"])
-    with pytest.raises(WorkloadError, match="strid: conv2d has no parameter 'strid' .did you mean 'stride'"):
+    with pytest.raises(WorkloadError, match=r"strid: conv2d has no parameter 'strid' .did you mean 'stride'"):
         Workload.conv2d(**SHAPE, strid=2)
 
 

@@ -15,7 +15,6 @@ from schedsearch.cli import given as given_kind
 from schedsearch.cli import render
 from schedsearch.cli.options import CARDS, AtLeast, kernels_option, mode_option
 from schedsearch.errors import Interrupted, NoValidConfigError, SchedsearchError, SeveralErrors, UsageError
-from schedsearch.ops.own_kernel import OwnKernelParams
 from schedsearch.tuner import TUNERS
 
 if TYPE_CHECKING:
@@ -275,6 +274,7 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
 def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str, mode: str) -> None:
     """What to do with the results of a run on the target `selector` in a timing mode."""
     from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
+    from schedsearch.ops.own_kernel import OwnKernelParams
     from schedsearch.workload import as_python
 
     if all(task.best_ns is None for task in summary.tasks):
