@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from child_environment import child_environment
 from test_measure_lock import alive, gone
 
 from schedsearch.device.detect import detect
-from schedsearch.errors import UsageError
+from schedsearch.errors import NoValidConfigError, UsageError
 from schedsearch.measure import DeviceLock
 from schedsearch.measurement import MESSAGE_CHARACTERS, Outcome, Record
 from schedsearch.records.store import Store
@@ -97,11 +98,11 @@ def test_every_fault_costs_one_trial_and_is_recorded(
 
 
 def test_a_race_condition_that_shows_under_load_only_is_never_best(tmp_path: Path) -> None:
-    summary = run(tmp_path / "t.db", faulty.WrongWhenHot(), "cpu")
+    with contextlib.suppress(NoValidConfigError):  # on a busy machine the search notices it, too
+        assert not run(tmp_path / "t.db", faulty.WrongWhenHot(), "cpu").complete
     with Store.open(tmp_path / "t.db", readonly=True) as store:
         raced = [record.measurement.outcome for record in store.history() if record.final_race]
         assert list(store.bests()) == []
-    assert not summary.complete
     assert set(raced) <= {Outcome.WRONG_ANSWER}
 
 
