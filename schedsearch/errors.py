@@ -71,7 +71,7 @@ class TaskPart:
 
     @property
     def path(self) -> tuple[str | int, ...]:
-        return tuple(each for each in (self.part, self.item) if each not in ("", None))  # type: ignore[misc]
+        return tuple(each for each in (self.part, self.item) if each not in ("", None))
 
 
 class UsageError(SchedsearchError, ValueError):

@@ -155,7 +155,8 @@ def _gpus() -> tuple[list[dict[str, Any]], list[str]]:
                 }
             )
     except DeviceError as error:
-        return [], [f"no GPU: {error}"]
+        reason = str(error).partition(";")[0]  # the remedy is for those who asked for a GPU
+        return [], [f"no GPU: {reason}; commands take the CPU unless --target says otherwise"]
     problems = [
         f"{gpu['selector']} is used by {render.counted(len(gpu['processes']), 'process')}; times will vary"
         for gpu in gpus

@@ -43,7 +43,7 @@ def explain_lines(program: Program, subgraphs: Mapping[int, SubgraphCost] = Mapp
         check_text(program.checked),
     ]
     if program.predicted_ns:
-        lines.append(f"predicted time: {duration(program.predicted_ns)}, {PREDICTION}")
+        lines.append(f"predicted time: {prediction(program)}, {PREDICTION}")
     if subgraphs:
         total = duration(sum(each.time_ns for each in subgraphs.values()))
         lines.append(f"ONNX Runtime: {total} in {counted(len(subgraphs), 'subgraph')}, which the predicted time leaves out")
@@ -51,6 +51,14 @@ def explain_lines(program: Program, subgraphs: Mapping[int, SubgraphCost] = Mapp
     for number, call in enumerate(program.calls):
         lines += _call(program, call) if number not in subgraphs else _subgraph(program, call, subgraphs[number])
     return [*lines, *program.reasons]
+
+
+def prediction(program: Program) -> str:
+    """The predicted time, and how many of the kernels it was reckoned from have no record of their own."""
+    levels = [call.origin.level for call in program.calls if call.foreign is None]
+    estimated = sum(level != "exact" for level in levels)
+    of = f", of which {estimated} of {counted(len(levels), 'kernel time')} are estimated" if estimated else ""
+    return f"{duration(program.predicted_ns)}{of}"
 
 
 def check_text(checked: str) -> str:

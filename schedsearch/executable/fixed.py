@@ -127,11 +127,13 @@ class FixedNet(Net):
 
     @property
     def summary(self) -> str:
+        from schedsearch.executable.explain import prediction
+
         calls = len(self.kernels)
         subgraphs = len(self.steps) - calls
-        return counted(calls, "kernel call") + (
-            f" and {counted(subgraphs, 'subgraph')} in ONNX Runtime" if subgraphs else ""
-        )
+        in_runtime = f" and {counted(subgraphs, 'subgraph')} in ONNX Runtime" if subgraphs else ""
+        predicted = f", predicted to take {prediction(self.program)}" if self.program.predicted_ns else ""
+        return counted(calls, "kernel call") + in_runtime + predicted
 
     def explain(self) -> str:
         """Every call with its kernel and layouts, conversions, and memory beside its lower bound. Calls of ONNX Runtime are
