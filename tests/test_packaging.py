@@ -251,14 +251,29 @@ def test_the_wheel_works_without_the_source_tree(wheel: Path, tmp_path: Path) ->
     assert result.stdout.startswith("conv2d 1x8x8x16")
 
 
-@pytest.fixture
-def detect_extra() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("detect_extra", ROOT / "scripts" / "detect_extra.py")
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_make_dist_tries_every_extra_or_says_that_it_is_large() -> None:
+    dist = _script("dist")
+    assert set(dist.IMPORTS) - {""} == set(_setup_cfg()["options.extras_require"])
+    assert set(dist.LARGE) <= set(dist.IMPORTS)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone: git lists the files")
+def test_package_data_names_every_file_in_the_packages_that_is_no_module() -> None:
+    assert _script("dist").unmatched_files() == []
+
+
+@pytest.fixture
+def detect_extra() -> ModuleType:
+    return _script("detect_extra")
 
 
 @pytest.mark.parametrize(
