@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -48,9 +48,10 @@ def _cells(searched: Searched, first: Codes, second: Codes) -> KnobCells:
     first, second, times, ids = first[used], second[used], searched.times_ns[used], searched.ids[used]
     order = np.lexsort((times, second, first))  # failures, which are NaN, come last in their cell
     first, second, times, ids = first[order], second[order], times[order], ids[order]
-    new = np.flatnonzero(np.r_[True, (first[1:] != first[:-1]) | (second[1:] != second[:-1])]) if len(first) else []
+    changes = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    starts = [0, *(np.flatnonzero(changes) + 1).tolist()] if len(first) else []
     cells = KnobCells([], [], [], [], [], [], [])
-    for start, end in zip(new, [*new[1:], len(first)]):
+    for start, end in pairwise([*starts, len(first)]):
         valid = times[start:end][~np.isnan(times[start:end])]
         cells.first.append(int(first[start]))
         cells.second.append(int(second[start]))

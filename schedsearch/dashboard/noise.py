@@ -43,16 +43,14 @@ def doubt_of(times_ns: tuple[float, ...]) -> Doubt:
 
 def words_of(times_ns: tuple[float, ...]) -> str:
     """A sentence about the doubt; "" if there is none."""
-    match doubt_of(times_ns):
-        case "bimodal":
-            low, high = modes_of(times_ns) or ()
-            return (
-                f"its repetitions fall into two groups: {low.share:.0%} near {duration(low.time_ns)} and {high.share:.0%} "
-                f"near {duration(high.time_ns)}, so their median is not to be trusted"
-            )
-        case "noisy":
-            spread = spread_of(times_ns) or 0.0
-            return f"its repetitions spread by {spread:,.0%}, so other programs disturbed it"
+    if modes := modes_of(times_ns):
+        low, high = modes
+        return (
+            f"its repetitions fall into two groups: {low.share:.0%} near {duration(low.time_ns)} and {high.share:.0%} "
+            f"near {duration(high.time_ns)}, so their median is not to be trusted"
+        )
+    if doubt_of(times_ns):
+        return f"its repetitions spread by {spread_of(times_ns):,.0%}, so other programs disturbed it"
     return ""
 
 

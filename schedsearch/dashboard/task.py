@@ -245,7 +245,7 @@ def progress_window(trials: Trials, default_ns: float | None) -> ProgressWindow 
     if not valid:
         return None
     early = [time_ns for time_ns in times[: max(1, len(times) // 8)] if time_ns is not None] or valid[:1]
-    low_ns, high_ns = min(valid), max(min(early), default_ns or 0.0)
+    low_ns, high_ns = min(valid), max(min(early), default_ns or 0.0, float(np.quantile(valid, 0.25)))
     return ProgressWindow(low_ns, high_ns, sum(time_ns > high_ns for time_ns in valid))
 
 

@@ -171,8 +171,8 @@ class ProgressWindow:
     """The times between which the search improved.
 
     Attributes:
-        low_ns, high_ns: the best time, and the slower one of the default and of what was best after the first eighth of the
-            trials.
+        low_ns, high_ns: the best time, and the slowest of these: the default, what was best after the first eighth of the
+            trials, and the lower quartile of all times.
         above: valid trials that are slower than `high_ns`.
     """
 
