@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import * as format from "../../../schedsearch/dashboard/static/js/format.js";
+import * as theme from "../../../schedsearch/dashboard/static/js/theme.js";
 
 const cases = (name, formatter, table) =>
   test(name, () => {
@@ -54,4 +55,25 @@ test("texts are cut by characters, not in the middle of one", () => {
   assert.equal(format.shorten("abcdef", 4), "abc…");
   assert.equal(format.shorten("a😀b😀c", 3), "a😀…");
   assert.equal(format.shorten("abc", 3), "abc");
+});
+
+test("text on a mixed colour has the contrast that readers need (WCAG 2, 4.5:1), whatever the share", () => {
+  const luminance = (color) => {
+    const [r, g, b] = [1, 3, 5].map((at) => {
+      const value = parseInt(color.slice(at, at + 2), 16) / 255;
+      return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  assert.equal(theme.mixColors("#000000", "#ffffff", 0.5), "#808080");
+  for (const [from, to] of [["#0a66a8", "#eceef0"], ["#56a8ec", "#272c33"]]) {
+    assert.equal(theme.mixColors(from, to, 0), from);
+    assert.equal(theme.mixColors(from, to, 1), to);
+    for (let share = 0; share <= 1; share += 0.05) {
+      const fill = theme.mixColors(from, to, share);
+      const text = theme.isLight(fill) ? 0 : 1;
+      const [low, high] = [luminance(fill), text].sort((a, b) => a - b);
+      assert.ok((high + 0.05) / (low + 0.05) >= 4.5, `${fill} at ${share}`);
+    }
+  }
 });

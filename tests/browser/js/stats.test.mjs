@@ -43,3 +43,14 @@ test("a histogram counts every value once", () => {
   assert.deepEqual(stats.histogram([3, 3], 5), [{ from: 3, to: 3, count: 2 }]);
   assert.deepEqual(stats.histogram([], 5), []);
 });
+
+test("a scale of ratios has 1 in its middle, ticks in pairs, and room for all ends", () => {
+  for (const ends of [[1], [0.98, 1.001], [0.215, 0.979], [1.3, 7], [0.004, 2], [3e7]]) {
+    const { limit, ticks } = stats.ratioScale(ends);
+    assert.ok(ends.every((end) => end >= 1 / limit && end <= limit), `${ends} in ${limit}`);
+    assert.ok(ticks.includes(1) && ticks.length % 2 === 1 && ticks.length >= 3);
+    ticks.forEach((tick, index) => assert.ok(Math.abs(tick * ticks[ticks.length - 1 - index] - 1) < 1e-9));
+    assert.ok(ticks.every((tick) => tick >= (1 / limit) * (1 - 1e-9) && tick <= limit * (1 + 1e-9)));
+  }
+  assert.deepEqual(stats.ratioScale([1.9]).ticks.slice(3), [1, 1.2, 1.5, 2]);
+});

@@ -127,5 +127,5 @@ function drawCell(api, colors, time, range) {
   const fill = mixColors(colors.series[0], colors.grid, share);
   const words = formatTime(time);
   const fits = width > colors.fontPx * 0.55 * words.length && height > colors.fontPx * 1.1;
-  return { type: "group", children: [{ type: "rect", shape, style: { fill } }, ...(fits ? [text(words, isLight(fill) ? "#14171b" : "#ffffff")] : [])] };
+  return { type: "group", children: [{ type: "rect", shape, style: { fill } }, ...(fits ? [text(words, isLight(fill) ? "#000000" : "#ffffff")] : [])] };
 }
