@@ -1,15 +1,14 @@
-"""Launch plans of one machine code for several sizes: one plan, with a formula for each number that depends on the size.
+"""Launch plans of one machine code for several sizes: one plan, with a rule for each number that depends on the size.
 
-The plans of all sizes are made from the template when a range is tuned. `SizedPlan.of` finds the formulas, which hold for
-each of these sizes, because every one is tried: nothing is extrapolated. A number without a formula is listed for each size.
-Deployment evaluates formulas, and needs no template.
+The plans of all sizes are made from the template when a range is tuned. A number that is linear in the size is kept as a
+line, which has the right value at each of these sizes; any other, such as a count of tiles, is listed for each size. Nothing
+is fitted or extrapolated. Deployment looks the numbers up, and needs no template.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -19,7 +18,6 @@ from schedsearch.identity import canonical_json
 from schedsearch.launch import LaunchPlan
 from schedsearch.workload import MAX_SIZES
 
-_MAX_DIVISOR = 1024
 _LARGEST = 2**62
 
 Path = tuple[str | int, ...]
@@ -34,7 +32,8 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Quotient:
-    """(scale * size + offset) // divisor * factor: tiles, rows, elements, bytes."""
+    """(scale * size + offset) // divisor * factor. What is made now is a line: rows, elements, bytes. Files of before have
+    tiles, too."""
 
     scale: int
     offset: int
@@ -46,21 +45,10 @@ class Quotient:
 
     @classmethod
     def through(cls, sizes: Sequence[int], values: Sequence[int]) -> Quotient | None:
-        """A formula that has these values at these sizes; None if there is none with a divisor up to 1024."""
-        if list(values) not in (sorted(values), sorted(values, reverse=True)):
-            return None
-        factor = math.gcd(*values) or 1
-        low, high = sizes[0], sizes[-1]
-        units = [value // factor for value in values]
-        rise = units[-1] - units[0]
-        for divisor in range(1, _MAX_DIVISOR + 1):
-            least, most = (rise - 1) * divisor // (high - low), -(-(rise + 1) * divisor // (high - low))
-            for scale in range(least, most + 1):
-                rests = [unit * divisor - scale * size for unit, size in zip(units, sizes)]
-                offset = max(rests)
-                if offset < min(rests) + divisor:
-                    return cls(scale, offset, divisor, factor)
-        return None
+        """The line on which these values lie at these sizes, with a divisor and a factor of 1; None if there is none."""
+        scale, rest = divmod(values[-1] - values[0], sizes[-1] - sizes[0])
+        line = cls(scale, values[0] - scale * sizes[0])
+        return line if not rest and [line.at(size, 0) for size in sizes] == list(values) else None
 
 
 @dataclass(frozen=True)

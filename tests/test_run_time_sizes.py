@@ -128,21 +128,28 @@ def test_a_launch_that_passes_more_than_the_kernel_takes_is_refused() -> None:
 
 
 @given(
-    st.integers(-50, 5000), st.integers(0, 5000), st.integers(1, 256), st.integers(1, 64),
-    st.integers(1, 30), st.integers(2, 40),
-)  # fmt: skip
-def test_tiles_and_rows_have_formulas(scale: int, offset: int, divisor: int, factor: int, low: int, count: int) -> None:
-    sizes = range(low, low + count)
-    values = [(scale * size + offset) // divisor * factor for size in sizes]
-    if len(set(values)) > 1:
-        found = Quotient.through(sizes, values)
-        assert found is not None
-        assert [found.at(size, 0) for size in sizes] == values
+    st.integers(-50, 5000), st.integers(-5000, 5000), st.lists(st.integers(1, 1024), min_size=2, max_size=40, unique=True)
+)
+def test_rows_and_bytes_are_lines(scale: int, offset: int, some: list[int]) -> None:
+    sizes = sorted(some)
+    values = [scale * size + offset for size in sizes]
+    found = Quotient.through(sizes, values)
+    assert found == Quotient(scale, offset) and [found.at(size, 0) for size in sizes] == values
 
 
-def test_values_without_a_formula_are_listed() -> None:
-    assert Quotient.through([1, 2, 3, 4], [5, 1, 9, 2]) is None
-    assert Listed((5, 1, 9, 2)).at(3, 2) == 9
+@pytest.mark.parametrize(
+    "values", [[5, 1, 9, 2], [1, 1, 2, 2], [0, 1, 1, 3]], ids=["any", "tiles", "with the ends of a line"]
+)
+def test_values_that_are_on_no_line_are_listed(values: list[int]) -> None:
+    assert Quotient.through([1, 2, 3, 4], values) is None
+    assert Listed(tuple(values)).at(3, 2) == values[2]
+
+
+def test_counts_of_tiles_of_earlier_files_are_computed() -> None:
+    data = json.loads(sized().to_json())
+    data["rules"] = [[["steps", 0, "grid", "work_items"], {"scale": 3, "offset": 5, "divisor": 4, "factor": 2}]]
+    step = SizedPlan.from_json(json.dumps(data)).data(7)["steps"][0]
+    assert step["grid"]["work_items"] == (3 * 7 + 5) // 4 * 2
 
 
 def sized() -> SizedPlan:
