@@ -142,6 +142,23 @@ def test_kernels_of_sizes_contract_no_product_into_a_sum() -> None:
         assert ("fma.rn.f64" in text) == contract
 
 
+def test_products_of_float32_are_rounded_once_on_a_gpu_and_nothing_small_becomes_zero() -> None:
+    target = PRESETS["h200"]
+    product = numbers.function("two", {"op": "Mul float32", "of_a": (0,), "of_b": (0,)})
+    step = SizeStep(product, (Values("x", "int64", 1), Values("y", "int64", 1)), Words(1, 1), None)
+    (text,) = ptx_of(sizes_source([step], 2, target), target)
+    assert "mul.rn.f64" in text and "cvt.rn.f32.f64" in text
+    assert ".ftz" not in text and "mul.f32" not in text
+
+
+def test_rules_and_words_are_those_that_files_hold() -> None:
+    words = [float_words.word_of(n) for n in (0.0, -0.0, 0.7, -1.5, 5e-324)]
+    assert words == [0, 0, 0x3FE6666666666666, -0x3FF8000000000000, 1]
+    both = {f"{op} {dtype}" for op in NUMPY for dtype in ("float32", "float64")}
+    assert float_words.BINARY.keys() == both
+    assert float_words.UNARY.keys() == {*ROUNDED, "cut", "float32 of float64", "float32 of whole", "float64 of whole"}
+
+
 def test_processors_contract_by_the_same_word() -> None:
     def fused(x: Any, y: Any, start: Any, stop: Any) -> None:
         x[0] = x[0] * x[0] + y[0]
