@@ -110,7 +110,7 @@ SHAPES_OF = {"h200": COMPILED, "b200": COMPILED[:1], "a100": COMPILED[:1]}
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "shape"),
-    [(target, shape) for name, target in PRESETS.items() for shape in SHAPES_OF[name]],
+    [(PRESETS[name], shape) for name, shapes in SHAPES_OF.items() for shape in shapes],
     ids=lambda value: value.name if isinstance(value, Target) else Workload.conv2d(**value).label,
 )
 def test_the_default_compiles_without_spills_or_local_memory(target: Target, shape: dict[str, Any]) -> None:
