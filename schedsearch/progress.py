@@ -8,6 +8,7 @@ shows one. `stage` says what the call does now, for code that knows nothing of i
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import threading
 import time
@@ -153,11 +154,10 @@ class Notebook:
     def _show(self, text: str) -> None:
         from html import escape
 
-        from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
-
-        shown = HTML(f"<pre>{escape(text)}</pre>" if text else "")
+        ipython: Any = importlib.import_module("IPython.display")  # a notebook has it
+        shown = ipython.HTML(f"<pre>{escape(text)}</pre>" if text else "")
         if self._handle is None:
-            self._handle = display(shown, display_id=True)
+            self._handle = ipython.display(shown, display_id=True)
         else:
             self._handle.update(shown)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -14,7 +16,7 @@ from schedsearch import progress
 from schedsearch.cli import render
 from schedsearch.config import Config
 from schedsearch.measurement import Outcome
-from schedsearch.progress import Clock, Display, Log, Terminal
+from schedsearch.progress import Clock, Display, Log, Notebook, Terminal
 from schedsearch.session.observer import ArmStart, Phase, PhaseName, RunStart, TaskStart, Trial
 from schedsearch.session.progress import RunProgress
 from schedsearch.session.summary import RunSummary, Shares
@@ -46,6 +48,13 @@ class Still(Clock):
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait()
+
+
+class Frozen(Still):
+    seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
 
 
 def terminal(width: int) -> tuple[Display, io.StringIO]:
@@ -148,14 +157,36 @@ def test_lines_of_a_log_come_now_and_then() -> None:
 def test_the_time_that_is_left_is_that_of_the_rest_of_the_budget(
     trials: int | None, time_s: float | None, sizes: int, text: str
 ) -> None:
-    now = 100.0
-    live = RunProgress(Display(lambda: Log(lambda line: None), Still()), lambda: now)
+    clock = Frozen()
+    live = RunProgress(Display(lambda: Log(lambda line: None), clock))
     arms = (replace(ARM, size=SpaceSize(sizes, True)),)
     tasks = tuple(replace(task, arms=arms) for task in START.tasks)
     live.on_start(replace(START, trials=trials, time_s=time_s, tasks=tasks))
-    now = 105.0
+    clock.seconds = 5.0
     live.on_trial(trial(0, Outcome.OK, 1000.0, 10))
     assert live.headline() == f"5 s: {text}"
+
+
+def test_a_notebook_draws_in_one_place_and_ends_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, html: str) -> None:
+            shown[-1] = html
+
+    def display(html: str, display_id: bool) -> Handle:
+        assert display_id
+        shown.append(html)
+        return Handle()
+
+    module = SimpleNamespace(HTML=lambda html: html, display=display)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    notebook = Notebook()
+    notebook.draw(lambda width: ["0 s: a <b>"])
+    notebook.draw(lambda width: ["1 s: a <b>"])
+    assert shown == ["<pre>1 s: a &lt;b&gt;</pre>"]
+    notebook.close()
+    assert shown == [""]
 
 
 @pytest.mark.parametrize(

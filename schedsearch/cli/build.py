@@ -111,14 +111,17 @@ def build(
     compute sizes from values.
     """
     from schedsearch.executable.build import build as build_
+    from schedsearch.progress import shown
 
     given.require(model, "model")
     path = Path(output or f"{Path(model).stem}.ssx")
     options: dict[str, Any] = {
         "dtype": dtype, "layout": layout, "io_layout": io_layout, "weights": weights, "db": db, "out": path,
-        "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode, "check": check, "say": render.note,
+        "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode, "check": check,
     }  # fmt: skip
-    with build_(model, fallback=fallback, shapes=shapes, dynamic=dynamic_sizes, run_mode=run_mode, **options) as net:
+    with shown():  # the last lines are those below
+        net = build_(model, fallback=fallback, shapes=shapes, dynamic=dynamic_sizes, run_mode=run_mode, **options)
+    with net:
         if explained:
             render.say(net.explain())
         untuned = sum(kernel.level != "exact" for kernel in net.kernels)

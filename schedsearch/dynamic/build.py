@@ -18,7 +18,7 @@ from schedsearch.dynamic.graph import DynamicGraph, DynamicProgram, Size
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.executable.build_options import BuildOptions, check_choice, check_tune_s
 from schedsearch.executable.build_sized import build_sized, read_sized
-from schedsearch.executable.finish import finish
+from schedsearch.executable.finish import finish, result_text
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.program import ChosenKernel
 from schedsearch.executable.reading import ReadModel, read_file
@@ -32,6 +32,7 @@ from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.plan import best_plan, missing
 from schedsearch.ops.params import MAX_INT
+from schedsearch.progress import is_shown, shown, stage
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
 from schedsearch.text import counted
@@ -62,7 +63,8 @@ def build_dynamic(
     strict: bool = False,
     mode: str = COLD_GRAPH,
     check: bool = True,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] | None = None,
+    progress: bool = True,
     way: RunMode | None = None,
 ) -> Net:
     """Turns an ONNX model with sizes that are known at run time only into an executable for this machine's device.
@@ -88,7 +90,8 @@ def build_dynamic(
         strict: refuse kernels that were not measured for exactly their workload, or their range, on this kind of device.
         mode: how the records were timed.
         check: as of `build`; the smallest and the largest sizes and some between are compared, and both modes.
-        say: takes a line about each stage.
+        say: takes a line about each stage, and one every few seconds of long ones; default: `progress` says them.
+        progress: whether to show each stage on standard error, and tuning as `schedsearch.tune` does.
         way: the earlier name of `run_mode`.
 
     Raises:
@@ -103,11 +106,18 @@ def build_dynamic(
         >>> y = net(x)  # of 1 to 64 images
     """
     check_tune_s(tune_s)
-    options = BuildOptions.of(
-        Deadline.within(tune_s), db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
-        target=target, tunes=tune_s is not None, strict=strict, mode=mode, check=check, patient=True, say=say,
-    )  # fmt: skip
-    return dynamic_net(model, sizes, way if run_mode is None else run_mode, options)
+    is_part = is_shown() or say is not None
+    with shown(progress, say) as display:
+        display.stage("looking at the device and the options")
+        options = BuildOptions.of(
+            Deadline.within(tune_s), db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
+            target=target, tunes=tune_s is not None, strict=strict, mode=mode, check=check, patient=True,
+            say=say or display.say,
+        )  # fmt: skip
+        net = dynamic_net(model, sizes, way if run_mode is None else run_mode, options)
+        if not is_part:
+            display.say(result_text(net, options))
+    return net
 
 
 def dynamic_net(
@@ -151,6 +161,7 @@ def _graph_net(
 ) -> DynamicExecutable:
     """The stages of a graph whose sizes are computed. `no_table` is added to why it cannot be one."""
     others: list[Workload] = []
+    stage(f"planning the graph of {origin.name}")
     try:
         graph, known = _read(loaded, bounds, options, others), None
     except UsageError as error:
@@ -160,6 +171,7 @@ def _graph_net(
         graph = _read(loaded, bounds, options, [])
     program = graph.program()
     _check_memory(program, options.target)
+    stage("compiling and verifying the kernels of the graph")
     found, (of_sizes,) = machine_code(
         [program], options.db, options.target, mode=options.mode, strict=options.strict, known=known
     )  # fmt: skip

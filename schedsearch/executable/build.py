@@ -15,7 +15,7 @@ from schedsearch.device import open_device
 from schedsearch.errors import OutOfTimeError, UsageError
 from schedsearch.executable.assemble import assemble
 from schedsearch.executable.build_options import BuildOptions, check_choice, check_tune_s
-from schedsearch.executable.finish import finish
+from schedsearch.executable.finish import finish, result_text
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.lowering import lowered
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME, require
@@ -24,6 +24,7 @@ from schedsearch.executable.planned import with_kernels
 from schedsearch.executable.reading import OF_A_NETWORK, read
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.network.graph import Network
+from schedsearch.progress import is_shown, shown, stage
 from schedsearch.target import Target
 from schedsearch.text import counted, type_text
 
@@ -53,7 +54,8 @@ def build(
     strict: bool = False,
     mode: str = COLD_GRAPH,
     check: bool = True,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] | None = None,
+    progress: bool = True,
     way: RunMode | None = None,
 ) -> Net:
     """Turns a model into a network that runs on this machine's device, with the best recorded kernels.
@@ -87,7 +89,8 @@ def build(
         check: compare the network once with the model, on inputs drawn from a seed; `Net.checked` says what computed the
             model. False: for models that neither ONNX Runtime nor onnx's evaluator runs. A `Network` has no
             model and is never checked.
-        say: takes a line about each stage.
+        say: takes a line about each stage, and one every few seconds of long ones; default: `progress` says them.
+        progress: whether to show each stage on standard error, and tuning as `schedsearch.tune` does.
         way: the earlier name of `run_mode`.
 
     Raises:
@@ -106,15 +109,24 @@ def build(
     run_mode = way if run_mode is None else run_mode
     is_dynamic = dynamic is not None or run_mode is not None
     file = _dynamic_file(model, example, shapes, fallback) if is_dynamic else ""
-    options = BuildOptions.of(
-        Deadline.within(tune_s), db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
-        target=target, tunes=tune_s is not None, strict=strict, mode=mode, check=check, patient=True, say=say,
-    )  # fmt: skip
-    if not is_dynamic:
-        return fixed_net(model, example, shapes or {}, fallback, options)
-    from schedsearch.dynamic.build import dynamic_net
+    is_part = is_shown() or say is not None
+    with shown(progress, say) as display:
+        display.stage("looking at the device and the options")
+        options = BuildOptions.of(
+            Deadline.within(tune_s), db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
+            target=target, tunes=tune_s is not None, strict=strict, mode=mode, check=check, patient=True,
+            say=say or display.say,
+        )  # fmt: skip
+        net: Net
+        if is_dynamic:
+            from schedsearch.dynamic.build import dynamic_net
 
-    return dynamic_net(file, dynamic or {}, run_mode, options)
+            net = dynamic_net(file, dynamic or {}, run_mode, options)
+        else:
+            net = fixed_net(model, example, shapes or {}, fallback, options)
+        if not is_part:
+            display.say(result_text(net, options))
+    return net
 
 
 def _dynamic_file(model: Any, example: Any, shapes: Any, fallback: str | None) -> str | os.PathLike[str]:
@@ -151,6 +163,7 @@ def fixed_net(
         if isinstance(model, Network):
             raise UsageError(OF_A_NETWORK)
     graph, origin = read(model, example, shapes, options)
+    stage(f"looking for kernels for the nodes of {origin.name or 'the network'}")
     network = graph if isinstance(graph, Network) else lowered(graph, options, fallback)
     if options.deadline.passed and not options.patient:
         raise OutOfTimeError("there was no time left after the model was read")
@@ -159,6 +172,7 @@ def fixed_net(
         f"{counted(len(network.nodes), 'node')}, {counted(len(planned.plan.conversions), 'conversion')} of layouts, "
         f"{counted(len(kernels), 'different kernel')}"
     )
+    stage("planning memory and packing weights")
     executable = assemble(
         network, planned.plan, dict(kernels).__getitem__, target=options.target.key, model=origin.name,
         reasons=planned.reasons,

@@ -11,6 +11,7 @@ from schedsearch.errors import NoRecordError, OutOfTimeError, SchedsearchError, 
 from schedsearch.executable.program import ChosenKernel, Origin
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
+from schedsearch.progress import stage
 from schedsearch.runtime.cache import KernelCache
 from schedsearch.runtime.fallback import LEVELS
 from schedsearch.runtime.kernel import Kernel
@@ -64,9 +65,11 @@ def find_kernels(
         stored = {each for each in distinct if cache.has_stored(each)}
         found = {each: chosen for each, chosen in (known or {}).items() if each in distinct and each not in stored}
         wanted = sorted((each for each in distinct if each not in found), key=stored.__contains__)
+        stage(f"looking for {counted(len(wanted), 'kernel')}")
         if len(wanted) + len(others) > FEW:
             cache.build_ahead(wanted, others, deadline)
         for place, workload in enumerate(wanted):
+            stage(f"verifying or loading kernel {place + 1} of {len(wanted)}: {workload.label}")
             if deadline.passed and workload not in stored:
                 left = len(wanted) - len(stored) - place
                 raise OutOfTimeError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.errors import UsageError
 from schedsearch.executable.build_options import NEEDS_FILES, BuildOptions
 from schedsearch.network.graph import Network
+from schedsearch.progress import stage
 from schedsearch.text import type_text
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def read(
     if example is None:
         raise UsageError("a torch module needs an example of its input: schedsearch.build(module, example)")
     name = type(model).__name__
+    stage(f"exporting {name} with torch.export")
     if not options.check:
         from schedsearch.network.torch_export import export
 
@@ -87,6 +89,7 @@ def read(
 
 def read_file(path: Path, options: BuildOptions) -> tuple[Loaded, ReadModel]:
     """An ONNX file with whatever extents are open. Raises ModelError if it cannot be read."""
+    stage(f"reading {path.name}")
     from schedsearch.network.model import load
 
     loaded = load(path)

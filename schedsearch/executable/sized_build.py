@@ -32,6 +32,7 @@ from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.plan import best_plan, complete
 from schedsearch.processes.builder import BuiltRange
 from schedsearch.processes.range_build import RangeResult, Spaces, build_shared
+from schedsearch.progress import stage
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
 from schedsearch.runtime.range_kernel import stored_table
@@ -118,6 +119,7 @@ class SizedBuild:
     def networks(self) -> Mapping[int, Network]:
         """The network of each size."""
         if not self._networks:
+            stage(f"reading the networks of {counted(len(self._sizes), 'size')}")
             self._networks = {size: self._network(size) for size in self._sizes}
             self._say(f"the networks of {counted(len(self._sizes), 'size')} are read")
         return self._networks
@@ -295,6 +297,7 @@ class SizedBuild:
         key = column[size], tuple(column[each] for each in left), ways[0]
         if key in self._verified:
             return self._verified[key]
+        stage(f"compiling and verifying {column[size].label}")
         for template, config, level in ways:
             try:
                 code, built = self._shared_code(column, template, config, size)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from schedsearch.deadline import Deadline
 from schedsearch.errors import DeviceBusyError, UnsupportedError, WrongResultError
 from schedsearch.executable.kernels import Kernels
+from schedsearch.progress import shown
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.text import counted
@@ -69,11 +70,14 @@ def tuned(tasks: Sequence[Task], db: Path, target: Target, mode: str, until: Dea
 
     Raises: as `schedsearch.tune`.
     """
-    from schedsearch.session.told import Told
+    from schedsearch.session.progress import RunProgress
     from schedsearch.session.tune import tune_until
 
     try:
-        summary = tune_until(until, tasks, db, target=target, mode=mode, observers=[Told(say, len(tasks))])
+        with shown(say=say) as display:
+            summary = tune_until(
+                until, tasks, db, target=target, mode=mode, on_wait=display.say, observers=[RunProgress(display)]
+            )
     except DeviceBusyError as error:
         say(f"not tuned: {error}")
         return None

@@ -24,8 +24,10 @@ from schedsearch.launch import Artifact
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.processes.builder import Builder, Built, available_cores, built_by
 from schedsearch.processes.range_build import RangeResult
+from schedsearch.progress import stage
 from schedsearch.target import Target
 from schedsearch.template import Template, load_reference
+from schedsearch.text import counted
 from schedsearch.verification.compare import BETWEEN, WORDS, Comparison
 from schedsearch.verification.reference import CheckedReference, is_rounded, reference_name
 from schedsearch.workload import Workload
@@ -130,7 +132,9 @@ def _compiled(
         for each in _spread(list(missing.values())):
             with contextlib.suppress(UsageError):
                 names[builder.submit_call(each.make)] = each.name
-        for token, made in builder.drain(deadline):
+        stage(f"compiling {counted(len(names), 'kernel')} with {counted(workers, 'process')}")
+        for done, (token, made) in enumerate(builder.drain(deadline), 1):
+            stage(f"compiling kernels: {done} of {len(names)} are done")
             name = names[token]
             if not isinstance(made, Measurement):
                 built[name] = made

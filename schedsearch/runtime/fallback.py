@@ -6,6 +6,7 @@ why it has none. An alternative is first checked, without a device and without c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import math
@@ -28,6 +29,7 @@ from schedsearch.errors import (
     did_you_mean,
 )
 from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.progress import shown
 from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup, LookupRow, NeighbourRow
 from schedsearch.runtime.alternatives import Alternative, Found, Miss, Refusal
@@ -95,7 +97,8 @@ class Fallback:
                 assert isinstance(alternative, Alternative)
                 opened = device()
                 try:
-                    loaded, verified = alternative.load(opened)
+                    with _told(alternative, self.workload):
+                        loaded, verified = alternative.load(opened)
                 except (SchedsearchError, ImportError, Refusal) as error:
                     wrong = wrong or isinstance(error, WrongResultError)
                     obstacle = _text(error)
@@ -271,6 +274,17 @@ class Fallback:
         if template.name not in self._spaces:
             self._spaces[template.name] = template.space(self.workload, self.target)
         return self._spaces[template.name]
+
+
+@contextlib.contextmanager
+def _told(alternative: Alternative, workload: Workload) -> Iterator[None]:
+    """Shows what takes long: compiling and verifying."""
+    if alternative.recipe is None and not alternative.verifies:
+        yield
+        return
+    with shown() as display:
+        display.stage(f"{alternative.reason}: {workload.label}")
+        yield
 
 
 @dataclass(frozen=True)

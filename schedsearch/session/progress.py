@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from schedsearch.progress import Display, cut
@@ -43,26 +42,24 @@ class _Row:
 class RunProgress(Observer):
     """Shows a run on a display.
 
-    Args:
-        clock: seconds.
-
     Attributes:
         measured: indices of the tasks that have an outcome.
     """
 
-    def __init__(self, display: Display, clock: Callable[[], float] = time.monotonic) -> None:
-        self._display, self._clock = display, clock
+    def __init__(self, display: Display) -> None:
+        self._display = display
         self._rows: list[_Row] = []
         self._total: int | None = None
         self._time_s: float | None = None
         self._done = 0
-        self._start = clock()
+        self._start_s = 0.0  # of the run, after the call began
         self._phase = ""
         self.measured: set[int] = set()
 
     def on_start(self, event: RunStart) -> None:
         with self._display.lock:
-            self._start, self._total, self._time_s, self._phase = self._clock(), _most_trials(event), event.time_s, ""
+            self._start_s, self._phase = self._display.elapsed_s, ""
+            self._total, self._time_s = _most_trials(event), event.time_s
             self._rows = [_Row(task.name, sum(arm.resumed for arm in task.arms)) for task in event.tasks]
         if event.resumed:
             self._display.say(
@@ -81,7 +78,7 @@ class RunProgress(Observer):
             row.trials += event.counted
             row.best_ns = event.best_ns
             row.default_ns = event.default_ns
-            row.changed_at = self._clock()
+            row.changed_at = self._display.elapsed_s
             what = "duplicate" if event.outcome is None else str(event.outcome)
             row.last = f"{event.template} " + (duration(event.time_ns) if event.time_ns is not None else what)
             if event.outcome is not None and event.outcome.value != "ok":
@@ -105,14 +102,15 @@ class RunProgress(Observer):
 
     def headline(self) -> str:
         """What the run is doing, how far it is and the time that is left; rate and best appear once they are known."""
-        elapsed = self._clock() - self._start
+        now = f"{self._display.elapsed_s:.0f} s"
+        elapsed = self._display.elapsed_s - self._start_s
         if not self._done or self._phase == _PHASES["reference"]:
-            return f"{elapsed:.0f} s: {self._phase or 'starting'}"
+            return f"{now}: {self._phase or 'starting'}"
         trials = counted(self._done, "trial") if self._total is None else f"{self._done} of {counted(self._total, 'trial')}"
         if self._phase == _PHASES["racing"]:
-            return f"{elapsed:.0f} s: {trials}, {self._phase}"
+            return f"{now}: {trials}, {self._phase}"
         rate = f", {self._done / elapsed:.1f} trials/s" if elapsed else ""
-        return f"{elapsed:.0f} s: {trials}{rate}{self._left(elapsed)}"
+        return f"{now}: {trials}{rate}{self._left(elapsed)}"
 
     def line(self) -> str:
         """The headline and the task that changed last."""

@@ -145,9 +145,10 @@ def tune_until(
     target: Target,
     trials: int | None = None,
     mode: str = COLD_GRAPH,
+    on_wait: Callable[[str], None] | None = None,
     observers: Sequence[Observer] = (),
 ) -> RunSummary:
-    """As `tune`, as a part of something that has a deadline: nothing is waited for when it has passed.
+    """As `tune`, as a part of something that has a deadline and a display: nothing is waited for when it has passed.
 
     Raises:
         DeviceBusyError: another run held the device until then.
@@ -156,7 +157,7 @@ def tune_until(
         trials, max(_LEAST_S, deadline.left_s) if deadline.ends_s < math.inf else None, mode=mode, patient=False
     )
     plans = _planned(list(workloads), None, target)
-    return _run(plans, db, target, options, deadline, observers=observers)
+    return _run(plans, db, target, options, deadline, on_wait=on_wait, observers=observers)
 
 
 def _run(

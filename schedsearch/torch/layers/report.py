@@ -165,6 +165,19 @@ class Report:
         return tuple(layer for layer in self.layers if layer.swapped)
 
     @property
+    def headline(self) -> str:
+        """The result in one line."""
+        if self.ours_us is not None and self.torch_us is not None and self.is_used:
+            gain = f"{self.torch_us / self.ours_us:.2f}x as fast: {self.ours_us:.1f} us instead of {self.torch_us:.1f} us"
+            return f"the model is {gain}; {len(self.swapped)} of {counted(len(self.layers), 'layer')} run in kernels"
+        why = "; ".join(self.notes)
+        if self.ours_us is not None:
+            why = "it is not faster as a whole"
+        elif self.layers:
+            why = f"none of {counted(len(self.layers), 'layer')} is faster in a kernel"
+        return f"the model remains as it was: {why}"
+
+    @property
     def saved_us(self) -> float:
         """The sum of PyTorch's measured times of the swapped layers, less those of the kernels."""
         return sum((layer.torch_us or 0.0) - (layer.ours_us or 0.0) for layer in self.swapped)

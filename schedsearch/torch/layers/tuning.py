@@ -19,6 +19,7 @@ from schedsearch.errors import (
     first_line,
 )
 from schedsearch.measurement import COLD_GRAPH
+from schedsearch.progress import shown
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
 from schedsearch.task import Task
@@ -64,7 +65,7 @@ def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trial
     Raises:
         DatabaseError, DeviceError, Interrupted: as `schedsearch.tune`.
     """
-    from schedsearch.session.told import Told
+    from schedsearch.session.progress import RunProgress
     from schedsearch.session.tune import tune_until
 
     without = missing(wanted, kernels)
@@ -77,13 +78,18 @@ def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trial
     if deadline.left_s < LEAST_S:
         return f"{counted(len(tasks), 'layer')} without a record: there was no time left to tune"
     _log.info("tuning %s for at most %.0f s", counted(len(tasks), "layer"), deadline.left_s)
-    told = Told(lambda text: _log.info("%s", text), len(tasks))
+    measured: set[int] = set()
     try:
-        summary = tune_until(deadline, tasks, kernels.db, target=kernels.target, trials=trials, observers=[told])
+        with shown() as display:
+            run = RunProgress(display)
+            measured = run.measured
+            summary = tune_until(
+                deadline, tasks, kernels.db, target=kernels.target, trials=trials, on_wait=display.say, observers=[run]
+            )
     except DeviceBusyError as error:  # another run held it until the deadline
         return f"{counted(len(tasks), 'layer')} without a record: not tuned, {error}"
     except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
-        return f"tuned {told.count} of {counted(len(tasks), 'layer')}; {error}"
+        return f"tuned {len(measured)} of {counted(len(tasks), 'layer')}; {error}"
     late = [each.name for each, found in zip(tasks, summary.tasks) if found.best_ns is None and found.problem]
     done = len(tasks) - len(late)
     text = f"tuned {'' if done == len(tasks) else f'{done} of '}{counted(len(tasks), 'layer')}"

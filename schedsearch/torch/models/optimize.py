@@ -16,6 +16,7 @@ from torch import nn
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import ArgumentError, first_line
 from schedsearch.measurement import DEFAULT_DB
+from schedsearch.progress import is_shown, shown, stage
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.text import type_text
 from schedsearch.torch.arguments import CheckedFilter, Filter, check_database, check_options, checked_example, misfit
@@ -57,6 +58,7 @@ def optimize_(
     filter_fn: Filter | None = None,
     allow: Sequence[str] = ALLOWED,
     timer: Timer | None = None,
+    progress: bool = True,
 ) -> Report:
     """Lets tuned kernels compute the layers of a model for which they are faster than PyTorch. In place.
 
@@ -85,6 +87,7 @@ def optimize_(
         filter_fn: (module, its name) -> whether its layer may be swapped; default: all.
         allow: how a kernel may be found; see `schedsearch.compile`.
         timer: measures kernels and PyTorch; default: CUDA graphs on a GPU, the host's clock on a CPU.
+        progress: whether to show on standard error what is done, tuning as `schedsearch.tune` does, and the result.
 
     Returns:
         What became of each layer. A model that cannot be optimized is left as it is; a warning and `Report.notes` say why.
@@ -110,16 +113,12 @@ def optimize_(
     deadline = Deadline.within(tune_s) if tune else NEVER
     args = checked_example(example)
     run = _Run(model, args, Budget(trials, deadline) if tune else None, networks, CheckedFilter(filter_fn), timer)
-    try:
-        device = device_of(model, args)
-        kernels = kernels_of(Path(db), device, check_levels(allow), tune)
-        with same_random_numbers(device), same_buffers(model), same_attributes(model) as left:
-            report = run.report(kernels)
-            left |= {inner for each in model.modules() if is_optimized(each) for inner in each.modules()}
-        return report
-    except Refusal as error:
-        warnings.warn(f"optimize_ leaves the model as it is: {error}", stacklevel=2)
-        return Report(notes=(f"the model is as it was: {error}",), seconds=time.perf_counter() - run.started)
+    is_part = is_shown()
+    with shown(progress) as display:
+        report = run.on(Path(db), allow, tune)
+        if not is_part:
+            display.say(report.headline)
+    return report
 
 
 @dataclass(frozen=True)
@@ -150,8 +149,24 @@ class _Run:
         self._model, self._budget, self._networks, self._wanted, self._timer = model, budget, networks, wanted, timer
         self._args = own_copies(args)
 
+    def on(self, db: Path, allow: Sequence[str], tune: bool) -> Report:
+        """The report of a model that kernels of `db` compute, or that is left as it is, with a warning."""
+        model = self._model
+        try:
+            stage("looking at the device and the records")
+            device = device_of(model, self._args)
+            kernels = kernels_of(db, device, check_levels(allow), tune)
+            with same_random_numbers(device), same_buffers(model), same_attributes(model) as left:
+                report = self.report(kernels)
+                left |= {inner for each in model.modules() if is_optimized(each) for inner in each.modules()}
+            return report
+        except Refusal as error:
+            warnings.warn(f"optimize_ leaves the model as it is: {error}", stacklevel=3)
+            return Report(notes=(f"the model is as it was: {error}",), seconds=time.perf_counter() - self.started)
+
     def report(self, kernels: Kernels) -> Report:
         """Swaps what wins. Raises Refusal if the model is left as it is; after any exception it is as it was."""
+        stage("exporting the model with torch.export")
         places = _places(self._model, self._args)
         wanted = {path: self._layers(path, plan) for path, plan, _ in places}  # asks the filter before anything is done
         timer = self._timer or timer_of(kernels.device)
@@ -280,6 +295,7 @@ def _swap(
     for each in plan.found:
         selected = None
         if isinstance(each, patterns.Layer) and any(each is other for other in wanted):
+            stage(f"measuring layer {each.name}")
             selected = selector.select(each)
             if selected.call is not None:
                 chosen.append((each, selected.call))
@@ -306,6 +322,7 @@ def _compared(
     def run() -> Any:
         return model(*args)
 
+    stage("comparing the whole model with and without kernels")
     with inference(device), evaluating(model):
         try:
             run()
