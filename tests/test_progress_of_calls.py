@@ -269,7 +269,7 @@ class TestPyTorch:
         monkeypatch.setattr(importlib.import_module("schedsearch.session.tune"), "tune_until", run)
         slow("schedsearch.torch.models.optimize:kernels_of")
         slow("schedsearch.torch.models.optimize:_places")
-        slow("schedsearch.torch.layers.selection:Selector.select")
+        slow("schedsearch.torch.layers.selection:LayerSelector.select")
         schedsearch.torch.optimize_(*model, db=tmp_path / "t.db", tune=True, tune_s=60)
         check(
             screen, clock, *RUN, "exporting the model", "measuring layer 0", "the model remains as it was: none of 1 layer"
