@@ -63,6 +63,13 @@ def build() -> tuple[Path, Path]:
     return sdist, wheel
 
 
+def sources(*folders: str) -> list[str]:
+    """The files of folders of the repository, by their paths in it; what programs leave there is not among them."""
+    files = (file for folder in folders for file in sorted((ROOT / folder).rglob("*")) if file.is_file())
+    names = (file.relative_to(ROOT).as_posix() for file in files)
+    return [name for name in names if "__pycache__" not in name and not name.endswith((".db", ".pyc"))]
+
+
 def missing_files(sdist: Path, wheel: Path) -> list[str]:
     """Files of the repository that an installation needs and the archives lack."""
     with zipfile.ZipFile(wheel) as archive:
@@ -70,9 +77,8 @@ def missing_files(sdist: Path, wheel: Path) -> list[str]:
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     patterns = [word.strip() for word in configuration()["options.package_data"]["schedsearch"].split(",")]
-    tracked = run("git", "ls-files", "schedsearch", "templates", "tuner", "records").splitlines()
     missing = []
-    for file in tracked:
+    for file in sources("schedsearch", "templates", "tuner", "records"):
         name = file if file.startswith("schedsearch/") else f"schedsearch/{file}"
         of_package = name.removeprefix("schedsearch/")
         if file.endswith(".py") or any(fnmatch.fnmatch(of_package, pattern) for pattern in patterns):
@@ -85,8 +91,7 @@ def missing_files(sdist: Path, wheel: Path) -> list[str]:
 def unmatched_files() -> list[str]:
     """Files in the packages that are no modules and that no pattern of package_data names."""
     patterns = [word.strip() for word in configuration()["options.package_data"]["schedsearch"].split(",")]
-    tracked = run("git", "ls-files", "schedsearch").splitlines()
-    names = [file.removeprefix("schedsearch/") for file in tracked if not file.endswith((".py", ".md"))]
+    names = [file.removeprefix("schedsearch/") for file in sources("schedsearch") if not file.endswith((".py", ".md"))]
     return [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
 

@@ -174,6 +174,12 @@ def test_the_version_is_one_string_everywhere() -> None:
     assert headings[1] == declared
 
 
+def test_the_changelog_groups_changes_and_keeps_versions_short() -> None:
+    unreleased, *versions = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    assert set(re.findall(r"^### (.+)$", unreleased, re.MULTILINE)) == {"Added", "Changed", "Fixed"}
+    assert all(len(version.splitlines()) <= 40 for version in versions)
+
+
 def test_the_command_is_installed() -> None:
     assert _lines(_setup_cfg()["options.entry_points"]["console_scripts"]) == ["schedsearch = schedsearch.cli.console:run"]
     (point,) = entry_points(group="console_scripts", name="schedsearch")
@@ -266,7 +272,6 @@ def test_make_dist_tries_every_extra_or_says_that_it_is_large() -> None:
     assert set(dist.LARGE) <= set(dist.IMPORTS)
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone: git lists the files")
 def test_package_data_names_every_file_in_the_packages_that_is_no_module() -> None:
     assert _script("dist").unmatched_files() == []
 
