@@ -47,6 +47,7 @@ LAYERS = {
     "schedsearch.target": 1,
     "schedsearch.task": 1,
     "schedsearch.text": 0,
+    "schedsearch.typed": 0,
     "schedsearch.workload": 1,
     "schedsearch.backend": 2,
     "schedsearch.device": 2,

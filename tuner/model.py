@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedsearch.tuner.base import CostModel
+from schedsearch.typed import Array
 
 MIN_RESULTS = 8  # fewest successes for a ranking; it also needs two different labels
 MIN_RESULTS_TO_HOLD_OUT = 40  # with fewer results a held-out fifth is too small to judge by
@@ -98,7 +99,7 @@ def relevance(y: NDArray[np.float64]) -> NDArray[np.float64]:
     return labels
 
 
-def _ordered_pairs(scores: NDArray[Any], labels: NDArray[np.float64]) -> float:
+def _ordered_pairs(scores: Array, labels: NDArray[np.float64]) -> float:
     """Share of the pairs with different labels that the scores put in the right order."""
     better = labels[:, None] > labels[None, :]
     return float((scores[:, None] > scores[None, :])[better].mean()) if better.any() else 0.0

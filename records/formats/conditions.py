@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.records.formats.recording import Place
+from schedsearch.typed import Array
 
-Columns = Mapping[str, NDArray[Any]]
+Columns = Mapping[str, Array]
 Node = Callable[[Columns], Any]
 
 MAX_LENGTH = 10_000  # characters; longer ones are attacks on the parser

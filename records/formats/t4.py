@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schedsearch.errors import UsageError
 from schedsearch.measurement import Outcome
@@ -30,6 +29,7 @@ from schedsearch.records.formats.recording import (
     settle_times,
 )
 from schedsearch.space import Knob
+from schedsearch.typed import Array
 
 # Kernel Tuner writes "miliseconds".
 TIME_UNITS_NS = {
@@ -145,7 +145,7 @@ class Description:
                 )
 
 
-def _column(values: list[Any]) -> NDArray[Any]:
+def _column(values: list[Any]) -> Array:
     """An array of numbers of one kind, or of objects if there are texts: NumPy would give all the length of the longest."""
     kinds = {type(value) for value in values}
     numbers = str not in kinds and (len(kinds) == 1 or kinds == {int, float})

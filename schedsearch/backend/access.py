@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from schedsearch.ops.dtypes import dtype
+from schedsearch.typed import DeviceFunction
 
 Wide = Literal["float64", "int64"]
 
@@ -63,7 +64,7 @@ def access(kind: Literal["cuda", "cpu"]) -> Access:
 
 
 @functools.cache
-def _cuda_load(name: str) -> Any:
+def _cuda_load(name: str) -> DeviceFunction:
     from schedsearch.backend.ops import device_op
 
     wide = "f64" if dtype(name).is_float else "i64"
@@ -101,7 +102,7 @@ def _cuda_load_ptx(name: str) -> str:
 
 
 @functools.cache
-def _cuda_store(wide: Wide) -> Any:
+def _cuda_store(wide: Wide) -> DeviceFunction:
     from schedsearch.backend.ops import device_op
 
     kind = {"float64": "f64", "int64": "i64"}[wide]

@@ -10,14 +10,19 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import binding as llvm
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from schedsearch.backend.cpu_ops import TileOps, VectorTile, load_vector, spill_op, splat, zero_op
+from schedsearch.typed import DeviceFunction
+
+if TYPE_CHECKING:
+    from schedsearch.backend.codegen_types import BaseContext, Signature, Typed, TypingContext, Values
 
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _FLIP = 0x80808080  # adds 128 to each byte of a word, modulo 256
@@ -69,10 +74,10 @@ def dot_tile_ops(
     vector = ir.VectorType(_I32, lanes)
     dot = _dot(lanes, instruction)
 
-    def make_multiply_add(depth: int) -> Any:
+    def make_multiply_add(depth: int) -> DeviceFunction:
         @intrinsic
-        def multiply_add(typing_context: Any, accumulators: Any, x: Any, w: Any) -> Any:
-            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def multiply_add(typing_context: TypingContext, accumulators: types.Type, x: types.Type, w: types.Type) -> Typed:
+            def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
                 values = [builder.extract_value(args[0], i) for i in range(rows * width)]
                 ones = [ir.Constant(vector, [0x01010101] * lanes)] * x_sums
                 for d in range(depth):
@@ -110,8 +115,10 @@ def byte_tile_ops(rows: int, columns: int, lanes: int, *, x_row_bytes: int, flip
     bytes_, words, vector = (ir.VectorType(kind, lanes) for kind in (_I8, _I16, _I32))
 
     @intrinsic
-    def multiply_add(typing_context: Any, accumulators: Any, x: Any, w: Any, w_zero: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def multiply_add(
+        typing_context: TypingContext, accumulators: types.Type, x: types.Type, w: types.Type, w_zero: types.Type
+    ) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             w_zero = splat(builder, builder.trunc(args[3], _I16), words)
             weights = []
             for j in range(columns):
@@ -143,7 +150,7 @@ def _dot(lanes: int, instruction: str) -> _Dot:
     chunk = min(lanes, _widest(instruction))
     one = _vpdpbusd if instruction == "vpdpbusd" else _vpmaddwd
 
-    def dot(builder: Any, sums: Any, x: Any, w: Any) -> Any:
+    def dot(builder: ir.IRBuilder, sums: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
         if chunk == lanes:
             return one(builder, sums, x, w)
         parts = []
@@ -159,7 +166,7 @@ def _dot(lanes: int, instruction: str) -> _Dot:
     return dot
 
 
-def _vpdpbusd(builder: Any, sums: Any, x: Any, w: Any) -> Any:
+def _vpdpbusd(builder: ir.IRBuilder, sums: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
     bits = 32 * sums.type.count
     kind = ir.FunctionType(sums.type, [sums.type] * 3)
     return builder.call(
@@ -167,7 +174,7 @@ def _vpdpbusd(builder: Any, sums: Any, x: Any, w: Any) -> Any:
     )
 
 
-def _vpmaddwd(builder: Any, sums: Any, x: Any, w: Any) -> Any:
+def _vpmaddwd(builder: ir.IRBuilder, sums: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
     """The even bytes of x and w as 16-bit numbers, then the odd ones; each instruction adds two products to a lane."""
     lanes = sums.type.count
     halves = ir.VectorType(_I16, 2 * lanes)
@@ -181,7 +188,7 @@ def _vpmaddwd(builder: Any, sums: Any, x: Any, w: Any) -> Any:
     return sums
 
 
-def _plain(builder: Any, sums: Any, x: Any, w: Any) -> Any:
+def _plain(builder: ir.IRBuilder, sums: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
     def shift(bits: int) -> Any:
         return ir.Constant(sums.type, [bits] * sums.type.count)
 

@@ -8,24 +8,29 @@ overlap; type-based alias analysis tells LLVM so.
 from __future__ import annotations
 
 import platform
-from typing import Any
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from schedsearch.typed import DeviceFunction
+
+if TYPE_CHECKING:
+    from schedsearch.backend.codegen_types import BaseContext, Signature, Typed, TypingContext, Values
+
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _LINE_BYTES = 64
 
 
-def move_op(nbytes: int) -> Any:
+def move_op(nbytes: int) -> DeviceFunction:
     """An operation `move(y, y_at, x, x_at)` that copies one element of `nbytes` bytes from x + x_at to y + y_at."""
     kind = ir.IntType(8 * nbytes) if nbytes in (1, 2, 4, 8) else ir.VectorType(_I8, nbytes)
 
     @intrinsic
-    def move(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def move(typing_context: TypingContext, y: types.Type, y_at: types.Type, x: types.Type, x_at: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             y, y_at, x, x_at = args
             _store(builder, y, y_at, _load(builder, x, x_at, kind))
             return context.get_dummy_value()
@@ -35,12 +40,12 @@ def move_op(nbytes: int) -> Any:
     return move
 
 
-def fill_op(nbytes: int, bits: int) -> Any:
+def fill_op(nbytes: int, bits: int) -> DeviceFunction:
     """An operation `fill(y, y_at)` that writes an element of `nbytes` (1, 2, 4 or 8) with these bits."""
 
     @intrinsic
-    def fill(typing_context: Any, y: Any, y_at: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def fill(typing_context: TypingContext, y: types.Type, y_at: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             _store(builder, args[0], args[1], ir.Constant(ir.IntType(8 * nbytes), bits))
             return context.get_dummy_value()
 
@@ -50,10 +55,12 @@ def fill_op(nbytes: int, bits: int) -> Any:
 
 
 @intrinsic
-def copy_run(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any, nbytes: Any) -> Any:
+def copy_run(
+    typing_context: TypingContext, y: types.Type, y_at: types.Type, x: types.Type, x_at: types.Type, nbytes: types.Type
+) -> Typed:
     """Copies `nbytes` neighbours, as memcpy does."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         to, source = _at(builder, args[0], args[1]), _at(builder, args[2], args[3])
         cgutils.raw_memcpy(builder, to, source, args[4], 1)
         return context.get_dummy_value()
@@ -62,11 +69,11 @@ def copy_run(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any, nbytes: 
 
 
 @intrinsic
-def stream_line(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any) -> Any:
+def stream_line(typing_context: TypingContext, y: types.Type, y_at: types.Type, x: types.Type, x_at: types.Type) -> Typed:
     """Copies 64 bytes past the caches; y + y_at is a multiple of 64. `finish_streams` makes them visible."""
     kind = ir.VectorType(_I64, _LINE_BYTES // 8)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         value = _load(builder, args[2], args[3], kind)
         pointer = builder.bitcast(_at(builder, args[0], args[1]), kind.as_pointer())
         stored = builder.store(value, pointer, align=_LINE_BYTES)
@@ -77,10 +84,10 @@ def stream_line(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any) -> An
 
 
 @intrinsic
-def finish_streams(typing_context: Any) -> Any:
+def finish_streams(typing_context: TypingContext) -> Typed:
     """Waits until what `stream_line` wrote is visible to other threads: x86 does not order such stores by itself."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         if platform.machine() in ("x86_64", "AMD64"):
             fence = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse.sfence")
             builder.call(fence, [])
@@ -91,7 +98,7 @@ def finish_streams(typing_context: Any) -> Any:
     return types.void(), generate
 
 
-def transpose_op(nbytes: int, size: int) -> Any:
+def transpose_op(nbytes: int, size: int) -> DeviceFunction:
     """An operation `transpose(y, y_at, x, x_at, x_row, y_row)` on a block of `size` x `size` elements, in registers.
 
     Row i of x, `size` neighbours at x_at + i * x_row, becomes column i of y, whose rows are at y_at + j * y_row.
@@ -103,8 +110,16 @@ def transpose_op(nbytes: int, size: int) -> Any:
     vector = ir.VectorType(ir.IntType(8 * nbytes), size)
 
     @intrinsic
-    def transpose(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any, x_row: Any, y_row: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def transpose(
+        typing_context: TypingContext,
+        y: types.Type,
+        y_at: types.Type,
+        x: types.Type,
+        x_at: types.Type,
+        x_row: types.Type,
+        y_row: types.Type,
+    ) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             y, y_at, x, x_at, x_row, y_row = args
             rows = [_load(builder, x, _plus(builder, x_at, x_row, i), vector) for i in range(size)]
             for j, column in enumerate(_transposed(builder, rows)):
@@ -116,7 +131,7 @@ def transpose_op(nbytes: int, size: int) -> Any:
     return transpose
 
 
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
     """The columns of a square of vectors. Each round interleaves two vectors that are half of the square apart.
 
     After one round the rows of the upper half alternate with those of the lower one; after log2(size) rounds each vector is
@@ -133,27 +148,27 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def _plus(builder: Any, at: Any, step: Any, times: int) -> Any:
+def _plus(builder: ir.IRBuilder, at: ir.Value, step: ir.Value, times: int) -> ir.Value:
     return builder.add(at, builder.mul(step, _I64(times)))
 
 
-def _at(builder: Any, base: Any, offset: Any) -> Any:
+def _at(builder: ir.IRBuilder, base: ir.Value, offset: ir.Value) -> ir.Value:
     return builder.gep(builder.inttoptr(base, _I8.as_pointer()), [offset], inbounds=True)
 
 
-def _load(builder: Any, base: Any, offset: Any, kind: ir.Type) -> Any:
+def _load(builder: ir.IRBuilder, base: ir.Value, offset: ir.Value, kind: ir.Type) -> ir.Value:
     value = builder.load(builder.bitcast(_at(builder, base, offset), kind.as_pointer()))
     value.align = 1
     return _tagged(builder, value, "read")
 
 
-def _store(builder: Any, base: Any, offset: Any, value: Any) -> None:
+def _store(builder: ir.IRBuilder, base: ir.Value, offset: ir.Value, value: ir.Value) -> None:
     stored = builder.store(value, builder.bitcast(_at(builder, base, offset), value.type.as_pointer()))
     stored.align = 1
     _tagged(builder, stored, "written")
 
 
-def _tagged(builder: Any, access: Any, role: str) -> Any:
+def _tagged(builder: ir.IRBuilder, access: ir.Value, role: str) -> ir.Value:
     """Marks an access for type-based alias analysis: what is read is of another type than what is written."""
     module = builder.module
     root = module.add_metadata(["schedsearch moves"])

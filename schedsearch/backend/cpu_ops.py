@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 from numba import types
@@ -12,12 +12,16 @@ from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import populate_array
 
 from schedsearch.ops.dtypes import dtype as dtype_row
+from schedsearch.typed import DeviceFunction
+
+if TYPE_CHECKING:
+    from schedsearch.backend.codegen_types import BaseContext, Signature, Typed, TypingContext, Values
 
 _F32 = ir.FloatType()
 
 
 @intrinsic
-def as_array(typing_context: Any, address: Any, shape: Any, dtype: Any) -> Any:
+def as_array(typing_context: TypingContext, address: types.Type, shape: types.Type, dtype: types.Type) -> Typed:
     """The C-contiguous array of `shape` (a tuple of ints) and `dtype` (a Numba type) at `address` (an integer).
 
     No reference is counted and nothing is allocated.
@@ -25,14 +29,14 @@ def as_array(typing_context: Any, address: Any, shape: Any, dtype: Any) -> Any:
     array = types.Array(dtype.dtype if isinstance(dtype, types.NumberClass) else dtype, len(shape), "C")
     signature = array(address, shape, dtype)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         word = context.get_value_type(types.intp)
         itemsize = ir.Constant(word, context.get_abi_sizeof(context.get_data_type(array.dtype)))
         extents = [
             context.cast(builder, value, kind, types.intp)
             for value, kind in zip(cgutils.unpack_tuple(builder, args[1]), signature.args[1])
         ]
-        strides: list[Any] = []
+        strides: list[ir.Value] = []
         stride = itemsize
         for extent in reversed(extents):
             strides.insert(0, stride)
@@ -85,10 +89,10 @@ class TileOps:
         spill: `spill(tile) -> address` of a (rows, columns * lanes) copy on the stack, valid until the next spill.
     """
 
-    zero: Any
-    multiply_add: Any
-    multiply_add_one: Any
-    spill: Any
+    zero: DeviceFunction
+    multiply_add: DeviceFunction
+    multiply_add_one: DeviceFunction
+    spill: DeviceFunction
 
 
 def tile_ops(
@@ -104,10 +108,10 @@ def tile_ops(
     vector = ir.VectorType(_F32, lanes)
     vector_bytes = 4 * lanes
 
-    def make_multiply_add(depth: int) -> Any:
+    def make_multiply_add(depth: int) -> DeviceFunction:
         @intrinsic
-        def multiply_add(typing_context: Any, accumulators: Any, x: Any, w: Any) -> Any:
-            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def multiply_add(typing_context: TypingContext, accumulators: types.Type, x: types.Type, w: types.Type) -> Typed:
+            def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
                 fma = cgutils.get_or_insert_function(
                     builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32"
                 )
@@ -137,12 +141,12 @@ def tile_ops(
     return TileOps(zero_op(tile), make_multiply_add(depth), make_multiply_add(1), spill_op(tile))
 
 
-def zero_op(tile: VectorTile) -> Any:
+def zero_op(tile: VectorTile) -> DeviceFunction:
     """`zero() -> tile` for `TileOps`."""
 
     @intrinsic
-    def zero(typing_context: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def zero(typing_context: TypingContext) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             return ir.Constant(context.get_value_type(tile), None)
 
         return tile(), generate
@@ -150,12 +154,12 @@ def zero_op(tile: VectorTile) -> Any:
     return zero
 
 
-def spill_op(tile: VectorTile) -> Any:
+def spill_op(tile: VectorTile) -> DeviceFunction:
     """`spill(tile) -> address` for `TileOps`."""
 
     @intrinsic
-    def spill(typing_context: Any, accumulators: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def spill(typing_context: TypingContext, accumulators: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             memory = cgutils.alloca_once(builder, ir.ArrayType(tile.vector, tile.count))
             memory.align = 64
             for i in range(tile.count):
@@ -168,7 +172,7 @@ def spill_op(tile: VectorTile) -> Any:
     return spill
 
 
-def load_vector(builder: Any, base: Any, offset_bytes: int, kind: ir.Type, alignment: int = 4) -> Any:
+def load_vector(builder: ir.IRBuilder, base: ir.Value, offset_bytes: int, kind: ir.Type, alignment: int = 4) -> ir.Value:
     """Loads an LLVM value from an integer address; for the bodies of operations."""
     pointer = builder.inttoptr(base, ir.IntType(8).as_pointer())
     pointer = builder.gep(pointer, [ir.Constant(ir.IntType(64), offset_bytes)])
@@ -177,7 +181,7 @@ def load_vector(builder: Any, base: Any, offset_bytes: int, kind: ir.Type, align
     return value
 
 
-def splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
+def splat(builder: ir.IRBuilder, value: ir.Value, vector: ir.VectorType) -> ir.Value:
     """The vector that has `value` in every lane."""
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
@@ -185,10 +189,10 @@ def splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
 
 
 @intrinsic
-def round_to_even(typing_context: Any, value: Any) -> Any:
+def round_to_even(typing_context: TypingContext, value: types.Type) -> Typed:
     """The nearest integer of a float32, as a float32; halves round to the even neighbour."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         kind = ir.FunctionType(_F32, [_F32])
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.roundeven.f32"), args)
 
@@ -196,21 +200,21 @@ def round_to_even(typing_context: Any, value: Any) -> Any:
 
 
 @intrinsic
-def rounded_product(typing_context: Any, a: Any, b: Any) -> Any:
+def rounded_product(typing_context: TypingContext, a: types.Type, b: types.Type) -> Typed:
     """The product of two float32, rounded: never fused with an addition, as other products in kernels may be."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         return builder.fmul(*args, flags=("nsz",))  # an operation with flags gets no others, such as `contract`
 
     return types.float32(types.float32, types.float32), generate
 
 
-def widen_op(name: str) -> Any:
+def widen_op(name: str) -> DeviceFunction:
     """An operation `widen(bits) -> float32` for a number of a 16-bit float format, given as uint16."""
 
     @intrinsic
-    def widen(typing_context: Any, bits: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def widen(typing_context: TypingContext, bits: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             if name == "float16":
                 return builder.fpext(builder.bitcast(args[0], ir.HalfType()), _F32)
             return _float_of_bits(builder, args[0], name)
@@ -220,12 +224,12 @@ def widen_op(name: str) -> Any:
     return widen
 
 
-def narrow_op(name: str) -> Any:
+def narrow_op(name: str) -> DeviceFunction:
     """An operation `narrow(value) -> uint16`: a float32, rounded half to even to a 16-bit float format, as its bits."""
 
     @intrinsic
-    def narrow(typing_context: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def narrow(typing_context: TypingContext, value: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             short = ir.IntType(16)
             if name == "float16":
                 return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), short)
@@ -243,7 +247,7 @@ def narrow_op(name: str) -> Any:
 _WIDE = {"float64": ir.DoubleType(), "int64": ir.IntType(64)}
 
 
-def load_op(name: str) -> Any:
+def load_op(name: str) -> DeviceFunction:
     """An operation `load(address)` that reads one number of a dtype at an integer address.
 
     Returns:
@@ -254,8 +258,8 @@ def load_op(name: str) -> Any:
     result = types.float64 if row.is_float else types.int64
 
     @intrinsic
-    def load(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def load(typing_context: TypingContext, address: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             value = builder.load(builder.inttoptr(args[0], stored.as_pointer()))
             if not row.is_float:
                 extend = builder.sext if row.kind == "int" else builder.zext
@@ -268,7 +272,7 @@ def load_op(name: str) -> Any:
     return load
 
 
-def _float_of_bits(builder: Any, value: Any, name: str) -> Any:
+def _float_of_bits(builder: ir.IRBuilder, value: ir.Value, name: str) -> ir.Value:
     """Turns the bits of a format that LLVM lacks into a half or float; returns other values unchanged."""
     half, bits = ir.HalfType(), ir.IntType(16)
     if name == "bfloat16":
@@ -286,13 +290,13 @@ def _float_of_bits(builder: Any, value: Any, name: str) -> Any:
     return value
 
 
-def store_op(wide: str) -> Any:
+def store_op(wide: str) -> DeviceFunction:
     """An operation `store(address, value)` that writes a float64 or an int64."""
     kind = _WIDE[wide]
 
     @intrinsic
-    def store(typing_context: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def store(typing_context: TypingContext, address: types.Type, value: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             builder.store(args[1], builder.inttoptr(args[0], kind.as_pointer()))
             return context.get_dummy_value()
 
@@ -302,10 +306,10 @@ def store_op(wide: str) -> Any:
 
 
 @intrinsic
-def note_index(typing_context: Any, address: Any, place: Any, index: Any) -> Any:
+def note_index(typing_context: TypingContext, address: types.Type, place: types.Type, index: types.Type) -> Typed:
     """Notes a wrong index in two words, unless something is noted there already; see `schedsearch.ops.wrong_index`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         word = ir.IntType(64)
         first = builder.inttoptr(args[0], word.as_pointer())
         changed = builder.extract_value(builder.cmpxchg(first, word(0), args[1], "monotonic"), 1)
@@ -316,12 +320,12 @@ def note_index(typing_context: Any, address: Any, place: Any, index: Any) -> Any
     return types.void(address, types.int64, types.int64), generate
 
 
-def constant(value: int) -> Any:
+def constant(value: int) -> DeviceFunction:
     """An operation `constant() -> i64` that always returns `value`."""
 
     @intrinsic
-    def constant(typing_context: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def constant(typing_context: TypingContext) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             return ir.Constant(ir.IntType(64), value)
 
         return types.int64(), generate

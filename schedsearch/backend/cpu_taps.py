@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 from numba import types
@@ -16,16 +16,20 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from schedsearch.backend.cpu_ops import load_vector, splat
+from schedsearch.typed import DeviceFunction
+
+if TYPE_CHECKING:
+    from schedsearch.backend.codegen_types import BaseContext, Signature, Typed, TypingContext, Values
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
-def stack_memory(nbytes: int) -> Any:
+def stack_memory(nbytes: int) -> DeviceFunction:
     """An operation `memory() -> address` of `nbytes` bytes on the stack, aligned to 64; the same ones in every call."""
 
     @intrinsic
-    def memory(typing_context: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def memory(typing_context: TypingContext) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             with builder.goto_entry_block():  # Numba's alloca_once would store zeros, as one value that LLVM takes apart
                 found = builder.alloca(ir.ArrayType(_I8, nbytes))
             found.align = 64
@@ -45,8 +49,8 @@ class MoveOps:
         put: `put(numbers, array)`: from float32, rounded half to even.
     """
 
-    fetch: Any
-    put: Any
+    fetch: DeviceFunction
+    put: DeviceFunction
 
 
 def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
@@ -59,7 +63,7 @@ def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
     stored: ir.Type = {"float32": _F32, "float16": ir.HalfType(), "bfloat16": ir.IntType(16)}[dtype]
     nbytes = 4 if dtype == "float32" else 2
 
-    def fetch_vector(builder: Any, array: Any, numbers: Any, width: int) -> None:
+    def fetch_vector(builder: ir.IRBuilder, array: ir.Value, numbers: ir.Value, width: int) -> None:
         vector, words = (ir.VectorType(kind, width) for kind in (_F32, _I32))
         memory = ir.VectorType(stored, width)
         value = load_vector(builder, array, 0, memory, nbytes)
@@ -73,7 +77,7 @@ def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
             value = builder.bitcast(builder.shl(builder.zext(value, words), words([16] * width)), vector)
         _store_vector(builder, numbers, 0, value)
 
-    def put_vector(builder: Any, numbers: Any, array: Any, width: int) -> None:
+    def put_vector(builder: ir.IRBuilder, numbers: ir.Value, array: ir.Value, width: int) -> None:
         memory, words = ir.VectorType(stored, width), ir.VectorType(_I32, width)
         value = load_vector(builder, numbers, 0, ir.VectorType(_F32, width))
         if dtype == "float16":
@@ -90,10 +94,10 @@ def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
         else:
             builder.store(value, _pointer(builder, array, 0, memory)).align = nbytes
 
-    def make(move: Any, from_bytes: int, to_bytes: int) -> Any:
+    def make(move: Any, from_bytes: int, to_bytes: int) -> DeviceFunction:
         @intrinsic
-        def operation(typing_context: Any, source: Any, target: Any) -> Any:
-            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def operation(typing_context: TypingContext, source: types.Type, target: types.Type) -> Typed:
+            def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
                 def at(index: Any) -> tuple[Any, Any]:
                     steps = (builder.mul(index, _I64(size)) for size in (from_bytes, to_bytes))
                     return tuple(builder.add(arg, step) for arg, step in zip(args, steps))
@@ -133,7 +137,7 @@ class Tap:
 
 def correlate_op(
     taps: Sequence[Tap], lanes: int, vectors: int, tiles: int, *, x_step: int, broadcast: bool, more: bool
-) -> Any:
+) -> DeviceFunction:
     """An operation `correlate(x, y, weights)` on addresses, for `tiles * vectors` vectors of `lanes` float32.
 
     The vector number i of y becomes the sum over taps of x[i * x_step + tap.offset] * weight. `vectors` of them are computed
@@ -147,8 +151,8 @@ def correlate_op(
     vector = ir.VectorType(_F32, lanes)
 
     @intrinsic
-    def correlate(typing_context: Any, x: Any, y: Any, weights: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def correlate(typing_context: TypingContext, x: types.Type, y: types.Type, weights: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             fma = _fma(builder, vector)
             if broadcast:
                 factors = [splat(builder, load_vector(builder, args[2], 4 * tap.weight, _F32), vector) for tap in taps]
@@ -174,7 +178,9 @@ def correlate_op(
     return correlate
 
 
-def reduce_op(taps: Sequence[Tap], lanes: int, full: int, part: int, *, x_steps: tuple[int, int], dy_row: int) -> Any:
+def reduce_op(
+    taps: Sequence[Tap], lanes: int, full: int, part: int, *, x_steps: tuple[int, int], dy_row: int
+) -> DeviceFunction:
     """An operation `reduce(x, dy, sums, rows)`, for three addresses and a number of rows.
 
     It adds the sum over all places of x[place + tap.offset] * dy[place] to the vector of `lanes` float32 at
@@ -186,8 +192,8 @@ def reduce_op(taps: Sequence[Tap], lanes: int, full: int, part: int, *, x_steps:
     vector = ir.VectorType(_F32, lanes)
 
     @intrinsic
-    def reduce(typing_context: Any, x: Any, dy: Any, sums: Any, rows: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def reduce(typing_context: TypingContext, x: types.Type, dy: types.Type, sums: types.Type, rows: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             fma = _fma(builder, vector)
             totals = [cgutils.alloca_once(builder, vector) for _ in taps]
             for total in totals:
@@ -223,21 +229,21 @@ def reduce_op(taps: Sequence[Tap], lanes: int, full: int, part: int, *, x_steps:
     return reduce
 
 
-def _fma(builder: Any, vector: ir.VectorType) -> Any:
+def _fma(builder: ir.IRBuilder, vector: ir.VectorType) -> ir.Value:
     kind = ir.FunctionType(vector, [vector] * 3)
     return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{vector.count}f32")
 
 
-def _pointer(builder: Any, base: Any, offset_bytes: int, kind: ir.Type) -> Any:
+def _pointer(builder: ir.IRBuilder, base: ir.Value, offset_bytes: int, kind: ir.Type) -> ir.Value:
     pointer = builder.gep(builder.inttoptr(base, _I8.as_pointer()), [_I64(offset_bytes)])
     return builder.bitcast(pointer, kind.as_pointer())
 
 
-def _store_vector(builder: Any, base: Any, offset_bytes: int, value: Any) -> None:
+def _store_vector(builder: ir.IRBuilder, base: ir.Value, offset_bytes: int, value: ir.Value) -> None:
     builder.store(value, _pointer(builder, base, offset_bytes, value.type)).align = 4
 
 
-def _store_every_second(builder: Any, base: Any, value: Any, nbytes: int) -> None:
+def _store_every_second(builder: ir.IRBuilder, base: ir.Value, value: ir.Value, nbytes: int) -> None:
     """Stores lane i at number 2 i of an array of numbers of `nbytes` bytes."""
     width, element = value.type.count, value.type.element
     wide, mask = ir.VectorType(element, 2 * width), ir.VectorType(ir.IntType(1), 2 * width)
@@ -250,7 +256,7 @@ def _store_every_second(builder: Any, base: Any, value: Any, nbytes: int) -> Non
     builder.call(store, [spread, _pointer(builder, base, 0, wide), _I32(nbytes), lanes])
 
 
-def _load_part(builder: Any, base: Any, offset_bytes: int, vector: ir.VectorType, part: int) -> Any:
+def _load_part(builder: ir.IRBuilder, base: ir.Value, offset_bytes: int, vector: ir.VectorType, part: int) -> ir.Value:
     """The first `part` lanes; the others are zero, and their memory is not read."""
     if part == vector.count:
         return load_vector(builder, base, offset_bytes, vector)

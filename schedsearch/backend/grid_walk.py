@@ -13,7 +13,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from types import CellType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 from numba import types
@@ -21,6 +21,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from schedsearch.backend.code_identity import code_digest, global_names, inner_codes
+
+if TYPE_CHECKING:
+    from schedsearch.backend.codegen_types import BaseContext, Signature, Typed, TypingContext, Values
 
 ALLOWED = ("grid", "gridsize", "atomic")
 _WORD = ir.IntType(64)
@@ -145,7 +148,7 @@ def _is_cuda(value: Any) -> bool:
     return isinstance(value, ModuleType) and value is sys.modules.get("numba.cuda")
 
 
-def _slot(builder: Any) -> Any:
+def _slot(builder: ir.IRBuilder) -> ir.Value:
     """The thread's number on the stack of the function that is being compiled."""
     for instruction in builder.function.entry_basic_block.instructions:
         if isinstance(instruction, ir.AllocaInstr) and instruction.name.startswith(_SLOT):
@@ -154,8 +157,8 @@ def _slot(builder: Any) -> Any:
 
 
 @intrinsic
-def _enter(typing_context: Any, thread: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _enter(typing_context: TypingContext, thread: types.Type) -> Typed:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         builder.store(args[0], _slot(builder))
         return context.get_dummy_value()
 
@@ -164,11 +167,11 @@ def _enter(typing_context: Any, thread: Any) -> Any:
 
 def _stand_in(threads: tuple[int, int, int]) -> ModuleType:
     @intrinsic
-    def grid(typing_context: Any, ndim: Any) -> Any:
+    def grid(typing_context: TypingContext, ndim: types.Type) -> Typed:
         return _places(ndim, lambda builder: _position(builder, threads))
 
     @intrinsic
-    def gridsize(typing_context: Any, ndim: Any) -> Any:
+    def gridsize(typing_context: TypingContext, ndim: types.Type) -> Typed:
         return _places(ndim, lambda builder: [_WORD(extent) for extent in threads])
 
     cuda, atomic = ModuleType("cuda_on_a_cpu"), ModuleType("cuda_atomic_on_a_cpu")
@@ -184,14 +187,14 @@ def _places(ndim: Any, values: Callable[[Any], list[Any]]) -> Any:
     count = ndim.literal_value
     result = types.int64 if count == 1 else types.UniTuple(types.int64, count)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         found = values(builder)[:count]
         return found[0] if count == 1 else context.make_tuple(builder, result, found)
 
     return result(ndim), generate
 
 
-def _position(builder: Any, threads: tuple[int, int, int]) -> list[Any]:
+def _position(builder: ir.IRBuilder, threads: tuple[int, int, int]) -> list[ir.Value]:
     rest, found = builder.load(_slot(builder)), []
     for place, extent in enumerate(threads):
         if all(other == 1 for other in threads[place + 1 :]):
@@ -203,13 +206,13 @@ def _position(builder: Any, threads: tuple[int, int, int]) -> list[Any]:
 
 
 @intrinsic
-def _atomic_add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+def _atomic_add(typing_context: TypingContext, array: types.Type, index: types.Type, value: types.Type) -> Typed:
     if not isinstance(array, types.Array):
         return None
     indices = index if isinstance(index, types.UniTuple) else types.UniTuple(types.intp, 1)
     element = array.dtype
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         view = context.make_array(array)(context, builder, args[0])
         given = cgutils.unpack_tuple(builder, args[1]) if isinstance(signature.args[1], types.UniTuple) else [args[1]]
         kinds = indices.dtype if isinstance(signature.args[1], types.UniTuple) else signature.args[1]

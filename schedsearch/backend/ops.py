@@ -21,14 +21,19 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 from numba import types
 from numba.core.errors import TypingError
 from numba.cuda.extending import intrinsic
+
+from schedsearch.typed import DeviceFunction
+
+if TYPE_CHECKING:
+    from schedsearch.backend.codegen_types import BaseContext, Signature, Typed, TypingContext, Values
 
 # name -> Numba type, LLVM type, constraint letter of inline PTX
 _TYPES: dict[str, tuple[Any, ir.Type, str]] = {
@@ -65,7 +70,7 @@ def device_op(
     unused: Iterable[str] = (),
     pure: bool = False,
     convergent: bool = False,
-) -> Callable[..., Any]:
+) -> DeviceFunction:
     """Declares a device operation.
 
     Args:
@@ -96,12 +101,12 @@ def operands_and_text(value: Any) -> tuple[Operands, str] | None:
 
 
 @functools.cache
-def stand_in(operands: Operands, text: str) -> Callable[..., Any]:
+def stand_in(operands: Operands, text: str) -> DeviceFunction:
     """A device operation with another text, which only LLVM's printer gets to see."""
     return _operation("stand_in", text, operands)
 
 
-def _operation(name: str, text: str, operands: Operands) -> Callable[..., Any]:
+def _operation(name: str, text: str, operands: Operands) -> DeviceFunction:
     ins, outs, inout = dict(operands.ins), dict(operands.outs), dict(operands.inout)
     pure, convergent = operands.pure, operands.convergent
     constraints = _constraints(outs, inout, ins, pure)
@@ -109,7 +114,7 @@ def _operation(name: str, text: str, operands: Operands) -> Callable[..., Any]:
     result_kinds = [*outs.values(), *(kind for kind, count in inout.values() for _ in range(count))]
     result_llvm = [_TYPES[kind][1] for kind in result_kinds]
 
-    def definition(typingctx: Any, *args: Any) -> Any:
+    def definition(typingctx: TypingContext, *args: types.Type) -> Typed:
         arrays, values = args[: len(inout)], args[len(inout) :]
         for (operand, kind), value in zip(ins.items(), values):
             _check_argument(name, operand, kind, value)
@@ -120,7 +125,7 @@ def _operation(name: str, text: str, operands: Operands) -> Callable[..., Any]:
         return_type = types.void if not returned else returned[0] if len(returned) == 1 else types.Tuple(returned)
         signature = return_type(*arrays, *(numba_type for numba_type, _, _ in in_types))
 
-        def codegen(context: Any, builder: Any, sig: Any, llvm_args: Any) -> Any:
+        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, llvm_args: Values) -> ir.Value:
             pointers = []
             for (_, count), array_type, array in zip(inout.values(), sig.args, llvm_args):
                 data = context.make_array(array_type)(context, builder, array).data
@@ -151,7 +156,7 @@ def _operation(name: str, text: str, operands: Operands) -> Callable[..., Any]:
     definition.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(operand, inspect.Parameter.POSITIONAL_OR_KEYWORD) for operand in names]
     )
-    operation: Callable[..., Any] = intrinsic(definition)
+    operation: DeviceFunction = intrinsic(definition)
     operation.schedsearch_declared = operands, text  # type: ignore[attr-defined]
     return operation
 
@@ -204,11 +209,11 @@ def _constraints(outs: Mapping[str, str], inout: Mapping[str, tuple[str, int]], 
 
 
 @intrinsic
-def shared_base(typingctx: Any) -> Any:
+def shared_base(typingctx: TypingContext) -> Typed:
     """The u32 shared-window address of dynamic shared memory: 1024-byte aligned when a kernel has no static array."""
     signature = types.uint32()
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         module = builder.module
         symbol = module.globals.get("schedsearch_dynamic_shared")
         if symbol is None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from schedsearch.cli import given, render
 from schedsearch.cli.options import AtLeast
 from schedsearch.errors import UsageError, did_you_mean
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from schedsearch.executable.compare import LayerError
     from schedsearch.executable.net import Net, Times
     from schedsearch.executable.ports import Port
-
-    Array = np.ndarray[Any, Any]
 
 
 @click.command()

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from schedsearch.device import BoundKernel
 from schedsearch.dynamic.loaded import WORD, LoadedProgram
 from schedsearch.dynamic.program import DynamicCall, DynamicProgram, Segment
@@ -17,6 +15,7 @@ from schedsearch.ops.dependence import EXTENTS, check_bound
 from schedsearch.ops.size_steps import KINDS
 from schedsearch.runtime.repeated import announce, tracked
 from schedsearch.runtime.streams import raw_stream
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
@@ -154,7 +153,7 @@ class BoundNet:
             found.append(result.array[tuple(map(slice, extents))])
         return tuple(found)
 
-    def trace(self, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
+    def trace(self, names: Iterable[str]) -> dict[str, Array]:
         """What values inside held in the last run; see `DynamicNet.trace`."""
         self._net.device.synchronize()
         return {name: self._run.numbers(name) for name in names}

@@ -8,8 +8,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from schedsearch.device import Device
 from schedsearch.dynamic.bound import BoundNet
 from schedsearch.dynamic.explain import explain
@@ -26,6 +24,7 @@ from schedsearch.executable.times import time_on_cpu_ns
 from schedsearch.ops.data_movement import AXES
 from schedsearch.ops.index_map import ByIndicesParams, index_map
 from schedsearch.text import counted
+from schedsearch.typed import Array
 
 
 class CallStep(NamedTuple):
@@ -144,13 +143,13 @@ class DynamicExecutable(Net):
         if self._bound is not None:
             self._bound.check()
 
-    def evaluate(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    def evaluate(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         found = self.net(*self._on_device(inputs))
         self.net.check()
         several = found if isinstance(found, tuple) else (found,)
         return {port.name: _on_host(array) for port, array in zip(self.outputs, several)}
 
-    def _on_device(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
+    def _on_device(self, inputs: Mapping[str, Array]) -> list[Any]:
         """Arrays of the device in the order of the inputs. Raises UsageError if that needs PyTorch, which is missing."""
         given = in_order(self.program.inputs, self._inputs, (), inputs)
         if self.device[0] == "cpu":
@@ -182,7 +181,7 @@ class DynamicExecutable(Net):
         extents = [known[axis] for axis in index_map(ByIndicesParams.of(call.workload.params)).axes]
         return [max(1, n if isinstance(n, int) else n.at(sizes)) for n in extents]
 
-    def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def trace(self, *args: Any, **named: Any) -> dict[str, Array]:
         """As `Net.trace`, of the values whose extents follow from those of the inputs."""
         given = in_order(self.program.inputs, self._inputs, args, named)
         values = self.program.values
@@ -191,7 +190,7 @@ class DynamicExecutable(Net):
         held = self.net.trace([each.name for each in shown.values()], *arrays)
         return {name: held[each.name].transpose(each.order) for name, each in shown.items()}
 
-    def measure(self, repeat: int = 100, inputs: Mapping[str, np.ndarray[Any, Any]] | None = None) -> Times:
+    def measure(self, repeat: int = 100, inputs: Mapping[str, Array] | None = None) -> Times:
         check_repeat(repeat)
         if inputs is None:
             raise UsageError("times depend on the inputs, by which sizes are computed; give them: measure(repeat, inputs)")

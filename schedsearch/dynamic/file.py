@@ -33,6 +33,7 @@ from schedsearch.ops.dtypes import DTYPES
 from schedsearch.records import executables
 from schedsearch.target import Target
 from schedsearch.text import quoted
+from schedsearch.typed import Array
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _writer(program: DynamicProgram, workloads: list[Workload], weights: dict[st
         workload, output = own[id(each)]
         return {"workload": numbers[workload], "output": output}
 
-    def of_array(array: np.ndarray[Any, Any]) -> Any:
+    def of_array(array: Array) -> Any:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         sha256 = sha256_hex(bytes(data))
         weights[sha256] = data
@@ -214,7 +215,7 @@ def _reader(workloads: list[Workload], file: executables.ExecutableFile) -> Code
             raise FieldError(f"there is a rule {quoted(data['rule'])}, which this version does not know", later=True)
         return function(data["rule"], data["params"])
 
-    def array(data: Any) -> np.ndarray[Any, Any]:
+    def array(data: Any) -> Array:
         check_object(data, {"sha256": str, "dtype": str, "shape": list})
         return _array(data, file)
 
@@ -232,7 +233,7 @@ def _artifact(file: executables.ExecutableFile, sha256: Any) -> Artifact:
     return Artifact(code, LaunchPlan.from_json(plan))
 
 
-def _array(value: Mapping[str, Any], file: executables.ExecutableFile) -> np.ndarray[Any, Any]:
+def _array(value: Mapping[str, Any], file: executables.ExecutableFile) -> Array:
     name, shape = value["dtype"], value["shape"]
     try:
         dtype = np.dtype(name)

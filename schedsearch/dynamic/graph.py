@@ -28,6 +28,7 @@ from schedsearch.dynamic.segments import Segmentation
 from schedsearch.errors import UsageError
 from schedsearch.ops.declared_shapes import is_extents
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.typed import Array
 from schedsearch.workload import Workload
 
 __all__ = ["DynamicCall", "DynamicGraph", "DynamicProgram", "DynamicValue", "Segment", "Size"]
@@ -56,7 +57,7 @@ class DynamicGraph:
         self._same: dict[str, str] = {}  # value -> the value whose extents it has; a view has the first of them
         self._dims: dict[str, tuple[Dim, ...]] = {}
         self._sizes: dict[str, tuple[Size, Unknown]] = {}
-        self._constants: dict[str, np.ndarray[Any, Any]] = {}
+        self._constants: dict[str, Array] = {}
         self._elements: dict[str, tuple[Dim, ...]] = {}  # of numbers and short constants
         self._margins: dict[str, dict[tuple[str, Margin, bool], str]] = {}  # memory -> what it has been filled with
         self.shows: dict[str, Shown] = {}  # value of the model that the graph was made from -> where its numbers are
@@ -84,7 +85,7 @@ class DynamicGraph:
         self._inputs.append(name)
         return name
 
-    def constant(self, name: str, numbers: np.ndarray[Any, Any], dtype: str = "") -> str:
+    def constant(self, name: str, numbers: Array, dtype: str = "") -> str:
         """An array that the graph brings along, e.g. a weight.
 
         Args:
@@ -294,7 +295,7 @@ class DynamicGraph:
         return self._value(name, "a reader")
 
     @property
-    def constants(self) -> Mapping[str, np.ndarray[Any, Any]]:
+    def constants(self) -> Mapping[str, Array]:
         """The arrays that the graph brings along."""
         return self._constants
 

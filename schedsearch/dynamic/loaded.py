@@ -15,6 +15,7 @@ from schedsearch.dynamic.fetch import Fetch
 from schedsearch.dynamic.program import DynamicCall, DynamicProgram, DynamicValue
 from schedsearch.launch import Artifact
 from schedsearch.ops.size_steps import Words
+from schedsearch.typed import Array
 from schedsearch.workload import Workload
 
 WORD = 8  # bytes of an extent
@@ -76,7 +77,7 @@ class LoadedProgram:
         self.returned = {program.values[name].view_of or name for name in program.outputs}
         self._size_kernels: dict[tuple[int, bool], LoadedKernel] = {}
 
-    def _constant(self, numbers: np.ndarray[Any, Any]) -> int:
+    def _constant(self, numbers: Array) -> int:
         """The address of a constant on the device."""
         address = self.device.allocate(max(numbers.nbytes, 1))
         self.device.copy_in(address, numbers.reshape(-1).view(np.uint8).data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,10 +31,12 @@ from schedsearch.network.lower import TAKEN as OF_NETWORKS
 from schedsearch.network.model import Loaded, listed, load, needed, prepared
 from schedsearch.network.simplify import computed, is_foldable
 from schedsearch.network.views import VIEWS
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+
 
 TAKEN = tuple(sorted({*nodes.READERS, *VIEWS, *OF_ROWS, *OF_NETWORKS}))
 _SHAPED_BY = {"Slice": (1, 2, 3, 4), "Expand": (1,), "Reshape": (1,)}  # inputs whose values a result's extents depend on
@@ -310,7 +312,7 @@ class _Reader:
         return True
 
 
-def _dequantised(node: ir.Node) -> list[np.ndarray[Any, Any]]:
+def _dequantised(node: ir.Node) -> list[Array]:
     """The result of a DequantizeLinear of constants, which are not folded elsewhere; [] of others."""
     if node.op_type != "DequantizeLinear" or node.attributes.get_int("block_size", 0):
         return []
@@ -318,6 +320,6 @@ def _dequantised(node: ir.Node) -> list[np.ndarray[Any, Any]]:
     return [] if numbers is None or scale is None else [numbers.astype(scale.dtype)]
 
 
-def _stored(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _stored(array: Array) -> Array:
     """Truths as integers."""
     return array.astype(np.uint8) if array.dtype == np.bool_ else array

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from schedsearch.closing import Closing
 from schedsearch.device import Device
 from schedsearch.dynamic.bound import BoundNet
@@ -23,6 +21,7 @@ from schedsearch.dynamic.program import DynamicProgram
 from schedsearch.dynamic.run import Run
 from schedsearch.errors import UsageError
 from schedsearch.launch import Artifact
+from schedsearch.typed import Array
 from schedsearch.workload import Workload
 
 
@@ -78,7 +77,7 @@ class DynamicNet(Closing):
         self._exact = ExactRuns(self._loaded)
         return self._exact
 
-    def trace(self, names: Iterable[str], *given: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def trace(self, names: Iterable[str], *given: Any) -> dict[str, Array]:
         """Runs exactly, and returns what values inside hold, whose extents must follow from those of the inputs: NumPy
         arrays that hold their numbers exactly. Raises as a call does."""
         run = (self._exact or self._exact_runs()).run(given, None)

@@ -18,6 +18,7 @@ import numpy as np
 
 from schedsearch.ops import float_words
 from schedsearch.ops.dependence import Dependence, ShapeFunction
+from schedsearch.typed import Array
 
 MOST = 64  # numbers of a row
 
@@ -353,7 +354,7 @@ def concat(a: Row, b: Row) -> Computed:
     return Computed("concat", {"first": a.count}, (a.count + b.count,), (*a.ranges, *b.ranges), a.dtype)
 
 
-def picked(a: Row, places: np.ndarray[Any, Any]) -> Computed:
+def picked(a: Row, places: Array) -> Computed:
     """Numbers at known places."""
     at = [int(each) for each in places.reshape(-1)]
     return Computed("at", {"places": at}, places.shape, tuple(a.ranges[each] for each in at), a.dtype)

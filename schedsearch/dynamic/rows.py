@@ -16,9 +16,11 @@ from schedsearch.network.facts import constant_input, constant_of, dtype_of, is_
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.views import viewed
 from schedsearch.ops import float_words
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
 
 WHOLE = ("int64", "int32", "uint8")  # uint8 are truths
 _OF_FLOATS = (
@@ -115,7 +117,7 @@ class Rows:
         dtype = self.graph.bound(name).dtype
         return Row(name, shape, ((None, None),) * count, dtype) if 1 <= count <= numbers.MOST else None
 
-    def _row_of_constant(self, value: ir.Value, constant: np.ndarray[Any, Any]) -> Row | None:
+    def _row_of_constant(self, value: ir.Value, constant: Array) -> Row | None:
         """The words of the numbers; those of floats have a name of their own."""
         dtype = constant.dtype.name
         is_float = dtype in float_words.DTYPES
@@ -261,7 +263,7 @@ class Rows:
             return
         self.of[result] = self._add(str(result.name), computed, given)
 
-    def _fold(self, result: ir.Value, array: np.ndarray[Any, Any]) -> None:
+    def _fold(self, result: ir.Value, array: Array) -> None:
         import onnx_ir as ir
 
         result.const_value, result.shape = ir.tensor(array, name=result.name), ir.Shape(array.shape)

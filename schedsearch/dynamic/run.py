@@ -25,6 +25,7 @@ from schedsearch.ops.movement import row_strides
 from schedsearch.ops.size_steps import SIZES, Values, Words
 from schedsearch.runtime import arrays
 from schedsearch.runtime.streams import raw_stream
+from schedsearch.typed import Array
 
 Extents = tuple[int, ...]
 Box = tuple[Extents, Extents, int]  # extents, bound, bytes of an element
@@ -271,7 +272,7 @@ class Run:
         extents = self.extents.get(self.net.owners[name], self.shapes[name])
         return array if extents == self.shapes[name] else array[tuple(map(slice, extents))]
 
-    def numbers(self, name: str) -> np.ndarray[Any, Any]:
+    def numbers(self, name: str) -> Array:
         """What an array holds, when the run is over: of a value whose extents follow from those of the inputs."""
         value = self.net.program.values[name]
         shape = self.shapes[name]

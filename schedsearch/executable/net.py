@@ -9,17 +9,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from schedsearch.closing import Closing
 from schedsearch.errors import ArgumentError, UsageError, did_you_mean
 from schedsearch.executable.ports import Port, Size
 from schedsearch.executable.program import Origin
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+from schedsearch.typed import Array
 
 
 class Step(Protocol):

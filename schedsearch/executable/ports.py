@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedsearch.errors import ArgumentError, UsageError, did_you_mean
 from schedsearch.text import printable
-
-if TYPE_CHECKING:
-    import numpy as np
+from schedsearch.typed import Array
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Port:
         pairs = zip(self.shape, shape)
         return {each.name: n for each, n in pairs if isinstance(each, Size) and each.least <= n <= each.most}
 
-    def in_model_order(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def in_model_order(self, array: Array) -> Array:
         """An array of `shape` with its dimensions in the model's order: a view."""
         return array.transpose([self.layout.index(axis) for axis in self.axes])
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, PlanError, UsageError
@@ -33,10 +33,8 @@ from schedsearch.ops import ArgSpec
 from schedsearch.records import executables
 from schedsearch.runtime import arrays
 from schedsearch.text import counted, quoted
+from schedsearch.typed import Array
 from schedsearch.workload import MAX_SIZES
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -375,13 +373,13 @@ class SizedNet(Net):
     def bind(self, *args: Any, **named: Any) -> Bound:
         return self._net_for(args, named).bind(*args, **named)
 
-    def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def trace(self, *args: Any, **named: Any) -> dict[str, Array]:
         return self._net_for(args, named).trace(*args, **named)
 
-    def evaluate(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    def evaluate(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self._net_for((), inputs).evaluate(inputs)
 
-    def measure(self, repeat: int = 100, inputs: Mapping[str, np.ndarray[Any, Any]] | None = None) -> Times:
+    def measure(self, repeat: int = 100, inputs: Mapping[str, Array] | None = None) -> Times:
         """As `Net.measure`, at the size of the inputs, by default the largest."""
         net = self.at({}) if inputs is None else self._net_for((), inputs)
         return net.measure(repeat, inputs)

@@ -39,6 +39,7 @@ from schedsearch.runtime.range_kernel import stored_table
 from schedsearch.target import Target
 from schedsearch.template import load_template, load_templates
 from schedsearch.text import counted
+from schedsearch.typed import Array
 from schedsearch.verification.verify import verify_once
 from schedsearch.workload import MAX_SIZES, Workload, WorkloadRange
 
@@ -108,7 +109,7 @@ class SizedBuild:
         self._network_of, self._name, self._sizes = network_of, name, range(low, high + 1)
         self._target, self._db, self._mode = target, Path(db), mode
         self._strict, self._model, self._say = strict, model, say
-        self._arrays: dict[str, list[np.ndarray[Any, Any]]] = {}  # name of a constant -> its arrays that differ
+        self._arrays: dict[str, list[Array]] = {}  # name of a constant -> its arrays that differ
         self._networks: dict[int, Network] = {}
         self._made: dict[str, SizedCode] = {}
         self._of_artifact: dict[str, str] = {}  # sha256 of an artifact of one size -> that of its `SizedCode`
@@ -207,7 +208,7 @@ class SizedBuild:
 
         return replace(network, constants=shared(network.constants), fixed=shared(network.fixed))
 
-    def _shared(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _shared(self, name: str, array: Array) -> Array:
         known = self._arrays.setdefault(name, [])
         for each in known:
             if each.dtype == array.dtype and each.strides == array.strides and np.array_equal(each, array):

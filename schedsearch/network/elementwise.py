@@ -17,23 +17,14 @@ import numpy as np
 
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.epilogue import LARGEST, batch_norm_operands, clip_bounds, not_finite
-from schedsearch.network.facts import (
-    FLOATS,
-    INTEGERS,
-    Array,
-    constant_of,
-    dtype_of,
-    extents_of,
-    folded,
-    is_given,
-    is_onnx,
-    name_of,
-)
+from schedsearch.network.facts import FLOATS, INTEGERS, constant_of, dtype_of, extents_of, folded, is_given, is_onnx, name_of
 from schedsearch.network.graph import Constant, axes_of
 from schedsearch.ops.expressions import MAX_CHARACTERS
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
 
 MOST_NODES = 32
 _LETTERS = "abcdefghijklmnop"  # as many as `elementwise` has inputs

@@ -11,7 +11,6 @@ import numpy as np
 from schedsearch.network.chain import Chain, Operand
 from schedsearch.network.facts import (
     INTEGERS,
-    Array,
     constant_input,
     constant_of,
     dtype_of,
@@ -25,9 +24,11 @@ from schedsearch.network.facts import (
 from schedsearch.network.graph import Constant
 from schedsearch.network.quantised import Quantised, converted_from, converted_to
 from schedsearch.ops import STAGES
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
 
 LARGEST = float(np.finfo(np.float32).max)
 

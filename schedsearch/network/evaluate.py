@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from schedsearch.network.graph import Network, Node, Subgraph, Value, View
 from schedsearch.ops import ArgSpec, Layout, decode, encode
 from schedsearch.template import load_reference
+from schedsearch.typed import Array
 from schedsearch.workload import Workload
-
-if TYPE_CHECKING:
-    Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _first(node: Node) -> Workload:

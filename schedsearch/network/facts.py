@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from schedsearch.network.invalid import ModelError
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = ("float16", "bfloat16", "float32")
 INTEGERS = ("int8", "uint8")

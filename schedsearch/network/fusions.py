@@ -19,7 +19,6 @@ import numpy as np
 from schedsearch.network.epilogue import LARGEST
 from schedsearch.network.facts import (
     FLOATS,
-    Array,
     constant_input,
     constant_of,
     dtype_of,
@@ -30,9 +29,11 @@ from schedsearch.network.facts import (
     optional_input,
 )
 from schedsearch.network.new_nodes import constant, replace, result
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
 
 _CLIP_BY_INPUTS = 11  # the first opset in which the bounds of a Clip are inputs, and the pads of a Pad
 _WITHOUT_SPATIAL = 9  # the first opset whose BatchNormalization has no mode with a mean for each pixel

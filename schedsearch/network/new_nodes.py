@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def constant(model: ir.Model, name: str, array: Array) -> ir.Value:

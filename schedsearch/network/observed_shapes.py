@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.network.facts import Array, has_bodies, is_onnx
+from schedsearch.network.facts import has_bodies, is_onnx
 from schedsearch.network.subgraphs import inputs_of_all
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
 
 _ERRORS_ONLY = 4  # level of ONNX Runtime's messages on stderr
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.epilogue import append_bias, append_requantise, float_stages, integer_stages
-from schedsearch.network.facts import FLOATS, INTEGERS, Array, dtype_of, extents_of, folded, inputs_of, name_of
+from schedsearch.network.facts import FLOATS, INTEGERS, dtype_of, extents_of, folded, inputs_of, name_of
 from schedsearch.network.graph import Constant
 from schedsearch.network.quantised import Quantised, converted_from
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir

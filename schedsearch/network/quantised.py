@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedsearch.network.facts import INTEGERS, Array, constant_input, dtype_of, is_given, number_of
+from schedsearch.network.facts import INTEGERS, constant_input, dtype_of, is_given, number_of
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir

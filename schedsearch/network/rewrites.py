@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from schedsearch.network.transposed import transposed_convolution
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _SIXTH = 1 / 6
 

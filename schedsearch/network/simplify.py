@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.network.facts import INTEGERS, Array, dtype_of, folded, has_bodies, is_onnx, name_of
+from schedsearch.network.facts import INTEGERS, dtype_of, folded, has_bodies, is_onnx, name_of
 from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.new_nodes import constant
 from schedsearch.network.node_rules import check_nodes
 from schedsearch.network.transposed import write_pads
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
 
 _MOST_BYTES = 1 << 30  # of a result that is folded and is larger than what it is computed from
 _MOST_UNKNOWN = 1 << 16  # bytes of what a result of unknown shape is folded from

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schedsearch.network.facts import is_onnx
 from schedsearch.network.new_nodes import constant, replace, result
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def write_pads(model: ir.Model) -> bool:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from onnx import TensorProto
 
 from schedsearch.errors import IndexRangeError, UsageError, WrongNetworkError, first_line
@@ -31,11 +30,11 @@ from schedsearch.network_check.known_faults import LOSES_NAN
 from schedsearch.network_check.rule import Difference, difference, surely_equal
 from schedsearch.network_check.source import Piece, Source
 from schedsearch.network_check.subjects import NO_CHECK, Subject, subjects_of
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     from schedsearch.executable.net import Net
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _NOISE = ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0))  # direction and chance
 _MOST_ELEMENTS = 1 << 26  # of values that are compared together; the memory of the check is a few times theirs
 _INSTALL = "pip install onnxruntime to have the network compared with it"

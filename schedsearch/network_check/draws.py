@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from schedsearch.ops.dtypes import decode, dtype, encode
+from schedsearch.typed import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = ("usual", "wide")
 _INTEGERS = 100  # of an input that is not an index: from its negative to less than this
 _BINADES = (-6.0, 5.0)  # of wide numbers

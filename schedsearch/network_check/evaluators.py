@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from schedsearch.typed import Array
+
 _ERRORS_ONLY = 4  # level of ONNX Runtime's messages on stderr
 MOST_PRODUCTS = 1 << 31  # that onnx's evaluator, which is slow, is asked for
 

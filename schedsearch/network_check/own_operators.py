@@ -9,7 +9,8 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfArrays
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from schedsearch.typed import Array
+
 _FIRST_KNOWN = 19  # the opset from which onnx's evaluator has DequantizeLinear
 _BATCH_NORM_MISREAD = range(7, 14)  # opsets of a BatchNormalization that onnx's evaluator takes for one in training
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from schedsearch.typed import Array
+
 _WIDENED = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FORMAT_ATTRIBUTES = ("to", "dtype", "output_dtype")
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from schedsearch.typed import Array
+
 FACTOR = 8.0
 _LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126}  # numbers below may become 0
 _CHANNEL_ELEMENTS = 64  # of a channel at least, for noise of its own

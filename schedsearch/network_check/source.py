@@ -37,8 +37,8 @@ from schedsearch.network_check.protos import (
     wide,
     widen,
 )  # fmt: skip
+from schedsearch.typed import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 DIRECTION, CHANCE = "/direction", "/chance"
 _GIVEN = "/given"  # suffix of a value that a piece takes
 _SINGLE = 2.0**-24  # unit roundoffs

@@ -11,6 +11,7 @@ import numpy as np
 
 from schedsearch.network_check.draws import Wanted, plain, stored
 from schedsearch.network_check.rule import Difference
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     from schedsearch.dynamic.executable import DynamicExecutable
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from schedsearch.executable.net import Net
 
 NO_CHECK = "--no-check (in Python check=False)"
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Subject(Protocol):

@@ -15,11 +15,10 @@ from schedsearch.network_check.draws import Wanted
 from schedsearch.network_check.rule import Difference
 from schedsearch.network_check.source import Source
 from schedsearch.network_check.subjects import NO_CHECK
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def checked_export(module: Any, example: Any, dtype: str | None) -> tuple[ir.Model, Source]:

@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from schedsearch.errors import UsageError, did_you_mean
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+from schedsearch.typed import Array
 
 
 @dataclass(frozen=True)

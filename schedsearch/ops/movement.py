@@ -26,10 +26,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+from schedsearch.typed import Array
 
 MAX_EXTENT = 2**31 - 1  # of a factor; positions within it are 32-bit
 
@@ -134,7 +133,7 @@ class Movement:
     boxes: tuple[Box, ...]
     fill: int = 0
 
-    def apply(self, arrays: Mapping[str, Any], y_size: int) -> np.ndarray[Any, np.dtype[Any]]:
+    def apply(self, arrays: Mapping[str, Any], y_size: int) -> Array:
         """y, by NumPy's index arithmetic; slow, for tests.
 
         Args:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -21,11 +21,7 @@ from schedsearch.ops.expressions import FUNCTIONS
 from schedsearch.ops.params import Parameter, frozen, schema_defaults
 from schedsearch.ops.pixel_shuffle import MAX_BLOCK, MODES, shuffled
 from schedsearch.ops.specs import ArgSpec, Role, ScalarSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+from schedsearch.typed import Array
 
 # (value, operands by name, scalars by name, the stage's parameters) -> value; float64 arrays of one shape.
 Apply = Callable[["Array", Mapping[str, Any], Mapping[str, float], Mapping[str, Any]], "Array"]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from schedsearch.errors import ArgumentError
+from schedsearch.typed import Array
 
 # Source of the facts of a tensor's memory, for functions that are written as text; {0} is the tensor's name.
 TENSOR_SOURCE = "{0}.dtype, {0}.shape, {0}.stride(), {0}.get_device()"
@@ -39,7 +40,7 @@ def tensor_facts(tensor: Any) -> tuple[Any, ...] | None:
         return None
 
 
-def array_facts(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+def array_facts(array: Array) -> tuple[Any, ...]:
     """The facts of an array of NumPy."""
     return _read_array(array)
 
@@ -113,17 +114,17 @@ def same_numbers(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(same_number, some, others))
 
 
-def _by_interface(array: np.ndarray[Any, Any]) -> int:
+def _by_interface(array: Array) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
 
 
-def _by_structure(array: np.ndarray[Any, Any]) -> int:
+def _by_structure(array: Array) -> int:
     """NumPy's C structure begins with the address. This takes a fifth of the time of the interface."""
     return _view_of_address(array).value or 0
 
 
-def _view_of_address(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
+def _view_of_address(array: Array) -> ctypes.c_void_p:
     """Where the structure has the address, as long as the array lives."""
     return ctypes.c_void_p.from_address(id(array) + object.__basicsize__)
 
@@ -131,11 +132,11 @@ def _view_of_address(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
 def _is_structure_known() -> bool:
     if sys.implementation.name != "cpython":
         return False
-    tried: list[np.ndarray[Any, Any]] = [np.zeros(3), np.zeros((4, 5), np.int8)[1:, 2:], np.zeros(7)[::-1]]
+    tried: list[Array] = [np.zeros(3), np.zeros((4, 5), np.int8)[1:, 2:], np.zeros(7)[::-1]]
     return all(_by_structure(each) == _by_interface(each) for each in tried)
 
 
-array_address: Callable[[np.ndarray[Any, Any]], int] = _by_structure if _is_structure_known() else _by_interface
+array_address: Callable[[Array], int] = _by_structure if _is_structure_known() else _by_interface
 """The address of the first element of an array of NumPy."""
 
 _made: dict[str, Any] = {"ndarray": np.ndarray, "array_address": array_address}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from schedsearch.errors import ConfigError
 from schedsearch.space.sampling import contains, pick
 from schedsearch.space.space import ConfigSpace, Knob, Rows, SpaceSize, Value
+from schedsearch.typed import Array
 
 _CHUNK_ROWS = 1 << 15
 
@@ -30,7 +31,7 @@ class ListedSpace(ConfigSpace):
         ConfigError: there are no rows, a row occurs twice, or an index is out of range.
     """
 
-    def __init__(self, knobs: Iterable[Knob], rows: NDArray[Any]) -> None:
+    def __init__(self, knobs: Iterable[Knob], rows: Array) -> None:
         super().__init__(knobs)
         rows = np.asarray(rows)
         if not len(rows):
@@ -52,7 +53,7 @@ class ListedSpace(ConfigSpace):
             return []
         return [f"is not one of the {len(self._listed)} listed configurations"]
 
-    def legal(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+    def legal(self, rows: Array) -> NDArray[np.bool_]:
         return contains(self._listed, self.keys(rows))
 
     @functools.cached_property

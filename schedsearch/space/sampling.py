@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from schedsearch.typed import Array
+
 Rows = NDArray[np.int32]
 
 CHUNK_ROWS = 1 << 15  # rows evaluated at once: a few hundred KB per column
@@ -46,7 +48,7 @@ class Sampler:
         cards: NDArray[np.int64],
         holds: Callable[[int, Rows, Sequence[int]], NDArray[np.bool_]],
         knobs_read: Callable[[], list[frozenset[int]]],
-        legal: Callable[[NDArray[Any]], NDArray[np.bool_]],
+        legal: Callable[[Array], NDArray[np.bool_]],
     ) -> None:
         self._cards, self._holds, self._knobs_read, self._legal = cards, holds, knobs_read, legal
 
@@ -55,14 +57,14 @@ class Sampler:
         """Size of the cartesian product."""
         return math.prod(int(card) for card in self._cards)
 
-    def keys(self, rows: NDArray[Any]) -> NDArray[Any]:
+    def keys(self, rows: Array) -> Array:
         """See `schedsearch.space.ConfigSpace.keys`."""
         total = np.zeros(len(rows), dtype=self._key_dtype)
         for column, card in enumerate(self._cards.tolist()):
             total = total * card + rows[:, column].astype(self._key_dtype)
         return total
 
-    def rows(self, keys: NDArray[Any]) -> Rows:
+    def rows(self, keys: Array) -> Rows:
         """Inverse of `keys`."""
         out = np.empty((len(keys), len(self._cards)), dtype=np.int32)
         rest = np.asarray(keys)
@@ -135,7 +137,7 @@ class Sampler:
         return rng.integers(0, self._cards, size=(n, len(self._cards)), dtype=np.int32)
 
     @functools.cached_property
-    def listed(self) -> NDArray[Any] | None:
+    def listed(self) -> Array | None:
         """Keys of all legal rows in ascending order if an enumeration finishes soon; else None."""
         if self.cardinality > _LISTING_BUDGET and self._estimate[0] > 2 * _LISTING_BUDGET:
             return None
@@ -145,17 +147,17 @@ class Sampler:
             return None
 
     @property
-    def listed_already(self) -> NDArray[Any] | None:
+    def listed_already(self) -> Array | None:
         """`listed`, if it is already known."""
-        keys: NDArray[Any] | None = self.__dict__.get("listed")  # where cached_property keeps it
+        keys: Array | None = self.__dict__.get("listed")  # where cached_property keeps it
         return keys
 
     @functools.cached_property
-    def _all_keys(self) -> NDArray[Any]:
+    def _all_keys(self) -> Array:
         """Keys of all legal rows in ascending order; only for spaces whose exact size is known to be small."""
         return self._collect(math.inf)
 
-    def _collect(self, budget: float) -> NDArray[Any]:
+    def _collect(self, budget: float) -> Array:
         keys = np.concatenate([np.empty(0, self._key_dtype), *map(self.keys, self.walk(CHUNK_ROWS, budget))])
         return keys.astype(np.int32) if self.cardinality < 2**31 else keys  # a run of many tasks keeps as many lists
 
@@ -241,14 +243,14 @@ class Sampler:
         return self._knobs_read()
 
 
-def contains(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
+def contains(keys: Array, wanted: Array) -> NDArray[np.bool_]:
     """Which of the wanted keys are among `keys`, which are ascending and at least one: bool (n,)."""
     wanted = wanted.astype(keys.dtype, copy=False)  # else all keys would be converted
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.asarray(keys[at] == wanted, dtype=np.bool_)
 
 
-def pick(n: int, keys: NDArray[Any], rng: np.random.Generator, exclude: Collection[Any]) -> NDArray[Any]:
+def pick(n: int, keys: Array, rng: np.random.Generator, exclude: Collection[Any]) -> Array:
     """n of the keys at random, none of them in `exclude`; fewer only if there are no more."""
     # At most len(exclude) of these distinct draws are dropped, so that n are left if there are n.
     drawn = rng.choice(keys, size=min(len(keys), n + len(exclude)), replace=False)

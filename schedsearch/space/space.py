@@ -21,10 +21,11 @@ from schedsearch.config import Config
 from schedsearch.errors import ConfigError, did_you_mean
 from schedsearch.space.sampling import CHUNK_ROWS, Sampler, contains
 from schedsearch.text import is_storable, quoted
+from schedsearch.typed import Array
 
 Value = int | str | bool
 Rows = NDArray[np.int32]
-Columns = Mapping[str, NDArray[Any]]
+Columns = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,11 @@ class ConfigSpace:
 
     # ---- configurations and index rows
 
-    def config(self, row: Sequence[int] | NDArray[Any]) -> Config:
+    def config(self, row: Sequence[int] | Array) -> Config:
         """The configuration of one index row."""
         return Config({knob.name: knob.values[int(i)] for knob, i in zip(self.knobs, row)})
 
-    def configs(self, rows: NDArray[Any]) -> list[Config]:
+    def configs(self, rows: Array) -> list[Config]:
         return [self.config(row) for row in np.asarray(rows).tolist()]
 
     def indices(self, configs: Iterable[Mapping[str, Value]]) -> Rows:
@@ -158,14 +159,14 @@ class ConfigSpace:
             rows.append([self._position[name][_value_key(config[name])] for name in self.names])
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.knobs))
 
-    def keys(self, rows: NDArray[Any]) -> NDArray[Any]:
+    def keys(self, rows: Array) -> Array:
         """A unique integer for each row of this space: its position in the cartesian product.
 
         int64, or Python integers in an object array when the product does not fit.
         """
         return self._sampler.keys(rows)
 
-    def rows(self, keys: NDArray[Any]) -> Rows:
+    def rows(self, keys: Array) -> Rows:
         """Inverse of `keys`."""
         return self._sampler.rows(keys)
 
@@ -192,7 +193,7 @@ class ConfigSpace:
         if problems := self.check(config):
             raise ConfigError("illegal configuration: " + "; ".join(problems))
 
-    def legal(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+    def legal(self, rows: Array) -> NDArray[np.bool_]:
         """Which index rows satisfy every constraint: bool (n,)."""
         listed = self._sampler.listed_already
         if listed is not None and len(listed):
@@ -250,7 +251,7 @@ class ConfigSpace:
         """All legal index rows in lexicographic order, lazily, in chunks of at most about `chunk_rows` (never empty)."""
         return self._sampler.walk(chunk_rows)
 
-    def neighbours(self, rows: Sequence[int] | NDArray[Any]) -> Rows:
+    def neighbours(self, rows: Sequence[int] | Array) -> Rows:
         """The legal rows that differ from `rows`, one or several, in exactly one knob: int32 (m, knobs).
 
         Neighbours of one row follow those of the row before. A row that is a neighbour of several rows occurs several times.
@@ -322,7 +323,7 @@ class ConfigSpace:
             names += [knob.name] if _is_scalar(knob) else [f"{knob.name}={value}" for value in knob.values]
         return (*names, *self.derived)
 
-    def encode(self, rows: NDArray[Any]) -> NDArray[np.float32]:
+    def encode(self, rows: Array) -> NDArray[np.float32]:
         """Features for a cost model: float32 (n, len(feature_names)). The width depends on the space alone.
 
         A number is its own feature. If the knob's values span a factor of 4 or more (tile sizes, stages), the feature is the
@@ -362,7 +363,7 @@ class ConfigSpace:
             tables.append(table.astype(np.float32))
         return tables
 
-    def coordinates(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+    def coordinates(self, rows: Array) -> NDArray[np.float64]:
         """Positions for a model that measures distances: float64 (n, d) within [0, 1]. d >= 0 depends on the space alone.
 
         The coordinate of a number is its feature of `encode`, scaled. If an integer knob has three or more values that are
@@ -420,7 +421,7 @@ class ConfigSpace:
         return found
 
 
-class _Columns(Mapping[str, NDArray[Any]]):
+class _Columns(Mapping[str, Array]):
     """The values of index rows by name, gathered or derived when they are first read.
 
     Args:
@@ -428,11 +429,11 @@ class _Columns(Mapping[str, NDArray[Any]]):
         order: positions in `space.knobs` of the columns of `rows`.
     """
 
-    def __init__(self, space: ConfigSpace, rows: NDArray[Any], order: Sequence[int]) -> None:
+    def __init__(self, space: ConfigSpace, rows: Array, order: Sequence[int]) -> None:
         self._space = space
         self._rows = rows
         self._column = {space.names[column]: i for i, column in enumerate(order[: rows.shape[1]])}
-        self._cache: dict[str, NDArray[Any]] = {}
+        self._cache: dict[str, Array] = {}
         self._deriving: list[str] = []
         self.read: list[str] = []  # names that a predicate asked for, in that order
         self.knobs_read: set[int] = set()
@@ -445,7 +446,7 @@ class _Columns(Mapping[str, NDArray[Any]]):
             error.add_note(f"while evaluating the constraint {constraint.reason!r} over {len(self._rows)} rows at once")
             raise
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Array:
         if self._deriving and name in self._space.derived and not self._is_earlier(name, self._deriving[-1]):
             raise KeyError(f"derived quantity {self._deriving[-1]!r} may only read earlier ones, and {name!r} is not")
         if name not in self._cache:
@@ -454,11 +455,11 @@ class _Columns(Mapping[str, NDArray[Any]]):
             self.read.append(name)
         return self._cache[name]
 
-    def _values_of(self, name: str) -> NDArray[Any]:
+    def _values_of(self, name: str) -> Array:
         space = self._space
         if name in self._column:
             self.knobs_read.add(space.names.index(name))
-            value: NDArray[Any] = space._values[name][self._rows[:, self._column[name]]]
+            value: Array = space._values[name][self._rows[:, self._column[name]]]
         elif name in space.derived:
             self._deriving.append(name)
             value = np.broadcast_to(np.asarray(space.derived[name](self)), (len(self._rows),))
@@ -499,7 +500,7 @@ def _value_key(value: Any) -> tuple[bool, Any]:
     return isinstance(value, bool | np.bool_), value
 
 
-def _value_array(values: tuple[Value, ...]) -> NDArray[Any]:
+def _value_array(values: tuple[Value, ...]) -> Array:
     if len({type(value) for value in values}) > 1:
         return np.array(values, dtype=object)
     return np.array(values, dtype=np.int64 if type(values[0]) is int else None)

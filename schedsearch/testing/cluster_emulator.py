@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator, multiplied, swizzled
+from schedsearch.typed import Array
 
-Array = np.ndarray[Any, Any]
 MAPPED = 1 << 24  # addresses in other blocks' memory are multiples of this further on
 SWIZZLE_BYTES = {1: 128, 2: 64, 3: 32}  # by the code in a matrix descriptor (PTX ISA, "Matrix Descriptor Format")
 

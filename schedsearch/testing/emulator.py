@@ -20,6 +20,7 @@ from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import casts
 from schedsearch.testing.kernel_threads import KernelThread, Threads
+from schedsearch.typed import Array
 
 FLOATS = {"float16": np.float16, "float32": np.float32}
 _GAP = 1 << 20  # unmapped bytes between buffers
@@ -29,16 +30,16 @@ class Memory:
     """A 64-bit address space of separate buffers."""
 
     def __init__(self) -> None:
-        self._buffers: list[tuple[int, np.ndarray[Any, Any]]] = []
+        self._buffers: list[tuple[int, Array]] = []
         self._next = 1 << 40
 
-    def add(self, array: np.ndarray[Any, Any]) -> int:
+    def add(self, array: Array) -> int:
         address, data = self._next, array.reshape(-1).view(np.uint8)
         self._buffers.append((address, data))
         self._next += (data.nbytes + _GAP) // 256 * 256 + 256
         return address
 
-    def at(self, address: int, nbytes: int, alignment: int = 0) -> np.ndarray[Any, Any]:
+    def at(self, address: int, nbytes: int, alignment: int = 0) -> Array:
         """The bytes of an access; `alignment` is that of the address if it is not `nbytes`."""
         address = int(address) % 2**64
         for start, data in self._buffers:
@@ -133,16 +134,16 @@ def replace_casts(monkeypatch: Any, module: Any, types: Any = TYPES) -> None:
             monkeypatch.setattr(module, short, getattr(types, name))
 
 
-def tf32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def tf32(values: Array) -> Array:
     """Float32 rounded to TF32's 10 stored bits, half away from zero (`cvt.rna.tf32.f32`)."""
     rounded = (values.astype(np.float32).view(np.uint32) + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)
     return rounded.view(np.float32)
 
 
-def tf32_product(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], products: int) -> np.ndarray[Any, Any]:
+def tf32_product(a: Array, b: Array, products: int) -> Array:
     """a x b transposed by 1 or 3 products of TF32, as float32."""
 
-    def exact(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def exact(left: Array, right: Array) -> Array:
         return np.asarray(left.astype(np.float64) @ right.astype(np.float64).T)
 
     a_large, b_large = tf32(a), tf32(b)
@@ -240,10 +241,10 @@ class Emulator:
 
     cp_async = copy
 
-    def _shared(self, at: int, nbytes: int) -> np.ndarray[Any, Any]:
+    def _shared(self, at: int, nbytes: int) -> Array:
         assert at >= 0 and at + nbytes <= self.block.shared.nbytes, f"shared access at {at}"
         assert at % nbytes == 0, f"misaligned shared access of {nbytes} bytes at {at}"
-        place: np.ndarray[Any, Any] = self.block.shared[at : at + nbytes]
+        place: Array = self.block.shared[at : at + nbytes]
         return place
 
     def cp_async_wait(self, groups: int) -> Callable[[], None]:
@@ -259,7 +260,7 @@ class Emulator:
         self.thread.copy_groups.append(self.thread.open_copies)
         self.thread.open_copies = []
 
-    def _fragment(self, lanes: Sequence[int], dtype: str) -> np.ndarray[Any, Any]:
+    def _fragment(self, lanes: Sequence[int], dtype: str) -> Array:
         """16 rows x 32 bytes of k that `ldmatrix.x4` loads, as the elements of the fragments of mma.sync see them.
 
         A lane's register q gets 4 bytes of row `lane / 4` of matrix q, whose row r is at the address of lane 8 q + r. By the
@@ -277,7 +278,7 @@ class Emulator:
     def mma_warp_tile(
         self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1
     ) -> Callable[..., None]:  # fmt: skip
-        def product(lanes: list[tuple[int, int]]) -> np.ndarray[Any, Any]:
+        def product(lanes: list[tuple[int, int]]) -> Array:
             rows, columns = [], []
             for i in range(wm // 16):
                 rows.append(self._fragment([at + i * 16 * row_bytes for at, _ in lanes], dtype))

@@ -19,8 +19,8 @@ import numpy as np
 from schedsearch.ops.dtypes import decode
 from schedsearch.testing.emulator import Block, Emulator
 from schedsearch.testing.kernel_threads import Threads
+from schedsearch.typed import Array
 
-Array = np.ndarray[Any, Any]
 WARPGROUP = 128
 
 

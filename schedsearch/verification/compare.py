@@ -19,7 +19,7 @@ from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import DTYPES, decode, dtype
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
-from schedsearch.verification.inputs import Array
+from schedsearch.typed import Array
 
 _FP32_ROUNDOFF = DTYPES["float32"].roundoff
 _FP64_ROUNDOFF = DTYPES["float64"].roundoff

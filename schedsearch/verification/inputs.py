@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -18,9 +17,8 @@ from schedsearch.device import Device
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.checks import Domain, likely_sigmas, sum_sigma
 from schedsearch.ops.dtypes import decode, dtype, encode
+from schedsearch.typed import Array
 from schedsearch.workload import Workload
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK = 1_048_573  # the largest prime below 2**20
 _WRITE_BYTES = 16 << 20

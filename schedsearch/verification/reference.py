@@ -24,7 +24,7 @@ from schedsearch.plugins import offers
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference, load_reference, magnitude_of
 from schedsearch.text import type_text
-from schedsearch.verification.inputs import Array
+from schedsearch.typed import Array
 from schedsearch.workload import Workload
 
 _around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext

@@ -16,8 +16,8 @@ from schedsearch.ops import ArgSpec
 from schedsearch.ops.checks import FP32_ROUNDOFF
 from schedsearch.ops.dtypes import decode, dtype
 from schedsearch.template import KernelSource, magnitude_of
+from schedsearch.typed import Array
 from schedsearch.verification.compare import Tolerance, Truth
-from schedsearch.verification.inputs import Array
 from schedsearch.verification.reference import CheckedReference, is_rounded, reference_name
 from schedsearch.workload import Workload
 

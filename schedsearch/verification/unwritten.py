@@ -11,7 +11,7 @@ from schedsearch.device import BoundKernel, Device
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.layout import Layout
-from schedsearch.verification.inputs import Array
+from schedsearch.typed import Array
 
 _PROBES = (0x3C, 0xC3)  # neither is in guards or workspaces, which a kernel may copy
 

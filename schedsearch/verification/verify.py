@@ -20,8 +20,9 @@ from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.errors import OperatorError
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import decode, dtype
+from schedsearch.typed import Array
 from schedsearch.verification.compare import Comparer, Difference, is_undefined, open_comparer
-from schedsearch.verification.inputs import Array, Pattern, check_domains, check_pattern, check_scalars, second_domains
+from schedsearch.verification.inputs import Pattern, check_domains, check_pattern, check_scalars, second_domains
 from schedsearch.verification.prepared import PreparedPath
 from schedsearch.verification.reference import CheckedReference
 from schedsearch.verification.truths import Truths, align
