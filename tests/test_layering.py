@@ -233,7 +233,7 @@ def test_no_import_cycle_when_modules_load() -> None:
 def test_a_tuner_knows_spaces_and_results_only() -> None:
     allowed = (
         "schedsearch.tuner",
-        *(f"schedsearch.{name}" for name in ("config", "errors", "identity", "space", "workload", "measurement")),
+        *(f"schedsearch.{name}" for name in ("config", "errors", "identity", "space", "typed", "workload", "measurement")),
     )
     strangers = [
         str(item)
@@ -349,7 +349,7 @@ def _loaded(code: str) -> list[str]:
 _OF_HELP = (
     "schedsearch", "schedsearch.cli", "schedsearch.compat", "schedsearch.config", "schedsearch.errors",
     "schedsearch.identity", "schedsearch.measurement", "schedsearch.plugins", "schedsearch.records",
-    "schedsearch.records.formats", "schedsearch.target", "schedsearch.text", "schedsearch.tuner",
+    "schedsearch.records.formats", "schedsearch.target", "schedsearch.text", "schedsearch.tuner", "schedsearch.typed",
 )  # fmt: skip
 """What the help of a command may load of the package, besides the modules of `schedsearch.cli`."""
 

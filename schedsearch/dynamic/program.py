@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from schedsearch.executable.ports import Size
 from schedsearch.ops.dependence import ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.size_steps import SizeStep, Words
-from schedsearch.typed import Array
 from schedsearch.workload import Workload
 
 __all__ = ["DynamicCall", "DynamicProgram", "DynamicValue", "Formula", "Numbers", "Segment", "Size", "axes_of_view"]
@@ -163,7 +165,7 @@ class DynamicProgram:
     words: int
     fixed: tuple[tuple[Words, tuple[int, ...]], ...]
     last: Words | None
-    constants: Mapping[str, Array] = field(default_factory=dict)
+    constants: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     called: tuple[str, ...] = ()
     shows: Mapping[str, Shown] = field(default_factory=dict)
 
