@@ -19,7 +19,6 @@ from schedsearch.tuner import TUNERS
 
 if TYPE_CHECKING:
     from schedsearch.session.plan import TaskPlan
-    from schedsearch.session.preview import Preview
     from schedsearch.session.summary import RunSummary
     from schedsearch.target import Target
     from schedsearch.workload_file import WorkloadFile
@@ -108,15 +107,7 @@ def tune(
     if trials is None and time_s is None:
         trials = DEFAULT_TRIALS
     if dry_run:
-        from schedsearch.session.preview import preview
-
-        names = [task.name for task in file.tasks]
-        workers = file.measure.workers
-        planned = preview(plan(file, target), names, target, trials=trials, time_s=time_s, workers=workers)
-        if as_json:
-            render.echo_json(planned.to_json())
-        else:
-            _print_plan(planned)
+        _print_plan(file, target, trials, time_s, as_json)
         return
 
     from schedsearch.cli.json_lines import JsonLines
@@ -161,12 +152,17 @@ def tune(
                 _print_summary(interrupted.summary, file)
             again = shlex.join(["schedsearch", *_without_fresh(sys.argv[1:])])
             raise Interrupted(f"interrupted; everything measured is saved in {db}; go on with: {again}") from interrupted
+    _conclude(summary, file, db, selector, mode or measure.mode, as_json)
+
+
+def _conclude(summary: RunSummary, file: WorkloadFile, db: str, selector: str, mode: str, as_json: bool) -> None:
+    """Says what a run found. Raises NoValidConfigError if a task or a range has no kernel."""
     if as_json:
         for each in summary.ranges:
             render.echo_json({"event": "range", **each.to_json()})
     else:
         _print_summary(summary, file)
-        _print_next(summary, file, db, selector, mode or measure.mode)
+        _print_next(summary, file, db, selector, mode)
     failed = [
         f"{name} ({reason})" if (reason := task.problem or task.why_invalid) else name
         for task, name in zip(summary.tasks, _names(file).values())
@@ -314,7 +310,14 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
         render.say(f"  y = kernel({arguments})")
 
 
-def _print_plan(planned: Preview) -> None:
+def _print_plan(file: WorkloadFile, target: Target, trials: int | None, time_s: float | None, as_json: bool) -> None:
+    from schedsearch.session.preview import preview
+
+    names = [task.name for task in file.tasks]
+    planned = preview(plan(file, target), names, target, trials=trials, time_s=time_s, workers=file.measure.workers)
+    if as_json:
+        render.echo_json(planned.to_json())
+        return
     rows = [
         (name, plan.task.workload.label, arm.template.name, arm.space.size, f"{plan.task.weight:g}")
         for name, plan in zip(planned.names, planned.plans)
