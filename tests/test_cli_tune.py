@@ -213,7 +213,8 @@ class TestMistakes:
         finally:
             lock.close()
         assert process.returncode == 3
-        assert str(os.getpid()) in errors and len(errors.splitlines()) == 1
+        *before, last = errors.splitlines()  # on a busy machine it says what it does before it asks for the device
+        assert str(os.getpid()) in last and "Traceback" not in errors, before
 
 
 class TestRun:
