@@ -62,9 +62,9 @@ def read_columns(
 
 LISTED = (
     "id", "workload_id", "target_key", "mode", "template", "outcome", "time_ns", "final_race", "config", "message", "run",
-    "finished_at",
+    "finished_at", "times_ns",
 )  # fmt: skip
-"""The columns of `list_records`."""
+"""The columns of `list_records`; JSON columns stay strings."""
 
 
 @dataclass(frozen=True)

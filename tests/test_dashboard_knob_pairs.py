@@ -83,6 +83,14 @@ def test_two_knobs_that_matter_only_together_are_the_first_pair() -> None:
     assert first.importance == epsilon_squared(joint, np.log(found.times_ns))
 
 
+def test_without_two_trials_for_each_pair_of_values_nobody_knows_what_both_explain() -> None:
+    rng = np.random.default_rng(0)
+    times = {(a, b): float(1000.0 * (1 + a) * rng.lognormal(0, 0.1)) for a in range(4) for b in range(5)}
+    found = searched(times, ("a", "b"))
+    (pair,) = knob_pairs(found, knob_effects(found))
+    assert (pair.importance, pair.gain, len(pair.cells.trials)) == (None, None, 20)
+
+
 def test_knobs_of_one_value_or_of_many_have_no_map() -> None:
     found = searched({(0, n, n % 2, n % 3): 1000.0 + n for n in range(40)}, ("one", "many", "two", "three"))
     pairs = [{pair.first, pair.second} for pair in knob_pairs(found, knob_effects(found))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def test_every_run_of_the_records_has_its_page(sample: Path) -> None:
         for run, key in view["runs"].items():
             assert answers.get(f"run/{key}")["row"]["id"] == run
             assert set(answers.get("records", {"run": run})["records"]["run"]) == {run}
+
+
+def test_times_that_are_not_to_be_trusted_are_marked_in_the_list(tmp_path: Path) -> None:
+    with answers_of(raced_database(tmp_path / "a.db", (QUIET, TWO_GROUPS))) as answers:
+        columns = answers.get("records")["records"]
+    doubts = dict(zip(columns["time_ns"], columns["doubt"], strict=True))
+    assert doubts == {statistics.median(QUIET): "", statistics.median(TWO_GROUPS): "bimodal"}
 
 
 def test_foreign_values_of_knobs_are_escaped(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from schedsearch.dashboard.views.task import KnobCells, KnobEffect, KnobPair
 
 MOST_KNOBS = 6  # of a template, the most important ones: 15 pairs
 MOST_VALUES = 24  # of a knob; more cannot be read from a map
+LEAST_TRIALS = 2  # valid ones for each pair of values on average; with fewer, nobody knows what both explain
 
 
 def knob_pairs(searched: Searched, effects: Sequence[KnobEffect]) -> list[KnobPair]:
-    """The pairs of the knobs that matter most, the most important pair first.
+    """The pairs of the knobs that matter most, the most important pair first; those of unknown importance come last.
 
     Args:
         effects: of the knobs of `searched`, the most important first (`effects.knob_effects`).
@@ -28,7 +29,8 @@ def knob_pairs(searched: Searched, effects: Sequence[KnobEffect]) -> list[KnobPa
     for one, other in combinations(sorted(shown), 2):
         pairs = (searched.codes[:, one] + 1) * (MOST_VALUES + 1) + searched.codes[:, other] + 1
         ok = searched.ok
-        together = epsilon_squared(pairs[ok], np.log(searched.times_ns[ok]))
+        enough = ok.sum() >= LEAST_TRIALS * len(np.unique(pairs[ok]))
+        together = epsilon_squared(pairs[ok], np.log(searched.times_ns[ok])) if enough else None
         found.append(
             KnobPair(
                 template=knobs.template,
@@ -39,7 +41,8 @@ def knob_pairs(searched: Searched, effects: Sequence[KnobEffect]) -> list[KnobPa
                 cells=_cells(searched, searched.codes[:, one], searched.codes[:, other]),
             )
         )
-    return sorted(found, key=lambda pair: -(pair.importance or 0.0))
+    rank = {effect.knob: place for place, effect in enumerate(effects)}
+    return sorted(found, key=lambda pair: (-(pair.importance or 0.0), rank[pair.first] + rank[pair.second]))
 
 
 def _cells(searched: Searched, first: Codes, second: Codes) -> KnobCells:

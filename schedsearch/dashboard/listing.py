@@ -6,9 +6,10 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from schedsearch.dashboard import loose
+from schedsearch.dashboard.noise import doubt_of
 from schedsearch.dashboard.overview import run_key
 from schedsearch.dashboard.source import Source, TaskId
 from schedsearch.dashboard.views.overview import TaskRow
@@ -23,7 +24,29 @@ PAGE = 1000
 MOST = 5000
 _MESSAGE_CHARACTERS = 200
 _SORTS = {"id": "id", "time_ns": "time_ns", "at_s": "finished_at"}
-_PLACES = {"id": 0, "time_ns": 6, "finished_at": 11}  # in `records.columns.LISTED`
+
+
+class _Listed(NamedTuple):
+    """The columns of `records.columns.LISTED`, and the record's task as an index into those of the view."""
+
+    id: int
+    workload_id: str
+    target: str
+    mode: str
+    template: str
+    outcome: str
+    time_ns: float | None
+    race: bool
+    config: str
+    message: str
+    run: str
+    finished_at: float
+    times_ns: str | None
+    task: int
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        return tuple(filter(None, map(loose.number, loose.sequence(loose.parsed(self.times_ns or "")))))
 
 
 def records_view(
@@ -45,7 +68,7 @@ def records_view(
     offset, limit = _number(query, "offset", 0), min(_number(query, "limit", PAGE), most)
     tasks: dict[tuple[str, TaskId], int] = {}
     shown_tasks: list[TaskRow] = []
-    found: list[tuple[Any, ...]] = []
+    found: list[_Listed] = []
     total, notes = 0, []
     for source in sources:
         wanted = _wanted(source, query)
@@ -64,14 +87,13 @@ def records_view(
             if (source.key, task) not in tasks:
                 tasks[source.key, task] = len(shown_tasks)
                 shown_tasks.append(rows[source.key][task])
-            found.append((*row, tasks[source.key, task]))
-    place = _PLACES[sort]
-    found.sort(key=lambda row: row[place] or 0, reverse=descending)
-    found.sort(key=lambda row: row[place] is None)
+            found.append(_Listed._make((*row, tasks[source.key, task])))
+    found.sort(key=lambda row: getattr(row, sort) or 0, reverse=descending)
+    found.sort(key=lambda row: getattr(row, sort) is None)
     paths = {source.key: shlex.quote(source.path) for source in sources}
     page = found[offset : offset + limit]
     columns, knobs, varying = _columns(page)
-    ids = {row[10] for row in page}
+    ids = {row.run for row in page}
     runs = {run["id"]: run_key(source, run["id"]) for source in sources for run in source.runs if run["id"] in ids}
     return RecordsView(total, offset, tuple(shown_tasks), columns, knobs, varying, runs, tuple(notes), paths)
 
@@ -93,38 +115,39 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _columns(
-    rows: Sequence[tuple[Any, ...]],
+    rows: Sequence[_Listed],
 ) -> tuple[RecordColumns, dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     """The columns, and for each template the names of its knobs, and of those that vary."""
 
     def text(value: str) -> str:
         return printable(value, lines=True)
 
-    configs = [loose.mapping(loose.parsed(row[8])) for row in rows]
+    configs = [loose.mapping(loose.parsed(row.config)) for row in rows]
     found: dict[str, dict[str, set[str]]] = {}
     for row, config in zip(rows, configs):
-        of = found.setdefault(text(row[4]), {})
+        of = found.setdefault(text(row.template), {})
         for name, value in config.items():
             of.setdefault(name, set()).add(canonical_json(value))
-    counts = Counter(text(row[4]) for row in rows)
-    present = Counter((text(row[4]), name) for row, config in zip(rows, configs) for name in config)
+    counts = Counter(text(row.template) for row in rows)
+    present = Counter((text(row.template), name) for row, config in zip(rows, configs) for name in config)
     knobs = {template: tuple(of) for template, of in found.items()}
     varying = {
         template: tuple(name for name, values in of.items() if len(values) > 1 or present[template, name] < counts[template])
         for template, of in found.items()
     }
     columns = RecordColumns(
-        id=[row[0] for row in rows],
-        task=[row[12] for row in rows],
-        template=[text(row[4]) for row in rows],
-        outcome=[row[5] for row in rows],
-        time_ns=[row[6] for row in rows],
-        race=[row[7] for row in rows],
-        config=[text(config_text(row[8])) for row in rows],
-        values=[[_value(config.get(name)) for name in knobs[text(row[4])]] for row, config in zip(rows, configs)],
-        message=[text(shortened(row[9].partition("\n")[0], _MESSAGE_CHARACTERS)) for row in rows],
-        run=[text(row[10]) for row in rows],
-        at_s=[row[11] for row in rows],
+        id=[row.id for row in rows],
+        task=[row.task for row in rows],
+        template=[text(row.template) for row in rows],
+        outcome=[row.outcome for row in rows],
+        time_ns=[row.time_ns for row in rows],
+        doubt=[doubt_of(row.times) for row in rows],
+        race=[row.race for row in rows],
+        config=[text(config_text(row.config)) for row in rows],
+        values=[[_value(config.get(name)) for name in knobs[text(row.template)]] for row, config in zip(rows, configs)],
+        message=[text(shortened(row.message.partition("\n")[0], _MESSAGE_CHARACTERS)) for row in rows],
+        run=[text(row.run) for row in rows],
+        at_s=[row.finished_at for row in rows],
     )
     return columns, knobs, varying
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schedsearch.dashboard.views.noise import Doubt
 from schedsearch.dashboard.views.overview import TaskRow
 from schedsearch.dashboard.views.values import JSON
 
@@ -12,7 +13,8 @@ from schedsearch.dashboard.views.values import JSON
 @dataclass(frozen=True)
 class RecordColumns:
     """Records column by column. `task` is an index into `RecordsView.tasks`, `outcome` a name, `config` a string of
-    name=value, `message` its first 200 characters. `values` are those of the knobs of its template
+    name=value, `message` its first 200 characters, `doubt` why its time is
+    not to be trusted. `values` are those of the knobs of its template
     (`RecordsView.knobs`), null for a knob that it lacks. The record's key is `database of its task + "." + id`."""
 
     id: list[int]
@@ -20,6 +22,7 @@ class RecordColumns:
     template: list[str]
     outcome: list[str]
     time_ns: list[float | None]
+    doubt: list[Doubt]
     race: list[bool]
     config: list[str]
     values: list[list[JSON]]

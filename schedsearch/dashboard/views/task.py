@@ -154,7 +154,8 @@ class KnobPair:
     """Two knobs of a template, and the times of their pairs of values.
 
     Attributes:
-        importance: share of the variance of log(time) that both explain together (epsilon squared, as `KnobEffect`).
+        importance: share of the variance of log(time) that both explain together (epsilon squared, as `KnobEffect`); None
+            with fewer than two valid trials for each pair of values on average.
         gain: how much that is more than the better one of them explains alone.
     """
 

@@ -158,6 +158,7 @@ export function trialTooltip(task, { value }) {
   return lines(
     `${templateOf(task, position)}, record ${trials.id[position]}`,
     time === null ? outcomes[trials.outcome[position]].replaceAll("_", " ") : timeLine("measured", time),
+    trials.spread[position] === null ? "" : `spread of its repetitions: ${formatPercent(trials.spread[position])}`,
     timeLine("predicted", trials.predicted_ns[position]),
     ...configLines(trialConfig(task, position)),
   );

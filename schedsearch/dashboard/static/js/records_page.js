@@ -1,6 +1,7 @@
 // Every record with filters, failures too.
 
 import { el, replaceChildren } from "./dom.js";
+import { doubtMark } from "./doubts.js";
 import { deviceName, formatCount, formatMoment, formatTime, formatValue, plural, shorten } from "./format.js";
 import { picker } from "./knob_charts.js";
 import { routeTo } from "./router.js";
@@ -161,6 +162,7 @@ export function recordRows({ records, tasks, knobs, runs, shell_paths: paths }) 
       template: records.template[index],
       outcome: records.outcome[index],
       time_ns: records.time_ns[index],
+      doubt: records.doubt[index],
       race: records.race[index],
       config: records.config[index],
       knobs: new Map((knobs[records.template[index]] ?? []).map((name, place) => [name, records.values[index][place]])),
@@ -189,7 +191,7 @@ function recordColumns({ knobs, varying }, shown) {
   const knobColumn = (name) => ({ label: name, numeric: shown.every((row) => typeof (row.knobs.get(name) ?? 0) === "number"), value: (row) => row.knobs.get(name) ?? null, show: (row) => formatValue(row.knobs.get(name)) });
   const columns = [
     { label: "Record", value: (row) => row.id, show: (row) => el("a", { href: routeTo("trial", [row.key]), data: { key: row.key } }, String(row.id)) },
-    { label: "Time", numeric: true, className: "strong", value: (row) => row.time_ns, show: (row) => formatTime(row.time_ns) },
+    { label: "Time", numeric: true, className: "strong", value: (row) => row.time_ns, show: (row) => (row.doubt ? [doubtMark(row.doubt), " ", formatTime(row.time_ns)] : formatTime(row.time_ns)) },
     {
       label: "Outcome",
       value: (row) => row.outcome,
