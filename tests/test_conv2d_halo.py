@@ -17,6 +17,7 @@ from long_cases import each_one_way
 
 import schedsearch.templates.conv2d.halo as module
 import schedsearch.templates.conv2d.halo_kernel as kernel_module
+import schedsearch.templates.conv2d.halo_store as store_module
 import schedsearch.templates.conv2d.halo_weights as halo_weights
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
@@ -143,10 +144,12 @@ def emulate(
     """y of one configuration and the expected y, with the stand-in for every epilogue."""
     memory = Memory()
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, kernel_module, halo_weights, gather, pipeline, store, store_channels, walk, wgmma)
+    emulator.stand_in(
+        monkeypatch, kernel_module, store_module, halo_weights, gather, pipeline, store, store_channels, walk, wgmma
+    )
     outputs = workload.k // workload.groups * config.get("merged", 1)
     monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w, outputs))
-    monkeypatch.setattr(kernel_module, "store_transposed", functools.partial(store_as_float32, memory))
+    monkeypatch.setattr(store_module, "store_transposed", functools.partial(store_as_float32, memory))
     arrays = integers(workload, np.random.default_rng(0))
     out_type = np.float32 if workload.out_dtype == "float32" else np.float16
     y = np.full(workload.output.shape, np.nan, out_type)

@@ -12,6 +12,7 @@ from conv2d_numpy import integers, numpy_conv2d
 
 import schedsearch.templates.conv2d.halo as module
 import schedsearch.templates.conv2d.halo_kernel as kernel_module
+import schedsearch.templates.conv2d.halo_store as store_module
 import schedsearch.templates.conv2d.halo_weights as halo_weights
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
@@ -74,7 +75,17 @@ def test_every_pixel_gets_its_channels(monkeypatch: pytest.MonkeyPatch, shape: A
     assert TEMPLATE.validate(workload, H200) is None
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
     emulator.stand_in(
-        monkeypatch, kernel_module, halo_weights, epilogue_fragments, gather, pipeline, store, store_channels, walk, wgmma
+        monkeypatch,
+        kernel_module,
+        store_module,
+        halo_weights,
+        epilogue_fragments,
+        gather,
+        pipeline,
+        store,
+        store_channels,
+        walk,
+        wgmma,
     )
     monkeypatch.setattr(module, "Epilogue", Bias)
     arrays = integers(workload, np.random.default_rng(0))

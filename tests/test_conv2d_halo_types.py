@@ -17,6 +17,7 @@ from test_conv2d_wgmma import LOCAL_LOAD, LOCAL_STORE, instructions
 
 import schedsearch.templates.conv2d.halo as module
 import schedsearch.templates.conv2d.halo_kernel as kernel_module
+import schedsearch.templates.conv2d.halo_store as store_module
 import schedsearch.templates.conv2d.halo_weights as halo_weights
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
@@ -152,6 +153,7 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, name: str, late:
     emulator.stand_in(
         monkeypatch,
         kernel_module,
+        store_module,
         halo_weights,
         addressing,
         gather,
@@ -165,7 +167,7 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, name: str, late:
     arrays = integer_model.arguments(w)
     outputs = w.k // w.groups * config.get("merged", 1)
     monkeypatch.setattr(module, "Epilogue", functools.partial(Stages, arrays, outputs))
-    monkeypatch.setattr(kernel_module, "store_transposed", functools.partial(store_as_32_bits, memory))
+    monkeypatch.setattr(store_module, "store_transposed", functools.partial(store_as_32_bits, memory))
     y = np.zeros(w.output.shape, w.output.dtype)
     tensors = {**arrays, "y": y}
     pointers = {name: memory.add(array) for name, array in tensors.items() if name != "x"}

@@ -32,26 +32,34 @@ from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.conv2d import Conv2dParams
-from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.templates.conv2d import halo_weights
-from schedsearch.templates.conv2d.geometry import channel_order
 from schedsearch.templates.conv2d.halo_sizes import (
     WGMMA_CHANNELS,
     Geometry,
     Plan,
     loads_residual,
     stages_y,
-    store_segment,
+)
+from schedsearch.templates.conv2d.halo_store import (
+    Place,
+    Residual,
+    Thread,
+    load_residual_of,
+    releases_late,
+    staged_bytes,
+    stages_in_place,
+    staging_offset_of,
+    store_tile_of,
 )
 from schedsearch.templates.conv2d.maps import ROW_BYTES
-from schedsearch.templates.parts import gather, pipeline, ptx, store_channels, walk
-from schedsearch.templates.parts.casts import i32, i64, u32
+from schedsearch.templates.parts import gather, pipeline, ptx, walk
+from schedsearch.templates.parts.casts import i32, u32
 from schedsearch.templates.parts.epilogue import Epilogue
-from schedsearch.templates.parts.epilogue_fragments import TileRows, store_transposed
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP
+from schedsearch.templates.parts.pipeline import Barriers, Ring
 from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.templates.parts.wgmma import Wgmma
-from schedsearch.templates.parts.zero_points import ZeroPoint, no_transposed_correction
+from schedsearch.templates.parts.zero_points import ZeroPoint
 from schedsearch.workload import Workload
 
 # Captured values that Numba must know; see `KernelStep.shaped_by`.
@@ -72,16 +80,12 @@ def build_kernel(
     block_columns, tiles = (plan.column_tiles, plan.pixel_tiles) if resident else (1, plan.tiles)
     own_tiles, tile_origin = walk.persistent(block_columns), _tile_origin(geometry, plan)
     own_place = _own_place(geometry, plan, tile_origin)
-
     # Addresses in shared memory.
     weights_offset, y_offset, residual_offset = map(layout.offset, ("weights", "y", "residual_full"))
     ring_barriers = _ring_barriers(plan)
     staged, staged_residual, warpgroups, stages = stages_y(workload), loads_residual(workload), plan.warpgroups, plan.stages
-    warpgroup_y_bytes = (
-        plan.positions * store_channels.position_bytes(workload.params.out_dtype) if staged and not in_turn else 0
-    )
+    warpgroup_y_bytes = staged_bytes(workload, plan)
     row_patch_bytes = 0 if in_turn else tile_h * plan.patch_w * ROW_BYTES  # from a warpgroup to the one below
-
     load_patches = _load_patches(workload, geometry, plan)
     load_weights = halo_weights.load_weights(workload, geometry, plan, tile_origin)
     merge_weights = halo_weights.merge_weights(workload, geometry, plan, weights_offset)
@@ -89,10 +93,8 @@ def build_kernel(
     warp_columns, consumers = plan.channel_groups, plan.warpgroups * WARPGROUP
     wgmma = Wgmma(workload.params.dtype)
     accumulators, sum_type = wgmma.accumulators(plan.positions), wgmma.accumulator_type
-    multiply_tile = _multiply_tile(workload, geometry, plan)
-    staging_offset = _staging_offset(workload, plan)
-    store_tile = _store_tile(workload, geometry, plan, epilogue, zero)
-    residual_index = epilogue.index("residual")
+    multiply_tile, staging_offset = _multiply_tile(workload, geometry, plan), staging_offset_of(workload, plan)
+    store_tile, residual_index = store_tile_of(workload, geometry, plan, epilogue, zero), epilogue.index("residual")
     warm, idle = _warm(workload, geometry, plan, epilogue, tile_origin), consumers + 64  # a warp without other work
 
     def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
@@ -157,15 +159,17 @@ def build_kernel(
             while tile < tiles:
                 place = own_place(tile, own_column, own_row, own_channel)
                 # ---- multiply
-                buffer, previous_buffer, patch_parities, stage, previous_stage, weight_parity = multiply_tile(
-                    acc, patch_start, weights_start, patch_full, patch_empty, weight_full, weight_empty, leader, held,
-                    buffer, previous_buffer, patch_parities, stage, previous_stage, weight_parity,
-                    residual, residual_full, staged_y, place,
+                patch_ring, weight_ring = multiply_tile(
+                    acc, patch_start, weights_start, patch_full, patch_empty, Barriers(weight_full, weight_empty),
+                    leader, held, Ring(buffer, previous_buffer, patch_parities), Ring(stage, previous_stage, weight_parity),
+                    Residual(residual, residual_full), staged_y, place,
                 )  # fmt: skip
+                buffer, previous_buffer, patch_parities = patch_ring
+                stage, previous_stage, weight_parity = weight_ring
                 # ---- epilogue and store
                 staged_y, residual_parity = store_tile(
-                    acc, y, operands, shared, group, lane, leader, warp_channel, matrix_offset, place,
-                    patch_empty, previous_buffer, residual, residual_full, residual_parity, staged_y,
+                    acc, y, operands, shared, Thread(group, lane, leader, warp_channel, matrix_offset), place,
+                    patch_empty, previous_buffer, Residual(residual, residual_full), residual_parity, staged_y,
                 )  # fmt: skip
                 held = i32(1)
                 if in_turn:
@@ -193,7 +197,7 @@ def _ring_barriers(plan: Plan) -> Callable[[Any], Any]:
 
 
 def _own_place(geometry: Geometry, plan: Plan, tile_origin: Callable[..., Any]) -> Callable[..., Any]:
-    """(image, row, column, group of the convolution, channel, rows) where a warpgroup's part of a tile begins."""
+    """`place(tile, own_column, own_row, own_channel)`: where a warpgroup's part of a tile begins."""
     tile_h, out_h = plan.tile_h, geometry.out_h
 
     def own_place(tile: Any, own_column: Any, own_row: Any, own_channel: Any) -> Any:
@@ -201,30 +205,9 @@ def _own_place(geometry: Geometry, plan: Plan, tile_origin: Callable[..., Any]) 
         row = i32(row + own_row)
         channel = i32(channel + own_channel)
         rows_left = i32(min(tile_h, out_h - row))
-        return image, row, column, conv_group, channel, rows_left
+        return Place(image, row, column, conv_group, channel, rows_left)
 
     return own_place
-
-
-def _staging_offset(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., Any]:
-    """Where a thread writes its part of a matrix of y that is staged."""
-    p = workload.params
-    if pixel_shuffle(p.epilogue, p.k):
-        return store_channels.segment_offset(store_segment(workload), plan.positions)
-    return store_channels.transposed_offset(p.out_dtype)
-
-
-def _releases_late(workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan) -> bool:
-    """Whether a warpgroup hands a patch, in which it stages y, back only during its next tile.
-
-    This needs enough other patches: the next tile's last chunk but one must not need this patch.
-    """
-    return _stages_in_place(workload, plan) and plan.patches >= (plan.turns - 1) * geometry.chunks + 2
-
-
-def _stages_in_place(workload: Workload[Conv2dParams], plan: Plan) -> bool:
-    """Whether y is staged in the patch that it was computed from."""
-    return stages_y(workload) and plan.turns > 1
 
 
 def _multiply_tile(workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan) -> Callable[..., Any]:
@@ -235,12 +218,12 @@ def _multiply_tile(workload: Workload[Conv2dParams], geometry: Geometry, plan: P
     p = workload.params
     taps, chunks, patches, resident = geometry.taps, geometry.chunks, plan.patches, plan.weight_stages == 0
     patch_bytes, stage_bytes, positions, merged = plan.patch_bytes, plan.bn * ROW_BYTES, plan.positions, geometry.merged > 1
-    late_release, in_place = _releases_late(workload, geometry, plan), _stages_in_place(workload, plan)
+    late_release, in_place = releases_late(workload, geometry, plan), stages_in_place(workload, plan)
     early_residual = loads_residual(workload) and not in_place
     take_patch, advance_patch = pipeline.consumer(patches, phases="some")
     take_weights, advance_weights = pipeline.consumer(plan.stages, phases="first" if resident else "all")
     tap_address, advance_tap = _tap_address(workload, geometry, plan), _advance_tap(p.s)
-    load_residual = _load_residual(geometry, plan)
+    load_residual = load_residual_of(geometry, plan)
     wgmma = Wgmma(p.weight_dtype, p.dtype)
     matrix = wgmma.matrix(ROW_BYTES)  # the swizzle depends on addresses only, so an operand may start at any row
     multiply, multiply_last = (wgmma.steps(positions, k_steps) for k_steps in geometry.k_steps)
@@ -248,11 +231,11 @@ def _multiply_tile(workload: Workload[Conv2dParams], geometry: Geometry, plan: P
     wait_previous, wait_all = wgmma.wait(1, positions), wgmma.wait(0, positions)
 
     def multiply_tile(  # type: ignore[no-untyped-def]
-        acc, patch_start, weights_start, patch_full, patch_empty, weight_full, weight_empty, leader, held,
-        buffer, previous_buffer, patch_parities, stage, previous_stage, weight_parity,
-        residual, residual_full, staged_y, place,
+        acc, patch_start, weights_start, patch_full, patch_empty, of_weights, leader, held, patch_ring, weight_ring,
+        residual, staged_y, place,
     ):  # fmt: skip
-        image, row, column, conv_group, channel, rows_left = place
+        buffer, previous_buffer, patch_parities = patch_ring
+        stage, previous_stage, weight_parity = weight_ring
         step = i32(0)
         for chunk in range(chunks):
             patch_parities = take_patch(patch_full, buffer, patch_parities)
@@ -261,7 +244,7 @@ def _multiply_tile(workload: Workload[Conv2dParams], geometry: Geometry, plan: P
             tap_w = u32(0)
             for tap in range(taps):
                 if not merged:
-                    take_weights(weight_full, stage, weight_parity)
+                    take_weights(of_weights.full, stage, weight_parity)
                 a = u32(weights_start + stage * stage_bytes)
                 b = tap_address(patch, tap_h, tap_w)
                 matrix_a, matrix_b = matrix(a), matrix(b)
@@ -272,7 +255,7 @@ def _multiply_tile(workload: Workload[Conv2dParams], geometry: Geometry, plan: P
                 wait_previous(acc)
                 if leader:
                     if not resident and step > 0:
-                        ptx.mbarrier_arrive(weight_empty + previous_stage * BARRIER_BYTES)
+                        ptx.mbarrier_arrive(of_weights.empty + previous_stage * BARRIER_BYTES)
                     if patches > 1 and tap == 0 and chunk > 0:
                         ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
                     if late_release and held != 0 and step == 0:
@@ -280,7 +263,7 @@ def _multiply_tile(workload: Workload[Conv2dParams], geometry: Geometry, plan: P
                         ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
                     if early_residual and step == 0:
                         ptx.bulk_wait_read_all()  # the previous tile's stores have read staged_y
-                        load_residual(residual, residual_full, staged_y, rows_left, channel, conv_group, column, row, image)
+                        load_residual(residual, staged_y, place)
                 tap_h, tap_w = advance_tap(tap_h, tap_w)
                 step = i32(step + 1)
                 previous_stage = stage
@@ -294,83 +277,12 @@ def _multiply_tile(workload: Workload[Conv2dParams], geometry: Geometry, plan: P
         wait_all(acc)
         if leader:
             if not resident:
-                ptx.mbarrier_arrive(weight_empty + previous_stage * BARRIER_BYTES)
+                ptx.mbarrier_arrive(of_weights.empty + previous_stage * BARRIER_BYTES)
             if not in_place:
                 ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
-        return buffer, previous_buffer, patch_parities, stage, previous_stage, weight_parity
+        return Ring(buffer, previous_buffer, patch_parities), Ring(stage, previous_stage, weight_parity)
 
     return multiply_tile
-
-
-def _store_tile(
-    workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
-) -> Callable[..., Any]:
-    """Epilogue and store of a warpgroup's part of a tile; returns where it staged y, and the residual's parity."""
-    p = workload.params
-    out_h, out_w, out_channels, outputs = geometry.out_h, geometry.out_w, p.k, geometry.outputs
-    tile_w, patch_bytes, octets = plan.tile_w, plan.patch_bytes, plan.positions // 8
-    staged, staged_residual, accumulator = stages_y(workload), loads_residual(workload), Wgmma(p.dtype).accumulator
-    late_release, in_place = _releases_late(workload, geometry, plan), _stages_in_place(workload, plan)
-    channel_step, second = store_channels.transposed_channels(p.out_dtype)
-    shuffle, segment = pixel_shuffle(p.epilogue, p.k), store_segment(workload)
-    order = channel_order(shuffle)
-    channel_of, step = (order.channel(), order.step) if order else (_same, 1)
-    tile_rows = TileRows(plan.patch_w, out_w * out_channels, out_channels, second, step)
-    fuse, store_direct = epilogue.transposed(octets, tile_rows), store_transposed(octets, tile_rows, accumulator)
-    correct = zero.transposed_correction(epilogue, octets, tile_rows) if zero else no_transposed_correction
-    fused = not epilogue.identity
-    load_residual = _load_residual(geometry, plan)
-    stage_y = store_channels.stage_transposed(p.out_dtype if staged else "float16", octets, accumulator, segment)
-    send_y = store_channels.send_rows(geometry.groups > 1, plan.patch_w * store_channels.position_bytes(p.out_dtype))
-    if shuffle:
-        run = out_channels // shuffle.block
-        send_y = store_channels.send_segments(segment, plan.positions, plan.patch_w, out_h, out_channels, run)
-    group_barrier = ptx.group_barrier(plan.warpgroups, WARPGROUP)
-
-    def store_tile(  # type: ignore[no-untyped-def]
-        acc, y, operands, shared, group, lane, leader, warp_channel, matrix_offset, place,
-        patch_empty, previous_buffer, residual, residual_full, residual_parity, staged_y,
-    ):  # fmt: skip
-        image, row, column, conv_group, channel, rows_left = place
-        columns_left = i32(min(tile_w, out_w - column))
-        if in_place:
-            staged_y = u32(shared + previous_buffer * patch_bytes)
-            group_barrier(group)  # all warps have read the patch
-            if staged_residual and leader:
-                load_residual(residual, residual_full, staged_y, rows_left, channel, conv_group, column, row, image)
-        elif staged and not staged_residual:
-            if leader:
-                ptx.bulk_wait_read_all()  # the previous tile's stores have read staged_y
-            group_barrier(group)
-        if staged_residual:
-            ptx.mbarrier_wait(residual_full, residual_parity)
-            residual_parity = u32(residual_parity ^ 1)
-        k = i32(channel + warp_channel + (lane >> 2) * channel_step)  # within its convolution group, then among all
-        channels_left, position = i32(outputs - k), i32((lane & 3) * 2)
-        k = i32(k + conv_group * outputs)
-        offset = i64(i64((image * out_h + row) * out_w + column) * out_channels + k)
-        correct(acc, channels_left, rows_left, columns_left, position, row, column, channel_of(k), operands)
-        if fused:
-            fuse(
-                acc, channels_left, rows_left, columns_left, position, staged_y + matrix_offset, channel_of(k), offset,
-                *operands,
-            )  # fmt: skip
-        if staged:
-            stage_y(acc, staged_y + matrix_offset)
-            ptx.fence_async_shared()
-            group_barrier(group)
-            if leader:
-                if channel < outputs:
-                    send_y(y, staged_y, rows_left, channel, conv_group, column, row, image)
-                ptx.bulk_commit()
-                if in_place and not late_release:
-                    ptx.bulk_wait_read_all()
-                    ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
-        else:
-            store_direct(acc, y, channels_left, rows_left, columns_left, position, offset)
-        return staged_y, residual_parity
-
-    return store_tile
 
 
 def _tile_origin(geometry: Geometry, plan: Plan) -> Callable[..., Any]:
@@ -448,11 +360,6 @@ def _warm(
     return warm
 
 
-def _same(channel: Any) -> Any:
-    """The channel of a row if rows are channels."""
-    return channel
-
-
 def _tap_address(workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan) -> Callable[..., Any]:
     """`address(patch, tap_h, tap_w)`: the start of a tap's operand in its patch: the phase, plus the shift within it."""
     (stride_h, stride_w), (dilation_h, dilation_w) = workload.params.stride, workload.params.dilation
@@ -477,21 +384,3 @@ def _advance_tap(kernel_w: int) -> Callable[..., Any]:
         return tap_h, tap_w
 
     return advance
-
-
-def _load_residual(geometry: Geometry, plan: Plan) -> Callable[..., None]:
-    """One thread loads a tile's residual to the place where its y will be staged, and nothing outside of y."""
-    outputs, row_bytes, patch_row_bytes = geometry.outputs, plan.tile_w * ROW_BYTES, plan.patch_w * ROW_BYTES
-    load_pixels = gather.pixels(geometry.groups > 1)
-
-    def load_residual(
-        residual: Any, barrier: Any, to: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any
-    ) -> None:
-        rows = i32(max(rows, 0) if channel < outputs else 0)
-        ptx.mbarrier_expect_bytes(barrier, rows * row_bytes)
-        for tile_row in range(rows):
-            load_pixels(
-                to + tile_row * patch_row_bytes, residual, channel, conv_group, column, row + tile_row, image, barrier
-            )
-
-    return load_residual

@@ -28,6 +28,29 @@ def initialise(barrier: Any, count: Any, arrivals: Any) -> None:
         ptx.mbarrier_init(barrier + number * BARRIER_BYTES, arrivals)
 
 
+class Ring(NamedTuple):
+    """Where a thread is in a ring, for a function that walks it further. All are u32.
+
+    A loop keeps the three in variables of their own: a tuple that goes around a loop gives another order of registers.
+
+    Attributes:
+        stage: the stage that is next.
+        previous: the stage before.
+        parity: of the phase that the thread waits for next; see `consumer` about phases of stages that differ.
+    """
+
+    stage: Any
+    previous: Any
+    parity: Any
+
+
+class Barriers(NamedTuple):
+    """Addresses of the first mbarriers of a ring."""
+
+    full: Any
+    empty: Any
+
+
 class Producer(NamedTuple):
     """The functions of the thread that fills a ring.
 
