@@ -3,6 +3,8 @@
 Each public function that may take long opens one `shown()`. Calls within it use the same display, so `build`, which tunes,
 shows one. `stage` says what the call does now, for code that knows nothing of its caller. Lines that should stay go through
 `Display.say`. All of it goes to standard error. rich is loaded when something is drawn, which quick calls never do.
+
+See docs/decisions/193-one-display-for-all-calls.md.
 """
 
 from __future__ import annotations
@@ -182,7 +184,7 @@ def screen_here() -> Screen:
 class Display:
     """Shows what a call does. Any thread may use it.
 
-    A thread draws at least once in `_BEAT_S`, whatever the call does. This takes half a millisecond of one core with 16 tasks,
+    A thread draws at least once in `_BEAT_S`, whatever the call does. This takes half a millisecond of a core with 16 tasks,
     so that it does not show in the times of a CPU.
 
     Args:
