@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from child_environment import child_environment
+from store_contract import A100, H100, H200, TOOLCHAIN, artifact, conv, profile, record
 
 from schedsearch.config import Config
 from schedsearch.identity import sha256_hex
@@ -20,7 +21,6 @@ from schedsearch.launch_sizes import SizedPlan
 from schedsearch.measurement import Record
 from schedsearch.records.rows import content_id
 from schedsearch.size_table import SizedKernel, SizeTable
-from schedsearch.testing.store_contract import A100, H100, H200, TOOLCHAIN, artifact, conv, profile, record
 
 __all__ = [
     "A100", "H100", "H200", "TOOLCHAIN", "artifact", "as_of_an_operator_that_is_not_installed", "before_version_3", "conv",

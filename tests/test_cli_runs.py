@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from cli_support import isolate, schedsearch
+from store_contract import conv, record
 
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.records.store import Store
-from schedsearch.testing.store_contract import conv, record
 
 SLOW = (2000.0, 2010.0, 1990.0, 2005.0, 1995.0)  # ns
 FAST = (1000.0, 1010.0, 990.0, 1005.0, 995.0)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conv2d_numpy import FLOAT_STAGES, KINDS, check_sampled, check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
+from hopper_emulator import HopperEmulator
 from long_cases import each_one_way
 
 import schedsearch.templates.conv2d.halo as module
@@ -28,7 +29,6 @@ from schedsearch.templates.conv2d.halo_sizes import Geometry, evaluate, even_spl
 from schedsearch.templates.parts import gather, pipeline, store, store_channels, walk, wgmma
 from schedsearch.templates.parts.epilogue_fragments import TileRows
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.hopper_emulator import HopperEmulator
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]

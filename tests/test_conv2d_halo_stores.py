@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_numpy import integers, numpy_conv2d
+from hopper_emulator import HopperEmulator
 
 import schedsearch.templates.conv2d.halo as module
 import schedsearch.templates.conv2d.halo_kernel as kernel_module
@@ -19,7 +20,6 @@ from schedsearch.config import Config
 from schedsearch.target import PRESETS
 from schedsearch.templates.parts import epilogue_fragments, gather, pipeline, store, store_channels, walk, wgmma
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.hopper_emulator import HopperEmulator
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]

@@ -11,6 +11,7 @@ from typing import Any
 import integer_model
 import numpy as np
 import pytest
+from hopper_emulator import HopperEmulator
 from long_cases import each_one_way
 from test_conv2d_halo import IN_TURN, TOGETHER
 from test_conv2d_wgmma import LOCAL_LOAD, LOCAL_STORE, instructions
@@ -29,7 +30,6 @@ from schedsearch.templates.parts import addressing, gather, pipeline, store, sto
 from schedsearch.templates.parts.epilogue_fragments import TileRows
 from schedsearch.templates.parts.stages import epilogue_operands
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.hopper_emulator import HopperEmulator
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_emulator import ClusterEmulator
 from conv2d_numpy import KINDS, check_schedules
 from moves_emulator import MovesEmulator
 from test_conv2d_integers import drawn, sums
@@ -37,7 +38,6 @@ from schedsearch.templates.parts import (
     window_sums,
     zero_points,
 )
-from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.template_contract import TemplateContract
 from schedsearch.workload import Workload

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_emulator import ClusterEmulator
 from conv2d_numpy import FLOAT_STAGES, convolve, integers, to_bits
 from conv2d_support import covering
+from hopper_emulator import HopperBlock, HopperEmulator, multiplied
 from moves_emulator import MovesEmulator
 
 import schedsearch.templates.conv2d.stem as module
@@ -28,9 +30,7 @@ from schedsearch.templates.conv2d.stem_sizes import bank_rounds, evaluate
 from schedsearch.templates.data_movement import staged_kernel, tile_places
 from schedsearch.templates.layout_transform import kernels, places
 from schedsearch.templates.parts import pipeline, store, walk, zero_points
-from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator, multiplied
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_emulator import ClusterEmulator
 from conv2d_numpy import Array, numpy_conv2d
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from schedsearch.ops import Layout
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d import wgmma_store
 from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, store_words, walk, wgmma
-from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_emulator import MAPPED, ClusterEmulator
 from conv2d_numpy import convolve, depth_to_space, integers, to_bits
 from long_cases import each_one_way
 
@@ -32,7 +33,6 @@ from schedsearch.templates.parts import (
     wgmma,
     zero_points,
 )
-from schedsearch.testing.cluster_emulator import MAPPED, ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
 

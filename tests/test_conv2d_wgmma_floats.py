@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_emulator import ClusterEmulator
 from conv2d_numpy import Array, numpy_conv2d
+from hopper_emulator import multiplied
 from test_conv2d_wgmma import instructions
 
 import schedsearch.templates.conv2d.wgmma as module
@@ -20,9 +22,7 @@ from schedsearch.ops import decode, encode
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d import wgmma_store
 from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, store_words, walk, wgmma
-from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
-from schedsearch.testing.hopper_emulator import multiplied
 from schedsearch.workload import Workload
 
 H200, A100 = PRESETS["h200"], PRESETS["a100"]

@@ -10,6 +10,7 @@ from typing import Any
 import integer_model
 import numpy as np
 import pytest
+from cluster_emulator import ClusterEmulator
 from conv2d_numpy import KINDS, check_schedules
 from conv2d_support import run_on_cpu
 from ptx_emulator import PtxEmulator
@@ -25,7 +26,6 @@ from schedsearch.templates.conv2d import weight_rows
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.templates.parts import addressing, epilogue, epilogue_fragments, store, window_sums, zero_points
 from schedsearch.templates.parts.window_sums import SUMS
-from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Emulator, Memory
 
 Array = np.ndarray[Any, Any]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_emulator import ClusterEmulator
 from conv2d_support import run_on_cpu
 from matmul_support import CASES, arguments, cases, expected, scalars
 from mma_emulated import emulate
@@ -37,7 +38,6 @@ from schedsearch.templates.parts import (
     wgmma,
     window_sums,
 )
-from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
 

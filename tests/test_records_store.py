@@ -13,13 +13,13 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from records_support import H200, artifact, as_of_an_operator_that_is_not_installed, conv, profile, record
+from store_contract import StoreContract
 
 from schedsearch.config import Config
 from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.measurement import Measurement, Outcome, Resources
 from schedsearch.records import fields
 from schedsearch.records.store import Store
-from schedsearch.testing.store_contract import StoreContract
 
 
 class TestSqlite(StoreContract):

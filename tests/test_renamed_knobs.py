@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from session_support import OTHER, WORKLOAD, Square, World
+from store_contract import artifact, record
 
 import schedsearch
 from schedsearch.config import Config
@@ -21,7 +22,6 @@ from schedsearch.session.plan import plan_tasks
 from schedsearch.target import PRESETS
 from schedsearch.task import Task
 from schedsearch.template import Renamed, TemplateSet, load_template, load_templates
-from schedsearch.testing.store_contract import artifact, record
 from schedsearch.workload import Workload
 from schedsearch.workload_file import load
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_emulator import ClusterEmulator
 from numba import cuda, types
 
 from schedsearch.backend import compile_source
@@ -24,7 +25,6 @@ from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.parts import gather, machine, pipeline, ptx, store, walk
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.templates.parts.wgmma import Wgmma
-from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 
 H200 = PRESETS["h200"]

@@ -1,8 +1,7 @@
-"""Test classes and emulators for authors of operators, templates, tuners and stores in other packages.
+"""Test classes and an emulator for authors of operators, templates and tuners in other packages.
 
-- `op_contract.OpContract`, `template_contract.TemplateContract`, `tuner_contract.TunerContract`,
-  `store_contract.StoreContract`: test classes to subclass.
-- `emulator`, `hopper_emulator`, `cluster_emulator`: run CUDA kernels thread by thread in Python, without a GPU.
+- `op_contract.OpContract`, `template_contract.TemplateContract`, `tuner_contract.TunerContract`: test classes to subclass.
+- `emulator`: runs CUDA kernels thread by thread in Python, without a GPU.
 
 All of them need the extra `testing`.
 """

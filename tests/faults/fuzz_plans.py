@@ -11,10 +11,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+from store_contract import artifact, conv
+
 from schedsearch.errors import PlanError
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records.store import Store
-from schedsearch.testing.store_contract import artifact, conv
 from schedsearch.workload import Workload
 
 from . import fuzzing, json_mutations, sample_database

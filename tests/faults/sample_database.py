@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from store_contract import A100, artifact, conv, profile, record
 
 import schedsearch
 from schedsearch.backend import compile_source, toolchain
@@ -24,7 +25,6 @@ from schedsearch.records.deployment import export_deploy
 from schedsearch.records.formats.exchange import export_file
 from schedsearch.records.store import Store
 from schedsearch.template import load_template
-from schedsearch.testing.store_contract import A100, artifact, conv, profile, record
 from schedsearch.workload import Workload
 
 DUMPS = Path(__file__).resolve().parents[1] / "data"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from hopper_emulator import HopperBlock, HopperEmulator, multiplied, swizzled
 
-from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator, multiplied, swizzled
 from schedsearch.typed import Array
 
 MAPPED = 1 << 24  # addresses in other blocks' memory are multiples of this further on
