@@ -16,11 +16,11 @@ RESULTS = Path(__file__).resolve().parent / "results"
 CONVOLUTIONS = {
     "fp16, 13 layers": ("conv2d_fp16_h200", "", "cuDNN"),
     "fp16, 20 layers drawn at random": ("conv2d_fp16_random_h200", "", "cuDNN"),
-    "fp16, all layers of four networks": ("networks_h200", "", "cuDNN"),
+    "fp16, all layers of three networks": ("networks_h200", "", "cuDNN"),
     "fp16 with bias and relu fused": ("conv2d_fused_h200", "", "PyTorch's fastest of three"),
     "fp16 in groups": ("conv2d_grouped_h200", "", "cuDNN"),
     "bf16": ("conv2d_bf16_h200", "", "cuDNN"),
-    "int8, all layers of four networks": ("conv2d_int8_networks_h100", "", "cuDNN's int8 or fp16"),
+    "int8, all layers of three networks": ("conv2d_int8_networks_h100", "", "cuDNN's int8 or fp16"),
     "int8, 10 layers of TVM's tests": ("conv2d_int8_cases_h100", "cudnn_int8_us", "cuDNN's int8"),
     "float32 by TF32": ("conv2d_tf32_h100", "", "cuDNN with TF32"),
     "float32 within its rounding": ("conv2d_fp32_h200", "", "cuDNN without TF32"),
