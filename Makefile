@@ -119,7 +119,7 @@ docs: $(DEV_STAMP) ## write the files that are generated from the code
 # Zensical reads the same mkdocs.yml as mkdocs-material, whose maintenance ends. Both packages are young, so their versions are fixed.
 site: $(VENV)/.installed-site ## build the documentation in build/site/html, strictly, and test its links
 	$(BIN)/python scripts/site_pages.py
-	$(BIN)/pytest -m site
+	$(BIN)/pytest tests/test_site.py
 
 dist: $(VENV)/.installed-dist ## build wheel and sdist in dist/, check both, and try each extra in an environment of its own
 	$(BIN)/python scripts/dist.py $(EXTRAS)
