@@ -48,7 +48,7 @@ class DamageError(DatabaseError):
         super().__init__(f"{damage}; restore the file from a copy, or measure again: schedsearch tune")
         self.damage = damage
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return DamageError, (self.damage,)
 
 
@@ -154,7 +154,7 @@ def text(column: str, value: Any) -> str:
     raise DamagedRow(f"{column} is {_shown(value)}; it must be text")
 
 
-def optional_text(column: str, value: Any) -> str | None:
+def optional_text(column: str, value: object) -> str | None:
     return None if value is None else text(column, value)
 
 
@@ -182,12 +182,12 @@ def number(column: str, value: Any, low: float = -math.inf, high: float = math.i
     raise DamagedRow(f"{column} is {_shown(value)}; it must be a finite number{limits}")
 
 
-def stamp(column: str, value: Any) -> float:
+def stamp(column: str, value: object) -> float:
     """Seconds since the epoch, up to the year 9999."""
     return number(column, value, 0.0, LATEST_S)
 
 
-def parsed(column: str, value: Any) -> Any:
+def parsed(column: str, value: object) -> Any:
     """What a column of JSON holds."""
     try:
         return _decoded(text(column, value))
@@ -212,7 +212,7 @@ def mapping(column: str, value: Any) -> dict[str, Any]:
     return found
 
 
-def config_values(column: str, value: Any) -> dict[str, int | str | bool]:
+def config_values(column: str, value: object) -> dict[str, int | str | bool]:
     """A column that holds a configuration: a JSON object of integers, strings and booleans."""
     found = mapping(column, value)
     for knob, setting in found.items():
@@ -230,7 +230,7 @@ def _row_name(row: object) -> str:
     return _short(row if isinstance(row, str) and row.isprintable() else ascii(row))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bytes | bytearray | memoryview):

@@ -208,7 +208,7 @@ class ExecutableFile(Closing):
             "again: schedsearch build MODEL.onnx"
         )
 
-    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    def _all(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:
         return self._run(lambda connection: connection.execute(query, values).fetchall())
 
     def _run(self, action: Callable[[sqlite3.Connection], T]) -> T:

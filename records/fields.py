@@ -25,7 +25,7 @@ from schedsearch.records.damage import DamagedRow
 Check = Callable[[str, Any], Any]
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> Any:
     return value
 
 
@@ -75,7 +75,7 @@ class Field:
         check, read = reads(self.check), reads(self.read)
         return replace(self, null=True, check=check, read=read, store=converts(self.store), show=converts(self.show))
 
-    def keep(self, value: Any) -> Any:
+    def keep(self, value: object) -> Any:
         """What the column keeps of a value of a record.
 
         Raises:
@@ -88,7 +88,7 @@ class Field:
             self.check(f"{self.name} of a record", stored)  # the same again, for its message
         return stored
 
-    def take(self, value: Any) -> Any:
+    def take(self, value: object) -> Any:
         """The value of a record for one from JSON: what `read` gives of what would be kept. Raises as `keep`."""
         return self.read(f"{self.name} of a record", self.store(value))
 
@@ -181,7 +181,7 @@ def _config(name: str, value: str) -> Config:
     return Config(damage.config_values(name, value))
 
 
-def _outcome(name: str, value: Any) -> Outcome:
+def _outcome(name: str, value: object) -> Outcome:
     found = _OUTCOMES.get(value) if isinstance(value, str) else None
     if found is None:
         raise DamagedRow(f"{name} is {ascii(value)[:60]}; it must be one of {', '.join(_OUTCOMES)}")
@@ -208,17 +208,17 @@ def _stored_times(times_ns: Any) -> Any:
     )
 
 
-def _error(name: str, value: Any) -> Any:
+def _error(name: str, value: object) -> Any:
     """An output with NaN has an infinite error, because SQL has no NaN."""
     return value if value == math.inf else damage.number(name, value)
 
 
-def _stored_error(value: Any) -> Any:
+def _stored_error(value: object) -> Any:
     error = _plain_real(math.inf if value == "inf" else value)
     return math.inf if isinstance(error, float) and not math.isfinite(error) else error
 
 
-def _configuration(name: str, value: Any) -> Config:
+def _configuration(name: str, value: object) -> Config:
     return _config(name, damage.text(name, value))
 
 

@@ -219,7 +219,7 @@ class Lookup(Closing):
             self._closed = True
             self._connection.close()
 
-    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    def _all(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:
         return self._run(lambda connection: connection.execute(query, values).fetchall())
 
     def _run(self, action: Callable[[sqlite3.Connection], T]) -> T:
@@ -251,19 +251,19 @@ _OF_NEIGHBOUR = [WORKLOAD["json"], BEST["target_key"], *_KERNEL, BEST["time_ns"]
 _OF_IMPORTED = [BEST["record_id"], *_KERNEL, RECORD["source"], BEST["time_ns"]]
 
 
-def _check(fields: Iterable[Field], row: Iterable[Any]) -> None:
+def _check(fields: Iterable[Field], row: Iterable[object]) -> None:
     """Raises DamagedRow if a column is damaged."""
     for field, value in zip(fields, row):
         field.read(field.name, value)
 
 
-def _row(row: tuple[Any, ...]) -> LookupRow:
+def _row(row: tuple[object, ...]) -> LookupRow:
     _check(_OF_ROW, row)
     found = LookupRow._make(row)
     return found._replace(verified=bool(found.verified))
 
 
-def _neighbour(row: tuple[Any, ...]) -> NeighbourRow:
+def _neighbour(row: tuple[object, ...]) -> NeighbourRow:
     *values, workload_id = row
     _check(_OF_NEIGHBOUR, values)
     found = NeighbourRow._make(values)
@@ -272,11 +272,11 @@ def _neighbour(row: tuple[Any, ...]) -> NeighbourRow:
     return found
 
 
-def _imported(row: tuple[Any, ...]) -> ImportedRow:
+def _imported(row: tuple[object, ...]) -> ImportedRow:
     _check(_OF_IMPORTED, row)
     return ImportedRow._make(row)
 
 
-def _task(row: tuple[Any, ...]) -> str:
+def _task(row: tuple[object, ...]) -> str:
     """The primary key of a row of table best, for messages."""
     return ", ".join(ascii(value)[:40].strip("'") for value in row[:3])

@@ -69,7 +69,7 @@ class Reader:
 
         return self._sound("record", fetched, values, lambda row: row.id)
 
-    def bests(self, fetched: Iterable[Any]) -> Iterator[Best]:
+    def bests(self, fetched: Iterable[object]) -> Iterator[Best]:
         """Rows of `queries.bests`."""
         return self._sound("best", fetched, self._best, _task)
 
@@ -108,7 +108,7 @@ class Reader:
 
         return self._sound("record", fetched, read, lambda row: row.id)
 
-    def artifacts(self, fetched: Iterable[Any]) -> Iterator[Any]:
+    def artifacts(self, fetched: Iterable[object]) -> Iterator[Any]:
         """The rows of `queries.artifacts` that are sound, and whose code and plan match their digest, as they are."""
 
         def checked(row: Any) -> Any:
@@ -119,7 +119,7 @@ class Reader:
 
         return self._sound("artifact", fetched, checked, lambda row: row.sha256)
 
-    def size_tables(self, fetched: Iterable[Any]) -> Iterator[SizeTableRow]:
+    def size_tables(self, fetched: Iterable[object]) -> Iterator[SizeTableRow]:
         """Rows of `queries.size_tables` whose tables can be used."""
         return self._sound("size_table", fetched, _size_table, size_tables.name_of)
 
@@ -213,7 +213,7 @@ class Reader:
         return found
 
     def _sound(
-        self, table: str, fetched: Iterable[Any], read: Callable[[Any], T], name: Callable[[Any], object]
+        self, table: str, fetched: Iterable[object], read: Callable[[Any], T], name: Callable[[Any], object]
     ) -> Iterator[T]:
         return damage.sound(self.log, self.path, table, fetched, read, name)
 

@@ -70,7 +70,7 @@ def _values(record: Attempt, workload_id: str, workload_json: str) -> dict[str, 
     }
 
 
-def _values_of(record: Any, path: list[str], values: Callable[[Any], Iterable[Any]], count: int) -> Iterable[Any]:
+def _values_of(record: object, path: list[str], values: Callable[[Any], Iterable[Any]], count: int) -> Iterable[Any]:
     """The values of a part of a record; None for each if there is no such part."""
     for name in path:
         record = getattr(record, name)

@@ -94,7 +94,7 @@ def read(row: Sequence[Any]) -> SizeTableRow:
     return found
 
 
-def name_of(row: Sequence[Any]) -> str:
+def name_of(row: Sequence[object]) -> str:
     """What identifies a row in messages."""
     return ", ".join(ascii(value)[:40].strip("'") for value in row[:5])
 

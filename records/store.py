@@ -86,7 +86,7 @@ class Store(Stored, Closing):
         self._db.close()
         self.damage.close()
 
-    def start_run(self, info: Mapping[str, Any]) -> str:
+    def start_run(self, info: Mapping[str, object]) -> str:
         """Begins a tuning run and returns its id. `info` (JSON values) describes it: command, target, options."""
         now = time.time()
         run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}-{secrets.token_hex(4)}"
@@ -95,7 +95,7 @@ class Store(Stored, Closing):
             connection.execute(sa.insert(schema.run), row)
         return run_id
 
-    def finish_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
+    def finish_run(self, run_id: str, summary: Mapping[str, object]) -> None:
         """Ends a run. A run that was killed keeps `finished_at` None. Raises UsageError if there is no such run."""
         with self._db.write() as connection:
             done = connection.execute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 
 class _BeforeNumbaCuda:
@@ -12,7 +11,7 @@ class _BeforeNumbaCuda:
     numba-cuda 0.30 refers to `numpy.row_stack`, an old name of `vstack` that NumPy 2.5 has removed.
     """
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "numba.cuda":
             import numpy
 

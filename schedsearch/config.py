@@ -52,5 +52,5 @@ class Config(Mapping[str, "int | str | bool"]):
     def __repr__(self) -> str:
         return "Config(" + ", ".join(f"{name}={value!r}" for name, value in self._values.items()) + ")"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Config, (self._values,)

@@ -130,7 +130,7 @@ class UnknownOperatorError(WorkloadError):
         super().__init__(problems)
         self.op = op
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return UnknownOperatorError, (self.problems, self.op)
 
 

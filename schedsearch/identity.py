@@ -9,7 +9,7 @@ from typing import Any
 from schedsearch.text import type_text
 
 
-def canonical_json(value: Any, *, finite: bool = False) -> str:
+def canonical_json(value: object, *, finite: bool = False) -> str:
     """The canonical JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII; objects by their `to_json()`.
 
     Raises:
@@ -18,7 +18,7 @@ def canonical_json(value: Any, *, finite: bool = False) -> str:
     return (_FINITE if finite else _ENCODER).encode(value)
 
 
-def plain_json(value: Any) -> Any:
+def plain_json(value: object) -> Any:
     """The JSON form of an object that has `to_json()`. Serves as the argument `default` of `json.dumps`.
 
     Raises:

@@ -397,7 +397,7 @@ _ARCH = {
 }
 
 
-def _read(data: Any) -> LaunchPlan:
+def _read(data: object) -> LaunchPlan:
     try:
         plan = _CODEC.read(LaunchPlan, data)
     except FieldError as error:
@@ -431,7 +431,7 @@ def _not_json(text: str) -> NoReturn:
     raise PlanError(f"{text} is not a JSON number; allowed: finite numbers")
 
 
-def _of_today(data: Any) -> Any:
+def _of_today(data: object) -> Any:
     """A plan with the fields of earlier versions, which databases still hold, as today's plans have them."""
     if not isinstance(data, dict):
         return data

@@ -76,7 +76,7 @@ class SizedData:
     rules: Mapping[Path, Rule]
 
     @staticmethod
-    def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    def alike(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
         """Whether two objects differ in single values only."""
         return dict(_leaves(one, ())).keys() == dict(_leaves(other, ())).keys()
 
@@ -184,7 +184,7 @@ def ranges_text(sizes: Sequence[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in runs(sizes))
 
 
-def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _leaves(value: object, path: Path) -> Iterator[tuple[Path, Any]]:
     items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if not items and items is not None:
         yield path, type(value).__name__  # empty, which differs from anything else
@@ -215,7 +215,7 @@ def _rule_of(data: Any, count: int) -> Rule:
     return rule
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if type(value) is not int:
         raise PlanError(f"{value!r} is not an integer")
     return value

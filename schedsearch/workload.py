@@ -60,11 +60,11 @@ class Workload(Generic[P]):
         object.__setattr__(self, "op", op)
         object.__setattr__(self, "params", operator(op).typed(normalised))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Workload is immutable: cannot set {name!r}; use replace({name}=...)")
 
     @classmethod
-    def conv2d(cls, **params: Any) -> Workload[Conv2dParams]:
+    def conv2d(cls, **params: object) -> Workload[Conv2dParams]:
         """The same as `schedsearch.conv2d(...)`."""
         module, _, function = operator("conv2d").constructor.partition(":")
         made: Workload[Conv2dParams] = getattr(importlib.import_module(module), function)(**params)
@@ -199,7 +199,7 @@ class Workload(Generic[P]):
     def __repr__(self) -> str:
         return f"Workload({self.json})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _received, (self.op, dict(self.params), self.definition.carried(self.params))
 
 
@@ -280,7 +280,7 @@ class WorkloadRange:
         return sorted({self.low, self.high, *(round(self.low * ratio**step) for step in range(1, steps))})
 
 
-def _received(op: str, params: Mapping[str, Any], carried: bytes | None) -> Workload:
+def _received(op: str, params: Mapping[str, object], carried: bytes | None) -> Workload:
     """A workload that another process sent, with what its operator sent along."""
     workload = Workload(op, params)
     if carried is not None:
@@ -340,7 +340,7 @@ def _steps(a: int, b: int) -> float:
     return abs(math.log2((abs(a) + 1) / (abs(b) + 1)))
 
 
-def _flat(value: Any) -> tuple[Any, ...]:
+def _flat(value: object) -> tuple[Any, ...]:
     if not isinstance(value, tuple):
         return (value,)
     return tuple(each for item in value for each in _flat(item))

@@ -120,13 +120,13 @@ class ClusterEmulator(HopperEmulator):
                 h, n = first_h, n + 1
         return columns
 
-    def tma_store_2d(self, tensor: Any, shared: int, c0: int, c1: int) -> None:
+    def tma_store_2d(self, tensor: object, shared: int, c0: int, c1: int) -> None:
         self._store_box(tensor, shared, (c0, c1))
 
-    def tma_store_3d(self, tensor: Any, shared: int, c0: int, c1: int, c2: int) -> None:
+    def tma_store_3d(self, tensor: object, shared: int, c0: int, c1: int, c2: int) -> None:
         self._store_box(tensor, shared, (c0, c1, c2))
 
-    def tma_store_4d(self, tensor: Any, shared: int, *coordinates: int) -> None:
+    def tma_store_4d(self, tensor: object, shared: int, *coordinates: int) -> None:
         self._store_box(tensor, shared, coordinates)
 
     def _store_box(self, tensor: Any, shared: int, coordinates: tuple[int, ...]) -> None:

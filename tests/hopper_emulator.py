@@ -171,13 +171,13 @@ class HopperEmulator(Emulator):
 
         self._start(copy)
 
-    def tma_load_3d(self, shared: int, tensor: Any, c0: int, c1: int, c2: int, barrier: int) -> None:
+    def tma_load_3d(self, shared: int, tensor: object, c0: int, c1: int, c2: int, barrier: int) -> None:
         self._load(int(shared), tensor, (c0, c1, c2), barrier)
 
-    def tma_load_4d(self, shared: int, tensor: Any, c0: int, c1: int, c2: int, c3: int, barrier: int) -> None:
+    def tma_load_4d(self, shared: int, tensor: object, c0: int, c1: int, c2: int, c3: int, barrier: int) -> None:
         self._load(int(shared), tensor, (c0, c1, c2, c3), barrier)
 
-    def tma_load_5d(self, shared: int, tensor: Any, *coordinates_and_barrier: int) -> None:
+    def tma_load_5d(self, shared: int, tensor: object, *coordinates_and_barrier: int) -> None:
         self._load(int(shared), tensor, coordinates_and_barrier[:5], *coordinates_and_barrier[5:])
 
     def tma_store_4d(self, tensor: Any, shared: int, *coordinates: int) -> None:

@@ -34,7 +34,7 @@ A100 = "cuda:sm_80:108:NVIDIA A100-SXM4-80GB"
 TOOLCHAIN = {"numba-cuda": "0.30.4", "nvjitlink": "13.0.88", "driver": "580.65"}
 
 
-def conv(**changes: Any) -> Workload:
+def conv(**changes: object) -> Workload:
     return Workload.conv2d(**{"n": 1, "h": 14, "w": 14, "c": 64, "k": 64, "r": 3, "s": 3, "padding": 1, **changes})
 
 

@@ -73,7 +73,7 @@ def parse(lines: Iterable[bytes], path: str | Path) -> list[Recording]:
     return [_recording(path, *task, lines) for task, lines in tasks.items()]
 
 
-def _values(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
+def _values(config: Mapping[str, object], place: Place) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for i, item in enumerate(place["entity"].list(place.need(config, "entity"))):
         at = place["entity"][i]
@@ -108,7 +108,7 @@ def _recording(
     return Recording("autotvm", kernel, problem, target, table.knobs, entries, str(path))
 
 
-def _entry(table: KnobTable, values: dict[str, Any], row: Mapping[str, Any], place: Place) -> Entry:
+def _entry(table: KnobTable, values: dict[str, Any], row: Mapping[str, object], place: Place) -> Entry:
     at = place["result"]
     result = at.list(place.need(row, "result"))
     if len(result) != 4:
@@ -143,7 +143,7 @@ def to_lines(recording: Recording) -> list[str]:
     return [json.dumps(_row(recording, arguments, entry, i), allow_nan=False) for i, entry in enumerate(recording.entries)]
 
 
-def _row(recording: Recording, arguments: Any, entry: Entry, index: int) -> dict[str, Any]:
+def _row(recording: Recording, arguments: object, entry: Entry, index: int) -> dict[str, Any]:
     entity: list[list[Any]] = []
     for knob in recording.knobs:
         value = entry.config[knob.name]

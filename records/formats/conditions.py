@@ -188,7 +188,7 @@ def _read(name: str, columns: Columns) -> Any:
     return columns[name]
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     """A bool counts as 0 or 1. Refuses strings: one times 10**9, or formatted to that width, could fill the memory."""
     kind = np.asarray(value).dtype.kind
     if kind not in "bif":
@@ -196,7 +196,7 @@ def _number(value: Any) -> Any:
     return np.asarray(value, dtype=np.int64) if kind == "b" else value
 
 
-def _truth(value: Any) -> Any:
+def _truth(value: object) -> Any:
     """Refuses strings, which have no truth here; a column of strings may be an array of objects."""
     if np.asarray(value).dtype.kind not in "bif":
         raise TypeError("a string")

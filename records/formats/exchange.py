@@ -132,7 +132,7 @@ def export_file(
     workload: str | None = None,
     template: str | None = None,
     target: str | None = None,
-    made: Mapping[str, Any] | None = None,
+    made: Mapping[str, object] | None = None,
 ) -> dict[str, int | str]:
     """Writes records in the format of another tuner and replaces the file. It is a gzip if the name ends with .gz.
 
@@ -318,7 +318,7 @@ def _records(recording: Recording, entry: Entry) -> Iterator[Record]:
     )
 
 
-def _embedded(recording: Recording, entry: Entry, data: Mapping[str, Any]) -> Record:
+def _embedded(recording: Recording, entry: Entry, data: Mapping[str, object]) -> Record:
     what = f"the record that schedsearch put beside the configuration {entry.config.json}"
     try:
         record = rows.from_json(data)

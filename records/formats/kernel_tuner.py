@@ -48,11 +48,11 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def is_cache(data: Any) -> bool:
+def is_cache(data: object) -> bool:
     return isinstance(data, dict) and ("cache" in data or "tune_params" in data)
 
 
-def parse(data: Any, path: str | Path) -> Recording:
+def parse(data: object, path: str | Path) -> Recording:
     """Reads a cache from the JSON value of the file `path`.
 
     Raises:
@@ -116,7 +116,7 @@ def _check_durations(cache: Mapping[str, Mapping[str, Any]], entries: Sequence[t
         )
 
 
-def _key_order(top: Mapping[str, Any], params: Mapping[str, Any], place: Place) -> list[str]:
+def _key_order(top: Mapping[str, object], params: Mapping[str, object], place: Place) -> list[str]:
     names = top.get("tune_params_keys")
     if names is None:
         return list(params)
@@ -155,7 +155,7 @@ def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
     )
 
 
-def _time(fields: Mapping[str, Any], at: Place) -> tuple[Any, Place]:
+def _time(fields: Mapping[str, object], at: Place) -> tuple[Any, Place]:
     """The time in milliseconds or the name of an error, and its place in the file."""
     if fields.get("__error__") is not None:
         return at["__error__"].text(fields["__error__"]), at["__error__"]

@@ -184,7 +184,7 @@ def parse_json(data: bytes, place: Place) -> Any:
     return value
 
 
-def _has_half_character(value: Any) -> bool:
+def _has_half_character(value: object) -> bool:
     """Whether any text in a JSON value has half of a surrogate pair, which cannot be encoded."""
     if isinstance(value, str):
         return not value.isascii() and _HALF.search(value) is not None
@@ -353,17 +353,17 @@ def _float(value: float) -> float:
         return math.inf
 
 
-def _key(value: Any) -> tuple[bool, Any]:
+def _key(value: object) -> tuple[bool, Any]:
     """A key that tells true from 1, although Python takes them as equal; 16.0 and 16 have the same key."""
     return isinstance(value, bool), value
 
 
-def _listing(values: Iterable[Any]) -> str:
+def _listing(values: Iterable[object]) -> str:
     shown = [repr(value) for value in values]
     return ", ".join(shown[:16]) + (f", ... ({len(shown)} values)" if len(shown) > 16 else "")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     text = names.get(type(value), "a number" if isinstance(value, int | float) else type_text(value))
     return f"{text} ({value!r})" if isinstance(value, str | bool | int | float) else text

@@ -57,11 +57,11 @@ MAX_LIST_CHARACTERS = 200_000  # of a list that is written as a string, which Py
 _EMBEDDED = "schedsearch"  # a field of our own in a result: the JSON of the records behind it
 
 
-def is_results(data: Any) -> bool:
+def is_results(data: object) -> bool:
     return isinstance(data, dict) and "results" in data
 
 
-def refuse_description(data: Any, path: str | Path) -> None:
+def refuse_description(data: object, path: str | Path) -> None:
     """Raises UsageError if the JSON value in `path` is a T1 description instead of results."""
     if isinstance(data, dict) and "ConfigurationSpace" in data:
         raise UsageError(f"{path}: a T1 description, which is read with its T4 results (--t1); give a file with results")
@@ -166,7 +166,7 @@ def _values(value: Any, place: Place) -> list[Any]:
     return list(value) if isinstance(value, tuple) else place.list(value)
 
 
-def parse(data: Any, path: str | Path, t1: str | Path | None = None) -> Recording:
+def parse(data: object, path: str | Path, t1: str | Path | None = None) -> Recording:
     """Reads T4 results (the JSON value in `path`) with their T1 description, by default the one beside them.
 
     Raises:
@@ -199,13 +199,13 @@ def parse(data: Any, path: str | Path, t1: str | Path | None = None) -> Recordin
     )
 
 
-def _unit_ns(unit: Any, place: Place) -> float:
+def _unit_ns(unit: object, place: Place) -> float:
     if not isinstance(unit, str) or unit.lower() not in TIME_UNITS_NS:
         place.fail(f"unknown unit of time {unit!r}; allowed: {', '.join(TIME_UNITS_NS)}")
     return TIME_UNITS_NS[unit.lower()]
 
 
-def _entry(result: Mapping[str, Any], table: KnobTable, unit_ns: float, at: Place) -> Entry:
+def _entry(result: Mapping[str, object], table: KnobTable, unit_ns: float, at: Place) -> Entry:
     given = at["configuration"].object(at.need(result, "configuration"))
     if strangers := [name for name in given if name not in table.names]:
         known = ", ".join(table.names)
@@ -237,7 +237,7 @@ def _entry(result: Mapping[str, Any], table: KnobTable, unit_ns: float, at: Plac
     )
 
 
-def _time_ns(result: Mapping[str, Any], times_ns: Sequence[float], unit_ns: float, at: Place) -> float:
+def _time_ns(result: Mapping[str, object], times_ns: Sequence[float], unit_ns: float, at: Place) -> float:
     """The measurement called "time"; if there is none, the mean of the repetitions."""
     for i, item in enumerate(at["measurements"].list(result.get("measurements") or [])):
         here = at["measurements"][i]

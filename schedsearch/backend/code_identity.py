@@ -26,7 +26,7 @@ _BY_NAME = {"numpy", "numba", "numba_cuda", "llvmlite", "torch", "cupy", "cupyx"
 _DIGITS = 16
 
 
-def code_digest(exact: Iterable[Any], loose: Iterable[Any] = ()) -> str:
+def code_digest(exact: Iterable[object], loose: Iterable[object] = ()) -> str:
     """Digest of some functions, numbers and strings, and of lists of these.
 
     Args:
@@ -41,11 +41,11 @@ def code_digest(exact: Iterable[Any], loose: Iterable[Any] = ()) -> str:
     return hashlib.sha256(repr((sys.version_info[:2], found)).encode()).hexdigest()[:_DIGITS]
 
 
-def _name(function: Any) -> str:
+def _name(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def names_read(function: Callable[..., Any]) -> frozenset[str]:
+def names_read(function: Callable[..., object]) -> frozenset[str]:
     """The parameters and attributes that a plain function, or one that is defined inside it, reads."""
     found: set[str] = set()
     for code in _codes(function.__code__) if isinstance(function, FunctionType) else ():
@@ -57,7 +57,7 @@ def names_read(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _are_names(value: Any) -> bool:
+def _are_names(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
 
 

@@ -199,7 +199,7 @@ def reduce_op(
             for total in totals:
                 builder.store(ir.Constant(vector, None), total)
 
-            def add_products(image: Any, gradient: Any, count: int) -> None:
+            def add_products(image: object, gradient: object, count: int) -> None:
                 factor = _load_part(builder, gradient, 0, vector, count)
                 for tap, total in zip(taps, totals):
                     value = _load_part(builder, image, 4 * tap.offset, vector, count)

@@ -60,7 +60,7 @@ class Ptx:
 
 def compile_to_ptx(
     function: Callable[..., None],
-    signature: tuple[Any, ...],
+    signature: tuple[object, ...],
     cc: tuple[int, int],
     launch_bounds: tuple[int, int],
     shaped_by: frozenset[str] | None,
@@ -122,7 +122,7 @@ class _Placeholder:
 
 
 @typeof_impl.register(_Placeholder)
-def _typeof_placeholder(value: _Placeholder, context: Any) -> Any:
+def _typeof_placeholder(value: _Placeholder, context: object) -> Any:
     return value.type_
 
 
@@ -217,7 +217,7 @@ def _parts(function: Any, shaped_by: frozenset[str], prefix: str, filling: dict[
     return tuple(parts)
 
 
-def _typed(value: Any) -> Any:
+def _typed(value: object) -> Any:
     """The value with its type: it differs for 1, True and 1.0, and for 0.0 and -0.0."""
     if isinstance(value, tuple):
         return type(value), tuple(map(_typed, value))

@@ -93,21 +93,21 @@ def _on_cpu(function: Any, cuda: ModuleType, made: dict[int, FunctionType]) -> F
     return copy
 
 
-def device_function(value: Any) -> FunctionType | None:
+def device_function(value: object) -> FunctionType | None:
     """The plain function of one that `numba.cuda.jit(device=True)` decorates; None for anything else."""
     plain = getattr(value, "py_func", None)
     is_device = isinstance(plain, FunctionType) and getattr(value, "targetoptions", {}).get("device")
     return plain if is_device else None
 
 
-def needs_stand_in(value: Any) -> bool:
+def needs_stand_in(value: object) -> bool:
     """Whether a value is a device function, or a plain function that uses one or a name of numba.cuda."""
     return device_function(value) is not None or any(
         (each is not value and device_function(each) is not None) or _own_names(plain) for each, plain in _reached(value)
     )
 
 
-def _reached(value: Any) -> list[tuple[Any, FunctionType]]:
+def _reached(value: object) -> list[tuple[Any, FunctionType]]:
     """A function and the plain and device functions that it calls, however far, with their plain functions."""
     found: dict[int, tuple[Any, FunctionType]] = {}
     todo = [value]
@@ -144,7 +144,7 @@ def _own_names(function: FunctionType) -> set[str]:
     return found
 
 
-def _is_cuda(value: Any) -> bool:
+def _is_cuda(value: object) -> bool:
     return isinstance(value, ModuleType) and value is sys.modules.get("numba.cuda")
 
 
@@ -180,7 +180,7 @@ def _stand_in(threads: tuple[int, int, int]) -> ModuleType:
     return cuda
 
 
-def _places(ndim: Any, values: Callable[[Any], list[Any]]) -> Any:
+def _places(ndim: object, values: Callable[[Any], list[Any]]) -> Any:
     """Signature and code of an operation that returns one int64, or a tuple of two or three."""
     if not isinstance(ndim, types.IntegerLiteral) or ndim.literal_value not in (1, 2, 3):
         return None

@@ -33,7 +33,7 @@ class UnidentifiedError(Exception):
     """A value has no name that is the same in every process; the text says which value."""
 
 
-def digest(*values: Any) -> str:
+def digest(*values: object) -> str:
     """Hex digest of the identities of `values`, and of the compilers that will see them.
 
     Raises:
@@ -136,7 +136,7 @@ def _is_ours(module: str) -> bool:
     return module.startswith("schedsearch.backend.")
 
 
-def _is_numba_type(value: Any) -> bool:
+def _is_numba_type(value: object) -> bool:
     return any(base.__module__ == "numba.core.types.abstract" and base.__name__ == "Type" for base in type(value).__mro__)
 
 

@@ -46,7 +46,7 @@ def dead_code_removed_by(function: Callable[[Any], None], core: Core) -> context
 
 
 @contextlib.contextmanager
-def _replaced(name: str, by: Callable[..., Any]) -> Iterator[None]:
+def _replaced(name: str, by: Callable[..., object]) -> Iterator[None]:
     module, _, attribute = name.rpartition(".")
     of = importlib.import_module(module)
     own = getattr(of, attribute)
@@ -64,6 +64,6 @@ def link_and_optimise(library: Any) -> None:
     library._optimize_final_module()
 
 
-def definition_of(value: Any) -> Any:
+def definition_of(value: object) -> Any:
     """The function that defines an intrinsic; None if the value is none."""
     return getattr(value, "_defn", None)

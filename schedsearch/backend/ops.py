@@ -94,7 +94,7 @@ def device_op(
     return _operation(name, _numbered(name, ptx, outs, inout, ins, frozenset(unused)), operands)
 
 
-def operands_and_text(value: Any) -> tuple[Operands, str] | None:
+def operands_and_text(value: object) -> tuple[Operands, str] | None:
     """The PTX of a device operation, with LLVM's `$n` for operands; None for any other value."""
     declared: tuple[Operands, str] | None = getattr(value, "schedsearch_declared", None)
     return declared
@@ -161,7 +161,7 @@ def _operation(name: str, text: str, operands: Operands) -> DeviceFunction:
     return operation
 
 
-def _check_argument(name: str, operand: str, kind: str, value: Any) -> None:
+def _check_argument(name: str, operand: str, kind: str, value: object) -> None:
     wants_float = kind in ("f32", "f64")
     fits = (
         isinstance(value, (types.Float, types.Integer)) if wants_float else isinstance(value, (types.Integer, types.Boolean))

@@ -10,7 +10,7 @@ from typing import Any
 from schedsearch.errors import UsageError
 
 
-def pack(value: Any, modules: tuple[str, ...] = ()) -> bytes:
+def pack(value: object, modules: tuple[str, ...] = ()) -> bytes:
     """Pickles a value; functions of `modules`, of notebooks and of scripts are pickled by value.
 
     Raises:

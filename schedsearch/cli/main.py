@@ -71,7 +71,7 @@ class Failure(click.ClickException):
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
 
-    def show(self, file: Any = None) -> None:
+    def show(self, file: object = None) -> None:
         render.say(f"schedsearch: {shortened(self.format_message(), MESSAGE_LIMIT)}", err=True)
 
 

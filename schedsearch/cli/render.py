@@ -32,7 +32,7 @@ def note(text: str) -> None:
     say(printable(shortened(text, MESSAGE_LIMIT)), err=True)
 
 
-def echo_json(value: Any, *, err: bool = False) -> None:
+def echo_json(value: object, *, err: bool = False) -> None:
     """One JSON value on one line of standard output, or of standard error."""
     click.echo(json.dumps(value, default=lambda each: each.to_json() if hasattr(each, "to_json") else str(each)), err=err)
 
@@ -45,7 +45,7 @@ def size_bytes(count: float) -> str:
     raise AssertionError
 
 
-def config_text(config: Mapping[str, Any] | None) -> str:
+def config_text(config: Mapping[str, object] | None) -> str:
     return "-" if config is None else " ".join(f"{name}={value}" for name, value in config.items())
 
 

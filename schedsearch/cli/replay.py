@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -122,7 +122,7 @@ class _Progress:
             self._tenth = 10 * done // total
             render.say(f"{done} of {total} runs", err=True)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._drawn:
             click.echo(_CLEAR_LINE, err=True, nl=False)
 

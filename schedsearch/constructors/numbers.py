@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from schedsearch.constructors import made
 from schedsearch.ops.elementwise import ELEMENTWISE, ElementwiseParams
@@ -16,7 +15,7 @@ def elementwise(
     *,
     y: Sequence[int],
     expression: str,
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[object] | None = None,
     dtype: str = "float16",
     out_dtype: str | None = None,
     slice_of: Sequence[int] = (),

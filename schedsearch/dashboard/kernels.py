@@ -123,7 +123,7 @@ def target_of(record: RecordRow, runs: Iterable[Mapping[str, Any]]) -> Target:
     raise NoKernelError("the record does not say what the device can hold")
 
 
-def _target(facts: Mapping[str, Any]) -> Target | None:
+def _target(facts: Mapping[str, object]) -> Target | None:
     """The device of these `Target.facts`; None if they lack something."""
     values: dict[str, Any] = {}
     for field in fields(Target):

@@ -152,7 +152,7 @@ def _columns(
     return columns, knobs, varying
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> Any:
     return printable(value, lines=True) if isinstance(value, str) else value
 
 

@@ -11,7 +11,7 @@ def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def sequence(value: Any) -> list[Any]:
+def sequence(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 

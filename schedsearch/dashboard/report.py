@@ -235,7 +235,7 @@ def report_csv(answers: Answers) -> str:
     return out.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> Any:
     if not isinstance(value, str):
         return value
     text = printable(value)

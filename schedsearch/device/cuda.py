@@ -74,7 +74,7 @@ class CudaDevice(CudaContext):
 
 
 @contextlib.contextmanager
-def destroyed_on_error(graph: Any) -> Iterator[None]:
+def destroyed_on_error(graph: object) -> Iterator[None]:
     """Destroys a graph if the block raises."""
     try:
         yield

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -130,7 +129,7 @@ class CudaContext:
     def wait(self, stream: int = 0) -> None:
         self.enqueue("cuStreamSynchronize", stream)
 
-    def enqueue(self, function: str, stream: int, *args: Any, last: bool = True) -> None:
+    def enqueue(self, function: str, stream: int, *args: object, last: bool = True) -> None:
         """Calls a function of libcuda that takes a stream. The default streams are those of the current context, which is
         another one where another GPU is current; ours is made current for them.
 
@@ -149,7 +148,7 @@ class CudaContext:
             with self.current():
                 self.call_quickly(function, *given)
 
-    def call_quickly(self, function: str, *args: Any) -> None:
+    def call_quickly(self, function: str, *args: object) -> None:
         """Calls a function of libcuda with values of ctypes: in the thread's current context, or in ours if that fails.
 
         Raises:

@@ -87,7 +87,7 @@ class ExactRuns:
             raise
         return run
 
-    def _run_on(self, given: tuple[Any, ...], stream: Any) -> Run:
+    def _run_on(self, given: tuple[object, ...], stream: object) -> Run:
         """A new run, or an earlier one on arrays of the same shapes and dtypes, with these arrays."""
         looks = [look(array, name) for array, name in zip(given, self._net.program.inputs)]
         key = (len(given), *(each for each, _ in looks))

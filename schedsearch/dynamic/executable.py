@@ -133,7 +133,7 @@ class DynamicExecutable(Net):
             self._bound, self._looks = self.net.bind(*given), looks
         return self._bound(stream)
 
-    def bind(self, *args: Any, **named: Any) -> BoundNet:
+    def bind(self, *args: object, **named: object) -> BoundNet:
         """A bounded run on fixed arrays, whichever mode the graph was built for; as `Net.bind`."""
         return self.net.bind(*in_order(self.program.inputs, self._inputs, args, named))
 
@@ -181,7 +181,7 @@ class DynamicExecutable(Net):
         extents = [known[axis] for axis in index_map(ByIndicesParams.of(call.workload.params)).axes]
         return [max(1, n if isinstance(n, int) else n.at(sizes)) for n in extents]
 
-    def trace(self, *args: Any, **named: Any) -> dict[str, Array]:
+    def trace(self, *args: object, **named: object) -> dict[str, Array]:
         """As `Net.trace`, of the values whose extents follow from those of the inputs."""
         given = in_order(self.program.inputs, self._inputs, args, named)
         values = self.program.values
@@ -236,5 +236,5 @@ def _port(name: str, value: DynamicValue) -> Port:
     return Port(name, shape, value.dtype, axes, axes, bool(value.sizes) or value.words is None)
 
 
-def _on_host(array: Any) -> Any:
+def _on_host(array: object) -> Any:
     return array.cpu().numpy() if hasattr(array, "cpu") else array

@@ -20,7 +20,7 @@ from schedsearch.runtime.repeated import address_of, facts_of
 Make = Callable[[Sequence[int]], tuple[Any, int]]
 
 
-def look(array: Any, name: str) -> tuple[Hashable, int]:
+def look(array: object, name: str) -> tuple[Hashable, int]:
     """What two arrays have in common if the same checks hold for both, and the address.
 
     Args:

@@ -77,7 +77,7 @@ class DynamicNet(Closing):
         self._exact = ExactRuns(self._loaded)
         return self._exact
 
-    def trace(self, names: Iterable[str], *given: Any) -> dict[str, Array]:
+    def trace(self, names: Iterable[str], *given: object) -> dict[str, Array]:
         """Runs exactly, and returns what values inside hold, whose extents must follow from those of the inputs: NumPy
         arrays that hold their numbers exactly. Raises as a call does."""
         run = (self._exact or self._exact_runs()).run(given, None)
@@ -86,7 +86,7 @@ class DynamicNet(Closing):
         run.release()
         return found
 
-    def bind(self, *given: Any, overlapped: bool = False) -> BoundNet:
+    def bind(self, *given: object, overlapped: bool = False) -> BoundNet:
         """Prepares bounded runs on these arrays: on a GPU it captures one graph.
 
         Args:

@@ -115,7 +115,7 @@ def _max(a: Any, b: Any) -> Any:
     return max(a, b)
 
 
-def _equal(a: Any, b: Any) -> Any:
+def _equal(a: object, b: object) -> Any:
     return 1 if a == b else 0
 
 
@@ -135,11 +135,11 @@ def _greater_equal(a: Any, b: Any) -> Any:
     return 1 if a >= b else 0
 
 
-def _and(a: Any, b: Any) -> Any:
+def _and(a: object, b: object) -> Any:
     return 1 if a != 0 and b != 0 else 0
 
 
-def _or(a: Any, b: Any) -> Any:
+def _or(a: object, b: object) -> Any:
     return 1 if a != 0 or b != 0 else 0
 
 
@@ -235,11 +235,11 @@ def _absolute(a: Any) -> Any:
     return abs(a)
 
 
-def _inverted(a: Any) -> Any:
+def _inverted(a: object) -> Any:
     return 1 if a == 0 else 0
 
 
-def _truth(a: Any) -> Any:
+def _truth(a: object) -> Any:
     return 0 if a == 0 else 1
 
 

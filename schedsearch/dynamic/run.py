@@ -115,7 +115,7 @@ class Run:
         self.place_at_bound(self.net.program.values[name])
         self.staged.append((self.places[name], address, self._boxes[name]))
 
-    def renew(self, given: tuple[Any, ...], addresses: Sequence[int], stream: Any) -> None:
+    def renew(self, given: tuple[object, ...], addresses: Sequence[int], stream: object) -> None:
         """Takes other arrays of the same shapes and dtypes; what depends on these alone stays."""
         self.given = given
         self.stream = raw_stream(stream, self.library, self.net.kind)

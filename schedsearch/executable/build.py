@@ -37,7 +37,7 @@ FALLBACKS = (ONNX_RUNTIME,)
 
 def build(
     model: str | os.PathLike[str] | Network | Any,
-    example: Any = None,
+    example: object = None,
     *,
     db: str | os.PathLike[str] = DEFAULT_DB,
     out: str | os.PathLike[str] | None = None,
@@ -129,7 +129,7 @@ def build(
     return net
 
 
-def _dynamic_file(model: Any, example: Any, shapes: Any, fallback: str | None) -> str | os.PathLike[str]:
+def _dynamic_file(model: object, example: object, shapes: object, fallback: str | None) -> str | os.PathLike[str]:
     """The path of a model with sizes that callers choose. Raises UsageError for what does not go with them."""
     if not isinstance(model, str | os.PathLike) or example is not None:
         raise UsageError(f"dynamic and run_mode are for ONNX files; model is {type_text(model)}")

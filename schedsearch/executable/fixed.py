@@ -218,7 +218,7 @@ class FixedNet(Net):
         if self.device[0] == "cpu":
             self._notes.check()
 
-    def bind(self, *args: Any, out: Any = None, **named: Any) -> Bound:
+    def bind(self, *args: object, out: object = None, **named: object) -> Bound:
         """As `Net.bind`. `out` is that of a call."""
         with self._lock:
             self._open_weights()
@@ -242,10 +242,10 @@ class FixedNet(Net):
     def index_limits(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         return index_limits(self.program)
 
-    def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def trace(self, *args: object, **named: object) -> dict[str, np.ndarray[Any, Any]]:
         return self.trace_some(dict(zip([port.name for port in self.inputs], self._split(args, named))), None)
 
-    def trace_some(self, given: Mapping[str, Any], wanted: Collection[str] | None) -> dict[str, np.ndarray[Any, Any]]:
+    def trace_some(self, given: Mapping[str, object], wanted: Collection[str] | None) -> dict[str, np.ndarray[Any, Any]]:
         """As `trace`, of the values with these names; None: of all.
 
         Args:
@@ -270,7 +270,7 @@ class FixedNet(Net):
                 calls.close()
             return found
 
-    def measure(self, repeat: int = 100, inputs: Mapping[str, Any] | None = None) -> Times:
+    def measure(self, repeat: int = 100, inputs: Mapping[str, object] | None = None) -> Times:
         check_repeat(repeat)
         with self._lock:
             self._open_weights()
@@ -318,7 +318,7 @@ class FixedNet(Net):
         self._memory.append(self._device.allocate(nbytes))
         return self._memory[-1]
 
-    def _split(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+    def _split(self, args: tuple[object, ...], named: Mapping[str, object]) -> list[Any]:
         """The inputs in order."""
         return in_order([spec.name for spec in self._inputs], self.inputs, args, named)
 
@@ -330,7 +330,7 @@ class FixedNet(Net):
         return views
 
     def _checked_outputs(
-        self, given: list[Any], views: list[arrays.ArrayView], out: Any
+        self, given: list[Any], views: list[arrays.ArrayView], out: object
     ) -> tuple[list[Any], list[arrays.ArrayView]]:
         if out is None:
             held = arrays.form_of(self._inputs[0], views[0].shape, views[0].strides) or arrays.forms(self._inputs[0])[0]
@@ -385,7 +385,7 @@ class FixedNet(Net):
         self._calls.move(inputs, outputs)
         return self._calls
 
-    def _short_path(self, given: Sequence[Any], results: Sequence[Any]) -> TorchCall:
+    def _short_path(self, given: Sequence[object], results: Sequence[object]) -> TorchCall:
         """The path of calls with torch tensors that look like these, which were checked."""
         assert self._calls is not None
         inputs = {f"input{number}": tensor for number, tensor in enumerate(given)}
@@ -412,7 +412,7 @@ class FixedNet(Net):
             self._staged = inputs, [self._allocate(spec.nbytes) for spec in self._outputs]
         return self._staged
 
-    def _stage(self, given: Mapping[str, Any]) -> None:
+    def _stage(self, given: Mapping[str, object]) -> None:
         """Copies arrays to the net's own inputs."""
         views = self._checked_inputs(self._split((), given))
         for address, spec, view in zip(self._take_staged()[0], self._inputs, views):
@@ -488,7 +488,7 @@ def _ports(program: Program, indices: Sequence[int]) -> tuple[Port, ...]:
     return tuple(Port(each.name, each.stored, each.dtype, each.layout, each.axes) for each in held)
 
 
-def _labelled(results: Sequence[Any]) -> list[tuple[str, Any]]:
+def _labelled(results: Sequence[object]) -> list[tuple[str, Any]]:
     return [(f"out[{number}]", array) for number, array in enumerate(results)]
 
 

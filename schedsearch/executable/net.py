@@ -157,7 +157,7 @@ class Net(abc.ABC, Closing):
         """
 
     @abc.abstractmethod
-    def bind(self, *args: Any, **named: Any) -> BoundCall:
+    def bind(self, *args: object, **named: object) -> BoundCall:
         """Fixes the arrays once, so that a run copies nothing; on a GPU it captures a graph on their addresses.
 
         Raises:
@@ -210,7 +210,7 @@ class Net(abc.ABC, Closing):
         """Input that a call reads as indices -> what these must be less than, as far as it follows from the sizes."""
 
     @abc.abstractmethod
-    def trace(self, *args: Any, **named: Any) -> dict[str, Array]:
+    def trace(self, *args: object, **named: object) -> dict[str, Array]:
         """The values that the calls compute, by name, in the model's order of axes: NumPy arrays that hold their numbers
         exactly. Values inside a fused call do not exist, and those whose sizes are known in the run only are left out."""
 

@@ -161,7 +161,7 @@ def _element_type(port: Any) -> Any:
     return np.dtype({"float": "float32", "double": "float64"}.get(name, name)).type
 
 
-def _host_array(port: Any) -> Any:
+def _host_array(port: object) -> Any:
     """Uninitialised memory of the host for an input or output, as bytes."""
     import numpy as np
 

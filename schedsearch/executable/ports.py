@@ -86,7 +86,7 @@ class Port:
         return array.transpose([self.layout.index(axis) for axis in self.axes])
 
 
-def in_order(names: Sequence[str], ports: Sequence[Port], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+def in_order(names: Sequence[str], ports: Sequence[Port], args: Sequence[object], named: Mapping[str, object]) -> list[Any]:
     """The arrays of a call in the order of the network's inputs.
 
     Args:

@@ -370,10 +370,10 @@ class SizedNet(Net):
                 self._nets[size].mark_checked(self._checked)
             return self._nets[size]
 
-    def bind(self, *args: Any, **named: Any) -> Bound:
+    def bind(self, *args: object, **named: object) -> Bound:
         return self._net_for(args, named).bind(*args, **named)
 
-    def trace(self, *args: Any, **named: Any) -> dict[str, Array]:
+    def trace(self, *args: object, **named: object) -> dict[str, Array]:
         return self._net_for(args, named).trace(*args, **named)
 
     def evaluate(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -467,7 +467,7 @@ class SizedNet(Net):
                 found[tuple(form.shape)] = size
         return found
 
-    def _net_for(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> FixedNet:
+    def _net_for(self, args: tuple[object, ...], named: Mapping[str, object]) -> FixedNet:
         port = self.inputs[self._position]
         if len(args) > self._position:
             array = args[self._position]

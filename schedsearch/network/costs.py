@@ -229,7 +229,7 @@ def _kind(workload: Workload) -> tuple[Any, ...]:
     return tuple(_without_numbers(workload.params[name]) for name in sorted(workload.params))
 
 
-def _without_numbers(value: Any) -> Any:
+def _without_numbers(value: object) -> Any:
     if isinstance(value, tuple):
         return tuple(_without_numbers(each) for each in value)
     return None if isinstance(value, int) else value

@@ -197,7 +197,7 @@ def _concat(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed:
             yield {**params, "x": shapes, "axis": axis}, names
 
 
-def _boxes(defaults: Mapping[str, Any]) -> Callable[..., _Candidates]:
+def _boxes(defaults: Mapping[str, object]) -> Callable[..., _Candidates]:
     """Of slices and pads: lists with a number for each dimension, that of blocks' dimensions being the default."""
 
     def candidates(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:

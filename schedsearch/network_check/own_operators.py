@@ -3,8 +3,6 @@ definitions."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfArrays
@@ -20,7 +18,7 @@ class RandomUniformLike(_OfArrays):  # type: ignore[misc]
 
     op_domain = ""
 
-    def _run(self, x: Array, **attributes: Any) -> tuple[Array]:
+    def _run(self, x: Array, **attributes: object) -> tuple[Array]:
         (drawn,) = super()._run(x.reshape(-1), **attributes)
         return (np.asarray(drawn).reshape(x.shape),)
 
@@ -53,7 +51,7 @@ class BatchNormalization(OpRun):  # type: ignore[misc]
         mean: Array,
         var: Array,
         epsilon: float = 1e-5,
-        **others: Any,
+        **others: object,
     ) -> tuple[Array]:
         shape = (-1, *[1] * (x.ndim - 2))
         wide = [each.astype(np.float64).reshape(shape) for each in (scale, bias, mean, var)]

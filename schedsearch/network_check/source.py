@@ -17,7 +17,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -116,7 +115,7 @@ class Source:
         return cls._of(model, path.name, dtype, path.resolve().parent)
 
     @classmethod
-    def of_graph(cls, model: Any, name: str, dtype: str | None = None) -> Source:
+    def of_graph(cls, model: object, name: str, dtype: str | None = None) -> Source:
         """An `onnx_ir.Model`, which does not change."""
         import onnx_ir as ir
 

@@ -199,12 +199,12 @@ def _shown(array: Array, order: tuple[int, ...]) -> Array:
     return array.transpose(order) if order else array.reshape(())
 
 
-def _used(array: Array, extents: Any) -> Array:
+def _used(array: Array, extents: object) -> Array:
     """What counts of a result of a bounded run: all of it, if it has no extents."""
     return array if extents is None else array[tuple(slice(int(n)) for n in np.asarray(_on_host(extents)))]
 
 
-def _on_host(array: Any) -> Any:
+def _on_host(array: object) -> Any:
     return array.cpu().numpy() if hasattr(array, "cpu") else array
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def checked_export(module: Any, example: Any, dtype: str | None) -> tuple[ir.Model, Source]:
+def checked_export(module: object, example: object, dtype: str | None) -> tuple[ir.Model, Source]:
     """The simplified graph of a module, whose export computes what the module computes, and that export.
 
     Args:

@@ -40,7 +40,7 @@ class AlongAxis(Op[A]):
 
     counts_backwards: ClassVar[bool] = False
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         found, problems = super().normalise(params)
         if not problems:
             rank = len(found["x"])

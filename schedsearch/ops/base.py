@@ -76,7 +76,7 @@ class Op(ABC, Generic[P]):
             raise NotImplementedError(f"operator {self.name} has neither params_type nor parameters()")
         return self.params_type.parameters()
 
-    def typed(self, params: Mapping[str, Any]) -> P:
+    def typed(self, params: Mapping[str, object]) -> P:
         """What `normalise` returned, as the methods and workloads take it: immutable, and of the type `params_type`."""
         made = MappingProxyType(dict(params)) if self.params_type is None else self.params_type(**params)
         return cast(P, made)
@@ -88,7 +88,7 @@ class Op(ABC, Generic[P]):
         """
         return schema_defaults(self.parameters())
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """Fills in defaults, expands shorthands and makes every value hashable.
 
         By default it checks each value against its schema and then, if all are possible, asks `problems`.
@@ -217,5 +217,5 @@ class Op(ABC, Generic[P]):
         return " ".join([self.name, *words])
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -45,7 +45,7 @@ class Concat(DataMovement[ConcatParams]):
     name: ClassVar[str] = "concat"
     constructor: ClassVar[str] = "schedsearch:concat"
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """Counts the axis from 0."""
         found, problems = super().normalise(params)
         if not problems:

@@ -142,7 +142,7 @@ class Conv2d(SumOfProducts[Conv2dParams]):
             "epilogue": (),
         }
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         params = {key: plain(value) for key, value in params.items()}
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
@@ -213,7 +213,7 @@ class Conv2d(SumOfProducts[Conv2dParams]):
 CONV2D = Conv2d()
 
 
-def _own_channels(params: Mapping[str, Any]) -> Any:
+def _own_channels(params: Mapping[str, object]) -> Any:
     """The channels of y. Parameters may be missing or wrong; the answer then does not matter."""
     channels = params.get("k", 1)
     stages = parse_epilogue(params.get("epilogue", ()), moves=True)[0]

@@ -59,13 +59,13 @@ FORMAT_PARAMETERS = {
 }
 
 
-def default_weight_layout(layout: Any) -> str:
+def default_weight_layout(layout: object) -> str:
     """The layout of weights that belongs to a layout of x; any text for what is not a layout."""
     blocked = BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
     return f"OIHW{blocked[1]}o{blocked[1]}i" if blocked else WEIGHT_LAYOUTS.get(str(layout), "OHWI")
 
 
-def fitting(key: str, p: Mapping[str, Any], allowed: Sequence[str]) -> list[Problem]:
+def fitting(key: str, p: Mapping[str, object], allowed: Sequence[str]) -> list[Problem]:
     """A problem if the format `key` is not one of those that go with `dtype`."""
     known = [*DTYPES, *(each for formats in OUT_DTYPES.values() for each in formats)]
     if p["dtype"] in DTYPES and p[key] in known and p[key] not in allowed:
@@ -84,14 +84,14 @@ def zero_point_problems(p: dict[str, Any]) -> list[Problem]:
     return []
 
 
-def precision_problems(p: Mapping[str, Any]) -> list[Problem]:
+def precision_problems(p: Mapping[str, object]) -> list[Problem]:
     """A precision that does not exist, or that the factors' format does not have."""
     if p["precision"] == "tf32" and p["dtype"] != "float32" and p["dtype"] in DTYPES:
         return [Problem("precision", f"precision tf32 belongs to float32, but dtype is {p['dtype']}; leave it out")]
     return one_of("precision", p["precision"], tuple(PRECISIONS))
 
 
-def format_problems(p: dict[str, Any], given: Mapping[str, Any]) -> list[Problem]:
+def format_problems(p: dict[str, Any], given: Mapping[str, object]) -> list[Problem]:
     """Formats that do not exist, or that do not go together. Sorts the zero points.
 
     Args:
@@ -108,7 +108,7 @@ def format_problems(p: dict[str, Any], given: Mapping[str, Any]) -> list[Problem
     return problems + precision_problems(p) + zero_point_problems(p)
 
 
-def layout_problems(p: Mapping[str, Any]) -> list[Problem]:
+def layout_problems(p: Mapping[str, object]) -> list[Problem]:
     """Layouts that do not exist, or that do not belong together."""
     problems = []
     layout, weight_layout = p["layout"], p["weight_layout"]

@@ -42,7 +42,7 @@ class DataMovement(Op[M]):
         those of the larger array."""
 
     @abstractmethod
-    def sources(self, params: M, flat_indices: Any) -> tuple[Any, Any]:
+    def sources(self, params: M, flat_indices: object) -> tuple[Any, Any]:
         """The definition of the operator for single elements; it shares nothing with `movement`.
 
         Args:
@@ -57,7 +57,7 @@ class DataMovement(Op[M]):
         """The value of elements that come from no argument."""
         return 0.0
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """`slice_of` is empty if it is the shape of y."""
         found, problems = super().normalise(params)
         if not problems:

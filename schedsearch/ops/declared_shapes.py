@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedsearch.errors import OperatorError
 from schedsearch.ops.base import Op
@@ -20,7 +20,7 @@ _MOST_VALUES = 4096  # of a sample; functions of more are not called
 _SAMPLES = 16
 
 
-def declared_shapes(op: Op, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+def declared_shapes(op: Op, params: Mapping[str, object]) -> Mapping[str, ShapeFunction]:
     """Output -> shape function, for the outputs whose shape is not fixed by the parameters.
 
     Each function is called for some possible inputs: shapes up to the declared ones, zero included, and values that the
@@ -53,7 +53,7 @@ def declared_shapes(op: Op, params: Mapping[str, Any]) -> Mapping[str, ShapeFunc
     return functions
 
 
-def is_extents(name: str, arguments: Mapping[str, Any]) -> bool:
+def is_extents(name: str, arguments: Mapping[str, object]) -> bool:
     """Whether an argument or output only holds the extents of another one."""
     return name.endswith(EXTENTS) and name.removesuffix(EXTENTS) in arguments
 

@@ -163,7 +163,7 @@ class DepthwiseConv2d(Op[DepthwiseConv2dParams]):
             "epilogue": (),
         }
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         params = {key: plain(value) for key, value in params.items()}
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}

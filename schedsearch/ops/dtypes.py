@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.typed import Array
@@ -156,7 +156,7 @@ def from_library(name: str) -> str:
     return found or (f"{name} with infinities" if name in DTYPES else name)
 
 
-def encode(values: Any, name: str) -> Array:
+def encode(values: object, name: str) -> Array:
     """Numbers rounded to a format, in its storage type.
 
     Floats round to nearest, ties to even. float8 saturates at its largest finite value, as PTX's `cvt.rn.satfinite` does;

@@ -37,7 +37,7 @@ class DynConcat(Arranged[DynConcatParams]):
     reference: ClassVar[str] = "schedsearch.templates.arrange.reference:DynConcatReference"
     constructor: ClassVar[str] = "schedsearch:dyn_concat"
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         found, problems = super().normalise(params)
         if not problems:
             found["axis"] %= len(found["x"][0])

@@ -70,7 +70,7 @@ class DynResize(Op[DynResizeParams]):
     def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**super().defaults(params), "scale": ()}
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """Scales are float32. Linear kernels have no rounding."""
         params = {key: plain(value) for key, value in params.items()}
         if params.get("scale") in ((), [], None):

@@ -137,7 +137,7 @@ class Elementwise(Op[ElementwiseParams]):
             pass
         return optional
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         params = {key: plain(value) for key, value in params.items()}
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
@@ -239,7 +239,7 @@ def _input(given: Any, p: Mapping[str, Any]) -> tuple[Any, ...] | Problem:
     return (name, dtype, shape) if slice_of == shape else (name, dtype, shape, slice_of, begin, strides)
 
 
-def _numbers(given: Any, least: int) -> bool:
+def _numbers(given: object, least: int) -> bool:
     """Whether these are integers, each at least `least`."""
     return isinstance(given, tuple) and bool(given) and all(is_int(each) and least <= each <= MAX_INT for each in given)
 

@@ -138,7 +138,7 @@ def epilogue_parameter(stages: Sequence[str] | None = None, *, moves: bool = Fal
 
 
 def parse_epilogue(
-    value: Any, allowed: Sequence[str] | None = None, *, moves: bool = False
+    value: object, allowed: Sequence[str] | None = None, *, moves: bool = False
 ) -> tuple[tuple[Stage, ...], list[Problem]]:
     """Stages of the value of a parameter `epilogue`, and every mistake in it.
 
@@ -181,7 +181,7 @@ def _shared_operands(stages: Sequence[Stage], place: int) -> list[Problem]:
     return []
 
 
-def _parse_stage(item: Any, names: Sequence[str]) -> tuple[Stage | None, list[Problem]]:
+def _parse_stage(item: object, names: Sequence[str]) -> tuple[Stage | None, list[Problem]]:
     """A stage, or the problems with it; their paths are relative to the item."""
     name: Any
     params: Any

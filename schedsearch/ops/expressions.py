@@ -82,7 +82,7 @@ class Expression:
         nodes = [*(node for _, node in self.steps), self.result]
         return frozenset(name for node in nodes for name in _zero_points(node))
 
-    def evaluate(self, inputs: Mapping[str, Any]) -> Any:
+    def evaluate(self, inputs: Mapping[str, object]) -> Any:
         """The definition, in NumPy and float64. `inputs` are arrays that broadcast together."""
         import numpy as np
 
@@ -100,7 +100,7 @@ class Expression:
 # ---- functions
 
 
-def _erf(x: Any) -> Any:
+def _erf(x: object) -> Any:
     import numpy as np
 
     return np.vectorize(math.erf, otypes=[float])(x)
@@ -180,7 +180,7 @@ OPERATORS: Mapping[str, Function] = {
 _ROUNDED_LAST = {"round": 1, "clip": 1, "relu": 1, "min": 2, "max": 2}  # how many arguments take over the rounding
 
 
-def _evaluate(node: Node, values: Mapping[str, Any]) -> Any:
+def _evaluate(node: Node, values: Mapping[str, object]) -> Any:
     if isinstance(node, Name):
         return values[node.name]
     if isinstance(node, Number):

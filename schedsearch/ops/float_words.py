@@ -63,12 +63,12 @@ def _round(number: Any) -> Any:
     return -magnitude if number < 0 else magnitude
 
 
-def _floor(number: Any) -> Any:
+def _floor(number: object) -> Any:
     nearest = _round(number)
     return nearest - 1.0 if nearest > number else nearest
 
 
-def _ceil(number: Any) -> Any:
+def _ceil(number: object) -> Any:
     nearest = _round(number)
     return nearest + 1.0 if nearest < number else nearest
 
@@ -82,7 +82,7 @@ def _to_float64(number: Any) -> Any:
     return float(number)
 
 
-def cut(word: Any) -> Any:
+def cut(word: object) -> Any:
     """The integer of a number within int64, without what is behind the point."""
     return int(number_of(word))
 

@@ -31,7 +31,7 @@ class Foreign(Op[ForeignParams]):
     name: ClassVar[str] = "foreign"
     reference: ClassVar[str] = ""
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         problems = unknown_parameters(self.name, params, _PARAMETERS)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
         for key, parameter in _PARAMETERS.items():

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from schedsearch.errors import Problem, did_you_mean
 from schedsearch.ops.layout import Layout
@@ -43,7 +42,7 @@ class ImageParams(Params):
     layout: str
 
 
-def image_layout_problems(layout: Any) -> list[Problem]:
+def image_layout_problems(layout: object) -> list[Problem]:
     """A problem if a value is not a layout of images."""
     blocked = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
     if layout in PLAIN or (blocked is not None and int(blocked[1]) <= MAX_BLOCK):

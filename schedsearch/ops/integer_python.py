@@ -44,7 +44,7 @@ _EXPRESSIONS = (
 )  # fmt: skip
 
 
-def check_source(function: Callable[..., Any], parameters: Sequence[str] | None = None) -> None:
+def check_source(function: Callable[..., object], parameters: Sequence[str] | None = None) -> None:
     """Checks that a function is integer Python, with every function that it calls.
 
     Args:
@@ -96,13 +96,13 @@ class _Check:
         if not _returns(body):
             self._refuse(self.tree, "it may end without a return; return an integer at the end")
 
-    def _refuse(self, node: Any, what: str) -> Any:
+    def _refuse(self, node: object, what: str) -> Any:
         line = self.function.__code__.co_firstlineno + getattr(node, "lineno", 1) - 1
         raise OperatorError(
             f"{self.name}, line {line}: {what}; allowed: integer Python, as described in schedsearch.ops.integer_python"
         )
 
-    def _statement(self, node: Any) -> None:
+    def _statement(self, node: object) -> None:
         if not isinstance(node, _STATEMENTS):
             self._refuse(node, f"it has a statement {type(node).__name__}")
         if isinstance(node, ast.Return) and (node.value is None or ast.unparse(node.value) == "None"):
@@ -129,7 +129,7 @@ class _Check:
             for inner in getattr(node, field, []):
                 self._statement(inner)
 
-    def _expression(self, node: Any) -> None:
+    def _expression(self, node: object) -> None:
         """Also checks everything inside."""
         if isinstance(node, ast.Constant):
             if not isinstance(node.value, int):
@@ -188,7 +188,7 @@ class _Check:
         return getattr(builtins, node.id, None) or self._refuse(node, f"there is no {node.id}")
 
 
-def _returns(body: Sequence[Any]) -> bool:
+def _returns(body: Sequence[object]) -> bool:
     """Whether statements always end with a return."""
     last = body[-1] if body else None
     if isinstance(last, ast.If):

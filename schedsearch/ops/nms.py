@@ -52,7 +52,7 @@ class Nms(Op[NmsParams]):
     reference: ClassVar[str] = "schedsearch.templates.detection.reference:NmsReference"
     constructor: ClassVar[str] = "schedsearch:nms"
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """No more boxes can be kept than there are. Thresholds are float32."""
         import numpy as np
 

@@ -251,7 +251,7 @@ class OwnKernel(Op[OwnKernelParams]):
 OWN_KERNEL = OwnKernel()
 
 
-def without_reference(params: Mapping[str, Any]) -> str:
+def without_reference(params: Mapping[str, object]) -> str:
     """What a kernel of a workload with these parameters was compared with, in words, if its author gave no reference; ""
     if there was one, and for other operators, which all have one. The parameters may come from any database."""
     return "compared with its own first run, no reference was given" if params.get("verified_by") == "default" else ""

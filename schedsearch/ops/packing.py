@@ -13,7 +13,7 @@ PLAIN = ("NCHW", "OIHW")  # the layouts of PyTorch and ONNX for images and filte
 _ELEMENT_BYTES = (1, 2, 4)
 
 
-def pack(x: Any, layout: str, *, from_layout: str | None = None, **extents: int) -> Any:
+def pack(x: object, layout: str, *, from_layout: str | None = None, **extents: int) -> Any:
     """An array in another layout, for example the NCHW32c that a packed convolution takes.
 
     Channels that do not fill the last block are padded with zeros. The bits of the elements do not change.
@@ -45,7 +45,7 @@ def pack(x: Any, layout: str, *, from_layout: str | None = None, **extents: int)
     return _converted(x, source, to, extents)
 
 
-def unpack(x: Any, layout: str, *, to_layout: str | None = None, **extents: int) -> Any:
+def unpack(x: object, layout: str, *, to_layout: str | None = None, **extents: int) -> Any:
     """The inverse of `pack`: drops the padding of the last block.
 
     Args:

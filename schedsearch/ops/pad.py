@@ -56,7 +56,7 @@ class Pad(DataMovement[PadParams]):
     name: ClassVar[str] = "pad"
     constructor: ClassVar[str] = "schedsearch:pad"
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         found, problems = super().normalise(params)
         if problems:
             return found, problems

@@ -48,7 +48,7 @@ class Parameter:
         return cls(doc, {"type": "integer", "minimum": least, "maximum": MAX_INT}, size)
 
     @classmethod
-    def choice(cls, doc: str, allowed: Sequence[Any], default: Any = None) -> Parameter:
+    def choice(cls, doc: str, allowed: Sequence[object], default: object = None) -> Parameter:
         """One of several values. The first is the default unless `default` names another."""
         return cls(doc, {"enum": list(allowed), "default": allowed[0] if default is None else default})
 
@@ -131,7 +131,7 @@ def unknown_parameters(owner: str, params: Iterable[str], known: Iterable[str]) 
     ]
 
 
-def missing_parameters(params: Mapping[str, Any], required: Mapping[str, Parameter]) -> list[Problem]:
+def missing_parameters(params: Mapping[str, object], required: Mapping[str, Parameter]) -> list[Problem]:
     return [
         Problem(name, f"{name} ({parameter.doc}) is missing; give {_wanted(parameter.schema)}")
         for name, parameter in required.items()
@@ -139,7 +139,7 @@ def missing_parameters(params: Mapping[str, Any], required: Mapping[str, Paramet
     ]
 
 
-def one_of(name: str, value: Any, allowed: Sequence[Any]) -> list[Problem]:
+def one_of(name: str, value: object, allowed: Sequence[object]) -> list[Problem]:
     """A problem if `value` is not one of `allowed`."""
     if any(value == each and type(value) is type(each) for each in allowed):
         return []
@@ -205,7 +205,7 @@ def _wanted(schema: Mapping[str, Any]) -> str:
     return words.get(str(kind), "a value") + limit
 
 
-def frozen(value: Any) -> Any:
+def frozen(value: object) -> Any:
     """The same value with tuples instead of lists, so that it is hashable."""
     return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
 

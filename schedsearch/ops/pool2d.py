@@ -101,7 +101,7 @@ class Pool2d(Op[Pool2dParams]):
             "slice_of": (),
         }
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """Equal pools have equal parameters: `ceil_mode` and `count_include_pad` are false where they change nothing."""
         params = {key: plain(value) for key, value in params.items()}
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)

@@ -61,7 +61,7 @@ class MatrixProduct(SumOfProducts[M]):
             "epilogue": (),
         }
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         known = self.parameters()
         params = {key: plain(value) for key, value in params.items()}
         optional = self.defaults(params)

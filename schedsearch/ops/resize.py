@@ -82,7 +82,7 @@ class Resize(Op[ResizeParams]):
     def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**super().defaults(params), "scale": ()}
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """A scale that is the default, or that the coordinates do not depend on, is written as ()."""
         params = {key: plain(value) for key, value in params.items()}
         if params.get("scale") in ((), [], None):

@@ -70,7 +70,7 @@ class RoiAlign(Op[RoiAlignParams]):
     reference: ClassVar[str] = "schedsearch.templates.detection.reference:RoiAlignReference"
     constructor: ClassVar[str] = "schedsearch:roi_align"
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """The scale is a float32."""
         import numpy as np
 

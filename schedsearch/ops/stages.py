@@ -50,11 +50,13 @@ class Operand:
     positive: bool = False
 
 
-def _same_output(output: ArgSpec, params: Mapping[str, Any]) -> ArgSpec:
+def _same_output(output: ArgSpec, params: Mapping[str, object]) -> ArgSpec:
     return output
 
 
-def _same_bound(bound: Any, operands: Mapping[str, Any], scalars: Mapping[str, float], params: Mapping[str, Any]) -> Any:
+def _same_bound(
+    bound: object, operands: Mapping[str, object], scalars: Mapping[str, float], params: Mapping[str, object]
+) -> Any:
     return bound
 
 
@@ -158,7 +160,7 @@ class Stage:
         given = {key: value for key, value in self.params.items() if key not in defaults or defaults[key] != value}
         return {self.name: given} if given else self.name
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Stage is immutable: cannot set {name!r}")
 
     def __eq__(self, other: object) -> bool:
@@ -177,7 +179,7 @@ class Stage:
         """The text of the stage for `epilogue=[...]` in a program."""
         return repr(self.to_json())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Stage, (self.name, dict(self.params))
 
 

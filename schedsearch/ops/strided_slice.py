@@ -86,7 +86,7 @@ class StridedSlice(DataMovement[StridedSliceParams]):
     name: ClassVar[str] = "strided_slice"
     constructor: ClassVar[str] = "schedsearch:strided_slice"
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         found, problems = super().normalise(params)
         if problems:
             return found, problems

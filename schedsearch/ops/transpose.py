@@ -42,7 +42,7 @@ class Transpose(DataMovement[TransposeParams]):
     name: ClassVar[str] = "transpose"
     constructor: ClassVar[str] = "schedsearch:transpose"
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """Counts the dimensions of `permutation` from 0."""
         found, problems = super().normalise(params)
         if not problems:

@@ -45,7 +45,7 @@ class Unique(AlongAxis[UniqueParams]):
     reference: ClassVar[str] = "schedsearch.templates.selection.reference:UniqueReference"
     constructor: ClassVar[str] = "schedsearch:unique"
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
         """An array of one axis is flat."""
         found, problems = super().normalise(params)
         if not problems:

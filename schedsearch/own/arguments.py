@@ -91,7 +91,7 @@ def format_of(number: int) -> str:
     return "int64" if number < 2**63 else "uint64"
 
 
-def is_array(given: Any) -> bool:
+def is_array(given: object) -> bool:
     """Whether an argument counts as an array, from its type."""
     return isinstance(given, str) or _scalar(given) is None
 

@@ -49,7 +49,7 @@ class Launches:
                 recent = self._find(args)
             recent.launch(args, stream)
 
-    def bind(self, args: tuple[Any, ...]) -> Step:
+    def bind(self, args: tuple[object, ...]) -> Step:
         with self._lock:
             given = self._read(args)
             kernel = self._kernel(given)
@@ -73,7 +73,7 @@ class Launches:
         self.forget()
         self._caches.close()
 
-    def _find(self, args: tuple[Any, ...]) -> _Ready:
+    def _find(self, args: tuple[object, ...]) -> _Ready:
         given = self._read(args)
         key = tuple((each.argument, each.view.device, each.view.library) if each.view else each.argument for each in given)
         ready = self._ready.get(key)
@@ -105,7 +105,7 @@ class _Ready:
         self._last: list[_Last] = []
         self._tensors: list[tuple[str, int]] = []  # that the kernel writes: names and places among the arguments
 
-    def rebind(self, args: tuple[Any, ...], given: Sequence[Given]) -> None:
+    def rebind(self, args: tuple[object, ...], given: Sequence[Given]) -> None:
         """Binds the arrays and numbers of a call that was checked."""
         self._last = [_Last(value, each) for value, each in zip(args, given)]
         self._tensors = _tensors_written(given)
@@ -114,7 +114,7 @@ class _Ready:
         for name, number in scalar_values(given).items():
             self._bound.set_scalar(name, number)
 
-    def takes(self, args: tuple[Any, ...]) -> bool:
+    def takes(self, args: tuple[object, ...]) -> bool:
         """Whether the arguments are like those of the last call, at the same addresses. Other numbers are bound then."""
         if len(args) != len(self._last):
             return False

@@ -70,7 +70,7 @@ def formulation(
     return made
 
 
-def plain_function(function: Any) -> FunctionType:
+def plain_function(function: object) -> FunctionType:
     """The function itself, also of a kernel that `numba.cuda.jit` decorates.
 
     Raises:
@@ -85,7 +85,7 @@ def plain_function(function: Any) -> FunctionType:
 _JIT_OPTIONS = ("fastmath", "max_registers")  # that a launch has too
 
 
-def jit_settings(function: Any) -> dict[str, Any]:
+def jit_settings(function: object) -> dict[str, Any]:
     """The options of a launch that `numba.cuda.jit` below the decorator was given.
 
     Raises:
@@ -100,11 +100,11 @@ def jit_settings(function: Any) -> dict[str, Any]:
     return {option: options[option] for option in _JIT_OPTIONS if options.get(option)}
 
 
-def _is_list(given: Any) -> bool:
+def _is_list(given: object) -> bool:
     return isinstance(given, Iterable) and not isinstance(given, str)
 
 
-def check_options(settings: Mapping[str, Any], own: Callable[..., Any] | None = None) -> None:
+def check_options(settings: Mapping[str, object], own: Callable[..., object] | None = None) -> None:
     """Raises UsageError for an option that is neither one of a launch nor a named parameter of the decorator `own`."""
     named = [] if own is None else [name for name in inspect.signature(own).parameters if name not in ("self", "settings")]
     known = list(dict.fromkeys([*named, *(each.name for each in fields(Launch)[1:])]))
@@ -113,7 +113,7 @@ def check_options(settings: Mapping[str, Any], own: Callable[..., Any] | None = 
             raise UsageError(f"a tunable has no option {name!r}{did_you_mean(name, known)}; allowed: {', '.join(known)}")
 
 
-def _launch(function: Any, settings: Mapping[str, Any]) -> Launch:
+def _launch(function: object, settings: Mapping[str, object]) -> Launch:
     check_options(settings)
     made = Launch(plain_function(function), **settings)
     _check_parameters(made.function)
@@ -181,7 +181,7 @@ def _check_knobs(made: Formulation) -> None:
             raise UsageError(f"knob {knob!r} is not used by {made.name}, nor by grid, block or shared; remove it")
 
 
-def _check_default(name: str, knobs: Mapping[str, tuple[Any, ...]], default: Mapping[str, Any]) -> None:
+def _check_default(name: str, knobs: Mapping[str, tuple[Any, ...]], default: Mapping[str, object]) -> None:
     for knob, value in default.items():
         if knob not in knobs:
             raise UsageError(
@@ -192,7 +192,7 @@ def _check_default(name: str, knobs: Mapping[str, tuple[Any, ...]], default: Map
 
 
 def check_names(
-    name: str, parameters: tuple[str, ...], written: Sequence[str], inplace: Iterable[str], inputs: Mapping[str, Any]
+    name: str, parameters: tuple[str, ...], written: Sequence[str], inplace: Iterable[str], inputs: Mapping[str, object]
 ) -> None:
     """Raises UsageError if outputs, in-place arguments or `inputs` name something that is not an argument."""
     for each in (*written, *inputs):
@@ -209,7 +209,7 @@ def check_names(
             raise UsageError(f"{name} has arguments {each!r} and {each + AFTER!r}; rename the second")
 
 
-def check_function(what: str, given: Any, allowed: tuple[str, ...]) -> None:
+def check_function(what: str, given: object, allowed: tuple[str, ...]) -> None:
     """Raises UsageError if a function takes something else than these names."""
     if not callable(given):
         return

@@ -48,22 +48,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def tunable(
     *,
     knobs: Mapping[str, Sequence[Value]],
-    grid: Any,
-    block: Any,
+    grid: object,
+    block: object,
     outputs: Iterable[str] = (),
     inplace: Iterable[str] = (),
     rules: Iterable[str] = (),
-    shared: Any = 0,
+    shared: object = 0,
     before: Iterable[Launch] = (),
-    workspaces: Mapping[str, Any] | None = None,
+    workspaces: Mapping[str, object] | None = None,
     default: Mapping[str, Value] | None = None,
-    reference: Callable[..., Any] | None = None,
-    reduction: Any = 1,
-    flops: Any = 0,
+    reference: Callable[..., object] | None = None,
+    reduction: object = 1,
+    flops: object = 0,
     inputs: Mapping[str, tuple[float, float]] | None = None,
     verify: Literal["each size", "once"] = "each size",
     db: str | os.PathLike[str] = DEFAULT_DB,
-    **settings: Any,
+    **settings: object,
 ) -> Callable[[Callable[..., Any]], Tunable]:
     """Makes a kernel tunable.
 
@@ -126,7 +126,7 @@ def tunable(
     outputs, inplace = tuple(outputs), tuple(inplace)
     settings = {"grid": grid, "block": block, "shared": shared, **settings}
 
-    def decorate(function: Callable[..., Any]) -> Tunable:
+    def decorate(function: Callable[..., object]) -> Tunable:
         launched = {**jit_settings(function), **settings}
         made = formulation(function, launched, before, workspaces or {}, knobs, rules, default or {})
         name = plain_function(function).__qualname__.replace("<locals>.", "")
@@ -143,7 +143,7 @@ def tunable(
     return decorate
 
 
-def _is_range(given: Any) -> bool:
+def _is_range(given: object) -> bool:
     return (
         isinstance(given, tuple | list)
         and len(given) == 2
@@ -187,14 +187,14 @@ class Tunable(Called):
         self,
         *,
         knobs: Mapping[str, Sequence[Value]],
-        grid: Any,
-        block: Any,
+        grid: object,
+        block: object,
         rules: Iterable[str] = (),
-        shared: Any = 0,
+        shared: object = 0,
         before: Iterable[Launch] = (),
-        workspaces: Mapping[str, Any] | None = None,
+        workspaces: Mapping[str, object] | None = None,
         default: Mapping[str, Value] | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Callable[[_Function], _Function]:
         """Adds another formulation of the same operator, which competes in the same budget.
 
@@ -273,7 +273,7 @@ class Tunable(Called):
         """
         self._launches.call(self._in_order(args, named) if named else args, stream)
 
-    def bind(self, *args: Any, **named: Any) -> Step:
+    def bind(self, *args: object, **named: object) -> Step:
         """Packs the arguments once; the result, called with a stream, only launches. Raises the errors of a call."""
         return self._launches.bind(self._in_order(args, named))
 
@@ -359,7 +359,7 @@ class Tunable(Called):
         """The workload of a call: its shapes, strides, number formats and fixed scalars. Arrays may be strings."""
         return self._workload(self._read(self._in_order(args, named)))
 
-    def explain(self, *args: Any, target: str = "auto", **named: Any) -> Explanation:
+    def explain(self, *args: object, target: str = "auto", **named: object) -> Explanation:
         """Which configuration a call would use, and why."""
         return explain(self.workload(*args, **named), self.db, target=target)
 
@@ -367,13 +367,13 @@ class Tunable(Called):
         """Unloads the kernels; a later call loads them again."""
         self._launches.close()
 
-    def _read(self, args: tuple[Any, ...]) -> list[Given]:
+    def _read(self, args: tuple[object, ...]) -> list[Given]:
         names = self.definition.parameters
         if len(args) != len(names):
             raise UsageError(f"{self.definition.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
         return [read(name, value, self._role(name, value)) for name, value in zip(names, args)]
 
-    def _role(self, name: str, value: Any) -> Role:
+    def _role(self, name: str, value: object) -> Role:
         if name in self._outputs:
             return "out"
         if name in self._inplace:
@@ -396,7 +396,7 @@ class Tunable(Called):
             self.definition = dataclasses.replace(known, code=code)
             register(self.definition)
 
-    def _note_numbers(self, args: Sequence[Any], given: Sequence[Given]) -> None:
+    def _note_numbers(self, args: Sequence[object], given: Sequence[Given]) -> None:
         """Remembers the scalars and the ranges of integers that verification and timing use."""
         for value, each in zip(args, given):
             argument = each.argument

@@ -81,7 +81,7 @@ class DeployedKernel(Called):
         """
         self._launches.call(self._in_order(args, named) if named else args, stream)
 
-    def bind(self, *args: Any, **named: Any) -> Step:
+    def bind(self, *args: object, **named: object) -> Step:
         """Packs the arguments once; the result, called with a stream, only launches."""
         return self._launches.bind(self._in_order(args, named))
 
@@ -91,7 +91,7 @@ class DeployedKernel(Called):
     def close(self) -> None:
         self._launches.close()
 
-    def _read(self, args: tuple[Any, ...]) -> list[Given]:
+    def _read(self, args: tuple[object, ...]) -> list[Given]:
         names = [argument.name for argument in self._arguments]
         if len(args) != len(names):
             raise ArgumentError(f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")

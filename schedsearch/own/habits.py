@@ -50,7 +50,7 @@ class Called:
     def _knobs(self) -> Mapping[str, Sequence[Value]]:
         return {}
 
-    def _in_order(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _in_order(self, args: tuple[object, ...], named: Mapping[str, object]) -> tuple[Any, ...]:
         """All arguments in the order of the parameters.
 
         Raises:

@@ -37,7 +37,7 @@ class ForeignBytesError(Exception):
     """The bytes on the socket are not a message that this child should send. The text says why."""
 
 
-def _frame(message: Any, number: int) -> bytes:
+def _frame(message: object, number: int) -> bytes:
     """Raises whatever the pickling of the message raises."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _HEADER.pack(_MAGIC, os.getpid(), number, len(body), zlib.crc32(body)) + body
@@ -67,7 +67,7 @@ class ParentEnd:
         """Whether `flush` must be called again when the socket takes more."""
         return bool(self._outgoing)
 
-    def send(self, message: Any) -> int:
+    def send(self, message: object) -> int:
         """Queues a request and sends as much as the socket takes. Returns the request's number, from 1."""
         self.requests += 1
         self._outgoing += _frame(message, self.requests)
@@ -167,7 +167,7 @@ class ChildEnd:
         self._identity = _identity(end)
         os.register_at_fork(after_in_child=self.close)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Answers the last request that `recv` returned.
 
         Raises:

@@ -104,7 +104,7 @@ class ChildProcess:
         self._closed = False
         self.send((entry, args))
 
-    def send(self, message: Any) -> int:
+    def send(self, message: object) -> int:
         """Sends a request; never waits. Returns its number, which the answer has, too.
 
         If the child has already ended, the next `take` or `receive` reports it.

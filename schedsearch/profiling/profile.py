@@ -140,5 +140,5 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): float(value) for name, value in values.items()}
 
 
-def _names(values: Iterable[Any]) -> tuple[str, ...]:
+def _names(values: Iterable[object]) -> tuple[str, ...]:
     return tuple(map(str, values))

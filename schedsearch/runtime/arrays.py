@@ -107,7 +107,7 @@ def _check_strides(name: str, shape: Sequence[int], strides_bytes: Sequence[int]
         )
 
 
-def _cuda_ordinal(array: Any) -> int:
+def _cuda_ordinal(array: object) -> int:
     device = getattr(array, "device", None)
     return int(getattr(device, "id", 0)) if not isinstance(device, int) else device
 
@@ -120,7 +120,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _from_interface(interface: Any, array: Any, device: tuple[str, int], library: str, name: str) -> ArrayView:
+def _from_interface(interface: object, array: object, device: tuple[str, int], library: str, name: str) -> ArrayView:
     try:
         shape, strides_bytes, dtype, address, readonly = _read_interface(interface, getattr(array, "dtype", None))
     except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:

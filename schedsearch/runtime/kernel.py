@@ -154,7 +154,7 @@ class Kernel(Closing):
         self._loaded.device.synchronize()
         self._notes.check()
 
-    def bind(self, *args: Any, out: Any = None, **named: Any) -> Step:
+    def bind(self, *args: object, out: object = None, **named: object) -> Step:
         """Packs the argument block once.
 
         Returns:
@@ -180,7 +180,7 @@ class Kernel(Closing):
         """
         return self._loaded.bind({**buffers, **self._notes.buffers(self.workload)}, scalars)
 
-    def prepare(self, *, stream: Any = None, **named: Any) -> Prepared:
+    def prepare(self, *, stream: object = None, **named: object) -> Prepared:
         """Repacks constant arguments (weights, scales, biases) once, for many calls.
 
         Calls and `bind` take the result instead of the arrays. They then leave out the steps that depend on constants
@@ -235,7 +235,7 @@ class Kernel(Closing):
             self._notes.close()
             self._on_close()
 
-    def _call_checked(self, args: tuple[Any, ...], named: Mapping[str, Any], out: Any, stream: Any) -> Any:
+    def _call_checked(self, args: tuple[object, ...], named: Mapping[str, object], out: object, stream: object) -> Any:
         arguments, scalars = self._split(args, named)
         prepared = take_prepared(self, arguments, self.constants)
         views = self._view(arguments)
@@ -266,7 +266,7 @@ class Kernel(Closing):
             self._bound.set_scalar(name, value)
         return self._bound
 
-    def _split(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    def _split(self, args: tuple[object, ...], named: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, float]]:
         """Arrays by name in the order of the signature, and the scalars."""
         names = list(self._inputs)
         if len(args) > len(names):
@@ -288,7 +288,7 @@ class Kernel(Closing):
             raise ArgumentError(f"missing {', '.join(missing)}; the kernel takes {', '.join(names)}")
         return {name: arguments[name] for name in names}, scalars
 
-    def _view(self, arguments: Mapping[str, Any]) -> dict[str, arrays.ArrayView]:
+    def _view(self, arguments: Mapping[str, object]) -> dict[str, arrays.ArrayView]:
         """Checks the arguments; a prepared argument was checked when it was prepared."""
         views = {}
         for name, given in arguments.items():
@@ -301,7 +301,7 @@ class Kernel(Closing):
         return views
 
     def _check_outputs(
-        self, arguments: Mapping[str, Any], views: Mapping[str, arrays.ArrayView], out: Any
+        self, arguments: Mapping[str, object], views: Mapping[str, arrays.ArrayView], out: object
     ) -> dict[str, tuple[Any, arrays.ArrayView]]:
         """name -> (array, its description) of each output; allocates outputs that are not given."""
         given = self._given_outputs(out)
@@ -320,7 +320,7 @@ class Kernel(Closing):
             outputs[name] = array, seen
         return outputs
 
-    def _given_outputs(self, out: Any) -> Mapping[str, Any]:
+    def _given_outputs(self, out: object) -> Mapping[str, Any]:
         names = list(self._outputs)
         if out is None:
             return {}
@@ -413,7 +413,7 @@ def _describe(workload: Workload, place: int, index: int) -> str:
     return f"{workload.label}: {workload.definition.wrong_index(workload.params, place, index, names)}"
 
 
-def _one_or_all(results: tuple[Any, ...]) -> Any:
+def _one_or_all(results: tuple[object, ...]) -> Any:
     return results[0] if len(results) == 1 else results
 
 

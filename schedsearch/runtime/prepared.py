@@ -73,7 +73,7 @@ class Prepared(Mapping[str, PreparedArgument]):
         return f"<{', '.join(self)} of {self.kernel.workload.label}, {self.nbytes} bytes repacked>"
 
 
-def take_prepared(kernel: Preparer, arguments: Mapping[str, Any], constants: tuple[str, ...]) -> Workspaces | None:
+def take_prepared(kernel: Preparer, arguments: Mapping[str, object], constants: tuple[str, ...]) -> Workspaces | None:
     """The workspaces of the prepared ones among `arguments`, or None if the constant steps have to run.
 
     Args:

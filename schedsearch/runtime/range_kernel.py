@@ -92,7 +92,7 @@ class RangeKernel(Closing):
                 kernel.close()
             self._on_close()
 
-    def _kernel_for(self, args: tuple[Any, ...], named: dict[str, Any]) -> Kernel:
+    def _kernel_for(self, args: tuple[object, ...], named: dict[str, Any]) -> Kernel:
         if len(args) > self._position:
             array = args[self._position]
         elif self._name in named:

@@ -31,7 +31,7 @@ _read: Callable[[Any], tuple[Any, ...]] = eval(f"lambda t: {_TENSOR_FACTS}")
 _read_array: Callable[[Any], tuple[Any, ...]] = eval(f"lambda t: {_ARRAY_FACTS}")
 
 
-def tensor_facts(tensor: Any) -> tuple[Any, ...] | None:
+def tensor_facts(tensor: object) -> tuple[Any, ...] | None:
     """The facts of a tensor of PyTorch; None if it has no strides, as a sparse one, or is something else. A tensor without
     memory has the facts of one on a CPU, and address 0."""
     try:
@@ -109,7 +109,7 @@ def same_number(one: Any, other: Any) -> bool:
     return bool(one) or math.copysign(1.0, one) == math.copysign(1.0, other)
 
 
-def same_numbers(some: Sequence[Any], others: Sequence[Any]) -> bool:
+def same_numbers(some: Sequence[object], others: Sequence[object]) -> bool:
     """Whether each number is the same as the one at its place."""
     return len(some) == len(others) and all(map(same_number, some, others))
 
@@ -188,7 +188,7 @@ def _increment() -> Callable[[Iterable[Any]], None]:
     return quick or torch.autograd.graph.increment_version
 
 
-def tracked(outputs: Mapping[str, Any], given: Iterable[str]) -> list[tuple[str, Any]]:
+def tracked(outputs: Mapping[str, object], given: Iterable[str]) -> list[tuple[str, Any]]:
     """The outputs of a launch that is made many times whose changes PyTorch tracks, for `announce`.
 
     Args:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from schedsearch.errors import ArgumentError
 from schedsearch.text import type_text
 
 
-def raw_stream(stream: Any, library: str, device: tuple[str, int]) -> int:
+def raw_stream(stream: object, library: str, device: tuple[str, int]) -> int:
     """The driver's handle of a stream.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +59,7 @@ class ListedSpace(ConfigSpace):
     def size(self) -> SpaceSize:
         return SpaceSize(len(self._listed), exact=True)
 
-    def sample_indices(self, n: int, rng: np.random.Generator, exclude: Collection[Any] = frozenset()) -> Rows:
+    def sample_indices(self, n: int, rng: np.random.Generator, exclude: Collection[object] = frozenset()) -> Rows:
         if n <= 0:
             return self._no_rows()
         return self.rows(pick(n, self._listed, rng, exclude))

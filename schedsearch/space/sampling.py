@@ -102,7 +102,7 @@ class Sampler:
         beams = [self._beam(rng) for _ in range(_BEAMS)]
         return round(sum(len(rows) * factor for rows, factor in beams) / _BEAMS), False
 
-    def sample(self, n: int, rng: np.random.Generator, exclude: Collection[Any]) -> Rows:
+    def sample(self, n: int, rng: np.random.Generator, exclude: Collection[object]) -> Rows:
         """See `schedsearch.space.ConfigSpace.sample_indices`."""
         if n <= 0:
             return np.empty((0, len(self._cards)), dtype=np.int32)
@@ -250,7 +250,7 @@ def contains(keys: Array, wanted: Array) -> NDArray[np.bool_]:
     return np.asarray(keys[at] == wanted, dtype=np.bool_)
 
 
-def pick(n: int, keys: Array, rng: np.random.Generator, exclude: Collection[Any]) -> Array:
+def pick(n: int, keys: Array, rng: np.random.Generator, exclude: Collection[object]) -> Array:
     """n of the keys at random, none of them in `exclude`; fewer only if there are no more."""
     # At most len(exclude) of these distinct draws are dropped, so that n are left if there are n.
     drawn = rng.choice(keys, size=min(len(keys), n + len(exclude)), replace=False)

@@ -232,7 +232,7 @@ class ConfigSpace:
         """n distinct legal configurations at random; fewer only if the space has no more."""
         return self.configs(self.sample_indices(n, rng))
 
-    def sample_indices(self, n: int, rng: np.random.Generator, exclude: Collection[Any] = frozenset()) -> Rows:
+    def sample_indices(self, n: int, rng: np.random.Generator, exclude: Collection[object] = frozenset()) -> Rows:
         """Distinct legal index rows at random, int32 (m, knobs).
 
         Uniform whenever rejection or enumeration finds them. When the legal share is too small for rejection and the space
@@ -495,7 +495,7 @@ def _alignment(value: int) -> int:
     return min((value & -value).bit_length() - 1, 6) if value else 6
 
 
-def _value_key(value: Any) -> tuple[bool, Any]:
+def _value_key(value: object) -> tuple[bool, Any]:
     """A key that differs for True and 1, which are equal in Python."""
     return isinstance(value, bool | np.bool_), value
 

@@ -119,7 +119,7 @@ class Reference(ABC, Generic[P]):
     def truths(
         self,
         workload: Workload[P],
-        arrays: Mapping[str, Any],
+        arrays: Mapping[str, object],
         scalars: Mapping[str, float],
         run: Callable[[KernelSource], Mapping[str, Any]],
         target: Target,
@@ -155,9 +155,9 @@ class Reference(ABC, Generic[P]):
     def points(
         self,
         workload: Workload[P],
-        arrays: Mapping[str, Any],
+        arrays: Mapping[str, object],
         scalars: Mapping[str, float],
-        flat_indices: Any,
+        flat_indices: object,
         output: str,
     ) -> Any:
         """The truth about single elements, computed in NumPy by code that shares nothing with `kernel`.

@@ -77,7 +77,7 @@ class Block:
         return self._array
 
     def meet(
-        self, name: Any, parties: int, position: int = 0, value: Any = None, make: Callable[[list[Any]], Any] = list
+        self, name: object, parties: int, position: int = 0, value: object = None, make: Callable[[list[Any]], Any] = list
     ) -> Any:
         """Waits for `parties` threads; returns the result of `make` on their values by position, computed once for all."""
         meeting = self._meetings.get(name)
@@ -92,7 +92,7 @@ class Block:
             meeting.result = make(meeting.brought)
         return meeting.result
 
-    def exchange(self, value: Any, make: Callable[[list[Any]], Any] = list) -> Any:
+    def exchange(self, value: object, make: Callable[[list[Any]], Any] = list) -> Any:
         """The values that all lanes of the calling warp passed, or the result of `make` on them."""
         warp, lane = divmod(getcurrent().number, 32)
         return self.meet(("warp", warp), 32, lane, value, make)
@@ -403,7 +403,7 @@ class Emulator:
         return tuple(self._shared(shared, 16).view(np.int32).tolist())
 
     def pack_pair(self, dtype: str, accumulator: str = "float32") -> Callable[..., int]:
-        def pack(low: Any, high: Any) -> int:
+        def pack(low: object, high: object) -> int:
             values = np.array([low, high], accumulator).view(np.float32)
             return int(values.astype(FLOATS[dtype]).view(np.uint32)[0])
 

@@ -51,7 +51,7 @@ class OpContract:
     def workloads(self) -> list[Workload]:
         return [Workload(self.op.name, params) for params in self.examples]
 
-    def mistakes(self, params: Mapping[str, Any]) -> dict[str, str]:
+    def mistakes(self, params: Mapping[str, object]) -> dict[str, str]:
         """Parameter -> message of a workload that is refused."""
         with pytest.raises(WorkloadError) as caught:
             Workload(self.op.name, params)

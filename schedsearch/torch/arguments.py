@@ -71,7 +71,7 @@ class CheckedFilter:
         return self._known[key]
 
 
-def checked_example(example: Any) -> tuple[Any, ...]:
+def checked_example(example: object) -> tuple[Any, ...]:
     """The arguments that an example stands for.
 
     Raises:
@@ -92,7 +92,7 @@ def checked_example(example: Any) -> tuple[Any, ...]:
     return args
 
 
-def check_devices(model: torch.device | None, args: tuple[Any, ...]) -> None:
+def check_devices(model: torch.device | None, args: tuple[object, ...]) -> None:
     """Raises ArgumentError if an example does not lie where the model does.
 
     Args:
@@ -108,7 +108,7 @@ def check_devices(model: torch.device | None, args: tuple[Any, ...]) -> None:
         )
 
 
-def misfit(model: nn.Module, args: tuple[Any, ...], error: Exception) -> ArgumentError:
+def misfit(model: nn.Module, args: tuple[object, ...], error: Exception) -> ArgumentError:
     """What to tell whoever gave an example on which the model fails."""
     inputs = [each for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
     given = ", ".join(f"{_name(each.dtype)} {list(each.shape)} on {each.device}" for each in inputs)
@@ -135,17 +135,17 @@ def _name(kind: torch.dtype | torch.layout) -> str:
     return str(kind).removeprefix("torch.")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def _flag(name: str, value: Any) -> None:
+def _flag(name: str, value: object) -> None:
     if type(value) is not bool:
         raise TypeError(f"{name} is {_shown(value)}; allowed: True or False")
 
 
-def _trials(name: str, value: Any) -> None:
+def _trials(name: str, value: object) -> None:
     if type(value) is not int:
         raise TypeError(f"{name} is {_shown(value)}; allowed: an integer, 1 or more")
     if value < 1:
@@ -159,21 +159,21 @@ def _seconds(name: str, value: Any) -> None:
         raise UsageError(f"{name} {value} is not possible; allowed: a number of seconds, more than 0")
 
 
-def _path(name: str, value: Any) -> None:
+def _path(name: str, value: object) -> None:
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
         raise TypeError(f"{name} is {_shown(value)}; allowed: the path of a database, as a string or a pathlib.Path")
     if not os.fspath(value):
         raise UsageError(f"{name} is empty; allowed: the path of a database")
 
 
-def _levels(name: str, value: Any) -> None:
+def _levels(name: str, value: object) -> None:
     if not isinstance(value, str | list | tuple | set | frozenset) or not all(isinstance(each, str) for each in value):
         raise TypeError(f"{name} is {_shown(value)}; allowed: names of levels, e.g. ('exact', 'same_architecture')")
     if not check_levels(value):
         raise UsageError(f"{name} is empty, so that no kernel may be found; allowed: one level or more, e.g. ('exact',)")
 
 
-def _mode(name: str, value: Any) -> None:
+def _mode(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} is {_shown(value)}; allowed: {', '.join(MODES)}")
     if value not in MODES:
@@ -188,7 +188,7 @@ def _function(what: str) -> Callable[[str, Any], None]:
     return check
 
 
-def _timer(name: str, value: Any) -> None:
+def _timer(name: str, value: object) -> None:
     if value is not None and not callable(getattr(value, "ns", None)):
         raise TypeError(f"{name} is {_shown(value)}; allowed: an object with a method ns(runs), or None")
 

@@ -423,13 +423,13 @@ def _counts(is_float: bool, partial: bool) -> Callable[[Any], Any]:
     """`counts(expected)` for kernels: whether an element is compared."""
     undefined = UNDEFINED["int64"]
 
-    def every(expected: Any) -> Any:
+    def every(expected: object) -> Any:
         return True
 
     def number(expected: Any) -> Any:
         return expected == expected
 
-    def integer(expected: Any) -> Any:
+    def integer(expected: object) -> Any:
         return expected != undefined
 
     return (number if is_float else integer) if partial else every

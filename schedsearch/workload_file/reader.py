@@ -135,7 +135,7 @@ class WorkloadFile:
         return self._places[task_index].find(path)
 
 
-def no_kernels(op: str, shape: Mapping[str, Any]) -> Workload:
+def no_kernels(op: str, shape: Mapping[str, object]) -> Workload:
     """Raises UsageError: reading a file never runs another one that it names."""
     file = f"{op.partition(':')[0]}.py"
     raise UsageError(
@@ -199,7 +199,7 @@ def _interpret(source: YamlSource, kernels: Kernels, look: Callable[[WorkloadFil
     return file
 
 
-def _check(source: YamlSource, model: type[_Model], data: Any, places: Places, ops: tuple[Op, ...] = ()) -> _Model | None:
+def _check(source: YamlSource, model: type[_Model], data: object, places: Places, ops: tuple[Op, ...] = ()) -> _Model | None:
     """The model of some data; None if the data are wrong, after reporting the mistakes."""
     try:
         return model.model_validate(data)
@@ -224,7 +224,7 @@ def _tebibytes(nbytes: int) -> str:
     return f"{nbytes / 2**40:.3g} TiB" if whole < 10**9 else "more than a billion TiB"
 
 
-def _ranges(shape: Any) -> dict[str, tuple[int, int]]:
+def _ranges(shape: object) -> dict[str, tuple[int, int]]:
     """The sizes that are written as a range, such as 1..64: name -> its bounds."""
     if not isinstance(shape, dict):
         return {}
@@ -303,7 +303,7 @@ class _TaskReader:
             self._append(index, options, dict.fromkeys(AUTO_DTYPES, workload), places)
 
     @staticmethod
-    def _operator(given: Any) -> tuple[Op | None, str]:
+    def _operator(given: object) -> tuple[Op | None, str]:
         """The operator that a task names; None after reporting why there is none."""
         allowed = f"allowed: {', '.join(sorted(operator_names()))}"
         if given is None:

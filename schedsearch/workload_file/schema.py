@@ -76,7 +76,7 @@ def parse_duration_s(value: object) -> float:
     return seconds
 
 
-def _check_ints(value: Any) -> Any:
+def _check_ints(value: object) -> Any:
     """Refuses sizes above 2**31-1, because launch parameters and grid extents are 32-bit."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in inside:
@@ -107,7 +107,7 @@ def _choices(choices: tuple[str, ...]) -> WithJsonSchema:
     return WithJsonSchema({"enum": list(choices), "type": "string"})
 
 
-def _one_or_more(value: Any) -> Any:
+def _one_or_more(value: object) -> Any:
     """Turns a single knob value into a list of one."""
     values = value if isinstance(value, list) else [value]
     if not values or not all(isinstance(item, (int, str)) for item in values):  # bool is an int
@@ -362,7 +362,7 @@ def json_schema(ops: Iterable[Op] | None = None) -> dict[str, Any]:
     return schema
 
 
-def _tidy(schema: Any) -> Any:
+def _tidy(schema: object) -> Any:
     """Removes pydantic's own additions: titles made from names, and `null`, which means "not given"."""
     if isinstance(schema, list):
         return [_tidy(item) for item in schema]
@@ -411,7 +411,7 @@ def mistakes(model: type[BaseModel], error: ValidationError, ops: tuple[Op, ...]
         yield Mistake(path, f"{name} must be {must}, got {show(got)}{hint}")
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """A value as the file would write it."""
     if value is None:
         return "nothing"

@@ -112,7 +112,7 @@ def _meaning(parameter: Parameter) -> str:
     return f"{doc}: {', '.join(allowed)}" if unnamed else doc
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     """A value in YAML's flow style, as a person would write it."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key}: {_value(each)}" for key, each in value.items()) + " }"

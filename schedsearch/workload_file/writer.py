@@ -72,12 +72,12 @@ def _entry(task: Task) -> dict[str, Any]:
     return entry
 
 
-def _short(name: str, value: Any) -> Any:
+def _short(name: str, value: object) -> Any:
     """One number for a window's list of equal ones."""
     return value[0] if name in _WINDOW and isinstance(value, Sequence) and len(set(value)) == 1 else value
 
 
-def _flow(value: Any) -> Any:
+def _flow(value: object) -> Any:
     """The value in YAML's flow style: on one line if it fits."""
     if isinstance(value, dict):
         found: Any = CommentedMap({key: _flow(each) for key, each in value.items()})

@@ -99,7 +99,7 @@ class _CountingComposer(Composer):
         super().__init__(loader)
         self.warn_double_anchors = False  # YAML 1.2 allows it: an alias means the last anchor of its name
 
-    def compose_node(self, parent: Any, index: Any) -> Node:
+    def compose_node(self, parent: object, index: object) -> Node:
         self.loader.arrived = self.parser.peek_event().start_mark
         self.loader.steps.take(NODE_STEPS)
         node: Node = super().compose_node(parent, index)

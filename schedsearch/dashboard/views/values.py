@@ -12,7 +12,7 @@ from schedsearch.text import printable
 JSON = Any  # what `json.dumps` takes
 
 
-def to_json(value: Any) -> JSON:
+def to_json(value: object) -> JSON:
     """A view as JSON values: dataclasses become objects, tuples lists, numbers that are not finite null.
 
     Characters that do not show as themselves, such as controls and bidirectional overrides, become escapes, except line

@@ -99,10 +99,10 @@ class Options:
 
 def schedsearch(
     module: fx.GraphModule,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     *,
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Compiled:
     """The backend, as torch.compile calls it.
 
@@ -151,10 +151,10 @@ def schedsearch(
         seconds = time.perf_counter() - started
         _tell(chosen, _with_times(Report(tuple(rows), tuple(notes), seconds, network), result))
 
-    def compile_part(part: fx.GraphModule, given: Sequence[Any]) -> Compiled:
+    def compile_part(part: fx.GraphModule, given: Sequence[object]) -> Compiled:
         return inductor.compiled(part, given, chosen.mode)
 
-    def compile_rest(rest: fx.GraphModule, given: Sequence[Any]) -> Compiled:
+    def compile_rest(rest: fx.GraphModule, given: Sequence[object]) -> Compiled:
         if chosen.layers:
             _rewritten(rest, selector, replace(chosen, tune=False), False)
         return inductor.compiled(rest, given, chosen.mode)
@@ -188,7 +188,7 @@ def _unswapped(rows: Sequence[LayerReport], reason: str) -> list[LayerReport]:
     return [replace(each, swapped=False, reason=reason) if each.swapped else each for each in rows]
 
 
-def _device_of(inputs: Sequence[Any]) -> torch.device:
+def _device_of(inputs: Sequence[object]) -> torch.device:
     devices = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     if len(devices) != 1:
         raise Refusal(f"its inputs lie on {len(devices)} devices; allowed: 1")
@@ -199,11 +199,11 @@ def _device_of(inputs: Sequence[Any]) -> torch.device:
     return device
 
 
-def _trains(inputs: Sequence[Any]) -> bool:
+def _trains(inputs: Sequence[object]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
 
 
-def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options, deadline: Deadline) -> Compiled:
+def _trained(module: fx.GraphModule, inputs: Sequence[object], options: Options, deadline: Deadline) -> Compiled:
     """A graph with gradients: depthwise convolutions by kernels, in both directions."""
     started = time.perf_counter()
     rows: list[LayerReport] = []

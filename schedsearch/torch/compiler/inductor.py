@@ -31,7 +31,7 @@ def compiled(module: fx.GraphModule, inputs: Sequence[Any], mode: str) -> Compil
     return found
 
 
-def compiled_or_eager(module: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+def compiled_or_eager(module: fx.GraphModule, inputs: Sequence[object]) -> Compiled:
     """A graph as Inductor compiles it, or as PyTorch runs it where Inductor cannot, e.g. without a compiler."""
     try:
         found = compiled(module, inputs, "default")

@@ -108,11 +108,11 @@ class SelectedGraph:
             return self._compiled(*args)
         return serving(*args)
 
-    def _weights(self, args: Sequence[Any]) -> list[Any]:
+    def _weights(self, args: Sequence[object]) -> list[Any]:
         """The model's tensors among the inputs."""
         return list(compress(args, self._is_weight))
 
-    def _given(self, args: Sequence[Any]) -> list[Any]:
+    def _given(self, args: Sequence[object]) -> list[Any]:
         """The inputs that are those of a call."""
         return list(compress(args, self._is_given))
 
@@ -124,7 +124,7 @@ class SelectedGraph:
             self._serving, self._frozen = None, FrozenWeights(())
         self._tell(NetworkReport(False, _CHANGED), None)
 
-    def _decide(self, args: Sequence[Any]) -> None:
+    def _decide(self, args: Sequence[object]) -> None:
         started = time.perf_counter()
         with torch.no_grad(), same_random_numbers(self._device):
             report, result = self._decided(args)
@@ -135,7 +135,7 @@ class SelectedGraph:
         self._module = None
         self._tell(report and replace(report, seconds=time.perf_counter() - started), result)
 
-    def _decided(self, args: Sequence[Any]) -> tuple[NetworkReport | None, Result | None]:
+    def _decided(self, args: Sequence[object]) -> tuple[NetworkReport | None, Result | None]:
         module, layered = self._module, self._made.layered
         writes = _writes(self._made.plain, args)
         benchmarked = [each.clone() if writes and isinstance(each, torch.Tensor) else each for each in args]
@@ -177,7 +177,7 @@ class SelectedGraph:
             report = report if placement.is_whole else replace(report, reason=_SLOWER_WITH_PARTS)
         return replace(report, parts=placement.rows), result
 
-    def _placed(self, module: fx.GraphModule, args: Sequence[Any]) -> Placement:
+    def _placed(self, module: fx.GraphModule, args: Sequence[object]) -> Placement:
         """Where networks may compute the graph. Raises Refusal if nowhere."""
         given, deadline = self._given(args), self._selector.deadline
         if not given or not all(type(each) in (torch.Tensor, nn.Parameter) for each in args):
@@ -190,7 +190,7 @@ class SelectedGraph:
         weights = dict(compress(zip(_inputs(module), args), self._is_weight))
         return place(self._selector, module, weights, args, deadline, rest_s=self._made.seconds)
 
-    def _with_networks(self, module: fx.GraphModule, args: Sequence[Any], placement: Placement) -> Compiled | None:
+    def _with_networks(self, module: fx.GraphModule, args: Sequence[object], placement: Placement) -> Compiled | None:
         """The graph with its networks; None without any. What Inductor compiles beside them is small."""
         if placement.is_whole:
             (net,), (whole,) = placement.nets, placement.placed
@@ -209,12 +209,12 @@ def _inputs(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
-def _run_with(calls: Sequence[network_op.NetworkCall], compiled: Compiled, *args: Any) -> Any:
+def _run_with(calls: Sequence[network_op.NetworkCall], compiled: Compiled, *args: object) -> Any:
     """Runs a graph that finds these calls as long as somebody holds them."""
     return compiled(*args)
 
 
-def _writes(call: Compiled, args: Sequence[Any]) -> bool:
+def _writes(call: Compiled, args: Sequence[object]) -> bool:
     """Whether a graph writes to its inputs; they have their numbers back then."""
     tensors = [each for each in args if isinstance(each, torch.Tensor)]
     before = [each.clone() for each in tensors]

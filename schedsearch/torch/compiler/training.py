@@ -142,7 +142,7 @@ def _step(convolve: _Convolve, x: torch.Tensor, weight: torch.Tensor) -> Callabl
     return run
 
 
-def _is_depthwise(node: fx.Node, given: Mapping[str, Any]) -> bool:
+def _is_depthwise(node: fx.Node, given: Mapping[str, object]) -> bool:
     x, weight, y = (patterns.value_of(each) for each in (given.get("input"), given.get("weight"), node))
     if x is None or weight is None or y is None or x.dim() != 4 or y.dtype not in patterns.DTYPES:
         return False
@@ -161,9 +161,9 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def _window(given: Mapping[str, Any]) -> dict[str, Any]:
+def _window(given: Mapping[str, object]) -> dict[str, Any]:
     return {name: given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))}
 
 
-def _frozen(each: Any) -> Any:
+def _frozen(each: object) -> Any:
     return tuple(each) if isinstance(each, list | tuple) else each

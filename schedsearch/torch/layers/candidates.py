@@ -19,7 +19,7 @@ _MOST = 6  # arrays of a layer: x, weight, bias, scale, shift and residual
 _library = torch.library.Library("schedsearch", "FRAGMENT")
 
 
-def operator_for(arrays: Sequence[Any]) -> Any:
+def operator_for(arrays: Sequence[object]) -> Any:
     """The operator `candidate_N(array_0, ..., key)` that computes as `call` does."""
     return getattr(torch.ops.schedsearch, f"candidate_{len(arrays)}").default
 

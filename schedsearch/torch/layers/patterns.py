@@ -187,7 +187,7 @@ def called(node: fx.Node) -> tuple[str, Mapping[str, Any]] | None:
     return call[0], {**dict(zip(call[1], node.args)), **{names.get(key, key): each for key, each in node.kwargs.items()}}
 
 
-def value_of(node: Any) -> Any:
+def value_of(node: object) -> Any:
     """The fake tensor that a node makes; None if unknown."""
     if not isinstance(node, fx.Node):
         return None
@@ -397,7 +397,7 @@ def _check_static(*values: Any) -> None:
         raise _Refusal("its shape is dynamic; kernels are made for one shape")
 
 
-def _layouts(x: Any, y: Any) -> tuple[str, str]:
+def _layouts(x: object, y: object) -> tuple[str, str]:
     """Layouts of an input and an output as they lie in memory; an image of one channel or one pixel has both."""
     ours, theirs = _possible_layouts(x), _possible_layouts(y)
     return next(((each, each) for each in ours if each in theirs), (ours[0], theirs[0]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -15,7 +13,7 @@ from schedsearch.torch.refusal import Refusal
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
 
 
-def device_of(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
+def device_of(model: nn.Module, args: tuple[object, ...]) -> torch.device:
     """The device of a model and of its example.
 
     Args:

@@ -15,7 +15,7 @@ from torch import fx, nn
 _one_by_one = threading.RLock()  # stderr and the logger are those of all threads
 
 
-def exported(module: nn.Module, args: tuple[Any, ...]) -> Any:
+def exported(module: nn.Module, args: tuple[object, ...]) -> Any:
     """What torch.export makes of a module, without the graphs that it prints if it cannot. Raises what it raises."""
     told = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     with _one_by_one:

@@ -90,7 +90,7 @@ class OptimizedForward(InstanceForward):
                     return None
         return tensors
 
-    def _warn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _warn(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         if not self._plans or self._module.training or any(plan.leaves(args, kwargs) is not None for plan in self._plans):
             return
         self._warns = False
@@ -119,7 +119,7 @@ def _unchanged_while_tracing(name: str, number: int) -> bool:
     return forward._plans[number].unchanged(forward._module) is not None
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> Any:
     return value
 
 

@@ -155,14 +155,14 @@ class _Writer:
         )
         return variable
 
-    def compare(self, own: Mapping[str, Any], attributes: str) -> None:
+    def compare(self, own: Mapping[str, object], attributes: str) -> None:
         """All settings at once."""
         if own:
             get = operator.itemgetter(*own)
             # Not the other way round, see `settings._Frozen`.
             self.refuse_if(f"{self.constant(get(own))} != {self.constant(get)}({attributes})")
 
-    def settings(self, owner: str, own: Mapping[str, Any]) -> None:
+    def settings(self, owner: str, own: Mapping[str, object]) -> None:
         """Each constant, also in objects."""
         for name, value in own.items():
             if not name.isidentifier():

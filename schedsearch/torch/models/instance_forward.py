@@ -67,7 +67,7 @@ def own_forward(module: nn.Module) -> Any:
     return types.MethodType(type(module).forward, module)
 
 
-def is_own(module: nn.Module, forward: Any) -> bool:
+def is_own(module: nn.Module, forward: object) -> bool:
     """Whether a `forward` in an instance is the method of its class, as in a model that was saved."""
     return isinstance(forward, types.MethodType) and forward == own_forward(module)
 

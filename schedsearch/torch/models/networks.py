@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import fx, nn
 from torch.utils import _pytree as pytree
@@ -22,7 +21,7 @@ from schedsearch.torch.refusal import Refusal
 def networks_in(
     module: nn.Module,
     plan: Plan,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     selector: NetworkSelector,
     deadline: Deadline,
     keep: Callable[[fx.Node], bool],

@@ -48,7 +48,7 @@ Place = tuple[str, Plan, tuple[Any, ...]]  # the path of a module, its plan, its
 
 def optimize_(
     model: nn.Module,
-    example: Any,
+    example: object,
     *,
     db: str | os.PathLike[str] = DEFAULT_DB,
     tune: bool = False,
@@ -240,7 +240,7 @@ def revert_(model: nn.Module) -> nn.Module:
     return model
 
 
-def _places(model: nn.Module, args: tuple[Any, ...]) -> list[Place]:
+def _places(model: nn.Module, args: tuple[object, ...]) -> list[Place]:
     """The largest parts of a model that torch.export can read, with their inputs: the model, or else its children, theirs,
     and so on."""
     try:
@@ -263,13 +263,13 @@ def _places(model: nn.Module, args: tuple[Any, ...]) -> list[Place]:
     return found
 
 
-def _calls_of_children(model: nn.Module, args: tuple[Any, ...]) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+def _calls_of_children(model: nn.Module, args: tuple[object, ...]) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
     """Each child that one run of the model calls, with the arguments of its first call."""
     calls: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {}
     handles = []
     for name, child in model.named_children():
 
-        def keep(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], name: str = name) -> None:
+        def keep(module: nn.Module, given: tuple[object, ...], named: dict[str, Any], name: str = name) -> None:
             if not named:
                 calls.setdefault(name, (module, given))
 
@@ -311,7 +311,7 @@ def _swap(
 def _compared(
     report: Report,
     model: nn.Module,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     places: Sequence[Place],
     device: torch.device,
     timer: Timer,

@@ -132,7 +132,7 @@ class Plan:
             node.meta.clear()
         del self._root
 
-    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    def leaves(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The inputs of a call like the example; None of another."""
         if kwargs or len(args) != self._arguments.count:
             arranged = self._arguments.arranged(args, kwargs)

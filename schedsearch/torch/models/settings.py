@@ -37,7 +37,7 @@ class _Frozen:
     def __eq__(self, other: object) -> bool:
         return bool(self._is(other.value if type(other) is type(self) else other))
 
-    def _is(self, other: Any) -> bool:
+    def _is(self, other: object) -> bool:
         """Whether another value is the same: this one's or a live one."""
         return self.value is other
 
@@ -54,7 +54,7 @@ class _Array(_Frozen):
 class _Mapping(_Frozen):
     """A dictionary of a class of its own."""
 
-    def _is(self, other: Any) -> bool:
+    def _is(self, other: object) -> bool:
         return isinstance(other, dict) and bool(self.value == dict(other))
 
 
@@ -93,7 +93,7 @@ def hides(module: nn.Module, names: Set[str]) -> bool:
     return any(hasattr(type(module), name) for name in vars(module).keys() - names - _NAMES - _OF_MODULES)
 
 
-def settled(module: nn.Module, args: tuple[Any, ...]) -> Settings:
+def settled(module: nn.Module, args: tuple[object, ...]) -> Settings:
     """The settings of a module after a call, which another call would leave as they are.
 
     Raises:
@@ -117,7 +117,7 @@ def settled(module: nn.Module, args: tuple[Any, ...]) -> Settings:
     raise Refusal(f"each call of {type(module).__name__} changes {changed}, which kernels would not do")
 
 
-def own_copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def own_copies(args: tuple[object, ...]) -> tuple[Any, ...]:
     """Arguments with copies of their tensors, because a model may write to its inputs."""
     copies: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), args)
     return copies
@@ -190,7 +190,7 @@ def is_constant(value: Any) -> bool:
     return type(value) in _SINGLE
 
 
-def _has_modules(value: Any) -> bool:
+def _has_modules(value: object) -> bool:
     if isinstance(value, dict):
         return any(map(_has_modules, value.values()))
     if isinstance(value, list | tuple | set):
@@ -198,7 +198,7 @@ def _has_modules(value: Any) -> bool:
     return isinstance(value, nn.Module)
 
 
-def _frozen(value: Any, depth: int = 0) -> Any:
+def _frozen(value: object, depth: int = 0) -> Any:
     """What is equal to a value as long as that does not change."""
     if type(value) in _SINGLE:
         return value
@@ -223,7 +223,7 @@ def _frozen(value: Any, depth: int = 0) -> Any:
     return _Frozen(value)
 
 
-def _attributes_of(value: Any) -> dict[str, Any]:
+def _attributes_of(value: object) -> dict[str, Any]:
     """The attributes of an object, by name."""
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords}

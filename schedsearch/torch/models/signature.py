@@ -40,7 +40,7 @@ class Arguments:
         named = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
         return cls(count, positional, named)
 
-    def arranged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    def arranged(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Any, ...] | None:
         """As many positional arguments as the example has, for the same call; None if there are none."""
         given, rest = list(args), dict(kwargs)
         for name, default in self.positional[len(args) :]:
@@ -60,11 +60,11 @@ class Arguments:
         return tuple(given) if len(given) == self.count else None
 
 
-def _is_default(value: Any, default: Any) -> bool:
+def _is_default(value: object, default: object) -> bool:
     return value is default or (type(value) is type(default) and type(value) in _CONSTANTS and bool(value == default))
 
 
-def facts_of(leaf: Any) -> Any:
+def facts_of(leaf: object) -> Any:
     """What a leaf of later calls must be like; see `is_like`."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -78,7 +78,7 @@ def _has_form(tensor: torch.Tensor, form: torch.memory_format) -> bool:
     return bool(tensor.is_contiguous(memory_format=form))
 
 
-def is_like(given: Any, expected: Any) -> bool:
+def is_like(given: object, expected: object) -> bool:
     if not isinstance(given, torch.Tensor):
         return type(given) is type(expected) and bool(given == expected)
     if not isinstance(expected, tuple) or len(expected) != 5 or type(given) not in (torch.Tensor, nn.Parameter):
@@ -89,14 +89,14 @@ def is_like(given: Any, expected: Any) -> bool:
     return bool(given.is_contiguous(memory_format=form) if form is not None else given.stride() == strides)
 
 
-def unlike(args: tuple[Any, ...], kwargs: dict[str, Any], examples: Sequence[Sequence[Any]]) -> str:
+def unlike(args: tuple[object, ...], kwargs: dict[str, Any], examples: Sequence[Sequence[Any]]) -> str:
     """What is said of a call that is like none of some examples, each a list of facts."""
     given = ", ".join(map(_shown, pytree.tree_leaves((args, kwargs))))
     made_for = "; ".join(", ".join(map(_fact, each)) for each in examples)
     return f"{given} runs as before: kernels are made for {made_for}; {_advice(args, kwargs)}"
 
 
-def _advice(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _advice(args: tuple[object, ...], kwargs: dict[str, Any]) -> str:
     tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     if any(each.layout is torch.strided and not _is_dense(each) for each in tensors):
         return "an image with gaps in memory has to be copied: x.contiguous(memory_format=torch.channels_last)"
@@ -113,13 +113,13 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _shown(each: Any) -> str:
+def _shown(each: object) -> str:
     if not isinstance(each, torch.Tensor):
         return f"{each!r:.60}"
     return f"{_words(each.dtype, tuple(each.shape))} with strides {each.stride()}"
 
 
-def _fact(expected: Any) -> str:
+def _fact(expected: object) -> str:
     if not isinstance(expected, tuple) or len(expected) != 5:
         return f"{expected!r:.60}"
     dtype, shape, _, form, strides = expected

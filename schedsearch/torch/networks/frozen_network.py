@@ -210,6 +210,6 @@ def _is_aligned(each: torch.Tensor) -> bool:
     return each.data_ptr() % _ALIGNMENT == 0
 
 
-def is_weight(each: Any) -> bool:
+def is_weight(each: object) -> bool:
     """Whether an input of a graph of torch.compile is a parameter or buffer of the model."""
     return isinstance(each, nn.Parameter) or getattr(each, "_dynamo_static_input_type", None) is not None

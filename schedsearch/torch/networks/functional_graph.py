@@ -55,7 +55,7 @@ def _make_functional(node: fx.Node) -> None:
         node.target = _equal(node.target)
 
 
-def _equal(target: Any) -> Any:
+def _equal(target: object) -> Any:
     """The operator that returns what another one writes to its first argument; None if unknown."""
     if isinstance(target, torch._ops.OpOverload):
         packet, overload = target._schema.name.split("::")[1], target._overloadname

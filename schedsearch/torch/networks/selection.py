@@ -235,7 +235,7 @@ def _built(
     selector: NetworkSelector,
     module: fx.GraphModule,
     subgraphs: Sequence[Subgraph],
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     deadline: Deadline,
 ) -> list[Placed]:
     tried, others = subgraphs[:MOST_SUBGRAPHS], subgraphs[MOST_SUBGRAPHS:]

@@ -60,7 +60,7 @@ class Convolution(Operation):
     def scalar_of(self, scalar: str) -> str:
         return epilogues.SCALARS.get(scalar, scalar)
 
-    def conv2d(self, given: Mapping[str, torch.Tensor], **options: Any) -> Workload:
+    def conv2d(self, given: Mapping[str, torch.Tensor], **options: object) -> Workload:
         """The workload of a convolution over all channels of a group."""
         n, c, h, w = given["x"].shape
         k, _, r, s = given["weight"].shape

@@ -257,7 +257,7 @@ class _Gradients(torch.autograd.Function):
         return _gradients(*args)
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
+    def backward(ctx: object, *_: object) -> Any:
         raise RuntimeError(
             "schedsearch.torch.depthwise_conv2d has no second derivative; use torch.nn.functional.conv2d(groups=channels)"
         )

@@ -178,7 +178,7 @@ def _found(kind: type[Operation]) -> str:
 def fake(kind: type[Operation]) -> Callable[..., Any]:
     """The fake kernel of an operator: what it returns, without memory."""
 
-    def allocate(tensors: Tensors, parameters: tuple[Any, ...]) -> Any:
+    def allocate(tensors: Tensors, parameters: tuple[object, ...]) -> Any:
         operation, given = _checked(kind, tensors, parameters)
         return operation.empty(given)
 
@@ -241,7 +241,7 @@ def _refuse_formats(kind: type[Operation], tensors: Tensors) -> None:
 
 
 def _checked(
-    kind: type[Operation], tensors: Tensors, parameters: tuple[Any, ...]
+    kind: type[Operation], tensors: Tensors, parameters: tuple[object, ...]
 ) -> tuple[Operation, dict[str, torch.Tensor]]:
     operation = kind.of(*tensors, *parameters)
     given = operation.named(tensors)
@@ -251,7 +251,7 @@ def _checked(
 
 
 def _first_call(
-    key: Hashable, kind: type[Operation], tensors: Tensors, parameters: tuple[Any, ...], numbers: tuple[float, ...]
+    key: Hashable, kind: type[Operation], tensors: Tensors, parameters: tuple[object, ...], numbers: tuple[float, ...]
 ) -> store.Call:
     """What computes calls with this key, after all checks."""
     operation, given = _checked(kind, tensors, parameters)

@@ -34,7 +34,7 @@ def layout_of(x: torch.Tensor, weight: torch.Tensor | None = None) -> str:
     return "NHWC" if x.dim() == 4 and x.stride(1) == 1 and x.shape[1] > 1 else "NCHW"
 
 
-def empty(like: torch.Tensor, shape: Sequence[Any], layout: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+def empty(like: torch.Tensor, shape: Sequence[object], layout: str, dtype: torch.dtype | None = None) -> torch.Tensor:
     """What a kernel returns for an image of this logical shape: on the device of `like`, and of its dtype by default."""
     return torch.empty(tuple(shape), dtype=dtype or like.dtype, device=like.device, memory_format=_FORMATS[layout])
 

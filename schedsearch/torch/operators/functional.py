@@ -429,7 +429,7 @@ def _made_parameters(weight: torch.Tensor, window: _Window, epilogue: Epilogue[t
     return text(*whole_window(weight, *window[:3]), window.groups, epilogue.text, window.precision)
 
 
-def _check_tensors(*tensors: Any) -> None:
+def _check_tensors(*tensors: object) -> None:
     """Raises ArgumentError if the image or the weight is not a tensor."""
     for name, each in zip(("x", "weight"), tensors):
         if not isinstance(each, torch.Tensor):

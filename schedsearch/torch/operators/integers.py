@@ -47,7 +47,7 @@ def _pair(name: str, value: Pair) -> list[int]:
     return found
 
 
-def _numbers_of(name: str, value: Any) -> list[int]:
+def _numbers_of(name: str, value: object) -> list[int]:
     """One number twice, or a sequence of numbers as a list."""
     found = list(value) if isinstance(value, _LISTS) else [value, value]
     try:
@@ -71,7 +71,7 @@ def whole(name: str, value: Any) -> int:
         raise ArgumentError(f"{name} is {value!r}; allowed: an integer") from None
 
 
-def shuffle_factor(name: str, value: Any) -> int:
+def shuffle_factor(name: str, value: object) -> int:
     """The factor of a pixel shuffle."""
     factor = whole(name, value)
     if not 1 <= factor <= _LARGEST_FACTOR:

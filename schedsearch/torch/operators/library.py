@@ -22,11 +22,11 @@ _FORMATS = (
 
 def register(
     schema: str,
-    compute: Callable[..., Any],
-    fake: Callable[..., Any],
+    compute: Callable[..., object],
+    fake: Callable[..., object],
     *,
     refuses_gradients: bool = False,
-    refuse: Callable[..., Any] | None = None,
+    refuse: Callable[..., object] | None = None,
 ) -> None:
     """Makes an operator of `torch.ops.schedsearch`.
 

@@ -122,7 +122,7 @@ class QuantizedConv2d(Convolution):
         self,
         stage: str,
         y: torch.Tensor,
-        params: Mapping[str, Any],
+        params: Mapping[str, object],
         given: Mapping[str, torch.Tensor],
         scalars: Mapping[str, float],
     ) -> torch.Tensor:

@@ -27,7 +27,7 @@ class Window:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
-    def output_hw(self, image: Sequence[Any], kernel: Sequence[Any]) -> tuple[Any, Any]:
+    def output_hw(self, image: Sequence[object], kernel: Sequence[object]) -> tuple[Any, Any]:
         """Output height and width; sizes may be symbolic.
 
         Args:
@@ -161,7 +161,7 @@ def check_window(name: str, x: torch.Tensor, weight: torch.Tensor, window: Windo
         )
 
 
-def check_operands(name: str, epilogue: str, given: Mapping[str, torch.Tensor], shape: tuple[Any, ...]) -> None:
+def check_operands(name: str, epilogue: str, given: Mapping[str, torch.Tensor], shape: tuple[object, ...]) -> None:
     """Raises ArgumentError if the epilogue's operands are not there, too many, or of another shape or dtype.
 
     Args:
