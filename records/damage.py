@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from schedsearch.errors import DatabaseError
+from schedsearch.typed import JsonObject
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -204,7 +205,7 @@ def _not_json(constant: str) -> None:
 _decoded = json.JSONDecoder(parse_constant=_not_json).decode
 
 
-def mapping(column: str, value: Any) -> dict[str, Any]:
+def mapping(column: str, value: Any) -> JsonObject:
     """A column that holds a JSON object."""
     found = parsed(column, value)
     if not isinstance(found, dict):

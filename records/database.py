@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
+from schedsearch.typed import JsonObject
+
 
 class Database(Protocol):
     """An open database. All methods may be called from any thread.
@@ -62,7 +64,7 @@ class Database(Protocol):
         """Frees the space of deleted rows if the dialect can."""
         ...
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> JsonObject:
         """Facts for `doctor`, including `problems`, which is [] if the database is sound."""
         ...
 

@@ -22,7 +22,7 @@ import gzip
 import io
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -44,6 +44,7 @@ from schedsearch.records.writes import claim_of, put_artifact, put_profile, set_
 from schedsearch.roofline import least_time_ns
 from schedsearch.size_table import SizeTable
 from schedsearch.text import counted
+from schedsearch.typed import JsonMapping, JsonObject
 from schedsearch.workload import Workload
 
 __all__ = ["Report", "add_records", "export_jsonl", "import_jsonl", "merge"]
@@ -119,7 +120,7 @@ def export_jsonl(store: Store, destination: str | Path | IO[str], *, artifacts: 
 def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
     records = 0
 
-    def write(kind: str, values: Mapping[str, Any]) -> None:
+    def write(kind: str, values: JsonMapping) -> None:
         file.write(json.dumps({"kind": kind, **values}, allow_nan=False) + "\n")
 
     write("header", {"format": FORMAT, "uuid": store.uuid, "exported_at": time.time()})
@@ -300,7 +301,7 @@ class _Importer:
         self._trusted = trusted
         self._workloads: dict[str, dict[str, str]] = {}
         self._toolchains: dict[str, dict[str, str]] = {}
-        self._records: list[dict[str, Any]] = []
+        self._records: list[JsonObject] = []
         self._profiles: list[tuple[str, Profile]] = []
         self._bests: list[tuple[str, bool, str | None, float, str]] = []
         self._accepted: set[str | None] = set()
@@ -352,7 +353,7 @@ class _Importer:
             allowed = "header (first line), run, artifact, record, profile, range, best"
             raise ValueError(f"unknown kind {kind!r}; allowed: {allowed}")
 
-    def run(self, row: dict[str, Any]) -> None:
+    def run(self, row: JsonObject) -> None:
         """Adds a run, or the end of a run that is known without one."""
         run = schema.run
         known = self._connection.execute(sa.select(run).where(run.c.id == row["id"])).one_or_none()
@@ -381,7 +382,7 @@ class _Importer:
         else:
             self.report.ranges_dropped += 1
 
-    def record(self, row: dict[str, Any], op: str, signature: str = "") -> None:
+    def record(self, row: JsonObject, op: str, signature: str = "") -> None:
         """Adds a record. One that this machine did not measure loses its artifact, which would name code of ours.
 
         Raises:
@@ -403,7 +404,7 @@ class _Importer:
         if len(self._records) >= _CHUNK:
             self._flush()
 
-    def _check_time(self, row: Mapping[str, Any]) -> None:
+    def _check_time(self, row: JsonMapping) -> None:
         task = row["workload_id"], row["target_key"], row["mode"]
         least_ns = self._least_ns.get(task)
         if least_ns is None:

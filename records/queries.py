@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from schedsearch.measurement import Outcome
 from schedsearch.records import schema
 from schedsearch.records.size_tables import COLUMNS
+from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload
 
 
@@ -188,7 +189,7 @@ def artifacts_to_keep(fastest: int) -> sa.CompoundSelect[Any]:
     )
 
 
-def counts(connection: sa.Connection) -> dict[str, Any]:
+def counts(connection: sa.Connection) -> JsonObject:
     """Numbers of rows, and of records by outcome, target and template: see `Store.stats`."""
     record, artifact = schema.record.c, schema.artifact
 

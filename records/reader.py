@@ -23,6 +23,7 @@ from schedsearch.records.rows import Best, RecordRow
 from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.size_table import SizeTable
 from schedsearch.text import type_text
+from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload
 
 T = TypeVar("T")
@@ -57,10 +58,10 @@ class Reader:
         """Rows of `queries.records`."""
         return self._sound("record", fetched, self.record, lambda row: row.id)
 
-    def record_values(self, fetched: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    def record_values(self, fetched: Iterable[Any]) -> Iterator[JsonObject]:
         """The values of rows of `queries.records` that can be read, as they are in the table."""
 
-        def values(row: Any) -> dict[str, Any]:
+        def values(row: Any) -> JsonObject:
             self.record(row)
             found = dict(row._mapping)
             del found["best"]
@@ -73,7 +74,7 @@ class Reader:
         """Rows of `queries.bests`."""
         return self._sound("best", fetched, self._best, _task)
 
-    def runs(self, fetched: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    def runs(self, fetched: Iterable[Any]) -> Iterator[JsonObject]:
         """Rows of table run, with `info` and `summary` parsed."""
         return self._sound("run", fetched, _run, lambda row: row.id)
 
@@ -235,7 +236,7 @@ def _check_id(named: str, content: str) -> None:
         raise DamagedRow("json does not match its id, which is its sha256")
 
 
-def _run(row: Any) -> dict[str, Any]:
+def _run(row: Any) -> JsonObject:
     values = {field.name: field.read(field.name, getattr(row, field.name)) for field in RUN.fields}
     return values | ({"records": row.records} if "records" in row._fields else {})
 

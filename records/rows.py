@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,6 +20,7 @@ from schedsearch.ops.own_kernel import without_reference
 from schedsearch.records import claims
 from schedsearch.records.damage import DamagedRow
 from schedsearch.records.fields import RECORD, Field
+from schedsearch.typed import JsonMapping, JsonObject
 from schedsearch.workload import Workload
 
 _CONTENT = [(each, each.path.split(".")) for each in RECORD.fields if each.path]
@@ -44,7 +45,7 @@ _VALUES = [
 _JSON = [(path, [(name, field.name, field.show) for name, field in named]) for path, named in _by_part(_IN_JSON)]
 
 
-def to_row(record: Record) -> dict[str, Any]:
+def to_row(record: Record) -> JsonObject:
     """The row of table record without its id, and with `workload_json` and `toolchain_json` as in `queries.records`.
 
     Raises:
@@ -55,7 +56,7 @@ def to_row(record: Record) -> dict[str, Any]:
     return {**row, "content_id": content_id(row)}
 
 
-def _values(record: Attempt, workload_id: str, workload_json: str) -> dict[str, Any]:
+def _values(record: Attempt, workload_id: str, workload_json: str) -> JsonObject:
     toolchain_json = canonical_json(dict(record.toolchain))
     return {
         "workload_id": workload_id,
@@ -77,7 +78,7 @@ def _values_of(record: object, path: list[str], values: Callable[[Any], Iterable
     return [None] * count if record is None else values(record)
 
 
-def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(row: JsonMapping) -> JsonObject:
     """The JSON object of a row with the keys of `to_row`. It does not need the operator."""
     found = {"workload": json.loads(row["workload_json"]), "toolchain": json.loads(row["toolchain_json"])}
     for path, named in _JSON:
@@ -90,7 +91,7 @@ def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def content_id(row: Mapping[str, Any]) -> str:
+def content_id(row: JsonMapping) -> str:
     """sha256 of everything that was measured and when, of a row of `queries.records`. It does not cover the source of an
     import and the artifact.
 
@@ -110,7 +111,7 @@ def content_id(row: Mapping[str, Any]) -> str:
     return sha256_hex(canonical_json(content))
 
 
-def from_json(data: Mapping[str, Any]) -> Record:
+def from_json(data: JsonMapping) -> Record:
     """The record of an object made by `to_json`. Fields that later versions added may be missing.
 
     Raises:
@@ -132,7 +133,7 @@ def _given(data: Any, field: Field, path: list[str]) -> Any:
     return data
 
 
-def attempt(values: Mapping[str, Any]) -> dict[str, Any]:
+def attempt(values: JsonMapping) -> JsonObject:
     """The arguments of an `Attempt` except its toolchain, from the values of the columns as `Field.read` gives them.
 
     Raises:
@@ -163,13 +164,13 @@ def sign_record(content_id: str, artifact_sha256: str | None) -> str:
     return claims.sign(claims.Kind.RECORD, claims.record_text(content_id, artifact_sha256))
 
 
-def is_own_record(row: Mapping[str, Any]) -> bool:
+def is_own_record(row: JsonMapping) -> bool:
     """Whether this machine measured exactly what a row says, with the keys of `queries.records`."""
     text = claims.record_text(row["content_id"], row["artifact_sha256"])
     return claims.is_ours(claims.Kind.RECORD, text, row["signature"]) and not problem_of_ids(row)
 
 
-def problem_of_ids(row: Mapping[str, Any]) -> str:
+def problem_of_ids(row: JsonMapping) -> str:
     """Which identity of a row, with the keys of `queries.records`, does not belong to its content; "" if all do."""
     content = content_id(row)
     if row["prediction"] == 0 and row["content_id"] != content:
@@ -235,7 +236,7 @@ class RecordRow(Attempt):
         """Raises WorkloadError as `workload` does."""
         return Record(workload=self.workload, **{each.name: getattr(self, each.name) for each in fields(Attempt)})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The JSON object of exchange files (`to_json`) with the record's id."""
         return {"id": self.id, **to_json(_values(self, self.workload_id, self.workload_json))}
 

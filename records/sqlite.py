@@ -16,6 +16,7 @@ from sqlalchemy.pool import QueuePool
 
 from schedsearch.errors import DatabaseError
 from schedsearch.records import claims, dbfile, fields, schema
+from schedsearch.typed import JsonObject
 
 DIALECT = "sqlite"
 
@@ -202,7 +203,7 @@ class SqliteDatabase:
             except sqlite3.Error as error:
                 raise dbfile.explain(error, self.path) or error from error
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> JsonObject:
         """`problems` lists what SQLite's quick_check finds: [] if the file is sound."""
         with self.read() as connection:
 

@@ -32,6 +32,7 @@ from schedsearch.records.rows import sign_record, to_row
 from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.stored import Stored
 from schedsearch.records.writes import claim_of, drop_artifacts, put_artifact_of, put_profile, set_best
+from schedsearch.typed import JsonMapping
 from schedsearch.workload import Workload
 
 
@@ -106,7 +107,7 @@ class Store(Stored, Closing):
             if not done.rowcount:
                 raise UsageError(f"{self.name} has no run {run_id!r}")
 
-    def append(self, record: Record, run_so_far: Mapping[str, Any] | None = None) -> int:
+    def append(self, record: Record, run_so_far: JsonMapping | None = None) -> int:
         """Adds a record and commits it. Appending the same record again (same content, stamps and run) adds nothing.
 
         Args:

@@ -25,6 +25,7 @@ from schedsearch.records.evidence import thinned
 from schedsearch.records.reader import Reader
 from schedsearch.records.rows import Best, RecordRow, label_of
 from schedsearch.records.size_tables import SizeTableRow
+from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload, WorkloadRange
 
 _CHUNK = 500  # rows read at a time from a whole table
@@ -367,19 +368,19 @@ class Stored:
         ]
         return min(able, key=lambda row: (not row.vouched, row.high - row.low, row.low), default=None)
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> list[JsonObject]:
         """Tuning runs in the order of their start: id, machine, started_at, finished_at, info, summary, records."""
         with self._db.read() as connection:
             rows = connection.execute(queries.runs()).all()
         return list(self.reader().runs(rows))
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> JsonObject:
         """Counts: records, outcomes (by name), workloads, targets, templates, runs, bests, ranges (of sizes that have
         kernels), artifacts, artifact_bytes."""
         with self._db.read() as connection:
             return queries.counts(connection)
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> JsonObject:
         """The state of the file for `doctor`, and `problems` ([] if it is sound). It reads the whole file."""
         facts = self._db.health()
         found = list(map(str, self.find_damage()))

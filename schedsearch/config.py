@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from schedsearch.identity import canonical_json, sha256_hex
+from schedsearch.typed import JsonObject
 
 
 class Config(Mapping[str, "int | str | bool"]):
@@ -17,7 +18,7 @@ class Config(Mapping[str, "int | str | bool"]):
 
     def __init__(self, values: Mapping[str, int | str | bool] = MappingProxyType({}), /, **more: int | str | bool) -> None:
         merged = {**values, **more}
-        self._values: dict[str, Any] = {name: merged[name] for name in sorted(merged)}
+        self._values: JsonObject = {name: merged[name] for name in sorted(merged)}
         self._hash = hash(tuple(self._values.items()))
 
     @classmethod

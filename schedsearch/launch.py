@@ -27,6 +27,7 @@ from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch_rules import MAX_BLOCK_THREADS, MAX_GRID_X, TENSOR_MAP_BYTES, finite, integers
 from schedsearch.ops.dtypes import DTYPES, SCALAR_FORMATS
 from schedsearch.text import quoted, type_text
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -419,7 +420,7 @@ def _parsed(text: str) -> Any:
         raise PlanError(f"the plan is not JSON: {error}") from error
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _distinct(pairs: list[tuple[str, Any]]) -> JsonObject:
     data = dict(pairs)
     if len(data) != len(pairs):
         names = [name for name, _ in pairs]

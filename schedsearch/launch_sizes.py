@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 from schedsearch.errors import PlanError
 from schedsearch.identity import canonical_json
 from schedsearch.launch import LaunchPlan
+from schedsearch.typed import JsonMapping, JsonObject
 from schedsearch.workload import MAX_SIZES
 
 _LARGEST = 2**62
@@ -72,7 +73,7 @@ class SizedData:
     """
 
     sizes: tuple[int, ...]
-    base: Mapping[str, Any]
+    base: JsonMapping
     rules: Mapping[Path, Rule]
 
     @staticmethod
@@ -81,7 +82,7 @@ class SizedData:
         return dict(_leaves(one, ())).keys() == dict(_leaves(other, ())).keys()
 
     @classmethod
-    def between(cls, objects: Mapping[int, Mapping[str, Any]]) -> Self:
+    def between(cls, objects: Mapping[int, JsonMapping]) -> Self:
         """From the object of each size.
 
         Raises:
@@ -98,7 +99,7 @@ class SizedData:
                 rules[path] = _rule(sizes, values)
         return cls(sizes, objects[sizes[0]], rules)
 
-    def data(self, size: int) -> dict[str, Any]:
+    def data(self, size: int) -> JsonObject:
         """The object of one of `sizes`.
 
         Raises:
@@ -116,7 +117,7 @@ class SizedData:
                 place[path[-1]] = rule.at(size, position)
             except (KeyError, IndexError, TypeError) as error:
                 raise PlanError(f"a rule is for {'/'.join(map(str, path))}, which the plan does not have") from error
-        found: dict[str, Any] = data
+        found: JsonObject = data
         return found
 
     def to_json(self) -> str:

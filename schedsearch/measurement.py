@@ -6,11 +6,12 @@ import enum
 import math
 import statistics
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
 from schedsearch.identity import canonical_json
 from schedsearch.text import storable_text
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -58,7 +59,7 @@ MESSAGE_CHARACTERS = 20_000
 _FACT_CHARACTERS = 1_000  # a host's name, or one of the clocks
 
 
-def _storable_facts(facts: dict[str, Any]) -> dict[str, Any]:
+def _storable_facts(facts: JsonObject) -> JsonObject:
     """Without numbers that JSON does not have."""
     return {
         storable_text(name, _FACT_CHARACTERS): storable_text(value, _FACT_CHARACTERS) if isinstance(value, str) else value
@@ -110,7 +111,7 @@ class Measurement:
     message: str = ""
     build_s: float = 0.0
     run_s: float = 0.0
-    clocks: dict[str, Any] = field(default_factory=dict)
+    clocks: JsonObject = field(default_factory=dict)
     host: str = ""
     device_uuid: str = ""
 

@@ -9,13 +9,13 @@ import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.errors import PlanError
 from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact
 from schedsearch.launch_sizes import SizedPlan, runs
+from schedsearch.typed import JsonMapping
 
 _VERSION = 1
 MAX_CODE_BYTES = 1 << 28
@@ -156,7 +156,7 @@ def served(choice: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
     return tuple(sorted(found))
 
 
-def _kernel(data: Mapping[str, Any], codes: Mapping[str, bytes]) -> SizedKernel:
+def _kernel(data: JsonMapping, codes: Mapping[str, bytes]) -> SizedKernel:
     plan = SizedPlan.from_json(canonical_json(data["plan"]))
     return SizedKernel(
         str(data["template"]), int(data["template_version"]), Config(data["config"]), codes[data["code"]], plan,
@@ -164,7 +164,7 @@ def _kernel(data: Mapping[str, Any], codes: Mapping[str, bytes]) -> SizedKernel:
     )  # fmt: skip
 
 
-def _times(data: Mapping[str, Any]) -> dict[int, float]:
+def _times(data: JsonMapping) -> dict[int, float]:
     return {int(size): float(time_ns) for size, time_ns in data.items()}
 
 

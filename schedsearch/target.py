@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from schedsearch.typed import JsonObject
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Target:
         got, allowed = (".".join(map(str, each)) for each in (self.compute_capability, least))
         return f"compute capability is {got}; allowed: {allowed} and later"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         return asdict(self)
 
 

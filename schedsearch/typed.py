@@ -18,4 +18,6 @@ else:  # NumPy takes long to import
 
 JsonObject = dict[str, Any]  # with values of JSON, which the reader checks one by one
 JsonMapping = Mapping[str, Any]  # the same where nothing is changed
+ParamsByName = dict[str, Any]  # parameters of an operator; what each may be, the operator knows
+GivenParams = Mapping[str, Any]  # the same as a user, a file or a model gives them: the operator judges every value
 DeviceFunction = Callable[..., Any]  # compiled by Numba, which gives its parameters and results types of its own

@@ -20,6 +20,7 @@ from schedsearch.errors import UsageError, WorkloadError, did_you_mean
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.ops import ArgSpec, Op, ScalarSpec, ShapeFunction, Work, operator
 from schedsearch.ops.declared_shapes import declared_shapes
+from schedsearch.typed import GivenParams, ParamsByName
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -53,7 +54,7 @@ class Workload(Generic[P]):
     op: str
     params: P
 
-    def __init__(self, op: str, params: Mapping[str, Any]) -> None:
+    def __init__(self, op: str, params: GivenParams) -> None:
         normalised, problems = operator(op).normalise(params)
         if problems:
             raise WorkloadError(problems)
@@ -96,7 +97,7 @@ class Workload(Generic[P]):
         return canonical_json({"op": self.op, "v": self.definition.version, "params": self._given})
 
     @property
-    def _given(self) -> dict[str, Any]:
+    def _given(self) -> ParamsByName:
         """The parameters that differ from their defaults."""
         defaults = self.definition.defaults(self.params)
         return {name: value for name, value in self.params.items() if defaults.get(name) != value}

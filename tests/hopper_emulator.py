@@ -19,7 +19,7 @@ import numpy as np
 from schedsearch.ops.dtypes import decode
 from schedsearch.testing.emulator import Block, Emulator
 from schedsearch.testing.kernel_threads import Threads
-from schedsearch.typed import Array
+from schedsearch.typed import Array, DeviceFunction
 
 WARPGROUP = 128
 
@@ -84,7 +84,7 @@ class HopperBlock(Block):
 
 
 class HopperEmulator(Emulator):
-    def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool) -> None:
+    def __init__(self, memory: Any, epilogue: DeviceFunction, late: bool) -> None:
         super().__init__(memory, epilogue, late)
         self.late = late
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedsearch.tuner.base import CostModel
-from schedsearch.typed import Array
+from schedsearch.typed import Array, JsonObject
 
 MIN_RESULTS = 8  # fewest successes for a ranking; it also needs two different labels
 MIN_RESULTS_TO_HOLD_OUT = 40  # with fewer results a held-out fifth is too small to judge by
@@ -18,7 +18,7 @@ MAX_ROUNDS = 120
 LEVELS = 31  # relevance labels of the ranking objective are 1..LEVELS, the fastest highest; a failure is 0
 ROWS_PER_THREAD = 8192  # with fewer rows a further thread burns time and gains nothing
 
-PARAMS: dict[str, Any] = {
+PARAMS: JsonObject = {
     "objective": "rank:pairwise",
     "lambdarank_pair_method": "mean",  # pairs from the whole list: after the first batches all of its top is alike
     "lambdarank_num_pair_per_sample": 8,

@@ -18,6 +18,7 @@ from schedsearch.identity import canonical_json
 from schedsearch.measurement import Outcome
 from schedsearch.records.formats.content import OBJECT_VALUES, document_limits, values_at_most
 from schedsearch.records.formats.recording import Entry, KnobTable, Place, Recording, moment, parse_json
+from schedsearch.typed import JsonMapping, JsonObject
 
 VERSION = 0.2
 FAILED_S = 1e9  # the cost that AutoTVM writes for a failure
@@ -49,7 +50,7 @@ def parse(lines: Iterable[bytes], path: str | Path) -> list[Recording]:
     """
     _, limit = document_limits()
     values = 0
-    tasks: dict[tuple[str, str, str, tuple[str, ...]], list[tuple[dict[str, Any], Mapping[str, Any], Place]]] = {}
+    tasks: dict[tuple[str, str, str, tuple[str, ...]], list[tuple[JsonObject, JsonMapping, Place]]] = {}
     for number, line in enumerate(lines, 1):
         blank = not line.strip()
         values += OBJECT_VALUES if blank else values_at_most(line)
@@ -73,8 +74,8 @@ def parse(lines: Iterable[bytes], path: str | Path) -> list[Recording]:
     return [_recording(path, *task, lines) for task, lines in tasks.items()]
 
 
-def _values(config: Mapping[str, object], place: Place) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _values(config: Mapping[str, object], place: Place) -> JsonObject:
+    values: JsonObject = {}
     for i, item in enumerate(place["entity"].list(place.need(config, "entity"))):
         at = place["entity"][i]
         if len(at.list(item)) != 3 or not isinstance(item[0], str):
@@ -96,7 +97,7 @@ def _recording(
     kernel: str,
     problem: str,
     names: tuple[str, ...],
-    lines: Iterable[tuple[dict[str, Any], Mapping[str, Any], Place]],
+    lines: Iterable[tuple[JsonObject, JsonMapping, Place]],
 ) -> Recording:
     lines = list(lines)
     seen: dict[str, dict[Any, Any]] = {name: {} for name in names}
@@ -108,7 +109,7 @@ def _recording(
     return Recording("autotvm", kernel, problem, target, table.knobs, entries, str(path))
 
 
-def _entry(table: KnobTable, values: dict[str, Any], row: Mapping[str, object], place: Place) -> Entry:
+def _entry(table: KnobTable, values: JsonObject, row: Mapping[str, object], place: Place) -> Entry:
     at = place["result"]
     result = at.list(place.need(row, "result"))
     if len(result) != 4:
@@ -143,14 +144,14 @@ def to_lines(recording: Recording) -> list[str]:
     return [json.dumps(_row(recording, arguments, entry, i), allow_nan=False) for i, entry in enumerate(recording.entries)]
 
 
-def _row(recording: Recording, arguments: object, entry: Entry, index: int) -> dict[str, Any]:
+def _row(recording: Recording, arguments: object, entry: Entry, index: int) -> JsonObject:
     entity: list[list[Any]] = []
     for knob in recording.knobs:
         value = entry.config[knob.name]
         tagged = _TAGGED.fullmatch(value) if isinstance(value, str) else None
         entity.append([knob.name, tagged[1], json.loads(tagged[2])] if tagged else [knob.name, "ot", value])
     costs = [time_ns / NS_PER_S for time_ns in entry.times_ns] if entry.time_ns is not None else [FAILED_S]
-    row: dict[str, Any] = {
+    row: JsonObject = {
         "input": [recording.device, recording.kernel, arguments, {}],
         "config": {"index": index, "code_hash": None, "entity": entity},
         "result": [costs, _NUMBERS[entry.outcome], entry.build_s + entry.run_s, entry.finished_at],

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.records.formats.recording import Place
-from schedsearch.typed import Array
+from schedsearch.typed import Array, JsonObject
 
 Columns = Mapping[str, Array]
 Node = Callable[[Columns], Any]
@@ -49,7 +49,7 @@ _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-_CALLS: dict[str, Any] = {"min": np.minimum, "max": np.maximum}
+_CALLS: JsonObject = {"min": np.minimum, "max": np.maximum}
 
 
 class Condition:

@@ -30,6 +30,7 @@ from schedsearch.records.formats.recording import (
 )
 from schedsearch.records.formats.unfinished import Unfinished
 from schedsearch.text import counted
+from schedsearch.typed import JsonMapping, JsonObject
 
 NS_PER_MS = 1e6
 OLD_FAILURE_MS = 1e20  # what versions before 0.4 wrote instead of an error's name
@@ -100,7 +101,7 @@ def parse(data: object, path: str | Path) -> Recording:
     )
 
 
-def _check_durations(cache: Mapping[str, Mapping[str, Any]], entries: Sequence[tuple[Entry, Place]]) -> None:
+def _check_durations(cache: Mapping[str, JsonMapping], entries: Sequence[tuple[Entry, Place]]) -> None:
     """Refuses a file whose repetitions all take far longer than `benchmark_time`, which holds them all."""
     judged = []
     for fields, (entry, at) in zip(cache.values(), entries):
@@ -126,7 +127,7 @@ def _key_order(top: Mapping[str, object], params: Mapping[str, object], place: P
     return names
 
 
-def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
+def _entry(config: Any, fields: JsonMapping, at: Place) -> Entry:
     time, where = _time(fields, at)
     outcome, message, time_ns = Outcome.OK, "", None
     times_ns: tuple[float, ...] = ()
@@ -166,7 +167,7 @@ def _time(fields: Mapping[str, object], at: Place) -> tuple[Any, Place]:
     return at.need(fields, "time"), at["time"]
 
 
-def to_json(recording: Recording) -> dict[str, Any]:
+def to_json(recording: Recording) -> JsonObject:
     """The JSON value of a cache. It includes `entry.extra`, which Kernel Tuner ignores.
 
     Raises:
@@ -203,8 +204,8 @@ def _refuse(token: str) -> None:
     raise ValueError(f"{token} is not JSON")
 
 
-def _fields(entry: Entry, names: list[str]) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: entry.config[name] for name in names}
+def _fields(entry: Entry, names: list[str]) -> JsonObject:
+    fields: JsonObject = {name: entry.config[name] for name in names}
     if entry.time_ns is None:
         fields["time"] = error_name(entry)
     else:

@@ -23,6 +23,7 @@ from schedsearch.records.formats.content import MAX_DEPTH, Content, document_lim
 from schedsearch.records.formats.unfinished import Unfinished, closed
 from schedsearch.space import Knob, Value
 from schedsearch.text import type_text
+from schedsearch.typed import JsonMapping, JsonObject
 
 _INT64 = 2**63
 MAX_KNOB_VALUES = 100_000
@@ -54,7 +55,7 @@ class Entry:
     build_s: float = 0.0
     run_s: float = 0.0
     finished_at: float = 0.0
-    extra: tuple[Mapping[str, Any], ...] = ()
+    extra: tuple[JsonMapping, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.time_ns is None) == (self.outcome is Outcome.OK):
@@ -107,7 +108,7 @@ class Place:
     def fail(self, message: str) -> NoReturn:
         raise UsageError(f"{self}: {message if len(message) <= _MAX_MESSAGE else f'{message[:_MAX_MESSAGE]} ...'}")
 
-    def object(self, value: Any) -> dict[str, Any]:
+    def object(self, value: Any) -> JsonObject:
         if not isinstance(value, dict):
             self.fail(f"this must be a JSON object, got {_kind(value)}")
         return value
@@ -122,7 +123,7 @@ class Place:
             self.fail(f"this must be a string, got {_kind(value)}")
         return value
 
-    def need(self, mapping: Mapping[str, Any], key: str) -> Any:
+    def need(self, mapping: JsonMapping, key: str) -> Any:
         if key not in mapping:
             self.fail(f"the field {key!r} is missing")
         return mapping[key]
@@ -193,7 +194,7 @@ def _has_half_character(value: object) -> bool:
     return isinstance(value, list) and any(map(_has_half_character, value))
 
 
-def _object(pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]], place: Place) -> JsonObject:
     made = dict(pairs)
     if len(made) < len(pairs):
         seen: set[str] = set()
@@ -232,7 +233,7 @@ class KnobTable:
         self.knobs = tuple(knobs)
         self.names: Collection[str] = self._known.keys()
 
-    def config(self, values: Mapping[str, Any], place: Place) -> Config:
+    def config(self, values: JsonMapping, place: Place) -> Config:
         """The configuration of one entry. Fields that are not knobs are ignored.
 
         Raises:

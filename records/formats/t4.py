@@ -29,7 +29,7 @@ from schedsearch.records.formats.recording import (
     settle_times,
 )
 from schedsearch.space import Knob
-from schedsearch.typed import Array
+from schedsearch.typed import Array, JsonObject
 
 # Kernel Tuner writes "miliseconds".
 TIME_UNITS_NS = {
@@ -102,7 +102,7 @@ class Description:
         at = place["ConfigurationSpace"]
         space = at.object(place.need(top, "ConfigurationSpace"))
         parameters = at["TuningParameters"].list(at.need(space, "TuningParameters"))
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         for i, item in enumerate(parameters):
             here = at["TuningParameters"][i]
             parameter = here.object(item)
@@ -250,12 +250,12 @@ def _time_ns(result: Mapping[str, object], times_ns: Sequence[float], unit_ns: f
     return sum(times_ns) / len(times_ns)
 
 
-def to_json(recording: Recording) -> tuple[dict[str, Any], dict[str, Any]]:
+def to_json(recording: Recording) -> tuple[JsonObject, JsonObject]:
     """The JSON values of the T4 results (times in milliseconds) and of their T1 description."""
     per_ms = TIME_UNITS_NS["milliseconds"]
     results = []
     for entry in recording.entries:
-        result: dict[str, Any] = {
+        result: JsonObject = {
             "timestamp": format_stamp(entry.finished_at),
             "configuration": {knob.name: entry.config[knob.name] for knob in recording.knobs},
             "times": {

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+
+from schedsearch.typed import JsonObject
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|["{}\[\]]', re.DOTALL)
 _CACHE = re.compile(rb'"cache"\s*:\s*$')
 _BEFORE = 200  # bytes in which the name of the cache is looked for
 
 
-class Unfinished(dict[str, Any]):
+class Unfinished(JsonObject):
     """A cache as far as it was written.
 
     Attributes:
         cut: how many entries were begun and are left off.
     """
 
-    def __init__(self, data: dict[str, Any], cut: int) -> None:
+    def __init__(self, data: JsonObject, cut: int) -> None:
         super().__init__(data)
         self.cut = cut
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import Any
 
 from schedsearch.c_export.chosen import Chosen
 from schedsearch.c_export.plan_source import Memory
 from schedsearch.ops import ArgSpec
 from schedsearch.records import claims
+from schedsearch.typed import JsonObject
 
 
-def description(chosen: Chosen) -> dict[str, Any]:
+def description(chosen: Chosen) -> JsonObject:
     """JSON values; the same database on the same machine gives the same ones."""
     workload, plan, row, memory = chosen.workload, chosen.plan, chosen.best.row, Memory.of(chosen.plan)
 
-    def array(spec: ArgSpec) -> dict[str, Any]:
+    def array(spec: ArgSpec) -> JsonObject:
         return {
             "name": spec.name,
             "dtype": spec.dtype,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from schedsearch.c_export.chosen import Chosen, LeftOut, choose
 from schedsearch.c_export.describe import description
@@ -20,6 +19,7 @@ from schedsearch.identity import sha256_hex
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.output import new_file
 from schedsearch.records.store import Store
+from schedsearch.typed import JsonObject
 
 MANIFEST = "MANIFEST.json"
 _FORMAT = "schedsearch C export 1"
@@ -130,7 +130,7 @@ def _sources(chosen: Sequence[Chosen], torch: bool) -> dict[str, str]:
 
 
 def _manifest(chosen: Sequence[Chosen], left_out: Sequence[LeftOut], files: dict[str, str]) -> str:
-    manifest: dict[str, Any] = {
+    manifest: JsonObject = {
         "format": _FORMAT,
         "kernels": [description(each) for each in chosen],
         "left_out": [vars(each) for each in left_out],

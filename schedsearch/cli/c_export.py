@@ -10,6 +10,7 @@ import click
 from schedsearch.cli import render
 from schedsearch.measurement import COLD_GRAPH, MODES
 from schedsearch.text import printable
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.c_export import Exported
@@ -89,7 +90,7 @@ def export(
     render.say(f"{count}, {render.size_bytes(exported.code_bytes)} of machine code, in {exported.folder}")
 
 
-def _json(exported: Exported) -> dict[str, Any]:
+def _json(exported: Exported) -> JsonObject:
     return {
         "folder": str(exported.folder),
         "kernels": [

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,6 +16,7 @@ from schedsearch.cli import render
 from schedsearch.errors import DatabaseError, DeviceError
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.text import printable
+from schedsearch.typed import JsonObject
 
 _PACKAGES = (
     "schedsearch", "numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12",
@@ -35,7 +35,7 @@ def doctor(db: str | None, as_json: bool) -> None:
     Works without a GPU. Exits with 6 when the database cannot be used or is damaged.
     """
     gpus, problems = _gpus()
-    report: dict[str, Any] = {
+    report: JsonObject = {
         "system": _system(),
         "cpu": _cpu(),
         "driver": _driver(),
@@ -65,7 +65,7 @@ def doctor(db: str | None, as_json: bool) -> None:
         )
 
 
-def _system() -> dict[str, Any]:
+def _system() -> JsonObject:
     return {
         "os": platform.platform(),
         "python": platform.python_version(),
@@ -74,7 +74,7 @@ def _system() -> dict[str, Any]:
     }
 
 
-def _cpu() -> dict[str, Any]:
+def _cpu() -> JsonObject:
     from schedsearch.device.detect import detect
     from schedsearch.measure.clocks import read_clocks
 
@@ -88,7 +88,7 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _build_cache() -> dict[str, Any]:
+def _build_cache() -> JsonObject:
     """The folder of compiled pieces that are kept between runs, their number and size, or why the cache is not used."""
     from schedsearch.backend.build_cache import LIMIT_BYTES, BuildCache, cache_state
 
@@ -109,9 +109,9 @@ def _state_problems() -> list[str]:
     return [found] if found else []
 
 
-def _driver() -> dict[str, Any]:
+def _driver() -> JsonObject:
     """The kernel driver's version and the CUDA version that it supports; None without a driver."""
-    found: dict[str, Any] = {"version": None, "cuda": None}
+    found: JsonObject = {"version": None, "cuda": None}
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
@@ -127,13 +127,13 @@ def _driver() -> dict[str, Any]:
     return found
 
 
-def _gpus() -> tuple[list[dict[str, Any]], list[str]]:
+def _gpus() -> tuple[list[JsonObject], list[str]]:
     """Every GPU with its clocks and processes, and the problems found; without a GPU, the reason."""
     from schedsearch.device.cuda_driver import iterate_devices
     from schedsearch.measure.clocks import read_clocks
     from schedsearch.target import Target
 
-    gpus: list[dict[str, Any]] = []
+    gpus: list[JsonObject] = []
     try:
         for ordinal, facts in enumerate(iterate_devices()):
             target = Target(kind="cuda", ordinal=ordinal, **facts)
@@ -194,14 +194,14 @@ def _version_of(name: str) -> str | None:
         return None
 
 
-def _database(path: str) -> dict[str, Any]:
+def _database(path: str) -> JsonObject:
     from schedsearch.records.store import Store
 
     with Store.open(path, create=False, readonly=True) as store:
         return store.health()
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: JsonObject) -> None:
     system, cpu, driver = report["system"], report["cpu"], report["driver"]
     rows = [
         ("system", f"{system['os']}, {system['cores']} usable cores"),

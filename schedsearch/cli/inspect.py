@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from schedsearch.cli import render
 from schedsearch.cli.options import CARDS, AtLeast, kernels_option
 from schedsearch.errors import ConfigError, UsageError, did_you_mean
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.session.plan import ArmPlan, TaskPlan
@@ -86,7 +87,7 @@ def space(
         render.say()
 
 
-def _describe(number: int, name: str, plan: TaskPlan, arm: ArmPlan, samples: int, seed: int) -> dict[str, Any]:
+def _describe(number: int, name: str, plan: TaskPlan, arm: ArmPlan, samples: int, seed: int) -> JsonObject:
     import numpy as np
 
     return {

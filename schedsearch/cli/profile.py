@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from schedsearch.cli import render
 from schedsearch.cli.options import AtLeast
 from schedsearch.errors import NoRecordError, UsageError
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.profiling.best import Profiled
@@ -80,7 +81,7 @@ def profile(
         render.echo_json(results)
 
 
-def _json(task: Task, profiled: Profiled) -> dict[str, Any]:
+def _json(task: Task, profiled: Profiled) -> JsonObject:
     record = profiled.record
     return {
         "name": task.name,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from schedsearch.cli import render
 from schedsearch.cli.stores import db_option, json_option, open_store, target_key, target_option
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.records.size_tables import SizeTableRow
@@ -45,7 +46,7 @@ def ranges(db: str, selector: str | None, as_json: bool) -> None:
         render.say(table_text(table))
 
 
-def _json(row: SizeTableRow, table: SizeTable) -> dict[str, Any]:
+def _json(row: SizeTableRow, table: SizeTable) -> JsonObject:
     return {
         "label": row.label,
         "target": row.target_key,

@@ -22,6 +22,7 @@ from schedsearch.errors import NoValidConfigError, RegressionError
 from schedsearch.measurement import Outcome
 from schedsearch.records.formats import FORMATS
 from schedsearch.text import MESSAGE_LIMIT, printable, shortened
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.records.exchange import Report
@@ -363,14 +364,14 @@ def _sanitize(db: str, target: Target, tool: str, options: Mapping[str, Any], as
     return found
 
 
-def _workload_json(row: RecordRow) -> dict[str, Any]:
+def _workload_json(row: RecordRow) -> JsonObject:
     """Operator and parameters, in their stored form if the operator is not installed."""
     if row.problem:
         return dict(json.loads(row.workload_json))
     return {"op": row.op, "params": dict(row.workload.params)}
 
 
-def _listed(row: RecordRow) -> dict[str, Any]:
+def _listed(row: RecordRow) -> JsonObject:
     """A line of `records list --json`: all fields on one level, with only the median of the times."""
     whole = row.to_json()
     measurement = whole.pop("measurement")

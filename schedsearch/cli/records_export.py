@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from schedsearch.cli import c_export
 from schedsearch.cli.stores import db_option, json_option, open_store, print_counts, target_key, target_option
 from schedsearch.records.formats import FORMATS
+from schedsearch.typed import JsonObject
 
 
 @click.command(short_help="Write records to a file.")
@@ -78,7 +78,7 @@ def export(
         raise click.UsageError("a file in another tuner's format has one task; give --workload once")
     into_stdout = _is_stdout(file)  # then nothing else may go there
     with open_store(db) as store:
-        counts: dict[str, Any]
+        counts: JsonObject
         if deploy:
             counts = export_deploy(store, file, target=target_key(selector))
         elif form is not None and foreign:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +14,7 @@ from schedsearch.text import counts as counts
 from schedsearch.text import duration as duration
 from schedsearch.text import seconds as seconds
 from schedsearch.text import table as table
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.profiling.profile import Launch, Profile
@@ -81,7 +82,7 @@ def profile_table(profiles: Sequence[Profile]) -> str:
     return table(headers, rows, right=headers[2:])
 
 
-def profile_json(profile: Profile) -> dict[str, Any]:
+def profile_json(profile: Profile) -> JsonObject:
     """The whole profile: the figures of each launch and of all, their sources, and every metric."""
     return {
         "subject": profile.subject,

@@ -10,6 +10,7 @@ from schedsearch.cli import render
 from schedsearch.cli.damaged import report_damage
 from schedsearch.cli.options import CARDS
 from schedsearch.measurement import DEFAULT_DB
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.records.store import Store
@@ -47,7 +48,7 @@ def target_key(selector: str | None) -> str | None:
     return detect(selector, presets=True).key
 
 
-def print_counts(counts: dict[str, Any], as_json: bool, err: bool = False, note: str = "") -> None:
+def print_counts(counts: JsonObject, as_json: bool, err: bool = False, note: str = "") -> None:
     if as_json:
         render.echo_json(counts, err=err)
     else:

@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 from schedsearch.dashboard import loose
 from schedsearch.errors import SchedsearchError, UsageError
@@ -20,6 +19,7 @@ from schedsearch.space import ConfigSpace
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource, Template
 from schedsearch.template.registry import load_template
+from schedsearch.typed import JsonMapping, JsonObject
 from schedsearch.workload import Workload
 
 _SPACES = 32  # of templates and tasks that are kept, the last ones
@@ -103,7 +103,7 @@ def _template_and_space(name: str, workload: Workload, target: Target) -> tuple[
         return NoKernelError(f"{name} cannot be used: {type(error).__name__}: {error}")
 
 
-def target_of(record: RecordRow, runs: Iterable[Mapping[str, Any]]) -> Target:
+def target_of(record: RecordRow, runs: Iterable[JsonMapping]) -> Target:
     """The device of a record, by what its run noted about it, or by the data sheets that schedsearch knows.
 
     Args:
@@ -125,7 +125,7 @@ def target_of(record: RecordRow, runs: Iterable[Mapping[str, Any]]) -> Target:
 
 def _target(facts: Mapping[str, object]) -> Target | None:
     """The device of these `Target.facts`; None if they lack something."""
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for field in fields(Target):
         value = facts.get(field.name)
         if field.name == "compute_capability":

@@ -6,8 +6,10 @@ import json
 import math
 from typing import Any
 
+from schedsearch.typed import JsonObject
 
-def mapping(value: Any) -> dict[str, Any]:
+
+def mapping(value: Any) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from schedsearch.dashboard import loose
 from schedsearch.dashboard.noise import doubt_of, spread_of, words_of
@@ -16,6 +15,7 @@ from schedsearch.dashboard.views.overview import DatabaseRow, RunRow, RunState, 
 from schedsearch.identity import sha256_hex
 from schedsearch.measurement import sizes_of_mode
 from schedsearch.roofline import has_peaks, suspect_time_ns
+from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload
 
 SILENT_S = 120.0  # a run that stored nothing for this long is probably dead
@@ -61,7 +61,7 @@ class Known:
         return known
 
 
-def run_state(run: dict[str, Any], last_at_s: float, now_s: float) -> RunState:
+def run_state(run: JsonObject, last_at_s: float, now_s: float) -> RunState:
     if run["finished_at"] is not None:
         stopped = loose.text(loose.mapping(run["summary"]).get("stopped"))
         return "interrupted" if stopped == "interrupted" else "finished"
@@ -218,7 +218,7 @@ def run_rows(source: Source, now_s: float | None = None) -> list[RunRow]:
     return sorted(rows, key=lambda row: -row.started_at_s)
 
 
-def _run_row(source: Source, run: dict[str, Any], parts: Sequence[tuple[TaskId, RunProgress]], now_s: float) -> RunRow:
+def _run_row(source: Source, run: JsonObject, parts: Sequence[tuple[TaskId, RunProgress]], now_s: float) -> RunRow:
     info, summary = loose.mapping(run["info"]), loose.mapping(run["summary"])
     options = loose.mapping(info.get("options"))
     last_at_s = max((done.last_at_s for _, done in parts), default=run["started_at"])
@@ -268,7 +268,7 @@ def _run_row(source: Source, run: dict[str, Any], parts: Sequence[tuple[TaskId, 
     )
 
 
-def _shares(summary: dict[str, Any], parts: Sequence[tuple[TaskId, RunProgress]], wall_s: float) -> Shares | None:
+def _shares(summary: JsonObject, parts: Sequence[tuple[TaskId, RunProgress]], wall_s: float) -> Shares | None:
     if not wall_s:
         return None
     builders = sum(done.build_s for _, done in parts) / wall_s

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from schedsearch.dashboard.views.replay import ReplayFile, ReplaySpace, ReplayView
 from schedsearch.text import quoted
+from schedsearch.typed import JsonMapping
 
 MAX_BYTES = 64 << 20
 
@@ -56,5 +56,5 @@ def _read(path: str) -> ReplayFile:
     )
 
 
-def _by_budget(values: Mapping[str, Any], budgets: Sequence[int]) -> tuple[float, ...]:
+def _by_budget(values: JsonMapping, budgets: Sequence[int]) -> tuple[float, ...]:
     return tuple(float(values[str(budget)]) for budget in budgets)

@@ -20,6 +20,7 @@ from schedsearch.errors import SchedsearchError, WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.measurement import Outcome
 from schedsearch.records.store import Store
+from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload
 
 TaskId = tuple[str, str, str]  # workload id, target key, mode
@@ -63,7 +64,7 @@ class Source:
 
     def _forget(self) -> None:
         self.tasks: dict[TaskId, Progress] = {}
-        self.runs: list[dict[str, Any]] = []
+        self.runs: list[JsonObject] = []
         self.workloads: dict[str, tuple[str, str]] = {}
         self.last_id = 0
         self.records = 0

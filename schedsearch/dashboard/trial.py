@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from schedsearch.dashboard import effects, loose
 from schedsearch.dashboard.kernels import Kernels, NoKernelError, Occupancy, occupancy, target_of
@@ -23,6 +22,7 @@ from schedsearch.launch import LaunchPlan
 from schedsearch.ops.registry import OF_DECORATORS
 from schedsearch.records.rows import RecordRow
 from schedsearch.records.store import Store
+from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload
 
 _NO_CODE = (
@@ -247,7 +247,7 @@ def _again(record: RecordRow) -> str:
         return ""
     workload: Workload = record.workload
     parameters = workload.definition.parameters()
-    task: dict[str, Any] = {"op": workload.op, "shape": {}}
+    task: JsonObject = {"op": workload.op, "shape": {}}
     for name, value in json.loads(workload.json)["params"].items():
         part = task["shape"] if name in parameters and parameters[name].size else task
         part[name] = value

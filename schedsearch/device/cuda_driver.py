@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from schedsearch.errors import DeviceError
+from schedsearch.typed import JsonObject
 
 OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest version that runs the code of the supported toolkits
 
@@ -96,7 +97,7 @@ def fail(function: str, code: int) -> NoReturn:
     raise DriverError(f"{function} failed: {_text(driver, driver.CUresult(code))}")
 
 
-def describe_device(ordinal: int) -> dict[str, Any]:
+def describe_device(ordinal: int) -> JsonObject:
     """The facts of `Target` about one device, without making a context on it.
 
     Raises:
@@ -130,7 +131,7 @@ def describe_device(ordinal: int) -> dict[str, Any]:
     }
 
 
-def iterate_devices() -> Iterator[dict[str, Any]]:
+def iterate_devices() -> Iterator[JsonObject]:
     """The facts of every device. Raises DeviceError if there is no driver."""
     bindings()
     for ordinal in range(call("cuDeviceGetCount")):

@@ -33,7 +33,7 @@ from schedsearch.ops.dtypes import DTYPES
 from schedsearch.records import executables
 from schedsearch.target import Target
 from schedsearch.text import quoted
-from schedsearch.typed import Array
+from schedsearch.typed import Array, JsonMapping
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _bundle(data: Any, file: executables.ExecutableFile) -> DynamicBundle:
     return DynamicBundle(data["target"], data["model"], data["way"], program, kernels, sizes, data["checked"])
 
 
-def _outdated(path: Path, data: Mapping[str, Any]) -> str:
+def _outdated(path: Path, data: JsonMapping) -> str:
     """What to do with a file of versions up to 5, which have the calls that made the graph."""
     sizes: dict[str, str] = {}
     with contextlib.suppress(ValueError, TypeError, LookupError):  # it only makes the command complete
@@ -233,7 +233,7 @@ def _artifact(file: executables.ExecutableFile, sha256: Any) -> Artifact:
     return Artifact(code, LaunchPlan.from_json(plan))
 
 
-def _array(value: Mapping[str, Any], file: executables.ExecutableFile) -> Array:
+def _array(value: JsonMapping, file: executables.ExecutableFile) -> Array:
     name, shape = value["dtype"], value["shape"]
     try:
         dtype = np.dtype(name)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.resize import ResizeParams, nearest
+from schedsearch.typed import GivenParams
 from schedsearch.workload import Workload
 
 
@@ -92,7 +93,7 @@ def _heights_and_widths(workload: Workload) -> Mapping[str, tuple[int, int, int]
     return {"H": (p["block"], 0, 1), "W": (p["block"], 0, 1)}  # depth_to_space
 
 
-def _counts_pixels(p: Mapping[str, Any]) -> bool:
+def _counts_pixels(p: GivenParams) -> bool:
     """An average divides by how many pixels of a window are in the image."""
     return any(p["padding"]) and not p["count_include_pad"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from schedsearch.dynamic.segments import Segmentation
 from schedsearch.errors import UsageError
 from schedsearch.ops.declared_shapes import is_extents
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.typed import Array
+from schedsearch.typed import Array, GivenParams
 from schedsearch.workload import Workload
 
 __all__ = ["DynamicCall", "DynamicGraph", "DynamicProgram", "DynamicValue", "Segment", "Size"]
@@ -102,9 +101,7 @@ class DynamicGraph:
             self._elements[name] = tuple(map(int, array.reshape(-1)))
         return name
 
-    def numbers(
-        self, name: str, count: int, rule: str, inputs: Sequence[str], params: Mapping[str, Any] | None = None
-    ) -> str:
+    def numbers(self, name: str, count: int, rule: str, inputs: Sequence[str], params: GivenParams | None = None) -> str:
         """A row of int64 numbers that shapes are made of, such as the extents of an array or twice these.
 
         The kernel that computes sizes computes them too, so that they cost neither a call nor a copy to the host. Calls read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from schedsearch.network.facts import FLOATS, is_given, name_of
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.others import resize_scales, resize_words, resized_axes
 from schedsearch.ops.resize import as_float32
+from schedsearch.typed import ParamsByName
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def resize(nodes: Nodes, node: ir.Node) -> tuple[Workload, Sequence[str]]:
     shape = nodes.shape(x)
     if len(shape) != 4:
         raise ModelError(f"{name_of(node)} resizes {list(shape)}; allowed: images of four dimensions")
-    params: dict[str, Any] = dict(zip("nchw", shape)) | words | {"layout": "NCHW", "dtype": nodes.dtype(x)}
+    params: ParamsByName = dict(zip("nchw", shape)) | words | {"layout": "NCHW", "dtype": nodes.dtype(x)}
     ranges, arrays = nodes.rows.ranges(x), [x]
     if scales is None:
         sizes, sides = _height_and_width(nodes, node, x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from schedsearch.network.facts import constant_input, constant_of, inputs_of, is
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.views import random_problem, viewed
 from schedsearch.ops.declared_shapes import is_extents
+from schedsearch.typed import ParamsByName
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Nodes:
             found.append(max(bound, 1))
         return found
 
-    def dynamic(self, names: Mapping[str, str]) -> dict[str, Any]:
+    def dynamic(self, names: Mapping[str, str]) -> ParamsByName:
         """The parameter `dynamic`: the arguments of which extents are known at run time only."""
         return {"dynamic": [argument for argument, name in names.items() if self.graph.is_dynamic(name)]}
 

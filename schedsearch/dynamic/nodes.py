@@ -20,6 +20,7 @@ from schedsearch.network.others import RESIZES
 from schedsearch.network.views import VIEWS
 from schedsearch.ops.dyn_concat import MOST_PARTS
 from schedsearch.ops.nms import LOWEST
+from schedsearch.typed import ParamsByName
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _nonzero(nodes: Nodes, node: ir.Node) -> _Arguments:
 def _unique(nodes: Nodes, node: ir.Node) -> _Arguments:
     (x,) = nodes.taken(node, 1)
     axis = node.attributes.get_int("axis", None)
-    params: dict[str, Any] = {"x": nodes.shape(x), "flat": axis is None, "dtype": nodes.dtype(x)}
+    params: ParamsByName = {"x": nodes.shape(x), "flat": axis is None, "dtype": nodes.dtype(x)}
     params["order"] = "sorted" if node.attributes.get_int("sorted", 1) else "first"
     return Workload("unique", params | ({} if axis is None else {"axis": axis})), [x]
 
@@ -73,7 +74,7 @@ def _slice(nodes: Nodes, node: ir.Node) -> _Arguments:
     shape = nodes.shape(x)
     axes = nodes.axes(node, 3, len(shape)) or ()
     strides = [nodes.operand(node.inputs[4])] if is_given(node, 4) and node.inputs[4] is not None else []
-    params: dict[str, Any] = {
+    params: ParamsByName = {
         "x": shape, "entries": nodes.shape(begin)[0], "axes": axes, "strided": bool(strides),
         "dynamic": nodes.graph.is_dynamic(x), "dtype": nodes.dtype(x), "index_dtype": nodes.dtype(begin),
     }  # fmt: skip

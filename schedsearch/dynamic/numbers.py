@@ -18,7 +18,7 @@ import numpy as np
 
 from schedsearch.ops import float_words
 from schedsearch.ops.dependence import Dependence, ShapeFunction
-from schedsearch.typed import Array
+from schedsearch.typed import Array, GivenParams
 
 MOST = 64  # numbers of a row
 
@@ -61,7 +61,7 @@ class Computed:
     """Numbers that a rule computes from rows or extents, as data: `function` makes the function of it."""
 
     rule: str
-    params: Mapping[str, Any]
+    params: GivenParams
     shape: tuple[int, ...]
     ranges: tuple[Range, ...]
     dtype: str = "int64"
@@ -71,7 +71,7 @@ class Computed:
         return function(self.rule, self.params)
 
 
-def function(rule: str, params: Mapping[str, Any]) -> ShapeFunction:
+def function(rule: str, params: GivenParams) -> ShapeFunction:
     """The function of one of `RULES`; its parameters are what it is computed from, in order."""
     made = RULES[rule](**{name: tuple(each) if isinstance(each, list) else each for name, each in params.items()})
     return replace(made, made_by=(rule, params))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
@@ -22,6 +21,7 @@ from schedsearch.identity import canonical_json
 from schedsearch.records import executables
 from schedsearch.target import Target
 from schedsearch.text import quoted
+from schedsearch.typed import JsonObject
 
 
 def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
@@ -72,7 +72,7 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
     return FixedNet(stored, open_device(target))
 
 
-def _program(path: Path) -> dict[str, Any]:
+def _program(path: Path) -> JsonObject:
     """The program of a file. Raises UntrustedDatabaseError, SchemaVersionError or DatabaseError, as `load` does."""
     with executables.ExecutableFile(path) as file, readable(path):
         text, named = file.program, file.target

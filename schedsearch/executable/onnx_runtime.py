@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.device.contract import Device, Workspaces, check_address
 from schedsearch.errors import DatabaseError, DeviceError, UsageError
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.executable.program import Call
@@ -112,7 +113,7 @@ class BoundOnnxModel:
         self._binding = model.session.io_binding()
         call = model.call
         self._ports = model.ports
-        self._host: dict[str, Any] = {}  # memory of the host, where ONNX Runtime cannot reach the network's
+        self._host: JsonObject = {}  # memory of the host, where ONNX Runtime cannot reach the network's
         self._addresses: dict[str, int] = {}
         for name in call.buffers:
             if model.copies_to_host:

@@ -16,6 +16,7 @@ from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.text import type_text
+from schedsearch.typed import JsonObject
 
 DYNAMIC = "dynamic"  # the "kind" in the strings of files that hold more than one program: of dynamic graphs,
 SIZED = "sizes"  # and of networks for several sizes
@@ -217,7 +218,7 @@ def seal(text: str) -> str:
     return canonical_json({**data, _SEAL: sha256_hex(canonical_json(data))})
 
 
-def unseal(text: str, *, required: bool) -> dict[str, Any]:
+def unseal(text: str, *, required: bool) -> JsonObject:
     """Inverse of `seal`: the object that the text is of.
 
     Args:
@@ -240,7 +241,7 @@ def unseal(text: str, *, required: bool) -> dict[str, Any]:
     return data
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _distinct(pairs: list[tuple[str, Any]]) -> JsonObject:
     data = dict(pairs)
     if len(data) != len(pairs):
         raise FieldError("a field occurs twice")

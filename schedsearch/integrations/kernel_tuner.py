@@ -20,6 +20,7 @@ from schedsearch.records.formats.recording import KnobTable, Place
 from schedsearch.space import ConfigSpace
 from schedsearch.space.listed import ListedSpace
 from schedsearch.tuner import make_tuner, require_tuner
+from schedsearch.typed import JsonObject
 
 _OPTIONS = ("max_fevals", "time_limit", "searchspace_construction_options")  # of strategy_options; Kernel Tuner reads them
 
@@ -45,7 +46,7 @@ class Strategy:
         self.tuner = tuner
         self.seed = seed
 
-    def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> list[dict[str, Any]]:
+    def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> list[JsonObject]:
         """Kernel Tuner calls this. Returns its results in the order of evaluation.
 
         Raises:
@@ -77,7 +78,7 @@ class Strategy:
         except StopCriterionReached as reason:
             if tuning_options.verbose:
                 print(reason)  # as Kernel Tuner's own strategies do
-        results: list[dict[str, Any]] = cost_of.results
+        results: list[JsonObject] = cost_of.results
         return results
 
 

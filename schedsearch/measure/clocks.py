@@ -6,9 +6,9 @@ import ctypes
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
 from schedsearch.target import Target
+from schedsearch.typed import JsonObject
 
 # NVML API reference, nvmlClockType_t and nvmlClocksEventReasons.
 _SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE_GPU = 1, 2, 0
@@ -21,7 +21,7 @@ _THROTTLE_REASONS = {
 }
 
 
-def read_clocks(target: Target) -> dict[str, Any]:
+def read_clocks(target: Target) -> JsonObject:
     """E.g. {"sm_mhz": 1980, "memory_mhz": 3201, "throttle": "none", "temperature_c": 41, "power_w": 310}.
 
     Values that the system does not report are left out: a virtual machine may have no frequencies, a container no NVML.
@@ -29,7 +29,7 @@ def read_clocks(target: Target) -> dict[str, Any]:
     return _gpu_clocks(target.uuid) if target.kind == "cuda" else _cpu_clocks()
 
 
-def _cpu_clocks() -> dict[str, Any]:
+def _cpu_clocks() -> JsonObject:
     try:
         khz = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq").read_text()
         return {"cpu_mhz": int(khz) // 1000}
@@ -59,12 +59,12 @@ def _nvml_device(uuid: str) -> ctypes.c_void_p | None:
     return handle
 
 
-def _gpu_clocks(uuid: str) -> dict[str, Any]:
+def _gpu_clocks(uuid: str) -> JsonObject:
     library, handle = _nvml(), _nvml_device(uuid)
     if library is None or handle is None:
         return {}
     value, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for name, clock in (("sm_mhz", _SM_CLOCK), ("memory_mhz", _MEMORY_CLOCK)):
         if library.nvmlDeviceGetClockInfo(handle, clock, ctypes.byref(value)) == 0:
             found[name] = value.value

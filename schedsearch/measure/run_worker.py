@@ -17,7 +17,6 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import Device, LoadedKernel, open_device
@@ -31,6 +30,7 @@ from schedsearch.processes.channel import ChildEnd
 from schedsearch.processes.memory_limit import limited_memory
 from schedsearch.roofline import least_time_ns, suspect_time_ns
 from schedsearch.target import Target
+from schedsearch.typed import JsonMapping
 from schedsearch.verification.compare import Comparer, open_comparer
 from schedsearch.verification.prepared import PreparedPath
 from schedsearch.verification.reference import watch
@@ -124,7 +124,7 @@ class Ran:
     max_error: float | None = None
     message: str = ""
     broken: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: JsonMapping = field(default_factory=dict)
     worn: str = ""
     wrong: Mapping[int, str] = field(default_factory=dict)
     verify_s: float = 0.0

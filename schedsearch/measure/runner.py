@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from schedsearch.closing import Closing
 from schedsearch.deadline import NEVER, Deadline
@@ -27,6 +26,7 @@ from schedsearch.processes.builder import Built
 from schedsearch.processes.process import ChildDiedError, ChildProcess
 from schedsearch.processes.restarts import Restarts
 from schedsearch.target import Target
+from schedsearch.typed import JsonObject
 from schedsearch.verification.reference import failure_of, reference_name
 from schedsearch.workload import Workload
 
@@ -102,7 +102,7 @@ class Runner(Closing):
         self._witness: Run | None = None  # the last candidate that was right
         self._unwitnessed = 0  # wrong answers in a row that a fresh process had to confirm
         self._seeds = itertools.count(1)
-        self._clocks: dict[str, Any] = {}
+        self._clocks: JsonObject = {}
         self._clocks_s = -math.inf
         self.busy_s = self.prepare_s = self.verify_s = 0.0
         self.restarts = 0
@@ -169,7 +169,7 @@ class Runner(Closing):
         results |= self._raced(workload, racers, seed)
         return [results[number] for number in range(len(finalists))]
 
-    def clocks(self) -> dict[str, Any]:
+    def clocks(self) -> JsonObject:
         """Clocks and throttling, at most two seconds old; values that the system does not report are left out."""
         if time.monotonic() - self._clocks_s > _CLOCKS_AGE_S:
             self._clocks, self._clocks_s = read_clocks(self._target), time.monotonic()

@@ -14,6 +14,7 @@ from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
 from schedsearch.device.clock import launches_ns, runs_ns
 from schedsearch.measurement import COLD_GRAPH_PREPARED, HOT_GRAPH
 from schedsearch.target import Target
+from schedsearch.typed import JsonObject
 from schedsearch.verification.inputs import timing_pattern
 from schedsearch.verification.truths import align
 from schedsearch.workload import Workload
@@ -122,7 +123,7 @@ class Arena:
                 address += align(spec.span_bytes)
         device.synchronize()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         return {"sets": self.sets, "rotated_bytes": self.nbytes, **({"rotation_capped": True} if self.capped else {})}
 
     def close(self) -> None:
@@ -171,7 +172,7 @@ class Rotation:
             self.close()
             raise
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """The facts of the arena, with the bytes that launches actually rotate over."""
         facts = self._arena.facts()
         if self._arena.prepared:

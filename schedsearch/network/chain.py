@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 from schedsearch.network.facts import INTEGERS, only_reader
 from schedsearch.network.graph import Constant
+from schedsearch.typed import ParamsByName
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -34,11 +35,11 @@ class Chain:
     """
 
     op: str
-    params: dict[str, Any]
+    params: ParamsByName
     nodes: list[ir.Node]
     value: ir.Value
     arguments: dict[str, Operand]
-    stages: list[str | dict[str, Any]] = field(default_factory=list)
+    stages: list[str | ParamsByName] = field(default_factory=list)
     scalars: dict[str, float] = field(default_factory=dict)
     channels: int = 0
     channel_axis: int = 1
@@ -63,7 +64,7 @@ class Chain:
     def append(
         self,
         node: ir.Node,
-        *stages: str | dict[str, Any],
+        *stages: str | ParamsByName,
         arguments: Mapping[str, Operand] | None = None,
         scalars: Mapping[str, float] | None = None,
     ) -> None:

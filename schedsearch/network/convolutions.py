@@ -8,7 +8,7 @@ is rounded to integers of sx sw[k], and the sums are multiplied by sx sw[k] / sy
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.epilogue import append_bias, append_requantise, float_stages, integer_stages
@@ -18,7 +18,7 @@ from schedsearch.network.invalid import ModelError
 from schedsearch.network.quantised import Quantised, converted_from
 from schedsearch.network.transposed import transposed_problem
 from schedsearch.network.windows import window_of
-from schedsearch.typed import Array
+from schedsearch.typed import Array, ParamsByName
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -98,13 +98,13 @@ CONVOLUTIONS: Mapping[str, Read] = {
 }
 
 
-def block_of(node: ir.Node) -> dict[str, Any]:
+def block_of(node: ir.Node) -> ParamsByName:
     """Block and mode of a DepthToSpace or SpaceToDepth."""
     return {"block": node.attributes.get_int("blocksize", 1), "mode": node.attributes.get_string("mode", "DCR")}
 
 
 # --- Parts of a convolution ---------------------------------------------------------------------------------------------
-def _begin(node: ir.Node, params: dict[str, Any], x: ir.Value, weight: ir.Value, filters: Array | None) -> Chain | str:
+def _begin(node: ir.Node, params: ParamsByName, x: ir.Value, weight: ir.Value, filters: Array | None) -> Chain | str:
     if filters is None:
         return f"{name_of(node)} has a weight that is computed; allowed: a constant"
     arguments: dict[str, Operand] = {"x": x, "weight": Constant(str(weight.name), "OIHW", filters)}
@@ -132,7 +132,7 @@ def _integer_chain(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | st
     return chain
 
 
-def _window(node: ir.Node, x: ir.Value, weight: ir.Value) -> dict[str, Any] | str:
+def _window(node: ir.Node, x: ir.Value, weight: ir.Value) -> ParamsByName | str:
     """Sizes and window of a two-dimensional convolution; why not if it has another number of dimensions."""
     image, kernel = extents_of(node, x), extents_of(node, weight)
     if len(image) != 4:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedsearch.errors import WorkloadError
 from schedsearch.network.chain import Chain
@@ -11,6 +11,7 @@ from schedsearch.network.facts import FLOATS, extents_of, name_of
 from schedsearch.network.graph import Constant, axes_of
 from schedsearch.network.invalid import ModelError
 from schedsearch.ops import Layout
+from schedsearch.typed import GivenParams, ParamsByName
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 IMAGE = "NCHW"
 Letters = dict[str, str]  # argument or output -> its layout, where the workload has other letters
-_Candidates = Iterator[tuple[dict[str, Any], Letters]]
+_Candidates = Iterator[tuple[ParamsByName, Letters]]
 
 
 class NoImplementationError(ModelError):
@@ -72,7 +73,7 @@ def implementations_of(
     return tuple(found), letters
 
 
-def _slice_of(chain: Chain, candidate: Mapping[str, Any], names: Letters) -> dict[str, Any] | None:
+def _slice_of(chain: Chain, candidate: GivenParams, names: Letters) -> ParamsByName | None:
     """The parameter `slice_of` of a chain that stores into a slice, in the layout of a candidate; None if the slice does not
     consist of whole blocks there."""
     if chain.offset is None:
@@ -85,7 +86,7 @@ def _slice_of(chain: Chain, candidate: Mapping[str, Any], names: Letters) -> dic
     return {"slice_of": layout.shape(dict(zip(IMAGE, extents_of(chain.nodes[-1], chain.value))))}
 
 
-def typed(chain: Chain, dtype: str | None) -> dict[str, Any]:
+def typed(chain: Chain, dtype: str | None) -> ParamsByName:
     """The chain's parameters with its epilogue and the chosen dtype of floating-point numbers."""
     params, stages = dict(chain.params), chain.stages
     constants = [name for name, operand in chain.arguments.items() if isinstance(operand, Constant)]
@@ -101,7 +102,7 @@ def typed(chain: Chain, dtype: str | None) -> dict[str, Any]:
     return {**params, "epilogue": stages} if stages else params
 
 
-def _convolutions(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+def _convolutions(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     for layout in layouts:
         yield {**params, "layout": layout}, {}
     plain = [layout for layout in layouts if not Layout.parse(layout).blocks]
@@ -112,12 +113,12 @@ def _convolutions(chain: Chain, params: dict[str, Any], layouts: Sequence[str], 
                     yield {**params, "layout": layout, "output_layout": output}, {}
 
 
-def _images(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+def _images(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     for layout in layouts:
         yield {**params, "layout": layout}, {}
 
 
-def _dense(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+def _dense(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     """The weight is packed when a network is loaded, so both layouts are possible; the model's own comes first."""
     weight = chain.arguments["weight"]
     assert isinstance(weight, Constant)
@@ -127,11 +128,11 @@ def _dense(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: 
             return
 
 
-def _plain(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+def _plain(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     yield params, {}
 
 
-def _elementwise(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+def _elementwise(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     """Inputs of as many dimensions as y have its layout, others are only possible in the plain order."""
     rank = len(params["y"])
     axes = axes_of(rank)
@@ -165,7 +166,7 @@ def _cut_in_memory(layout: Layout, axes: str, cut: Sequence[Sequence[int]]) -> l
     ]
 
 
-def _softmax(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+def _softmax(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     rank = len(params["x"])
     axes = axes_of(rank)
     for layout in memory_layouts(rank, layouts):
@@ -175,18 +176,18 @@ def _softmax(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed
             yield {**params, "x": shape, "axis": axis}, {"x": layout.text, "y": layout.text}
 
 
-def _layer_norm(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+def _layer_norm(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     """The plain order only: the last axes make a row."""
     axes = axes_of(len(params["x"]))
     yield params, {"x": axes, "y": axes}
 
 
-def _transpose(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+def _transpose(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     axes = axes_of(len(params["x"]))
     yield params, {"x": axes, "y": axes}
 
 
-def _concat(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+def _concat(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     rank = len(params["x"][0])
     for layout in memory_layouts(rank, layouts):
         sizes = [dict(zip(axes_of(rank), shape)) for shape in params["x"]]
@@ -200,7 +201,7 @@ def _concat(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed:
 def _boxes(defaults: Mapping[str, object]) -> Callable[..., _Candidates]:
     """Of slices and pads: lists with a number for each dimension, that of blocks' dimensions being the default."""
 
-    def candidates(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    def candidates(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
         rank = len(params["x"])
         axes = axes_of(rank)
         for layout in memory_layouts(rank, layouts):
@@ -238,7 +239,7 @@ def fills(layout: Layout, sizes: Mapping[str, int]) -> bool:
     return all(sizes[axis] % layout.block(axis) == 0 for axis in layout.axes)
 
 
-_CANDIDATES: Mapping[str, Callable[[Chain, dict[str, Any], Sequence[str], bool], _Candidates]] = {
+_CANDIDATES: Mapping[str, Callable[[Chain, ParamsByName, Sequence[str], bool], _Candidates]] = {
     "conv2d": _convolutions,
     "depthwise_conv2d": _convolutions,
     "dense": _dense,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from schedsearch.network.facts import (
 from schedsearch.network.graph import Constant, axes_of
 from schedsearch.network.invalid import ModelError
 from schedsearch.ops.wrong_index import out_of_range
+from schedsearch.typed import ParamsByName
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _indexed(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     names = ("x", "indices") if node.op_type.startswith("Gather") else ("x", "indices", "updates")
     op, by, read = "gather" if len(names) == 2 else "scatter", _BY[node.op_type], node.attributes
     x, indices, *_ = values = inputs_of(node, len(names))
-    params: dict[str, Any] = {
+    params: ParamsByName = {
         "x": extents_of(node, x), "indices": extents_of(node, indices) or [1], "by": by, "dtype": dtype_of(x),
         "index_dtype": dtype_of(indices),
     }  # fmt: skip
@@ -89,7 +90,7 @@ def _indexed(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     return chain_of(node, op, params, dict(zip(names, values)))
 
 
-def chain_of(node: ir.Node, op: str, params: dict[str, Any], arguments: Mapping[str, ir.Value]) -> Chain | str:
+def chain_of(node: ir.Node, op: str, params: ParamsByName, arguments: Mapping[str, ir.Value]) -> Chain | str:
     """The chain of one node, or why the operator does not do it."""
     try:
         Workload(op, params)
@@ -115,7 +116,7 @@ def _topk(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     if len(node.outputs) < 2 or not all(value.name for value in node.outputs):
         return f"{name_of(node)} gives only one of values and indices; allowed: both"
     read = node.attributes
-    params: dict[str, Any] = {
+    params: ParamsByName = {
         "x": extents_of(node, x), "k": int(count.reshape(-1)[0]), "axis": read.get_int("axis", -1),
         "largest": bool(read.get_int("largest", 1)), "dtype": dtype_of(x),
     }  # fmt: skip
@@ -129,7 +130,7 @@ def _roi_align(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     x, rois, batch = inputs_of(node, 3)
     read = node.attributes
     old = node.graph is not None and node.graph.opset_imports.get("", _SHIFTED_OPSET) < _SHIFTED_OPSET
-    params: dict[str, Any] = dict(zip("nchw", extents_of(node, x)))
+    params: ParamsByName = dict(zip("nchw", extents_of(node, x)))
     params |= {
         "rois": extents_of(node, rois)[0], "oh": read.get_int("output_height", 1), "ow": read.get_int("output_width", 1),
         "mode": {"avg": "average"}.get(mode := read.get_string("mode", "avg"), mode),

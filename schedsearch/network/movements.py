@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedsearch.errors import WorkloadError
 from schedsearch.network.chain import Chain, Read
@@ -11,6 +11,7 @@ from schedsearch.network.convolutions import block_of
 from schedsearch.network.facts import constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
 from schedsearch.network.indexing import operand
 from schedsearch.network.quantised import same_scale
+from schedsearch.typed import ParamsByName
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ MOVEMENTS: Mapping[str, Read] = {
 }
 
 
-def _chain(node: ir.Node, op: str, params: dict[str, Any], taken: set[ir.Node]) -> Chain | str:
+def _chain(node: ir.Node, op: str, params: ParamsByName, taken: set[ir.Node]) -> Chain | str:
     """A chain of one node; why not if the operator does not do it. It moves 8-bit numbers if it stands between conversions
     with the same scale."""
     count = len(node.inputs) if op == "concat" else 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.facts import FLOATS, constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
 from schedsearch.network.graph import Constant
+from schedsearch.typed import ParamsByName
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -72,7 +73,7 @@ def _resize(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     words, scales = resize_words(node), resize_scales(node)
     if isinstance(words, str) or isinstance(scales, str):
         return words if isinstance(words, str) else str(scales)
-    params: dict[str, Any] = dict(zip("nchw", shape)) | words
+    params: ParamsByName = dict(zip("nchw", shape)) | words
     params |= {"oh": to[2], "ow": to[3], "dtype": dtype_of(x)}
     if scales is not None:
         params["scale"] = scales[2:]

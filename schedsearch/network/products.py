@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from schedsearch.network.epilogue import append_bias, append_requantise, float_s
 from schedsearch.network.facts import FLOATS, INTEGERS, dtype_of, extents_of, folded, inputs_of, name_of
 from schedsearch.network.graph import Constant
 from schedsearch.network.quantised import Quantised, converted_from
-from schedsearch.typed import Array
+from schedsearch.typed import Array, ParamsByName
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -121,14 +121,14 @@ def _integer_chain(node: ir.Node, axes: str, x: Quantised, weight: Quantised) ->
     if x.dtype not in INTEGERS or weight.dtype not in INTEGERS or (x.scale is not None and x.scale.size > 1):
         return f"{name_of(node)} is of {x.dtype} and {weight.dtype}; allowed: {', '.join(INTEGERS)} with one scale of x"
     zero_points = {"x": x.zero_point, "weight": weight.zero_point}
-    params: dict[str, Any] = {"dtype": x.dtype, "weight_dtype": weight.dtype}
+    params: ParamsByName = {"dtype": x.dtype, "weight_dtype": weight.dtype}
     params["zero_points"] = [name for name, zero_point in zero_points.items() if zero_point]
     chain = _chain(node, axes, x.value, str(weight.value.name), matrix, params)
     chain.scalars |= {f"{name}_zero_point": zero_points[name] for name in params["zero_points"]}
     return chain
 
 
-def _chain(node: ir.Node, axes: str, x: ir.Value, name: str, matrix: Array, params: dict[str, Any]) -> Chain:
+def _chain(node: ir.Node, axes: str, x: ir.Value, name: str, matrix: Array, params: ParamsByName) -> Chain:
     sizes = dict(zip(axes, matrix.shape))
     shape = extents_of(node, x)
     arguments: dict[str, Operand] = {"x": x, "weight": Constant(name, axes, matrix)}

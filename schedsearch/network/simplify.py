@@ -19,7 +19,7 @@ from schedsearch.network.indexing import check_indices
 from schedsearch.network.new_nodes import constant
 from schedsearch.network.node_rules import check_nodes
 from schedsearch.network.transposed import write_pads
-from schedsearch.typed import Array
+from schedsearch.typed import Array, GivenParams
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -276,9 +276,7 @@ def _inferred(node: ir.Node, opsets: Mapping[str, int]) -> Mapping[str, Any]:
     data = {name: ir.serde.serialize_tensor(tensor) for name, tensor in tensors.items() if tensor.size <= 64}
     try:
         schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, opsets.get("", 1)), "")
-        found: Mapping[str, Any] = onnx.shape_inference.infer_node_outputs(
-            schema, ir.serde.serialize_node(node), types, data
-        )
+        found: GivenParams = onnx.shape_inference.infer_node_outputs(schema, ir.serde.serialize_node(node), types, data)
     except (RuntimeError, onnx.defs.SchemaError):  # no such operator in the opset, or a node against its rules
         return {}
     return found

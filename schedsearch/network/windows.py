@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,12 +20,13 @@ from schedsearch.network.facts import (
 from schedsearch.network.graph import Constant
 from schedsearch.network.quantised import converted_from, converted_to, same_scale
 from schedsearch.network.reductions import reduction_of
+from schedsearch.typed import ParamsByName
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def window_of(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> dict[str, Any]:
+def window_of(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> ParamsByName:
     """Stride, dilation and padding of a convolution or pool over two dimensions."""
     read = node.attributes
     stride, dilation = (list(read.get_ints(name, (1, 1))) for name in ("strides", "dilations"))
@@ -98,7 +99,7 @@ def _mean(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
 
 
 def _quantised_average(
-    node: ir.Node, x: ir.Value, kernel: Sequence[int], window: dict[str, Any], taken: set[ir.Node]
+    node: ir.Node, x: ir.Value, kernel: Sequence[int], window: ParamsByName, taken: set[ir.Node]
 ) -> Chain | None:
     """An average between conversions with different scales: a convolution of each channel with ones, which stand for
     1 / pixels, so that sums are integers and only their product with a scale is rounded. None if there are no such
@@ -125,9 +126,7 @@ def _quantised_average(
     return chain
 
 
-def _chain(
-    node: ir.Node, x: ir.Value, mode: str, kernel: Sequence[int], window: dict[str, Any], taken: set[ir.Node]
-) -> Chain:
+def _chain(node: ir.Node, x: ir.Value, mode: str, kernel: Sequence[int], window: ParamsByName, taken: set[ir.Node]) -> Chain:
     """The pool; of 8-bit numbers if it stands between conversions with the same scale."""
     n, c, h, w = extents_of(node, x)
     sizes = {"n": n, "c": c, "h": h, "w": w, "r": kernel[0], "s": kernel[1], "mode": mode}

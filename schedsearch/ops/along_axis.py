@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -12,6 +12,7 @@ from schedsearch.ops.data_movement import AXES, axis_problems, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import Parameter, Params
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import ParamsByName
 
 
 def axis_number(doc: str, default: int) -> Parameter:
@@ -40,7 +41,7 @@ class AlongAxis(Op[A]):
 
     counts_backwards: ClassVar[bool] = False
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         found, problems = super().normalise(params)
         if not problems:
             rank = len(found["x"])

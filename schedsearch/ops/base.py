@@ -27,6 +27,7 @@ from schedsearch.ops.params import (
     unknown_parameters,
 )
 from schedsearch.ops.specs import ArgSpec, ScalarSpec, Work
+from schedsearch.typed import GivenParams, ParamsByName
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -81,14 +82,14 @@ class Op(ABC, Generic[P]):
         made = MappingProxyType(dict(params)) if self.params_type is None else self.params_type(**params)
         return cast(P, made)
 
-    def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    def defaults(self, params: GivenParams) -> GivenParams:
         """The normalised value of each optional parameter that is not given; it may depend on the other parameters.
 
         A workload's identity leaves out values equal to these. By default they are the defaults of the schemas.
         """
         return schema_defaults(self.parameters())
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """Fills in defaults, expands shorthands and makes every value hashable.
 
         By default it checks each value against its schema and then, if all are possible, asks `problems`.

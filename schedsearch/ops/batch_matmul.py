@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.conv2d_formats import FORMAT_PARAMETERS
@@ -13,6 +12,7 @@ from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.products import WEIGHT_LAYOUTS, MatrixProduct, MatrixProductParams
 from schedsearch.ops.specs import ArgSpec
 from schedsearch.ops.stages import Stage
+from schedsearch.typed import GivenParams, ParamsByName
 
 X_LAYOUTS = ("MK", "KM")
 _BATCH = {"type": "integer", "minimum": 1, "maximum": MAX_INT}
@@ -44,7 +44,7 @@ class BatchMatmul(MatrixProduct[BatchMatmulParams]):
     reference: ClassVar[str] = "schedsearch.templates.matmul.reference:MatmulReference"
     constructor: ClassVar[str] = "schedsearch:batch_matmul"
 
-    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(self, params: GivenParams) -> ParamsByName:
         batch = params.get("b", 1)
         return {**super().defaults(params), "x_batch": batch, "weight_batch": batch, "x_layout": "MK"}
 

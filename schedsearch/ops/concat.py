@@ -13,6 +13,7 @@ from schedsearch.ops.movement import Box, Factor, Movement, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 from schedsearch.ops.specs import ArgSpec
+from schedsearch.typed import ParamsByName
 
 MOST_ARGUMENTS = 32
 
@@ -45,7 +46,7 @@ class Concat(DataMovement[ConcatParams]):
     name: ClassVar[str] = "concat"
     constructor: ClassVar[str] = "schedsearch:concat"
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """Counts the axis from 0."""
         found, problems = super().normalise(params)
         if not problems:

@@ -55,6 +55,7 @@ from schedsearch.ops.window import (
     window_problems,
     window_words,
 )
+from schedsearch.typed import GivenParams, ParamsByName
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -126,7 +127,7 @@ class Conv2d(SumOfProducts[Conv2dParams]):
     constructor: ClassVar[str] = "schedsearch:conv2d"
     peers: ClassVar[Mapping[str, str]] = {"torch": "schedsearch.integrations.torch_peer:conv2d"}
 
-    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(self, params: GivenParams) -> ParamsByName:
         return {
             **WINDOW_DEFAULTS,
             "groups": 1,
@@ -142,7 +143,7 @@ class Conv2d(SumOfProducts[Conv2dParams]):
             "epilogue": (),
         }
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         params = {key: plain(value) for key, value in params.items()}
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}

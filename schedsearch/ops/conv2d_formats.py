@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from schedsearch.errors import Problem, did_you_mean
 from schedsearch.ops.checks import Rounding
 from schedsearch.ops.params import Parameter, one_of
+from schedsearch.typed import ParamsByName
 
 # What x may be, what y may be for each x, and what the weight may be.
 OUT_DTYPES = {
@@ -73,7 +73,7 @@ def fitting(key: str, p: Mapping[str, object], allowed: Sequence[str]) -> list[P
     return one_of(key, p[key], allowed)
 
 
-def zero_point_problems(p: dict[str, Any]) -> list[Problem]:
+def zero_point_problems(p: ParamsByName) -> list[Problem]:
     """Sorts the zero points, and says what is wrong with them."""
     given = p["zero_points"]
     if isinstance(given, str) or not isinstance(given, Sequence) or any(each not in ZERO_POINTS for each in given):
@@ -91,7 +91,7 @@ def precision_problems(p: Mapping[str, object]) -> list[Problem]:
     return one_of("precision", p["precision"], tuple(PRECISIONS))
 
 
-def format_problems(p: dict[str, Any], given: Mapping[str, object]) -> list[Problem]:
+def format_problems(p: ParamsByName, given: Mapping[str, object]) -> list[Problem]:
     """Formats that do not exist, or that do not go together. Sorts the zero points.
 
     Args:

@@ -15,6 +15,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Movement
 from schedsearch.ops.params import MAX_INT, Parameter, Params
 from schedsearch.ops.slices import slice_problems, without_own_shape
+from schedsearch.typed import ParamsByName
 
 ELEMENT_BYTES = (1, 2, 4)
 DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in ELEMENT_BYTES)
@@ -57,7 +58,7 @@ class DataMovement(Op[M]):
         """The value of elements that come from no argument."""
         return 0.0
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """`slice_of` is empty if it is the shape of y."""
         found, problems = super().normalise(params)
         if not problems:
@@ -91,7 +92,7 @@ def extents(doc: str) -> Parameter:
 def axis_numbers(doc: str, default: Sequence[int] | None = None) -> Parameter:
     """A list of dimensions, counted from 0, or from -1 for the last one backwards."""
     one = {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1}
-    schema: dict[str, Any] = {"type": "array", "items": one, "maxItems": len(AXES)}
+    schema: ParamsByName = {"type": "array", "items": one, "maxItems": len(AXES)}
     return Parameter(doc, schema if default is None else {**schema, "default": list(default)})
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from schedsearch.errors import OperatorError, UsageError
 from schedsearch.ops.integer_python import check_source
+from schedsearch.typed import GivenParams
 
 EXTENTS = "_extents"  # the int64 array x_extents holds the extents of x, where these are known on the device only
 STRIDE = "_stride_"  # the scalar x_stride_0 is the distance in elements between neighbours along dimension 0 of x
@@ -71,7 +72,7 @@ class ShapeFunction:
     problem: Callable[..., int] | None = None
     messages: tuple[str, ...] = ()
     counted: bool = False
-    made_by: tuple[str, Mapping[str, Any]] | None = None
+    made_by: tuple[str, GivenParams] | None = None
 
     def __post_init__(self) -> None:
         wrong = [name for name, need in self.needs.items() if not isinstance(need, Dependence)]

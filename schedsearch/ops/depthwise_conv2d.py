@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -80,6 +80,7 @@ from schedsearch.ops.window import (
     window_problems,
     window_words,
 )
+from schedsearch.typed import GivenParams, ParamsByName
 
 DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_both")
 DTYPES = ("float16", "bfloat16", "float32", *INTEGERS)
@@ -148,7 +149,7 @@ class DepthwiseConv2d(Op[DepthwiseConv2dParams]):
     reference: ClassVar[str] = "schedsearch.templates.depthwise_conv2d.reference:DepthwiseConv2dReference"
     constructor: ClassVar[str] = "schedsearch:depthwise_conv2d"
 
-    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(self, params: GivenParams) -> ParamsByName:
         return {
             **WINDOW_DEFAULTS,
             "multiplier": 1,
@@ -163,7 +164,7 @@ class DepthwiseConv2d(Op[DepthwiseConv2dParams]):
             "epilogue": (),
         }
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         params = {key: plain(value) for key, value in params.items()}
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}

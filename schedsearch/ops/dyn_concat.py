@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import axis_number
@@ -13,6 +13,7 @@ from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.open_shapes import DTYPES, DYNAMIC, Arranged, ArrangedParams
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.specs import ArgSpec
+from schedsearch.typed import ParamsByName
 
 MOST_PARTS = 4
 _EXTENTS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_INT}, "minItems": 1}
@@ -37,7 +38,7 @@ class DynConcat(Arranged[DynConcatParams]):
     reference: ClassVar[str] = "schedsearch.templates.arrange.reference:DynConcatReference"
     constructor: ClassVar[str] = "schedsearch:dyn_concat"
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         found, problems = super().normalise(params)
         if not problems:
             found["axis"] %= len(found["x"][0])

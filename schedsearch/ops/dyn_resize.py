@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -27,6 +27,7 @@ from schedsearch.ops.layout import Layout
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared, plain
 from schedsearch.ops.resize import LARGEST_PRODUCT, RESIZE, ROUNDINGS, ResizeGeometry, as_float32, own_problems
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import GivenParams, ParamsByName
 
 _SIZES = {
     "n": Parameter.count("bound of the batch"),
@@ -67,10 +68,10 @@ class DynResize(Op[DynResizeParams]):
     reference: ClassVar[str] = "schedsearch.templates.resize.dyn_reference:DynResizeReference"
     constructor: ClassVar[str] = "schedsearch:dyn_resize"
 
-    def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    def defaults(self, params: GivenParams) -> GivenParams:
         return {**super().defaults(params), "scale": ()}
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """Scales are float32. Linear kernels have no rounding."""
         params = {key: plain(value) for key, value in params.items()}
         if params.get("scale") in ((), [], None):

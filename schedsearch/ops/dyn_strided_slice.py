@@ -23,6 +23,7 @@ from schedsearch.ops.movement import row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.specs import ArgSpec, ScalarSpec, Work
 from schedsearch.ops.strided_slice import MODES
+from schedsearch.typed import GivenParams
 
 DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in (1, 2, 4, 8))
 INDEX_DTYPES = ("int64", "int32")
@@ -100,7 +101,7 @@ class DynStridedSlice(Op[DynStridedSliceParams]):
     reference: ClassVar[str] = "schedsearch.templates.dyn_strided_slice.reference:DynStridedSliceReference"
     constructor: ClassVar[str] = "schedsearch:dyn_strided_slice"
 
-    def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    def defaults(self, params: GivenParams) -> GivenParams:
         x = tuple(params.get("x", ()))
         axes = params.get("axes") or ()
         found = {**super().defaults(params), "entries": len(axes) or len(x), "bound": x}

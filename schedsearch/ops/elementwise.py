@@ -41,6 +41,7 @@ from schedsearch.ops.params import (
 )
 from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import GivenParams, ParamsByName
 
 # (name, dtype, extents), and of a slice (slice_of, begin, strides)
 Input = (
@@ -127,7 +128,7 @@ class Elementwise(Op[ElementwiseParams]):
     reference: ClassVar[str] = "schedsearch.templates.elementwise.reference:ElementwiseReference"
     constructor: ClassVar[str] = "schedsearch:elementwise"
 
-    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(self, params: GivenParams) -> ParamsByName:
         dtype = params.get("dtype", "float16")
         optional = {"dtype": "float16", "out_dtype": dtype, "inputs": (), "slice_of": ()}
         try:
@@ -137,7 +138,7 @@ class Elementwise(Op[ElementwiseParams]):
             pass
         return optional
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         params = {key: plain(value) for key, value in params.items()}
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
@@ -195,7 +196,7 @@ class Elementwise(Op[ElementwiseParams]):
 ELEMENTWISE = Elementwise()
 
 
-def _input(given: Any, p: Mapping[str, Any]) -> tuple[Any, ...] | Problem:
+def _input(given: Any, p: GivenParams) -> tuple[Any, ...] | Problem:
     """An input in full, or what is wrong with it."""
     entry = (given,) if isinstance(given, str) else given
     if not isinstance(entry, tuple) or len(entry) not in (1, 2, 3, 5, 6) or not isinstance(entry[0], str):

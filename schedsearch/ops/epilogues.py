@@ -16,6 +16,7 @@ from schedsearch.ops.params import Parameter, judge, missing_parameters, plain, 
 from schedsearch.ops.pixel_shuffle import PixelShuffle, shuffle_problem
 from schedsearch.ops.specs import ArgSpec, ScalarSpec
 from schedsearch.ops.stages import STAGES, Stage, stage_kind, stage_names
+from schedsearch.typed import ParamsByName
 
 MAX_STAGES = 64  # each is compiled into the kernel
 ACTIVATIONS = ("relu", "sigmoid", "silu", "hard_swish", "gelu", "relu6", "leaky_relu", "clip")
@@ -107,7 +108,7 @@ class Epilogue(NamedTuple, Generic[T]):
         return [stage_of(word) for word in self.text.split(",") if word]
 
 
-def stage_of(word: str) -> str | dict[str, dict[str, Any]]:
+def stage_of(word: str) -> str | dict[str, ParamsByName]:
     """A stage as workload files have it, from a word: its name, and behind a colon its parameter if it has one.
 
     Raises:
@@ -127,7 +128,7 @@ def epilogue_parameter(stages: Sequence[str] | None = None, *, moves: bool = Fal
     """The parameter `epilogue` of an operator that takes these stages; default: all, with `moves` also `depth_to_space`."""
     names = stage_names(moves) if stages is None else list(stages)
     words = [name for name in names if not stage_kind(name).parameters]
-    items: dict[str, Any] = {"enum": words}
+    items: ParamsByName = {"enum": words}
     if len(words) < len(names):
         items = {"anyOf": [items, *(stage_kind(name).schema() for name in names if name not in words)]}
     repeat = ", ".join(name for name in names if stage_kind(name).repeatable)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem, WorkloadError
 from schedsearch.ops.base import Op
 from schedsearch.ops.params import Parameter, Params, declared, unknown_parameters
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import ParamsByName
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,7 +32,7 @@ class Foreign(Op[ForeignParams]):
     name: ClassVar[str] = "foreign"
     reference: ClassVar[str] = ""
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         problems = unknown_parameters(self.name, params, _PARAMETERS)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
         for key, parameter in _PARAMETERS.items():

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.errors import UsageError
+from schedsearch.typed import GivenParams
 
 _WORD = re.compile(r"(?:([A-Z]+)((?:[1-9][0-9]{0,5}[a-z])*))?")
 
@@ -95,7 +96,7 @@ class Layout:
         shape = self.shape(sizes)
         return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
-    def offset(self, sizes: Mapping[str, int], index: Mapping[str, Any]) -> Any:
+    def offset(self, sizes: Mapping[str, int], index: GivenParams) -> Any:
         """Offset in elements of a logical index.
 
         Args:

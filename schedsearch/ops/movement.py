@@ -24,11 +24,10 @@ before. A kernel that handles every kind of box therefore serves every operator.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from schedsearch.typed import Array
+from schedsearch.typed import Array, GivenParams
 
 MAX_EXTENT = 2**31 - 1  # of a factor; positions within it are 32-bit
 
@@ -133,7 +132,7 @@ class Movement:
     boxes: tuple[Box, ...]
     fill: int = 0
 
-    def apply(self, arrays: Mapping[str, Any], y_size: int) -> Array:
+    def apply(self, arrays: GivenParams, y_size: int) -> Array:
         """y, by NumPy's index arithmetic; slow, for tests.
 
         Args:

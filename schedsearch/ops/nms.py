@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -21,6 +21,7 @@ from schedsearch.ops.checks import Domain
 from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import ParamsByName
 
 LOWEST = -(2.0**24 - 1) * 2.0**104
 
@@ -52,7 +53,7 @@ class Nms(Op[NmsParams]):
     reference: ClassVar[str] = "schedsearch.templates.detection.reference:NmsReference"
     constructor: ClassVar[str] = "schedsearch:nms"
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """No more boxes can be kept than there are. Thresholds are float32."""
         import numpy as np
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -27,6 +27,7 @@ from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import GivenParams
 
 DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in (1, 2, 4, 8))
 _SHAPE = "the number of entries of `shape`; default: one for each extent of bound"
@@ -132,7 +133,7 @@ B = TypeVar("B", bound=ByShapeParams)
 class ByShape(Arranged[B]):
     """The argument `shape` says what y's extents are."""
 
-    def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    def defaults(self, params: GivenParams) -> GivenParams:
         return {**super().defaults(params), "entries": len(params.get("bound", ()))}
 
     def arrays(self, params: B) -> tuple[ArgSpec, ...]:

@@ -11,7 +11,7 @@ import re
 import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -20,6 +20,7 @@ from schedsearch.ops.dtypes import DTYPES, MAX_RANK, SCALAR_FORMATS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.specs import ArgSpec, ScalarSpec, Work
+from schedsearch.typed import ParamsByName
 
 Role = Literal["in", "out", "inout", "fixed", "scalar"]
 ARRAY_ROLES = ("in", "out", "inout")
@@ -134,7 +135,7 @@ def arguments_of(params: OwnKernelParams) -> tuple[Argument, ...]:
     return tuple(found)
 
 
-def parameters_of(kernel: str, code: str, arguments: Iterable[Argument], verified_by: str) -> dict[str, Any]:
+def parameters_of(kernel: str, code: str, arguments: Iterable[Argument], verified_by: str) -> ParamsByName:
     """The inverse of `arguments_of`: parameters for a `Workload`."""
     given = tuple(arguments)
     arrays = [argument for argument in given if argument.is_array]

@@ -24,6 +24,7 @@ from schedsearch.ops.movement import Box, Factor, Movement, Ragged, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import ParamsByName
 
 
 def _counts(doc: str) -> Parameter:
@@ -56,7 +57,7 @@ class Pad(DataMovement[PadParams]):
     name: ClassVar[str] = "pad"
     constructor: ClassVar[str] = "schedsearch:pad"
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         found, problems = super().normalise(params)
         if problems:
             return found, problems

@@ -22,6 +22,7 @@ from numbers import Integral
 from typing import Any, Self
 
 from schedsearch.errors import Problem, did_you_mean
+from schedsearch.typed import GivenParams, ParamsByName
 
 MAX_INT = 2**31 - 1  # launch parameters and grid extents are 32-bit
 _LONGEST_GOT = 200  # characters of a wrong value in a message
@@ -39,7 +40,7 @@ class Parameter:
     """
 
     doc: str
-    schema: Mapping[str, Any] = field(default_factory=dict)
+    schema: GivenParams = field(default_factory=dict)
     size: bool = False
 
     @classmethod
@@ -71,7 +72,7 @@ class Params(Mapping[str, Any]):
         return {each.name: each.metadata["parameter"] for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
 
     @classmethod
-    def of(cls, params: Mapping[str, Any]) -> Self:
+    def of(cls, params: GivenParams) -> Self:
         """The parameters of a workload whose operator is known to have these.
 
         Raises:
@@ -147,7 +148,7 @@ def one_of(name: str, value: object, allowed: Sequence[object]) -> list[Problem]
     return [Problem(name, f"{name} {value!r} is not possible{hint}; allowed: {', '.join(map(str, allowed))}")]
 
 
-def judge(value: Any, schema: Mapping[str, Any]) -> str:
+def judge(value: Any, schema: GivenParams) -> str:
     """Why a value does not match a schema, as "must be ..., got ..."; empty if it does."""
     if "enum" in schema:
         allowed = schema["enum"]
@@ -164,7 +165,7 @@ def judge(value: Any, schema: Mapping[str, Any]) -> str:
     return f"must be {_wanted(schema)}, got {got if len(got) <= _LONGEST_GOT else got[:_LONGEST_GOT] + ' ...'}"
 
 
-def _is_of(value: Any, schema: Mapping[str, Any]) -> bool:
+def _is_of(value: Any, schema: GivenParams) -> bool:
     kind = schema.get("type")
     fits = {
         None: True,
@@ -184,7 +185,7 @@ def _is_of(value: Any, schema: Mapping[str, Any]) -> bool:
     return True
 
 
-def _wanted(schema: Mapping[str, Any]) -> str:
+def _wanted(schema: GivenParams) -> str:
     """What a schema asks for, in words."""
     if "enum" in schema:
         return f"one of {', '.join(map(str, schema['enum']))}"
@@ -210,6 +211,6 @@ def frozen(value: object) -> Any:
     return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
 
 
-def schema_defaults(parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+def schema_defaults(parameters: Mapping[str, Parameter]) -> ParamsByName:
     """The default of each parameter whose schema has one."""
     return {name: frozen(each.schema["default"]) for name, each in parameters.items() if "default" in each.schema}

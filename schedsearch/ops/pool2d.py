@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -40,6 +40,7 @@ from schedsearch.ops.window import (
     window_problems,
     window_words,
 )
+from schedsearch.typed import GivenParams, ParamsByName
 
 MODES = ("max", "average")
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
@@ -90,7 +91,7 @@ class Pool2d(Op[Pool2dParams]):
     reference: ClassVar[str] = "schedsearch.templates.pool2d.reference:Pool2dReference"
     constructor: ClassVar[str] = "schedsearch:pool2d"
 
-    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(self, params: GivenParams) -> ParamsByName:
         return {
             "mode": "max",
             **WINDOW_DEFAULTS,
@@ -101,7 +102,7 @@ class Pool2d(Op[Pool2dParams]):
             "slice_of": (),
         }
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """Equal pools have equal parameters: `ceil_mode` and `count_include_pad` are false where they change nothing."""
         params = {key: plain(value) for key, value in params.items()}
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)

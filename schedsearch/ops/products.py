@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.conv2d_formats import (
@@ -25,6 +25,7 @@ from schedsearch.ops.epilogues import (
 from schedsearch.ops.params import judge, missing_parameters, plain, unknown_parameters
 from schedsearch.ops.specs import ArgSpec, Work
 from schedsearch.ops.sum_of_products import SumOfProducts, SumOfProductsParams, default_out_dtype, number_problems
+from schedsearch.typed import GivenParams, ParamsByName
 
 WEIGHT_LAYOUTS = ("NK", "KN")
 
@@ -50,7 +51,7 @@ class MatrixProduct(SumOfProducts[M]):
         """Sizes and layouts that are possible one by one but not together."""
         return []
 
-    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(self, params: GivenParams) -> ParamsByName:
         return {
             "dtype": "float16",
             "weight_dtype": params.get("dtype", "float16"),
@@ -61,7 +62,7 @@ class MatrixProduct(SumOfProducts[M]):
             "epilogue": (),
         }
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         known = self.parameters()
         params = {key: plain(value) for key, value in params.items()}
         optional = self.defaults(params)

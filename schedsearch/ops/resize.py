@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -26,6 +26,7 @@ from schedsearch.ops.images import IMAGE_LAYOUT, IMAGE_SIZES, ImageParams, image
 from schedsearch.ops.params import Parameter, Params, declared, is_int, plain
 from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import GivenParams, ParamsByName
 
 MODES = ("nearest", "linear")
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
@@ -79,10 +80,10 @@ class Resize(Op[ResizeParams]):
     reference: ClassVar[str] = "schedsearch.templates.resize.reference:ResizeReference"
     constructor: ClassVar[str] = "schedsearch:resize"
 
-    def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    def defaults(self, params: GivenParams) -> GivenParams:
         return {**super().defaults(params), "scale": ()}
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """A scale that is the default, or that the coordinates do not depend on, is written as ()."""
         params = {key: plain(value) for key, value in params.items()}
         if params.get("scale") in ((), [], None):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -23,6 +23,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import IMAGE_SIZES, ImageParams, image
 from schedsearch.ops.params import Parameter, Params, declared
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import ParamsByName
 
 MODES = ("average", "max")
 COORDINATES = ("half_pixel", "output_half_pixel")
@@ -70,7 +71,7 @@ class RoiAlign(Op[RoiAlignParams]):
     reference: ClassVar[str] = "schedsearch.templates.detection.reference:RoiAlignReference"
     constructor: ClassVar[str] = "schedsearch:roi_align"
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """The scale is a float32."""
         import numpy as np
 

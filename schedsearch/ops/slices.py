@@ -6,13 +6,13 @@ take the strides of y from its specification, or move places in a dense y with `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from schedsearch.errors import Problem
 from schedsearch.ops.params import MAX_INT, Parameter
 from schedsearch.ops.specs import ArgSpec
+from schedsearch.typed import GivenParams
 
 SLICE_OF = Parameter(
     "extents in memory of a larger array of which y is a slice along one axis; default: y is an array of its own",
@@ -20,7 +20,7 @@ SLICE_OF = Parameter(
 )
 
 
-def sliced(y: ArgSpec, params: Mapping[str, Any]) -> ArgSpec:
+def sliced(y: ArgSpec, params: GivenParams) -> ArgSpec:
     """The output as a slice of the array that `params` name, if they name one."""
     return replace(y, slice_of=tuple(params["slice_of"])) if params.get("slice_of") else y
 
@@ -38,7 +38,7 @@ def slice_problems(y: ArgSpec, slice_of: Sequence[int]) -> list[Problem]:
     return []
 
 
-def slice_words(params: Mapping[str, Any]) -> list[str]:
+def slice_words(params: GivenParams) -> list[str]:
     """For labels."""
     return [f"into {'x'.join(map(str, params['slice_of']))}"] if params.get("slice_of") else []
 

@@ -21,10 +21,10 @@ from schedsearch.ops.expressions import FUNCTIONS
 from schedsearch.ops.params import Parameter, frozen, schema_defaults
 from schedsearch.ops.pixel_shuffle import MAX_BLOCK, MODES, shuffled
 from schedsearch.ops.specs import ArgSpec, Role, ScalarSpec
-from schedsearch.typed import Array
+from schedsearch.typed import Array, GivenParams, ParamsByName
 
 # (value, operands by name, scalars by name, the stage's parameters) -> value; float64 arrays of one shape.
-Apply = Callable[["Array", Mapping[str, Any], Mapping[str, float], Mapping[str, Any]], "Array"]
+Apply = Callable[["Array", GivenParams, Mapping[str, float], GivenParams], "Array"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class StageKind:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     repeatable: bool = False
     magnitude: Apply = _same_bound
-    output: Callable[[ArgSpec, Mapping[str, Any]], ArgSpec] = _same_output
+    output: Callable[[ArgSpec, GivenParams], ArgSpec] = _same_output
     check: Callable[[float], Mapping[str, float]] | None = None
     check_inputs: Callable[[float], Mapping[str, Domain]] | None = None
     takes: Sequence[Literal["float", "int", "uint"]] = ("float", "int", "uint")
@@ -117,17 +117,17 @@ class StageKind:
             return f"needs floating-point numbers, got {value.dtype}; put dequantise before it"
         return f"needs 32-bit sums, got {value.dtype}; put it before requantise"
 
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> ParamsByName:
         """The values of the optional parameters."""
         return schema_defaults(self.parameters)
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> ParamsByName:
         """JSON Schema of the stage in a workload file: a word, or {name: {parameter: value}}."""
         if not self.parameters:
             return {"const": self.name}
         properties = {name: {**each.schema, "description": each.doc} for name, each in self.parameters.items()}
         required = [name for name in self.parameters if name not in self.defaults()]
-        inner: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+        inner: ParamsByName = {"type": "object", "properties": properties, "additionalProperties": False}
         inner |= {"required": required} if required else {}
         outer = {"type": "object", "properties": {self.name: inner}, "required": [self.name], "additionalProperties": False}
         return outer if required else {"anyOf": [{"const": self.name}, outer]}
@@ -143,9 +143,9 @@ class Stage:
 
     __slots__ = ("name", "params")
     name: str
-    params: Mapping[str, Any]
+    params: GivenParams
 
-    def __init__(self, name: str, params: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, name: str, params: GivenParams = MappingProxyType({})) -> None:
         object.__setattr__(self, "name", name)
         own = {**STAGES[name].defaults(), **params} if name in STAGES else params
         object.__setattr__(self, "params", MappingProxyType({key: frozen(own[key]) for key in sorted(own)}))
@@ -194,7 +194,7 @@ def _clip(value: Any, operands: Any, scalars: Mapping[str, float], params: Any) 
     return np.minimum(np.maximum(value, scalars["clip_min"]), scalars["clip_max"])
 
 
-def _requantise(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, float], params: Mapping[str, Any]) -> Any:
+def _requantise(value: Any, operands: GivenParams, scalars: Mapping[str, float], params: GivenParams) -> Any:
     import numpy as np
 
     row = dtype_of(params["to"])
@@ -202,7 +202,7 @@ def _requantise(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, f
     return np.clip(np.rint(scaled).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
 
 
-def _requantise_add(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, float], params: Mapping[str, Any]) -> Any:
+def _requantise_add(value: Any, operands: GivenParams, scalars: Mapping[str, float], params: GivenParams) -> Any:
     import numpy as np
 
     middle = _requantise(value, operands, {"y_zero_point": scalars["middle_zero_point"]}, {"to": params["middle"]})
@@ -214,18 +214,18 @@ def _requantise_add(value: Any, operands: Mapping[str, Any], scalars: Mapping[st
     return np.clip(np.rint(quotient).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
 
 
-def _quantise(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, float], params: Mapping[str, Any]) -> Any:
+def _quantise(value: Any, operands: GivenParams, scalars: Mapping[str, float], params: GivenParams) -> Any:
     import numpy as np
 
     row = dtype_of(params["to"])
     return np.clip(value / operands["quantise_scale"] + scalars["y_zero_point"], row.lowest, row.largest)
 
 
-def _dequantise(value: Any, operands: Mapping[str, Any], scalars: Any, params: Any) -> Any:
+def _dequantise(value: Any, operands: GivenParams, scalars: Any, params: Any) -> Any:
     return value * operands["dequantise_scale"]
 
 
-def _to(output: ArgSpec, params: Mapping[str, Any]) -> ArgSpec:
+def _to(output: ArgSpec, params: GivenParams) -> ArgSpec:
     return replace(output, dtype=params["to"])
 
 

@@ -27,6 +27,7 @@ from schedsearch.ops.movement import Box, Factor, Movement, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 from schedsearch.ops.specs import ArgSpec, Work
+from schedsearch.typed import ParamsByName
 
 MODES = ("end", "size")
 
@@ -86,7 +87,7 @@ class StridedSlice(DataMovement[StridedSliceParams]):
     name: ClassVar[str] = "strided_slice"
     constructor: ClassVar[str] = "schedsearch:strided_slice"
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         found, problems = super().normalise(params)
         if problems:
             return found, problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -22,6 +22,7 @@ from schedsearch.ops.epilogues import (
 from schedsearch.ops.params import Params
 from schedsearch.ops.specs import ArgSpec, ScalarSpec
 from schedsearch.ops.stages import Stage
+from schedsearch.typed import GivenParams
 
 
 class FactorParams(Params):
@@ -127,7 +128,7 @@ def accumulator_dtype(dtype: str, weight_dtype: str, zero_points: Sequence[str])
     return "uint32" if dtype == weight_dtype == "uint8" and not zero_points else "int32"
 
 
-def default_out_dtype(params: Mapping[str, Any]) -> str:
+def default_out_dtype(params: GivenParams) -> str:
     """The format of y that the factors and the epilogue lead to. If parameters are missing or wrong, any format."""
     dtype = params.get("dtype", "float16")
     stages = computing(parse_epilogue(params.get("epilogue", ()), moves=True)[0])

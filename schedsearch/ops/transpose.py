@@ -23,6 +23,7 @@ from schedsearch.ops.movement import Movement, permuted, row_strides
 from schedsearch.ops.params import Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 from schedsearch.ops.specs import ArgSpec
+from schedsearch.typed import ParamsByName
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,7 +43,7 @@ class Transpose(DataMovement[TransposeParams]):
     name: ClassVar[str] = "transpose"
     constructor: ClassVar[str] = "schedsearch:transpose"
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """Counts the dimensions of `permutation` from 0."""
         found, problems = super().normalise(params)
         if not problems:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from schedsearch.errors import Problem
 from schedsearch.ops.along_axis import AlongAxis, AlongAxisParams, axis_number
@@ -23,6 +23,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.specs import ArgSpec
 from schedsearch.ops.topk import DTYPES as SHORT_DTYPES
+from schedsearch.typed import ParamsByName
 
 DTYPES = (*SHORT_DTYPES, "int64")
 ORDERS = ("sorted", "first")
@@ -45,7 +46,7 @@ class Unique(AlongAxis[UniqueParams]):
     reference: ClassVar[str] = "schedsearch.templates.selection.reference:UniqueReference"
     constructor: ClassVar[str] = "schedsearch:unique"
 
-    def normalise(self, params: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """An array of one axis is flat."""
         found, problems = super().normalise(params)
         if not problems:

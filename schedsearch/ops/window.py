@@ -12,11 +12,12 @@ from typing import Any
 
 from schedsearch.errors import Problem
 from schedsearch.ops.params import MAX_INT, Parameter, Params, is_int
+from schedsearch.typed import GivenParams, ParamsByName
 
 _MOST_TAPS = 64  # that bounds look at; more would only raise them
 
 
-def _number_or_list(least: int, *lengths: int, default: int) -> dict[str, Any]:
+def _number_or_list(least: int, *lengths: int, default: int) -> ParamsByName:
     number = {"type": "integer", "minimum": least, "maximum": MAX_INT}
     lists = [{"type": "array", "items": number, "minItems": n, "maxItems": n} for n in lengths]
     return {"anyOf": [number, *lists], "default": default}
@@ -31,7 +32,7 @@ WINDOW_PARAMETERS: Mapping[str, Parameter] = {
 }
 Pair = tuple[int, int]
 Padding = tuple[int, int, int, int]
-WINDOW_DEFAULTS: Mapping[str, Any] = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1)}
+WINDOW_DEFAULTS: GivenParams = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1)}
 
 
 class WindowParams(Params):
@@ -59,7 +60,7 @@ class Reach:
     taps: int
 
 
-def counts_of(p: Mapping[str, Any], names: Sequence[str]) -> list[Problem]:
+def counts_of(p: GivenParams, names: Sequence[str]) -> list[Problem]:
     """A problem for each of the given parameters that is not an integer of at least 1."""
     problems = []
     for key in (name for name in names if name in p):
@@ -70,7 +71,7 @@ def counts_of(p: Mapping[str, Any], names: Sequence[str]) -> list[Problem]:
     return problems
 
 
-def spread_window(p: dict[str, Any]) -> list[Problem]:
+def spread_window(p: ParamsByName) -> list[Problem]:
     """Writes stride, dilation and padding out in full, and says which of them are impossible."""
     problems: list[Problem] = []
     for key, least, lengths in (("stride", 1, (2,)), ("dilation", 1, (2,)), ("padding", 0, (2, 4))):

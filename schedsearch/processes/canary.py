@@ -23,16 +23,16 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from schedsearch.typed import JsonMapping
 
 _LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
 _SIGNALS = tuple(signal.Signals)
 _MODULES = (builtins, math, os, pickle, signal, socket, struct, threading, time)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
-State = Mapping[str, Any]
+State = JsonMapping
 
 
 def process_state() -> State:

@@ -8,7 +8,6 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from schedsearch.backend import BuildResult, RejectedError, compile_source
 from schedsearch.backend.relaunch import relaunched
@@ -17,6 +16,7 @@ from schedsearch.launch_sizes import SizedPlan
 from schedsearch.space import ConfigSpace, closest_legal
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
+from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload, WorkloadRange
 
 
@@ -47,7 +47,7 @@ class RangeResult:
     """
 
     result: BuildResult
-    config: dict[str, Any]
+    config: JsonObject
     plan: str
 
 

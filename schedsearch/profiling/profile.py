@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from schedsearch.identity import canonical_json
+from schedsearch.typed import JsonMapping
 
 # Figure -> the sets of Nsight Compute's metrics whose sum it is, the best first: names differ between cards and versions.
 # The tensor pipe's cycles include every kind of matrix instruction. Before Hopper, and on Hopper in older versions, the
@@ -136,7 +136,7 @@ class Profile:
         )
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(values: JsonMapping) -> dict[str, float]:
     return {str(name): float(value) for name, value in values.items()}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedsearch.replay.recorded import RecordedSpace
+from schedsearch.typed import JsonObject
 
 FLOOR = 0.001  # least fraction of a space in the geometric mean, because a space without a result would make the mean 0
 NEAR = 1.05  # "within 5 %": at most this times the best known time
@@ -173,7 +174,7 @@ def _cpu_s_per_64(runs: Sequence[Run]) -> float:
     return 64 * sum(one.cpu_s for one in runs) / max(1, sum(one.proposals for one in runs))
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def to_json(report: Report) -> JsonObject:
     """The object of `schedsearch replay --json`; budgets are keys as text."""
 
     def plain(value: Any) -> Any:

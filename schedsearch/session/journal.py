@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
 from schedsearch.identity import canonical_json
@@ -23,6 +23,7 @@ from schedsearch.session.options import Options
 from schedsearch.session.summary import RunSummary, Shares
 from schedsearch.session.task_state import Proposal, TaskState
 from schedsearch.target import Target
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.processes.builder import Built
@@ -171,7 +172,7 @@ class Journal:
         )
         return Entry(record, self._store.append(record, self._so_far()))
 
-    def _so_far(self) -> dict[str, Any] | None:
+    def _so_far(self) -> JsonObject | None:
         """What the run says about itself while it goes on; None if it did so a moment ago."""
         elapsed_s = self.elapsed_s
         if elapsed_s - self._noted_s < NOTE_EVERY_S:

@@ -15,6 +15,7 @@ from schedsearch.config import Config
 from schedsearch.measurement import Outcome
 from schedsearch.session.summary import RunSummary, TaskSummary, workload_json
 from schedsearch.space import SpaceSize
+from schedsearch.typed import JsonMapping, JsonObject
 from schedsearch.workload import Workload
 
 
@@ -33,7 +34,7 @@ class ArmStart:
     default: Config
     resumed: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "template": self.template,
             "size": str(self.size),
@@ -53,7 +54,7 @@ class TaskStart:
     weight: float
     arms: tuple[ArmStart, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         arms = [arm.to_json() for arm in self.arms]
         return {**workload_json(self.workload), "name": self.name, "weight": self.weight, "templates": arms}
 
@@ -79,11 +80,11 @@ class RunStart:
     trials: int | None
     time_s: float | None
     resumed: int
-    device: Mapping[str, Any] = field(default_factory=dict)
+    device: JsonMapping = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     toolchain: Mapping[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "run": self.run,
             "target": self.target,
@@ -113,7 +114,7 @@ class Phase:
     name: PhaseName
     elapsed_s: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"name": self.name, "elapsed_s": self.elapsed_s}
 
 
@@ -147,7 +148,7 @@ class Trial:
     elapsed_s: float
     final_race: bool = False
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return _flat(self) | {"outcome": "duplicate" if self.outcome is None else str(self.outcome)}
 
 
@@ -163,7 +164,7 @@ class Best:
     previous_ns: float | None
     elapsed_s: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return _flat(self)
 
 
@@ -174,11 +175,11 @@ class TaskEnd:
     task: int
     summary: TaskSummary
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"task": self.task, **self.summary.to_json()}
 
 
-def _flat(event: Trial | Best) -> dict[str, Any]:
+def _flat(event: Trial | Best) -> JsonObject:
     values = {name: getattr(event, name) for name in event.__dataclass_fields__ if name != "workload"}
     return {**workload_json(event.workload), **values, "config": dict(event.config)}
 
@@ -195,7 +196,7 @@ _NAMES: dict[type[Event], str] = {
 }
 
 
-def event_json(event: Event) -> dict[str, Any]:
+def event_json(event: Event) -> JsonObject:
     """Any event as one JSON object; its key `event` says which: start, phase, trial, best, task_end or summary."""
     return {"event": _NAMES[type(event)], **event.to_json()}
 

@@ -6,10 +6,10 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from schedsearch.session.plan import TaskPlan, ranges_of, trials_per_task, trials_to_choose
 from schedsearch.target import Target
+from schedsearch.typed import JsonObject
 
 # CPU seconds to build a candidate, and device seconds to verify and time it.
 _BUILD_S = {"cuda": 0.8, "cpu": 1.5}
@@ -44,7 +44,7 @@ class Preview:
         """The number of ranges of sizes among the tasks."""
         return len(ranges_of(self.plans))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The event `plan` of `tune --dry-run --json`."""
         return {
             "event": "plan",
@@ -89,7 +89,7 @@ def preview(
     return Preview(target.key, tuple(names), tuple(plans), each, chosen, time_s, workers, estimate_s)
 
 
-def _task_json(name: str, plan: TaskPlan) -> dict[str, Any]:
+def _task_json(name: str, plan: TaskPlan) -> JsonObject:
     templates = [
         {
             "template": arm.template.name,

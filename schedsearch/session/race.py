@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.measurement import Measurement
 from schedsearch.session.plan import ArmPlan
+from schedsearch.typed import JsonObject
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Raced:
         is_default, is_plain = config == plan.default, config == plan.plain
         return cls(plan.template.name, config, measurement.time_ns, measurement.spread, is_default, is_plain)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return asdict(self) | {"config": dict(self.config)}
 
 
@@ -76,7 +76,7 @@ class RaceResult:
         """The plain configuration's time over the best's."""
         return None if self.plain is None else self.plain.time_ns / self.best.time_ns
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "best": self.best.to_json(),
             "default": None if self.default is None else self.default.to_json(),

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.measurement import Outcome
@@ -20,6 +19,7 @@ from schedsearch.session.ranking import RankAgreement
 from schedsearch.session.report import ResultRow, ResultTable, SearchRow, SearchTable, result_html, result_text
 from schedsearch.size_table import SizeTable
 from schedsearch.text import counted, counts, duration, seconds
+from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload, WorkloadRange
 
 _MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
@@ -27,12 +27,12 @@ _FEW_MARKS = (1, 2, 5)  # where no task had as many
 _SEARCH_ROWS = 8
 
 
-def workload_json(workload: Workload) -> dict[str, Any]:
+def workload_json(workload: Workload) -> JsonObject:
     """The form of a workload in events and summaries: the whole workload, its id and its label."""
     return {"workload": json.loads(workload.json), "workload_id": workload.id, "label": workload.label}
 
 
-def config_json(config: Config | None) -> dict[str, Any] | None:
+def config_json(config: Config | None) -> JsonObject | None:
     return None if config is None else dict(config)
 
 
@@ -58,7 +58,7 @@ class ArmSummary:
     illegal: int
     borrowed: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return asdict(self) | {"best_config": config_json(self.best_config)}
 
 
@@ -76,7 +76,7 @@ class Failure:
     message: str
     is_default: bool
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return asdict(self) | {"config": dict(self.config), "outcome": str(self.outcome)}
 
 
@@ -191,7 +191,7 @@ class TaskSummary:
             unreferenced=without_reference(self.workload.params),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             **workload_json(self.workload),
             "target": self.target,
@@ -216,7 +216,7 @@ class TaskSummary:
         }
 
 
-def _ranking_json(ranking: RankAgreement) -> dict[str, Any]:
+def _ranking_json(ranking: RankAgreement) -> JsonObject:
     rho = ranking.correlation
     return {
         "rank_correlation": None if rho is None else round(rho, 4),
@@ -261,7 +261,7 @@ class RangeSummary:
     trials: int
     problem: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """What the command line prints; the machine code is in the database."""
         table = self.table
         return {
@@ -337,7 +337,7 @@ class RunSummary:
         """Whether every task has a valid configuration."""
         return all(task.best_ns is not None for task in self.tasks)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "run": self.run,
             "db": self.db,

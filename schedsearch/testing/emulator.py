@@ -20,7 +20,7 @@ from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import casts
 from schedsearch.testing.kernel_threads import KernelThread, Threads
-from schedsearch.typed import Array
+from schedsearch.typed import Array, DeviceFunction
 
 FLOATS = {"float16": np.float16, "float32": np.float32}
 _GAP = 1 << 20  # unmapped bytes between buffers
@@ -156,7 +156,7 @@ def tf32_product(a: Array, b: Array, products: int) -> Array:
 class Emulator:
     """Stand-ins for everything that a kernel of mma.sync type uses; `run` executes a kernel step over buffers."""
 
-    def __init__(self, memory: Memory, epilogue: Callable[..., Any], late_copies: bool) -> None:
+    def __init__(self, memory: Memory, epilogue: DeviceFunction, late_copies: bool) -> None:
         self.memory = memory
         self.late_copies = late_copies
         self.threads = Threads(seed=0)
@@ -378,7 +378,7 @@ class Emulator:
 
         return correct
 
-    def correct_values(self, count: int) -> Callable[..., Any]:
+    def correct_values(self, count: int) -> DeviceFunction:
         def correct(*arguments: Any) -> Any:
             values, (valid, place, k, table, zero_point) = arguments[:count], arguments[count:]
             zero_sums = self._zero_sums(table, place + k, count) if valid else [0] * count

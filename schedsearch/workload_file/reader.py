@@ -22,6 +22,7 @@ from schedsearch.ops.params import MAX_INT
 from schedsearch.ops.registry import RECORDED_ONLY
 from schedsearch.target import Target
 from schedsearch.task import Task, range_tasks
+from schedsearch.typed import JsonMapping, JsonObject
 from schedsearch.workload import RANGE_TEXT, Workload, WorkloadRange
 from schedsearch.workload_file.limits import TASK_STEPS, values_in
 from schedsearch.workload_file.schema import (
@@ -43,7 +44,7 @@ from schedsearch.workload_file.yaml_source import PathKey, WorkloadFileError, Ya
 
 _Model = TypeVar("_Model", bound=BaseModel)
 # From "kernels:matmul" and its arguments by name to the workload. It raises UsageError.
-Kernels: TypeAlias = Callable[[str, Mapping[str, Any]], Workload]
+Kernels: TypeAlias = Callable[[str, JsonMapping], Workload]
 
 _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 MAX_ARRAY_BYTES = 1 << 40  # no device can hold an argument of a TiB
@@ -240,7 +241,7 @@ class _TaskReader:
         self.tasks: dict[str, list[Task]] = {kind: [] for kind in AUTO_DTYPES}
         self.places_of_tasks: list[Places] = []  # a range has several tasks of one place
         self._source = source
-        self._defaults: dict[str, Any] = defaults if isinstance(defaults, dict) else {}
+        self._defaults: JsonObject = defaults if isinstance(defaults, dict) else {}
         self._first: dict[
             tuple[str, str | Workload], int
         ] = {}  # name, or target kind and workload -> index of the first such task
@@ -278,7 +279,7 @@ class _TaskReader:
             if options is not None and workloads:
                 self._append(index, options, workloads, places, ranges)
 
-    def _read_kernel(self, index: int, task: dict[str, Any], places: Places) -> None:
+    def _read_kernel(self, index: int, task: JsonObject, places: Places) -> None:
         """Appends a task with a kernel of the user. Of the defaults it takes everything but the sizes."""
         base: PathKey = ("tasks", index)
         merged = {key: value for key, value in self._defaults.items() if key in KernelTask.model_fields}
@@ -317,9 +318,7 @@ class _TaskReader:
         except UnknownOperatorError as error:
             return None, "; ".join(problem.message for problem in error.problems)
 
-    def _merge(
-        self, task: dict[str, Any], base: PathKey, places: Places, model: type[TaskOptions], op: Op | None
-    ) -> dict[str, Any]:
+    def _merge(self, task: JsonObject, base: PathKey, places: Places, model: type[TaskOptions], op: Op | None) -> JsonObject:
         """A task merged with those defaults that are keys or sizes of its operator."""
         merged = {key: value for key, value in self._defaults.items() if key in model.model_fields}
         merged.pop("name", None)
@@ -340,7 +339,7 @@ class _TaskReader:
                 places.add(("shape", size), (*base, "shape", size))
         return merged
 
-    def _workloads(self, op: Op, merged: dict[str, Any], places: Places) -> dict[str, Workload]:
+    def _workloads(self, op: Op, merged: JsonObject, places: Places) -> dict[str, Workload]:
         """The workload for each kind of target; empty after reporting mistakes."""
         params = {**merged, **merged["shape"]}
         params = {name: params[name] for name in op.parameters() if name in params}

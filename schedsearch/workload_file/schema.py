@@ -30,6 +30,7 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.ops import Op, Parameter, operators
 from schedsearch.ops.params import MAX_INT
 from schedsearch.tuner import TUNERS
+from schedsearch.typed import JsonObject
 
 VERSION = 1
 AUTO = "auto"  # as dtype: one of these, by the kind of target
@@ -239,7 +240,7 @@ def sizes(op: Op) -> list[str]:
     return [name for name, parameter in op.parameters().items() if parameter.size]
 
 
-def _value_schema(name: str, parameter: Parameter) -> dict[str, Any]:
+def _value_schema(name: str, parameter: Parameter) -> JsonObject:
     """JSON Schema of a parameter in a file, where a dtype may be auto. It has no default, as that may depend on others."""
     schema = {key: value for key, value in parameter.schema.items() if key != "default"}
     if parameter.size and schema.get("type") == "integer":
@@ -254,9 +255,9 @@ def _description(name: str, parameter: Parameter) -> str:
     return parameter.doc + ("; auto: float16 on a GPU, float32 on a CPU" if auto else "")
 
 
-def _fields(parameters: Mapping[str, Sequence[Parameter]]) -> dict[str, Any]:
+def _fields(parameters: Mapping[str, Sequence[Parameter]]) -> JsonObject:
     """pydantic's fields of parameters by name; several operators may have a parameter of the same name."""
-    fields: dict[str, Any] = {}
+    fields: JsonObject = {}
     for name, each in parameters.items():
         schemas = [_value_schema(name, parameter) for parameter in each]
         different = [schema for place, schema in enumerate(schemas) if schema not in schemas[:place]]
@@ -282,7 +283,7 @@ def task_model(*ops: Op, named: bool = True) -> type[TaskOptions]:
     owner = "defaults" if not named else ops[0].name if len(ops) == 1 else "any"
     shape_model = create_model(f"{owner}_shape", __base__=Section, __doc__="The sizes.", **_fields(inside))
     example = "{" + ", ".join(f"{name}: {each[0].doc}" for name, each in inside.items()) + "}"
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "op": (Annotated[Any, WithJsonSchema({"enum": [op.name for op in ops]})], Field(None, description="the operator")),
         "shape": (Annotated[shape_model, Expect(f"a mapping {example}")], Field(default=None, description="the sizes")),
         **_fields(beside),
@@ -310,7 +311,7 @@ class FileModel(Section):
     budget: Annotated[Budget, Expect("a mapping, e.g. {trials: 200, time: 10m}")] = Budget()
     tuner: Annotated[TunerChoice, Expect("a mapping, e.g. {name: xgb, seed: 0}")] = TunerChoice()
     measure: Annotated[MeasureOptions, Expect("a mapping, e.g. {mode: cold-graph-v1}")] = MeasureOptions()
-    defaults: Annotated[dict[str, Any], Expect("a mapping of keys that every task takes unless it gives its own")] = Field(
+    defaults: Annotated[JsonObject, Expect("a mapping of keys that every task takes unless it gives its own")] = Field(
         default_factory=dict,
         description="keys of a task, for every task that does not give its own; shape is merged size by size",
     )
@@ -319,7 +320,7 @@ class FileModel(Section):
     )
 
 
-def json_schema(ops: Iterable[Op] | None = None) -> dict[str, Any]:
+def json_schema(ops: Iterable[Op] | None = None) -> JsonObject:
     """The JSON Schema (2020-12) of a workload file, for editors.
 
     The keys of a task are those of its operator. A task that names no operator, because `defaults` does, may have those of
@@ -334,12 +335,12 @@ def json_schema(ops: Iterable[Op] | None = None) -> dict[str, Any]:
     for model in (*models.values(), KernelTask):
         any_task = model if any_task is Section else any_task | model
     defaults = task_model(*known, named=False)
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "tasks": (Annotated[list[any_task], Field(min_length=1)], Field(description="what to tune")),
         "defaults": (defaults, Field(default=None, description=FileModel.model_fields["defaults"].description)),
     }
     made = create_model("WorkloadFile", __base__=FileModel, __doc__=FileModel.__doc__, **fields).model_json_schema()
-    schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **_tidy(made)}
+    schema: JsonObject = {"$schema": "https://json-schema.org/draft/2020-12/schema", **_tidy(made)}
     kernel = {"$ref": f"#/$defs/{KernelTask.__name__}"}
     references = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in models.items()}
     schema["properties"]["tasks"]["items"] = {

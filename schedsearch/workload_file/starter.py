@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.ops.params import Parameter
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.template import load_templates
+from schedsearch.typed import JsonMapping
 from schedsearch.workload_file.reader import parse
 
-EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+EXAMPLES: Mapping[str, JsonMapping] = {
     "conv2d": {
         "shape": {"n": 1, "h": 28, "w": 28, "c": 128, "k": 128, "r": 3, "s": 3},
         "padding": 1,

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from schedsearch.task import Task
+from schedsearch.typed import JsonObject
 
 _SHARED = ("op", "dtype", "weight_dtype", "layout")  # keys that go under `defaults` if every task has the same value
 _WINDOW = ("stride", "padding", "dilation")
@@ -52,14 +53,14 @@ def dump(tasks: Iterable[Task], *, comment: str = "") -> str:
     return out.getvalue()
 
 
-def _entry(task: Task) -> dict[str, Any]:
+def _entry(task: Task) -> JsonObject:
     """The keys of a task, without those that have their default."""
     workload = task.workload
     parameters = workload.definition.parameters()
     given = json.loads(workload.json)["params"]
     sizes = {name: value for name, value in given.items() if name in parameters and parameters[name].size}
     others = {name: _short(name, value) for name, value in given.items() if name not in sizes}
-    entry: dict[str, Any] = {"op": workload.op}
+    entry: JsonObject = {"op": workload.op}
     if task.name != workload.label:
         entry["name"] = task.name
     entry |= {"shape": sizes, **others}

@@ -22,6 +22,7 @@ from ruamel.yaml.reader import ReaderError
 
 from schedsearch.errors import Problem, WorkloadError
 from schedsearch.reading import open_input
+from schedsearch.typed import JsonObject
 from schedsearch.workload_file.limits import (
     MAX_DEPTH,
     MAX_DIGITS,
@@ -305,7 +306,7 @@ class YamlSource:
                 self._record((*path, index), item, item)
                 values.append(self._build(item, (*path, index), parents))
             return values
-        result: dict[str, Any] = {}
+        result: JsonObject = {}
         for name, (key, value) in self._entries(node, parents).items():
             self._record((*path, name), key, value)
             result[name] = self._build(value, (*path, name), parents)

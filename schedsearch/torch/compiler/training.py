@@ -22,6 +22,7 @@ from schedsearch.torch.layers import patterns
 from schedsearch.torch.layers.report import LayerReport, us
 from schedsearch.torch.layers.selection import KERNEL
 from schedsearch.torch.operators.functional import depthwise_conv2d
+from schedsearch.typed import GivenParams, ParamsByName
 from schedsearch.workload import Workload
 
 _Convolve = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -82,7 +83,7 @@ class _Description:
     needs_dx: bool
 
     @classmethod
-    def of(cls, node: fx.Node, given: Mapping[str, Any]) -> _Description | None:
+    def of(cls, node: fx.Node, given: GivenParams) -> _Description | None:
         x, weight, y = (patterns.value_of(each) for each in (given["input"], given["weight"], node))
         if not all(isinstance(each, int) for value in (x, weight) for each in (*value.shape, *value.stride())):
             return None
@@ -98,14 +99,14 @@ class _Description:
         options, (n, c, h, w), (k, _, r, s) = dict(self.window), self.x, self.weight
         like = torch.empty_strided(self.x, self.strides, device="meta")
         dilation = patterns.pair(options["dilation"])
-        fixed: dict[str, Any] = {
+        fixed: ParamsByName = {
             "n": n, "c": c, "h": h, "w": w, "r": r, "s": s, "multiplier": k // c, "dilation": dilation,
             "stride": patterns.pair(options["stride"]), "padding": patterns.padding(options["padding"], (r, s), dilation),
             "dtype": patterns.DTYPES[self.dtype],
             "layout": "NHWC" if like.is_contiguous(memory_format=torch.channels_last) else "NCHW",
         }  # fmt: skip
         directions = ("forward", "grad_input", "grad_weight", "grad_both") if self.needs_dx else ("forward", "grad_weight")
-        changes: list[dict[str, Any]] = [{"direction": each} for each in directions]
+        changes: list[ParamsByName] = [{"direction": each} for each in directions]
         for each in changes:
             if each["direction"] in ("grad_weight", "grad_both"):
                 each["deterministic"] = torch.are_deterministic_algorithms_enabled()
@@ -161,7 +162,7 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def _window(given: Mapping[str, object]) -> dict[str, Any]:
+def _window(given: Mapping[str, object]) -> ParamsByName:
     return {name: given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))}
 
 

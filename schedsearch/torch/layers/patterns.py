@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from schedsearch.errors import UsageError
 from schedsearch.ops import STAGES
+from schedsearch.typed import GivenParams, ParamsByName
 from schedsearch.workload import Workload
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -175,7 +176,7 @@ def _is_nhwc(value: Any) -> bool:
     return value is not None and value.dim() == 4 and bool(value.is_contiguous(memory_format=torch.channels_last))
 
 
-def called(node: fx.Node) -> tuple[str, Mapping[str, Any]] | None:
+def called(node: fx.Node) -> tuple[str, GivenParams] | None:
     """The kind of a node and its arguments by name; None if it is of no kind that matters here."""
     if node.op not in ("call_function", "call_method"):
         return None
@@ -223,7 +224,7 @@ class _Chain:
     def __init__(
         self,
         node: fx.Node,
-        given: Mapping[str, Any],
+        given: GivenParams,
         order: Mapping[fx.Node, int],
         writers: Iterable[int],
         taken: set[fx.Node],
@@ -262,7 +263,7 @@ class _Chain:
         arguments = {spec.name: self.arguments[spec.name] for spec in workload.signature if spec.name in self.arguments}
         return Layer(name_of(self.node), self.nodes, workload, arguments, self.norm, scalars)
 
-    def _follower(self) -> tuple[fx.Node, str, Mapping[str, Any]] | None:
+    def _follower(self) -> tuple[fx.Node, str, GivenParams] | None:
         """The only reader of the last value, if its kind matters and nothing in between changes what the layer reads."""
         last = self.nodes[-1]
         if len(last.users) != 1 or "depth_to_space" in map(_name_of_stage, self.stages):
@@ -281,7 +282,7 @@ class _Chain:
             return None
         return user, *kind
 
-    def _stage(self, kind: str, given: Mapping[str, Any], *, depthwise: bool) -> Any:
+    def _stage(self, kind: str, given: GivenParams, *, depthwise: bool) -> Any:
         """The stage that computes a node, whose operands are taken; None if there is none."""
         value, last = value_of(self.node), self.nodes[-1]
         if kind in ("relu", "relu6"):
@@ -323,7 +324,7 @@ def _name_of_stage(stage: Any) -> str:
     return stage if isinstance(stage, str) else next(iter(stage))
 
 
-def _conv_params(given: Mapping[str, Any], x: Any, weight: Any, y: Any, tf32: bool) -> dict[str, Any]:
+def _conv_params(given: GivenParams, x: Any, weight: Any, y: Any, tf32: bool) -> ParamsByName:
     if x is None or weight is None or y is None:
         raise _Refusal("the graph does not say which shapes it has")
     _check_static(x, weight, y)
@@ -335,7 +336,7 @@ def _conv_params(given: Mapping[str, Any], x: Any, weight: Any, y: Any, tf32: bo
     if y.dtype != x.dtype:
         raise _Refusal(f"its input is {x.dtype} and its output {y.dtype}; allowed: the same (it runs under autocast)")
     dilation = pair(given.get("dilation", 1))
-    params: dict[str, Any] = {
+    params: ParamsByName = {
         "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "groups": int(given.get("groups", 1)),
         "stride": pair(given.get("stride", 1)), "dilation": dilation,
         "padding": padding(given.get("padding", 0), (r, s), dilation),
@@ -346,14 +347,14 @@ def _conv_params(given: Mapping[str, Any], x: Any, weight: Any, y: Any, tf32: bo
     return params
 
 
-def _depthwise(params: dict[str, Any]) -> Workload:
+def _depthwise(params: ParamsByName) -> Workload:
     if "output_layout" in params:
         raise _Refusal(f"its input is in {params['layout']} and its output in {params['output_layout']}; allowed: the same")
     kept = {key: each for key, each in params.items() if key not in ("groups", "k", "precision")}
     return Workload("depthwise_conv2d", {**kept, "multiplier": params["k"] // params["c"]})
 
 
-def _shuffle(node: fx.Node, kind: tuple[str, Mapping[str, Any]]) -> Layer:
+def _shuffle(node: fx.Node, kind: tuple[str, GivenParams]) -> Layer:
     x, y = value_of(kind[1].get("input")), value_of(node)
     if x is None or y is None:
         raise _Refusal("the graph does not say which shapes it has")
@@ -370,7 +371,7 @@ def _shuffle(node: fx.Node, kind: tuple[str, Mapping[str, Any]]) -> Layer:
     return Layer(name_of(node), [node], workload, {"x": kind[1]["input"]})
 
 
-def _norm(given: Mapping[str, Any], value: Any) -> Norm | None:
+def _norm(given: GivenParams, value: Any) -> Norm | None:
     parts: list[Any] = [given.get(name) for name in ("weight", "bias", "mean", "var")]
     is_vector = all(
         (seen := value_of(part)) is not None
