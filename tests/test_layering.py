@@ -287,7 +287,7 @@ def test_only_the_package_for_pytorch_loads_it_eagerly() -> None:
     assert [str(item) for item in uses if item.eager and not _within(item.importer, "schedsearch.torch")] == []
 
 
-_PLAIN_DATA = ("closing", "config", "errors", "identity", "leftovers", "measurement", "text")
+_PLAIN_DATA = ("closing", "config", "errors", "identity", "leftovers", "measurement", "text", "typed")
 
 
 def test_the_folders_for_pytorch_import_earlier_ones_only() -> None:
@@ -321,7 +321,7 @@ def test_lookup_needs_the_standard_library_and_plain_data_only() -> None:
         name = todo.pop()
         seen.add(name)
         for item in _imports(name):
-            if name in ("schedsearch.records", "schedsearch.measurement") and not item.eager:
+            if name in ("schedsearch.records", "schedsearch.measurement", "schedsearch.typed") and not item.eager:
                 continue  # names that are lazy, and one that is for type checkers
             if item.module in MODULES:
                 plain = item.module.removeprefix("schedsearch.") in _PLAIN_DATA
