@@ -225,7 +225,10 @@ class Display:
         with self.lock:
             self._where().say(printable(shortened(text, MESSAGE_LIMIT), lines=True))
 
-    __call__ = say
+    def wait(self, text: str) -> None:
+        """Says what the call waits for, in a line that stays and as its stage."""
+        self.say(text)
+        self.stage(text)
 
     def refresh(self) -> None:
         """Draws what has changed, unless the last drawing was a moment ago."""

@@ -158,13 +158,15 @@ def test_the_time_that_is_left_is_that_of_the_rest_of_the_budget(
     trials: int | None, time_s: float | None, sizes: int, text: str
 ) -> None:
     clock = Frozen()
-    live = RunProgress(Display(lambda: Log(lambda line: None), clock))
+    display = Display(lambda: Log(lambda line: None), clock)
+    live = RunProgress(display)
     arms = (replace(ARM, size=SpaceSize(sizes, True)),)
     tasks = tuple(replace(task, arms=arms) for task in START.tasks)
     live.on_start(replace(START, trials=trials, time_s=time_s, tasks=tasks))
     clock.seconds = 5.0
     live.on_trial(trial(0, Outcome.OK, 1000.0, 10))
     assert live.headline() == f"5 s: {text}"
+    display.close()
 
 
 def test_a_notebook_draws_in_one_place_and_ends_empty(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def tuned(tasks: Sequence[Task], db: Path, target: Target, mode: str, until: Dea
     try:
         with shown(say=say) as display:
             summary = tune_until(
-                until, tasks, db, target=target, mode=mode, on_wait=display.say, observers=[RunProgress(display)]
+                until, tasks, db, target=target, mode=mode, on_wait=display.wait, observers=[RunProgress(display)]
             )
     except DeviceBusyError as error:
         say(f"not tuned: {error}")

@@ -115,7 +115,7 @@ def tune(
         summary = _run(
             plans, db, device, options, deadline, workers=workers, build_timeout_s=build_timeout_s,
             run_timeout_s=run_timeout_s, reference_timeout_s=reference_timeout_s, wait_for_device=wait_for_device,
-            on_wait=on_wait or display.say, observers=[*observers, RunProgress(display)],
+            on_wait=on_wait or display.wait, observers=[*observers, RunProgress(display)],
         )  # fmt: skip
         failed = [task.why_invalid for task in summary.tasks if task.why_invalid]
         if failed and len(failed) == len(summary.tasks):

@@ -84,7 +84,7 @@ def tune_missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels, trial
             run = RunProgress(display)
             measured = run.measured
             summary = tune_until(
-                deadline, tasks, kernels.db, target=kernels.target, trials=trials, on_wait=display.say, observers=[run]
+                deadline, tasks, kernels.db, target=kernels.target, trials=trials, on_wait=display.wait, observers=[run]
             )
     except DeviceBusyError as error:  # another run held it until the deadline
         return f"{counted(len(tasks), 'layer')} without a record: not tuned, {error}"
