@@ -89,6 +89,16 @@ class Op(ABC, Generic[P]):
         """
         return schema_defaults(self.parameters())
 
+    def completed(self, params: Mapping[str, object]) -> tuple[ParamsByName, ParamsByName, list[Problem]]:
+        """What is given as JSON has it, the same with defaults in the order of `parameters()`, and wrong names."""
+        known = self.parameters()
+        given = {name: plain(value) for name, value in params.items()}
+        optional = self.defaults(given)
+        problems = unknown_parameters(self.name, given, known)
+        problems += missing_parameters(given, {name: known[name] for name in known if name not in optional})
+        whole = {**optional, **given}
+        return given, {name: whole[name] for name in known if name in whole}, problems
+
     def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """Fills in defaults, expands shorthands and makes every value hashable.
 
@@ -98,13 +108,8 @@ class Op(ABC, Generic[P]):
             The parameters in the order of `parameters()`, and every mistake. If there are mistakes, some parameters are
             missing.
         """
-        found: list[Problem] = []
+        params, out, found = self.completed(params)
         known = self.parameters()
-        params = {name: plain(value) for name, value in params.items()}
-        found += unknown_parameters(self.name, params, known)
-        optional = self.defaults(params)
-        found += missing_parameters(params, {name: known[name] for name in known if name not in optional})
-        out = {**optional, **{name: params[name] for name in known if name in params}}
         for name in (name for name in known if name in params):
             if complaint := judge(out[name], known[name].schema):
                 found.append(Problem(name, f"{name} {complaint}"))

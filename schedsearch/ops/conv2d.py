@@ -38,7 +38,7 @@ from schedsearch.ops.epilogues import (
     pixel_shuffle,
 )
 from schedsearch.ops.layout import Layout
-from schedsearch.ops.params import MAX_INT, Parameter, Params, declared, missing_parameters, plain, unknown_parameters
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.specs import ArgSpec, Work
 from schedsearch.ops.stages import Stage
 from schedsearch.ops.sum_of_products import SumOfProducts, SumOfProductsParams, default_out_dtype, number_problems
@@ -144,9 +144,7 @@ class Conv2d(SumOfProducts[Conv2dParams]):
         }
 
     def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
-        params = {key: plain(value) for key, value in params.items()}
-        problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
-        out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
+        params, out, problems = self.completed(params)
         problems += counts_of(out, (*_SIZES, "groups"))
         problems += counts_of(out, ("slice_of",) if "slice_of" in params else ())
         problems += spread_window(out)

@@ -56,7 +56,7 @@ from schedsearch.ops.epilogues import (
     parse_epilogue,
 )
 from schedsearch.ops.layout import Layout
-from schedsearch.ops.params import Parameter, Params, declared, judge, missing_parameters, one_of, plain, unknown_parameters
+from schedsearch.ops.params import Parameter, Params, declared, judge, one_of
 from schedsearch.ops.specs import ArgSpec, ScalarSpec, Work
 from schedsearch.ops.stages import STAGES, Stage
 from schedsearch.ops.sum_of_products import (
@@ -165,10 +165,7 @@ class DepthwiseConv2d(Op[DepthwiseConv2dParams]):
         }
 
     def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
-        params = {key: plain(value) for key, value in params.items()}
-        problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
-        out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
-        out = {key: out[key] for key in _PARAMETERS if key in out}
+        params, out, problems = self.completed(params)
         problems += counts_of(out, (*_SIZES, "multiplier"))
         problems += spread_window(out)
         for key in _CHOICES:

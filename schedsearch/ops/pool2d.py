@@ -24,7 +24,7 @@ from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import IMAGE_LAYOUT, IMAGE_SIZES, ImageParams, image, image_layout_problems, planes_of
-from schedsearch.ops.params import Parameter, Params, declared, judge, missing_parameters, one_of, plain, unknown_parameters
+from schedsearch.ops.params import Parameter, Params, declared, judge, one_of
 from schedsearch.ops.slices import SLICE_OF, slice_problems, slice_words, sliced, without_own_shape
 from schedsearch.ops.specs import ArgSpec, Work
 from schedsearch.ops.window import (
@@ -104,10 +104,7 @@ class Pool2d(Op[Pool2dParams]):
 
     def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         """Equal pools have equal parameters: `ceil_mode` and `count_include_pad` are false where they change nothing."""
-        params = {key: plain(value) for key, value in params.items()}
-        problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
-        out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
-        out = {key: out[key] for key in _PARAMETERS if key in out}
+        params, out, problems = self.completed(params)
         problems += counts_of(out, tuple(_SIZES)) + spread_window(out)
         for key in ("mode", "dtype"):
             problems += one_of(key, out[key], _PARAMETERS[key].schema["enum"])

@@ -22,7 +22,7 @@ from schedsearch.ops.epilogues import (
     epilogue_output,
     parse_epilogue,
 )
-from schedsearch.ops.params import judge, missing_parameters, plain, unknown_parameters
+from schedsearch.ops.params import judge
 from schedsearch.ops.specs import ArgSpec, Work
 from schedsearch.ops.sum_of_products import SumOfProducts, SumOfProductsParams, default_out_dtype, number_problems
 from schedsearch.typed import GivenParams, ParamsByName
@@ -64,12 +64,7 @@ class MatrixProduct(SumOfProducts[M]):
 
     def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:
         known = self.parameters()
-        params = {key: plain(value) for key, value in params.items()}
-        optional = self.defaults(params)
-        problems = unknown_parameters(self.name, params, known)
-        problems += missing_parameters(params, {key: known[key] for key in known if key not in optional})
-        out = {**optional, **params}
-        out = {key: out[key] for key in known if key in out}
+        params, out, problems = self.completed(params)
         for key in (key for key in out if key in params and key not in (*FORMAT_PARAMETERS, "epilogue")):
             if complaint := judge(out[key], known[key].schema):
                 problems.append(Problem(key, f"{key} {complaint}"))
