@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.data_movement import AXES, DTYPE, DataMovement, MovementParams, axis_problems, extents, shown, too_large
@@ -13,7 +13,7 @@ from schedsearch.ops.movement import Box, Factor, Movement, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 from schedsearch.ops.specs import ArgSpec
-from schedsearch.typed import ParamsByName
+from schedsearch.typed import Array, ParamsByName
 
 MOST_ARGUMENTS = 32
 
@@ -98,7 +98,7 @@ class Concat(DataMovement[ConcatParams]):
             before += shape[axis]
         return Movement(dtype_of(params.dtype).nbytes, tuple(boxes))
 
-    def sources(self, params: ConcatParams, flat_indices: Any) -> tuple[Any, Any]:
+    def sources(self, params: ConcatParams, flat_indices: Array) -> tuple[Array, Array]:
         import numpy as np
 
         axis = params.axis

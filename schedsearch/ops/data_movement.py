@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import Op
@@ -15,7 +15,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.movement import Movement
 from schedsearch.ops.params import MAX_INT, Parameter, Params
 from schedsearch.ops.slices import slice_problems, without_own_shape
-from schedsearch.typed import ParamsByName
+from schedsearch.typed import Array, ParamsByName
 
 ELEMENT_BYTES = (1, 2, 4)
 DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in ELEMENT_BYTES)
@@ -43,7 +43,7 @@ class DataMovement(Op[M]):
         those of the larger array."""
 
     @abstractmethod
-    def sources(self, params: M, flat_indices: object) -> tuple[Any, Any]:
+    def sources(self, params: M, flat_indices: Array) -> tuple[Array, Array]:
         """The definition of the operator for single elements; it shares nothing with `movement`.
 
         Args:

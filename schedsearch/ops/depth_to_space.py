@@ -22,6 +22,7 @@ from schedsearch.ops.movement import Movement, permuted, row_strides
 from schedsearch.ops.params import Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 from schedsearch.ops.specs import ArgSpec
+from schedsearch.typed import Array
 
 LAYOUTS = ("NCHW", "NHWC")
 MODES = ("DCR", "CRD")
@@ -122,7 +123,7 @@ class DepthToSpace(_Blocks):
     def movement(self, params: BlockParams) -> Movement:
         return self._moved(params, depth_in_x=True)
 
-    def sources(self, params: BlockParams, flat_indices: Any) -> tuple[Any, Any]:
+    def sources(self, params: BlockParams, flat_indices: Array) -> tuple[Array, Array]:
         import numpy as np
 
         block = params.block
@@ -168,7 +169,7 @@ class SpaceToDepth(_Blocks):
     def movement(self, params: BlockParams) -> Movement:
         return self._moved(params, depth_in_x=False)
 
-    def sources(self, params: BlockParams, flat_indices: Any) -> tuple[Any, Any]:
+    def sources(self, params: BlockParams, flat_indices: Array) -> tuple[Array, Array]:
         import numpy as np
 
         block, channels = params.block, params.c

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.data_movement import (
@@ -24,7 +24,7 @@ from schedsearch.ops.movement import Box, Factor, Movement, Ragged, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 from schedsearch.ops.specs import ArgSpec, Work
-from schedsearch.typed import ParamsByName
+from schedsearch.typed import Array, ParamsByName
 
 
 def _counts(doc: str) -> Parameter:
@@ -126,7 +126,7 @@ class Pad(DataMovement[PadParams]):
         box = Box.of("x", factors, x_start=start, ragged=ragged)
         return Movement(row.nbytes, (box,), _bits(params.value, params.dtype))
 
-    def sources(self, params: PadParams, flat_indices: Any) -> tuple[Any, Any]:
+    def sources(self, params: PadParams, flat_indices: Array) -> tuple[Array, Array]:
         import numpy as np
 
         index = np.unravel_index(flat_indices, self._shape(params))

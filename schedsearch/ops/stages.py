@@ -188,21 +188,22 @@ def _clip_bounds(spread: float) -> dict[str, float]:
     return {"clip_min": low, "clip_max": -2.0 * low + 1.0}
 
 
-def _clip(value: Any, operands: Any, scalars: Mapping[str, float], params: Any) -> Any:
+def _clip(value: Array, operands: Mapping[str, Array], scalars: Mapping[str, float], params: GivenParams) -> Array:
     import numpy as np
 
     return np.minimum(np.maximum(value, scalars["clip_min"]), scalars["clip_max"])
 
 
-def _requantise(value: Any, operands: GivenParams, scalars: Mapping[str, float], params: GivenParams) -> Any:
+def _requantise(value: Array, operands: GivenParams, scalars: Mapping[str, float], params: GivenParams) -> Array:
     import numpy as np
 
     row = dtype_of(params["to"])
     scaled = np.float32(value) * np.float32(operands["requantise_scale"])  # one rounding to float32 each
-    return np.clip(np.rint(scaled).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
+    found: Array = np.clip(np.rint(scaled).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
+    return found
 
 
-def _requantise_add(value: Any, operands: GivenParams, scalars: Mapping[str, float], params: GivenParams) -> Any:
+def _requantise_add(value: Array, operands: GivenParams, scalars: Mapping[str, float], params: GivenParams) -> Array:
     import numpy as np
 
     middle = _requantise(value, operands, {"y_zero_point": scalars["middle_zero_point"]}, {"to": params["middle"]})
@@ -211,18 +212,21 @@ def _requantise_add(value: Any, operands: GivenParams, scalars: Mapping[str, flo
         total += np.float32(whole - scalars[f"{name}_zero_point"]) * np.float32(scalars[f"{name}_scale"])
     total = np.maximum(total, np.float32(0)) if params["relu"] else total
     quotient, row = total / np.float32(scalars["y_scale"]), dtype_of(params["to"])
-    return np.clip(np.rint(quotient).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
+    found: Array = np.clip(np.rint(quotient).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
+    return found
 
 
-def _quantise(value: Any, operands: GivenParams, scalars: Mapping[str, float], params: GivenParams) -> Any:
+def _quantise(value: Array, operands: GivenParams, scalars: Mapping[str, float], params: GivenParams) -> Array:
     import numpy as np
 
     row = dtype_of(params["to"])
-    return np.clip(value / operands["quantise_scale"] + scalars["y_zero_point"], row.lowest, row.largest)
+    found: Array = np.clip(value / operands["quantise_scale"] + scalars["y_zero_point"], row.lowest, row.largest)
+    return found
 
 
-def _dequantise(value: Any, operands: GivenParams, scalars: Any, params: Any) -> Any:
-    return value * operands["dequantise_scale"]
+def _dequantise(value: Array, operands: GivenParams, scalars: Any, params: GivenParams) -> Array:
+    found: Array = value * operands["dequantise_scale"]
+    return found
 
 
 def _to(output: ArgSpec, params: GivenParams) -> ArgSpec:
@@ -251,13 +255,13 @@ def _quantise_scales(spread: float) -> dict[str, Domain]:
     return {"quantise_scale": Domain((unit / 2, unit, 3 * unit / 2, 2 * unit))}
 
 
-def _relu(value: Any, operands: Any, scalars: Any, params: Any) -> Any:
+def _relu(value: Array, operands: Mapping[str, Array], scalars: Any, params: GivenParams) -> Array:
     import numpy as np
 
     return np.maximum(value, 0.0)
 
 
-def _leaky_relu(value: Any, operands: Any, scalars: Mapping[str, float], params: Any) -> Any:
+def _leaky_relu(value: Array, operands: Mapping[str, Array], scalars: Mapping[str, float], params: GivenParams) -> Array:
     import numpy as np
 
     return np.where(value < 0, value * scalars["leaky_relu_slope"], value)

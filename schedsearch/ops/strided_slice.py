@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.data_movement import (
@@ -27,7 +27,7 @@ from schedsearch.ops.movement import Box, Factor, Movement, row_strides
 from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 from schedsearch.ops.specs import ArgSpec, Work
-from schedsearch.typed import ParamsByName
+from schedsearch.typed import Array, ParamsByName
 
 MODES = ("end", "size")
 
@@ -136,7 +136,7 @@ class StridedSlice(DataMovement[StridedSliceParams]):
         start = sum(cut.first * step for cut, step in zip(cuts, in_x))
         return Movement(element_bytes, (Box.of("x", factors, x_start=start),))
 
-    def sources(self, params: StridedSliceParams, flat_indices: Any) -> tuple[Any, Any]:
+    def sources(self, params: StridedSliceParams, flat_indices: Array) -> tuple[Array, Array]:
         import numpy as np
 
         index = np.unravel_index(flat_indices, self.outputs(params)[0].shape)

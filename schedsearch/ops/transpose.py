@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.data_movement import (
@@ -23,7 +23,7 @@ from schedsearch.ops.movement import Movement, permuted, row_strides
 from schedsearch.ops.params import Params, declared
 from schedsearch.ops.slices import SLICE_OF, slice_words, sliced
 from schedsearch.ops.specs import ArgSpec
-from schedsearch.typed import ParamsByName
+from schedsearch.typed import Array, ParamsByName
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,7 +74,7 @@ class Transpose(DataMovement[TransposeParams]):
         box = permuted("x", params.x, params.permutation, row_strides(y.slice_of or y.shape))
         return Movement(dtype_of(params.dtype).nbytes, (box,))
 
-    def sources(self, params: TransposeParams, flat_indices: Any) -> tuple[Any, Any]:
+    def sources(self, params: TransposeParams, flat_indices: Array) -> tuple[Array, Array]:
         import numpy as np
 
         index = np.unravel_index(flat_indices, self.outputs(params)[0].shape)
