@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,7 +93,7 @@ def diff(a: str | None, b: str | None, databases: Sequence[str], as_json: bool) 
         else:
             if b is None:
                 raise click.UsageError("runs diff takes two runs, or none for the last two")
-            first, second = _run(a, found), _run(b, found)
+            first, second = (_run(text, found, databases) for text in (a, b))
         view = answers.compare(first.key, second.key)
     if as_json:
         render.echo_json(to_json(view))
@@ -124,12 +125,13 @@ def _answers(databases: Sequence[str]) -> Iterator[Answers]:
         answers.close()
 
 
-def _run(text: str, found: Sequence[RunRow]) -> RunRow:
+def _run(text: str, found: Sequence[RunRow], databases: Sequence[str]) -> RunRow:
     named = [run for run in found if run.id == text] or [run for run in found if run.id.startswith(text)]
     if len(named) == 1:
         return named[0]
     what = f"fits {len(named)} runs: {', '.join(run.id for run in named[:5])}" if named else "is not the id of a run"
-    raise UsageError(f"{text!r} {what}; list them: schedsearch runs")
+    options = "".join(f" --db {shlex.quote(path)}" for path in databases if path != DEFAULT_DB)
+    raise UsageError(f"{text!r} {what}; list them: schedsearch runs{options}")
 
 
 _VERDICTS = {"same": "not shown to differ", "unknown": "unknown: too few repetitions, or two groups of times"}

@@ -163,17 +163,20 @@ def _conclude(summary: RunSummary, file: WorkloadFile, db: str, selector: str, m
     else:
         _print_summary(summary, file)
         _print_next(summary, file, db, selector, mode)
-    failed = [
-        f"{name} ({reason})" if (reason := task.problem or task.why_invalid) else name
-        for task, name in zip(summary.tasks, _names(file).values())
-        if task.best_ns is None
-    ]
+    failed: list[str] = []
+    unmeasured: list[str] = []
+    for task, name in zip(summary.tasks, _names(file).values()):
+        if task.best_ns is None:
+            reason = task.problem or task.why_invalid
+            (failed if reason or task.outcomes else unmeasured).append(f"{name} ({reason})" if reason else name)
     failed += [f"{each.of_range.label} ({each.problem})" for each in summary.ranges if each.table is None]
     if failed:
         raise NoValidConfigError(
-            f"no valid configuration was found for {', '.join(failed)}; "
+            f"no valid configuration was found for {', '.join(failed + unmeasured)}; "
             f"see why: schedsearch records list --db {shlex.quote(db)} --failed"
         )
+    if unmeasured:
+        raise NoValidConfigError(f"the time was over before {', '.join(unmeasured)} had a result; give more, e.g. --time 5m")
 
 
 def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
