@@ -56,7 +56,8 @@ class Known:
                 plain = loose.mapping(loose.mapping(task.get("race")).get("plain"))
                 if time_ns := loose.number(plain.get("time_ns")):
                     known.plain_ns[loose.text(task.get("workload_id")), run["id"]] = time_ns
-            if run_state(run, last_at_s.get(run["id"], run["started_at"]), now_s) == "running":
+            started_at_s: float = run["started_at"]
+            if run_state(run, last_at_s.get(run["id"], started_at_s), now_s) == "running":
                 known.live.add(run["id"])
         return known
 
