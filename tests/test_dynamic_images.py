@@ -23,7 +23,7 @@ from test_dynamic_model import agrees, artifact, device
 import schedsearch
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
-from schedsearch.dynamic.dims import Unknown
+from schedsearch.dynamic.dims import Unknown, same
 from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import Size
 from schedsearch.dynamic.model import read_graph
@@ -281,7 +281,7 @@ def test_what_whole_numbers_make_of_an_unknown_extent_is_what_they_make_of_a_num
             of_unknown, again, number = of_unknown * operand, operand * again, number * operand
         else:
             of_unknown, again, number = of_unknown // operand, again // operand, number // operand
-    assert of_unknown is again
+    assert same(of_unknown, again)
 
     def value(each: Unknown) -> int:
         times, plus, over = each.line
@@ -292,10 +292,11 @@ def test_what_whole_numbers_make_of_an_unknown_extent_is_what_they_make_of_a_num
 
 def test_equal_formulas_are_one_extent() -> None:
     h = Unknown("h")
-    assert (h + 2 - 3) // 1 + 1 is h  # a window of three with padding
-    assert ((h - 1) // 2 + 1 - 1) // 2 + 1 is (h + 3) // 4
-    assert 2 * h // 2 is h
-    assert 2 * (h // 2) is not h
+    assert same((h + 2 - 3) // 1 + 1, h)  # a window of three with padding
+    assert same(((h - 1) // 2 + 1 - 1) // 2 + 1, (h + 3) // 4)
+    assert same(2 * h // 2, h) and same(h + 2 * h, 2 * h + h)
+    assert not any(same(h, other) for other in (2 * (h // 2), h + 1, Unknown("h"), 3))
+    assert same(3, 3) and not same(3, 4)
     with pytest.raises(TypeError, match=r"\(h - 1\) // 2 is known at run time only"):
         assert (h - 1) // 2 == 3
 

@@ -1,15 +1,14 @@
 """Which extents of a graph's arrays are known, and which are the same though nobody knows them.
 
-An extent is an integer or an `Unknown`. Two extents are the same only if they are the same object. Shape functions are
-called with these: one that hands an extent on is traced to where it comes from; one that computes with it makes another.
+An extent is an integer or an `Unknown`, and `same` compares two. Shape functions are called with these: one that hands an
+extent on is traced to where it comes from; one that computes with it makes another.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from schedsearch.dynamic import numbers
 from schedsearch.dynamic.follow import FOLLOWS, Along, Follows
@@ -25,34 +24,41 @@ _COUNTED_AXIS = {"nms": 0, "nonzero": 1}  # the only axis whose extent the kerne
 
 
 class Unknown:
-    """An extent that is known at run time only. It cannot be compared, so that nobody decides by it.
+    """An extent that is known at run time only. It cannot be compared, so that nobody decides by it; `same` says whether two
+    extents are the same, whatever they turn out to be.
 
-    Sums of the same ones are the same object. So is what integers make of the same one, as 2 * h or (h - 1) // 2 + 1:
+    Sums of the same ones are the same. So is what integers make of the same one, as 2 * h or (h - 1) // 2 + 1:
     (times * base + plus) // over.
 
     Attributes:
         is_extent: it is at least 0.
         chosen: it follows from a size that the caller chooses, so that the host knows it.
         base: what it is computed from; itself if it is not.
-        line: (times, plus, over).
+        line: (times, plus, over), in lowest terms.
+        terms: what it is the sum of; itself if it is none.
     """
 
-    _sums: ClassVar[weakref.WeakValueDictionary[tuple[int, ...], Unknown]] = weakref.WeakValueDictionary()
-    _lines: ClassVar[weakref.WeakValueDictionary[tuple[int, ...], Unknown]] = weakref.WeakValueDictionary()
-
-    def __init__(self, name: str, is_extent: bool = True, terms: Sequence[Unknown] = (), *, chosen: bool = False) -> None:
-        self.name, self.is_extent, self.terms, self.chosen = name, is_extent, tuple(terms) or (self,), chosen
-        self.base, self.line = self, (1, 0, 1)
+    def __init__(
+        self,
+        name: str,
+        is_extent: bool = True,
+        terms: Sequence[Unknown] = (),
+        *,
+        chosen: bool = False,
+        base: Unknown | None = None,
+        line: tuple[int, int, int] = (1, 0, 1),
+    ) -> None:
+        self.name, self.is_extent, self.chosen = name, is_extent, chosen
+        self.base, self.line, self.terms = self if base is None else base, line, tuple(terms) or (self,)
+        # what it is computed from lives as long, so that its id is its own
+        self._key: object = id(self) if base is None else (base._key, line)
+        if terms:
+            self._key = tuple(sorted((each._key for each in terms), key=str))
 
     def __add__(self, other: object) -> Unknown:
         if isinstance(other, Unknown):
-            terms = sorted((*self.terms, *other.terms), key=id)
-            key = tuple(map(id, terms))
-            found = self._sums.get(key)
-            if found is None:
-                name = " + ".join(sorted(term.name for term in terms))
-                found = self._sums[key] = Unknown(name, self.is_extent and other.is_extent, terms)
-            return found
+            terms = (*self.terms, *other.terms)
+            return Unknown(" + ".join(sorted(each.name for each in terms)), self.is_extent and other.is_extent, terms)
         if type(other) is not int:
             return NotImplemented
         times, plus, over = self.line
@@ -85,15 +91,11 @@ class Unknown:
         times, plus, over = times // common, plus // common, over // common
         if (times, plus, over) == (1, 0, 1):
             return self
-        found = self._lines.get((id(self), times, plus, over))
-        if found is None:
-            name = f"{times} * {self.name}" if times != 1 else self.name
-            name = f"({name} {'-' if plus < 0 else '+'} {abs(plus)})" if plus else name
-            name = f"{name} // {over}" if over != 1 else name
-            found = Unknown(name, self.is_extent and times > 0 and plus >= 0, chosen=self.chosen)
-            found.base, found.line = self, (times, plus, over)  # the base lives as long, so that its id is its own
-            self._lines[id(self), times, plus, over] = found
-        return found
+        name = f"{times} * {self.name}" if times != 1 else self.name
+        name = f"({name} {'-' if plus < 0 else '+'} {abs(plus)})" if plus else name
+        name = f"{name} // {over}" if over != 1 else name
+        is_extent = self.is_extent and times > 0 and plus >= 0
+        return Unknown(name, is_extent, chosen=self.chosen, base=self, line=(times, plus, over))
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self.name} is known at run time only")
@@ -105,6 +107,13 @@ class Unknown:
 
     def __repr__(self) -> str:
         return self.name
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two extents are the same in every run: equal integers, or the same of what is known at run time only."""
+    if isinstance(one, Unknown) and isinstance(other, Unknown):
+        return one._key == other._key
+    return not isinstance(one, Unknown) and not isinstance(other, Unknown) and one == other
 
 
 Dim = int | Unknown
@@ -148,7 +157,7 @@ def same_dims(call: str, workload: Workload, dims: Dims, meetings: list[Meeting]
         apart = [
             (skipped + axis, Along(axis))
             for axis, (one, other) in enumerate(zip(dims[first][skipped:], dims[argument]))
-            if shapes[argument][axis] != 1 and (isinstance(one, Unknown) or isinstance(other, Unknown)) and one is not other
+            if shapes[argument][axis] != 1 and _unknown((one, other)) and not same(one, other)
         ]
         if apart and not _chosen(dims[first], dims[argument]):
             raise UsageError(
@@ -179,7 +188,7 @@ def followed(call: str, workload: Workload, dims: Dims, meetings: list[Meeting])
     for argument, extents in dims.items():
         if argument in taken and not (counts_first and _unknown(extents[1:])):
             continue
-        if any(extents[0] is dims[each][0] for each in taken) and not _unknown(extents[1:]):
+        if any(same(extents[0], dims[each][0]) for each in taken) and not _unknown(extents[1:]):
             continue  # its rows are read with those of an array whose rows the kernel counts
         axes = follows(workload, argument) if follows is not None else {}
         if any(isinstance(extent, Unknown) and axis not in axes for axis, extent in enumerate(extents)):
@@ -206,7 +215,7 @@ def _apart(dims: Dims, joined: Mapping[str, Follows], first: str, other: str) ->
     for axis, along in joined[other].items():
         mine, of_first = to.get(along.axis, (-1, along))
         one, two = (line.of(dims[name][place]) for line, name, place in ((of_first, first, mine), (along, other, axis)))
-        if mine >= 0 and one is not two and (isinstance(one, Unknown) or isinstance(two, Unknown)):
+        if mine >= 0 and _unknown((one, two)) and not same(one, two):
             found.append((mine, of_first._replace(axis=axis)))
     return tuple(found)
 
@@ -305,7 +314,7 @@ def _rows_of_x(workload: Workload, dims: Dims) -> set[int]:
         is_later = p["batch_dims"] > 0
     else:
         is_later = p["by"] == "elements" and p["axis"] > 0
-    return {0} if is_later and p["dynamic"] and x[0] is indices[0] else set()
+    return {0} if is_later and p["dynamic"] and same(x[0], indices[0]) else set()
 
 
 def _looked_up(call: str, workload: Workload, dims: Dims) -> ShapeFunction | None:
@@ -328,7 +337,7 @@ def _looked_up(call: str, workload: Workload, dims: Dims) -> ShapeFunction | Non
         rows = (*indices[:places], *(x[p["indices"][-1] :] if p["by"] == "tuples" else ()))
         alike.append(("updates", dims["updates"], rows or (1,)))
     for name, found, wanted in alike:
-        if any(isinstance(one, Unknown) and one is not other for one, other in zip(found, wanted)):
+        if any(isinstance(one, Unknown) and not same(one, other) for one, other in zip(found, wanted)):
             others = " and ".join(f"{each} of {list(dims[each])}" for each in ("x", "indices") if each != name)
             raise UsageError(f"{call} reads {name} of {list(dims[name])} with {others}; their extents may differ")
     if p["dynamic_x"] or not _unknown(x) or (workload.op == "gather" and p["dynamic"]):

@@ -25,7 +25,7 @@ class Along(NamedTuple):
     over: int = 1
 
     def of(self, extent: Any) -> Any:
-        """Of a whole number, or of an `Unknown`."""
+        """Of an integer, or of an `Unknown`."""
         return (extent * self.times + self.plus) // self.over
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedsearch.dynamic.dims import Unknown
+from schedsearch.dynamic.dims import Unknown, same
 from schedsearch.dynamic.numbers import Range
 from schedsearch.network.facts import FLOATS, is_given, name_of
 from schedsearch.network.invalid import ModelError
@@ -99,8 +99,7 @@ def _height_and_width(nodes: Nodes, node: ir.Node, x: str) -> tuple[str, Sequenc
     elements, dims = nodes.graph.elements(row.value), nodes.graph.dims(x)
     for place, axis in enumerate(axes):
         wanted = None if elements is None else elements[place]
-        known = isinstance(wanted, int) and isinstance(dims[axis], int)
-        if axis < 2 and not (wanted == dims[axis] if known else wanted is dims[axis]):
+        if axis < 2 and not same(wanted, dims[axis]):
             got = "a number that is computed" if wanted is None else repr(wanted)
             raise ModelError(
                 f"{name_of(node)} gives sizes to all axes, and may change the batch or the channels: axis {axis} is "

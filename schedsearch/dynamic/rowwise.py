@@ -6,7 +6,7 @@ extents of its arguments only makes what lies beyond those of its result. Others
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from schedsearch.dynamic.follow import enlarged
@@ -19,59 +19,68 @@ from schedsearch.workload import Workload
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_IMAGES = ("Conv", "MaxPool", "AveragePool", "Resize", "Upsample", "DepthToSpace")
-_ONLY_ROWS = ("GlobalAveragePool", "GlobalMaxPool", "SpaceToDepth")
+Axes = set[int]
 
 
-def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
+def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, Axes]) -> Axes | str:
     """The axes of the first result, or why a static operator would need to know them; the reason may be empty.
 
     Args:
         unknown: axes of unknown extents of each computed input.
     """
     x = node.inputs[0]
-    axes = unknown.get(x, set()) if x is not None else set()
-    rank = None if x is None or x.shape is None else len(x.shape)
     if node.op_type in ELEMENTWISE:
         return _of_elements(unknown)
-    if any(of_other for value, of_other in unknown.items() if value is not x):
-        return _of_concat(node, unknown) if node.op_type == "Concat" else ""
-    if node.op_type in _ONLY_ROWS:
-        return axes if axes <= {0} else _but_the_first(axes)
-    if node.op_type == "ConvTranspose":
-        return axes if axes <= {0} else _of_transposed(node, axes, rank)
-    if node.op_type in _IMAGES:
-        return axes if axes <= {0} else _of_images(node, axes, rank)
-    if node.op_type in ("Gemm", "MatMul"):
-        weight = node.inputs[1]
-        is_matrix = constant_of(weight) is not None and rank == 2 and not node.attributes.get_int("transA", 0)
-        return axes if is_matrix and axes <= {0} else _but_the_first(axes - {0})
-    if rank is None:
-        return ""
-    if node.op_type in ("LayerNormalization", "RMSNormalization"):
-        first = node.attributes.get_int("axis", -1) % rank
-        return axes if max(axes, default=-1) < first else "extents of the rows that it normalises are known at run time only"
-    if node.op_type == "Split":
-        axis = node.attributes.get_int("axis", 0) % rank
-        return axes if axis not in axes else f"the extent of axis {axis}, which it splits, is known at run time only"
-    if node.op_type == "Softmax":
-        axis = node.attributes.get_int("axis", -1) % rank
-        return axes if axis not in axes else f"the extent of axis {axis}, along which it sums, is known at run time only"
     if node.op_type == "Concat":
         return _of_concat(node, unknown)
-    if node.op_type == "Transpose":
-        order = list(node.attributes.get_ints("perm", range(rank)[::-1]))
-        return {order.index(axis) for axis in axes}
-    return ""
+    rank = None if x is None or x.shape is None else len(x.shape)
+    if any(axes for value, axes in unknown.items() if value is not x):
+        return ""
+    axes = unknown.get(x, set()) if x is not None else set()
+    if (rule := _OF_ANY_RANK.get(node.op_type)) is not None:
+        return rule(node, axes, rank)
+    return "" if rank is None or node.op_type not in _OF_RANK else _OF_RANK[node.op_type](node, axes, rank)
 
 
-def _but_the_first(axes: set[int]) -> str:
+def _rows(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
+    return axes if axes <= {0} else _but_the_first(axes)
+
+
+def _matrix(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
+    """Times a constant one."""
+    is_matrix = constant_of(node.inputs[1]) is not None and rank == 2 and not node.attributes.get_int("transA", 0)
+    return axes if is_matrix and axes <= {0} else _but_the_first(axes - {0})
+
+
+def _norms(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
+    first = node.attributes.get_int("axis", -1) % rank
+    return axes if max(axes, default=-1) < first else "extents of the rows that it normalises are known at run time only"
+
+
+def _along(default: int, does: str) -> Callable[[ir.Node, Axes, int], Axes | str]:
+    """Of a node that does something along one axis."""
+
+    def rule(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
+        axis = node.attributes.get_int("axis", default) % rank
+        return axes if axis not in axes else f"the extent of axis {axis}, {does}, is known at run time only"
+
+    return rule
+
+
+def _permuted(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
+    order = list(node.attributes.get_ints("perm", range(rank)[::-1]))
+    return {order.index(axis) for axis in axes}
+
+
+def _but_the_first(axes: Axes) -> str:
     later = " and ".join(map(str, sorted(axes - {0})))
     return f"only the extent of its axis 0 may be known at run time only; here it is that of axis {later}" if later else ""
 
 
-def _of_images(node: ir.Node, axes: set[int], rank: int | None) -> set[int] | str:
+def _of_images(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
     """Batch, height and width, where what windows do at the ends does not depend on these."""
+    if axes <= {0}:
+        return axes
     if rank != 4 or 1 in axes:
         return "images may have an unknown batch, height and width; it gets others"
     if node.op_type in RESIZES:
@@ -102,8 +111,10 @@ def computes_its_size(node: ir.Node) -> bool:
     return node.op_type in RESIZES and any(each is not None and constant_of(each) is None for each in node.inputs[1:])
 
 
-def _of_transposed(node: ir.Node, axes: set[int], rank: int | None) -> set[int] | str:
+def _of_transposed(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
     """A transposed convolution that is a convolution of whole blocks of pixels: `network.rewrites` makes that of it."""
+    if axes <= {0}:
+        return axes
     weight, read = node.inputs[1], node.attributes
     if rank != 4 or 1 in axes or weight is None or weight.shape is None or "output_shape" in read:
         return "it takes images of an unknown batch, height and width, and a constant weight, without output_shape"
@@ -118,7 +129,22 @@ def _of_transposed(node: ir.Node, axes: set[int], rank: int | None) -> set[int] 
     return axes
 
 
-def _of_elements(unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
+# operators of which the first result has unknown extents from the first input only
+_OF_ANY_RANK: Mapping[str, Callable[[ir.Node, Axes, int | None], Axes | str]] = {
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "SpaceToDepth"), _rows),
+    **dict.fromkeys(("Conv", "MaxPool", "AveragePool", "Resize", "Upsample", "DepthToSpace"), _of_images),
+    "ConvTranspose": _of_transposed,
+    **dict.fromkeys(("Gemm", "MatMul"), _matrix),
+}
+_OF_RANK: Mapping[str, Callable[[ir.Node, Axes, int], Axes | str]] = {
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _norms),
+    "Split": _along(0, "which it splits"),
+    "Softmax": _along(-1, "along which it sums"),
+    "Transpose": _permuted,
+}
+
+
+def _of_elements(unknown: Mapping[ir.Value, Axes]) -> Axes | str:
     """Axes count from the last one."""
     ranks = {value: None if value.shape is None else len(value.shape) for value in unknown}
     if None in ranks.values():
@@ -131,10 +157,10 @@ def _of_elements(unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
     return {axis + most - (ranks[value] or 0) for value, axes in unknown.items() for axis in axes}
 
 
-def _of_concat(node: ir.Node, unknown: Mapping[ir.Value, set[int]]) -> set[int] | str:
+def _of_concat(node: ir.Node, unknown: Mapping[ir.Value, Axes]) -> Axes | str:
     """All parts have the same unknown axes, and are not put together along one of them."""
     (first, *_) = every = [unknown.get(value, set()) for value in node.inputs if value is not None]
-    axis = node.attributes.get_int("axis", 0)
-    x = node.inputs[0]
-    rank = len(x.shape) if x is not None and x.shape is not None else 1
-    return first if axis % rank not in first and all(each == first for each in every) else ""
+    axis, x = node.attributes.get_int("axis", 0), node.inputs[0]
+    if x is not None and x.shape is not None:
+        axis %= max(1, len(x.shape))
+    return first if axis >= 0 and axis not in first and all(each == first for each in every) else ""
