@@ -191,7 +191,7 @@ def _outcome(name: str, value: object) -> Outcome:
 _OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 
-def _times(name: str, value: Any) -> tuple[float, ...]:
+def _times(name: str, value: object) -> tuple[float, ...]:
     if value is None:
         return ()
     times_ns = damage.parsed(name, value)

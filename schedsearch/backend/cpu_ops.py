@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 from numba import types
@@ -73,7 +73,7 @@ class VectorTile(types.Type):
 
 @register_model(VectorTile)
 class _VectorTileModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: VectorTile) -> None:
+    def __init__(self, manager: object, kind: VectorTile) -> None:
         super().__init__(manager, kind, ir.ArrayType(kind.vector, kind.count))
 
 

@@ -103,7 +103,7 @@ def _to_ptx(modules: str, cc: tuple[int, int], *, fastmath: bool = False, contra
 class _Placeholder:
     """A captured number (Numba type `type_`) whose value is filled in later."""
 
-    def __init__(self, name: str, type_: Any) -> None:
+    def __init__(self, name: str, type_: object) -> None:
         self.name, self.type_ = name, type_
 
     def __str__(self) -> str:

@@ -97,7 +97,7 @@ class Graph:
         DriverError: the driver refuses the graph, which is destroyed then.
     """
 
-    def __init__(self, device: CudaDevice, graph: Any) -> None:
+    def __init__(self, device: CudaDevice, graph: object) -> None:
         self._device, self._graph = device, graph
         with destroyed_on_error(graph):
             self._executable = cuda_driver.call("cuGraphInstantiate", graph, 0)

@@ -222,7 +222,7 @@ def _reader(workloads: list[Workload], file: executables.ExecutableFile) -> Code
     return Codec({Workload: workload, ShapeFunction: function_of, np.ndarray: array})
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     """A digest in a program. Raises ProgramError if it is not text."""
     require(isinstance(value, str), f"a digest is {quoted(value)}; allowed: a sha256")
     return str(value)

@@ -54,7 +54,9 @@ class Run:
         staged: the inputs that are copied to arrays of their bounds: to, from, and the box as of `Device.copy_box`.
     """
 
-    def __init__(self, net: LoadedProgram, given: tuple[Any, ...], stream: Any, pool: Pool, notes: IndexNotes[str]) -> None:
+    def __init__(
+        self, net: LoadedProgram, given: tuple[object, ...], stream: object, pool: Pool, notes: IndexNotes[str]
+    ) -> None:
         program = net.program
         if len(given) != len(program.inputs):
             raise ArgumentError(f"{len(given)} arrays; the graph takes {len(program.inputs)}: {', '.join(program.inputs)}")

@@ -447,8 +447,8 @@ class Bound:
         self,
         net: FixedNet,
         calls: Calls,
-        outputs: tuple[Any, ...],
-        inputs: tuple[Any, ...],
+        outputs: tuple[object, ...],
+        inputs: tuple[object, ...],
         library: str,
         written: Sequence[tuple[str, Any]],
     ) -> None:

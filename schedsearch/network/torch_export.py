@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def export(module: Any, example: Any) -> ir.Model:
+def export(module: object, example: object) -> ir.Model:
     """The simplified graph of a torch module, by torch.export.
 
     The module is read as it computes in evaluation mode; its own mode does not change.

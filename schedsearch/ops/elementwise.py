@@ -196,7 +196,7 @@ class Elementwise(Op[ElementwiseParams]):
 ELEMENTWISE = Elementwise()
 
 
-def _input(given: Any, p: GivenParams) -> tuple[Any, ...] | Problem:
+def _input(given: object, p: GivenParams) -> tuple[Any, ...] | Problem:
     """An input in full, or what is wrong with it."""
     entry = (given,) if isinstance(given, str) else given
     if not isinstance(entry, tuple) or len(entry) not in (1, 2, 3, 5, 6) or not isinstance(entry[0], str):

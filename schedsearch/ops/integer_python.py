@@ -57,7 +57,7 @@ def check_source(function: Callable[..., object], parameters: Sequence[str] | No
 
 
 class _Check:
-    def __init__(self, function: Any, parameters: Sequence[str] | None, path: tuple[Any, ...]) -> None:
+    def __init__(self, function: object, parameters: Sequence[str] | None, path: tuple[object, ...]) -> None:
         if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
             raise OperatorError(f"a shape function is {function!r}; allowed: a function that is written with def")
         self.function, self.path = function, (*path, function)

@@ -107,7 +107,7 @@ class Params(Mapping[str, Any]):
         return hash(tuple(self.values()))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as JSON has it: NumPy's integers, alone or in a list, as Python's, and an `Epilogue` as its stages."""
     if hasattr(value, "as_parameter"):
         return value.as_parameter()

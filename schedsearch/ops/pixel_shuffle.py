@@ -51,7 +51,7 @@ class PixelShuffle:
             return k // self.pixels, k % self.pixels
         return k % self.out_channels, k // self.out_channels
 
-    def element(self, k: Any, row: Any, column: Any) -> tuple[Any, Any, Any]:
+    def element(self, k: object, row: Any, column: Any) -> tuple[Any, Any, Any]:
         """(channel, row, column) in y of an element before. Works on arrays."""
         channel, pixel = self.channel(k)
         return channel, row * self.block + pixel // self.block, column * self.block + pixel % self.block

@@ -224,7 +224,7 @@ def _quantise(value: Array, operands: GivenParams, scalars: Mapping[str, float],
     return found
 
 
-def _dequantise(value: Array, operands: GivenParams, scalars: Any, params: GivenParams) -> Array:
+def _dequantise(value: Array, operands: GivenParams, scalars: object, params: GivenParams) -> Array:
     found: Array = value * operands["dequantise_scale"]
     return found
 
@@ -255,7 +255,7 @@ def _quantise_scales(spread: float) -> dict[str, Domain]:
     return {"quantise_scale": Domain((unit / 2, unit, 3 * unit / 2, 2 * unit))}
 
 
-def _relu(value: Array, operands: Mapping[str, Array], scalars: Any, params: GivenParams) -> Array:
+def _relu(value: Array, operands: Mapping[str, Array], scalars: object, params: GivenParams) -> Array:
     import numpy as np
 
     return np.maximum(value, 0.0)

@@ -145,7 +145,7 @@ class _Last:
 
     __slots__ = ("is_like", "is_number", "kind", "name", "scalar", "value")
 
-    def __init__(self, value: Any, given: Given) -> None:
+    def __init__(self, value: object, given: Given) -> None:
         self.kind, self.name = type(value), given.argument.name
         self.is_like = None if given.view is None else recogniser(value)
         self.is_number = given.view is None and is_number(value)

@@ -23,8 +23,8 @@ from schedsearch.text import type_text
 
 
 def formulation(
-    function: Callable[..., Any],
-    settings: Mapping[str, Any],
+    function: Callable[..., object],
+    settings: Mapping[str, object],
     before: Iterable[Launch],
     workspaces: Mapping[str, Any],
     knobs: Mapping[str, Sequence[Any]],

@@ -177,7 +177,7 @@ def _cpu_s_per_64(runs: Sequence[Run]) -> float:
 def to_json(report: Report) -> JsonObject:
     """The object of `schedsearch replay --json`; budgets are keys as text."""
 
-    def plain(value: Any) -> Any:
+    def plain(value: object) -> Any:
         if isinstance(value, Mapping):
             return {str(key): plain(item) for key, item in value.items()}
         if isinstance(value, tuple):

@@ -189,7 +189,7 @@ class Emulator:
         )
         self.single = epilogue
 
-    def stand_in(self, monkeypatch: Any, *modules: Any) -> None:
+    def stand_in(self, monkeypatch: Any, *modules: object) -> None:
         """Replaces `cuda`, `types`, `u32` and other casts, `shared_base`, `ptx` and `cluster` in the modules of a kernel.
 
         Call it before the kernel is built.
@@ -335,10 +335,10 @@ class Emulator:
         return [int(each) for each in self.memory.at(table + 4 * entry, 4 * count).view(np.int32)]
 
     @staticmethod
-    def warm_operands(workload: Any, params: Any) -> Callable[..., None]:
+    def warm_operands(workload: Any, params: object) -> Callable[..., None]:
         """See `parts.warm`: the channels are those of the workload."""
 
-        def warm(lane: int, k: int, channels: int, operands: Any) -> None:
+        def warm(lane: int, k: int, channels: int, operands: object) -> None:
             assert 0 <= lane < 32
             assert channels <= 0 or 0 <= k <= k + channels <= workload.k, (k, channels)
 

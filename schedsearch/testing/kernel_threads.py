@@ -15,7 +15,7 @@ from greenlet import getcurrent, greenlet
 class KernelThread(greenlet):  # type: ignore[misc]  # greenlet has no types
     """One thread of a kernel. Besides its block, its attributes serve the emulated operations."""
 
-    def __init__(self, body: Callable[[], None], number: int, block: Any) -> None:
+    def __init__(self, body: Callable[[], None], number: int, block: object) -> None:
         super().__init__(body)
         self.number, self.block = number, block
         self.open_copies: list[Any] = []  # cp.async of no group yet

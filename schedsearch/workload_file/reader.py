@@ -236,7 +236,7 @@ def _ranges(shape: object) -> dict[str, tuple[int, int]]:
 class _TaskReader:
     """Tasks in the order of the file. Each is merged with the defaults, checked, and made once for every kind of target."""
 
-    def __init__(self, source: YamlSource, defaults: Any, kernels: Kernels) -> None:
+    def __init__(self, source: YamlSource, defaults: object, kernels: Kernels) -> None:
         self._kernels = kernels
         self.tasks: dict[str, list[Task]] = {kind: [] for kind in AUTO_DTYPES}
         self.places_of_tasks: list[Places] = []  # a range has several tasks of one place

@@ -96,7 +96,7 @@ class _CountingComposer(Composer):
     It tells its YAML object where it has arrived, because the reader has forgotten that when an error comes out of it.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: object) -> None:
         super().__init__(loader)
         self.warn_double_anchors = False  # YAML 1.2 allows it: an alias means the last anchor of its name
 
