@@ -39,10 +39,11 @@ from schedsearch.task import Task
 from schedsearch.templates.own_kernel.definition import FORMULATION, Definition, Value, code_of, register
 from schedsearch.templates.own_kernel.launches import Launch
 from schedsearch.text import type_text
+from schedsearch.typed import DeviceFunction
 from schedsearch.workload import Workload
 
 VERIFY = ("each size", "once")
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=DeviceFunction)
 
 
 def tunable(
@@ -64,7 +65,7 @@ def tunable(
     verify: Literal["each size", "once"] = "each size",
     db: str | os.PathLike[str] = DEFAULT_DB,
     **settings: object,
-) -> Callable[[Callable[..., Any]], Tunable]:
+) -> Callable[[DeviceFunction], Tunable]:
     """Makes a kernel tunable.
 
     The function is a kernel as for `numba.cuda.jit`, without that decorator. Its keyword-only parameters are knobs. They
@@ -253,7 +254,7 @@ class Tunable(Called):
         return Launches(self._db, self._read, self._workload, LEVELS, self._notice)
 
     @property
-    def py_func(self) -> Callable[..., Any]:
+    def py_func(self) -> DeviceFunction:
         """The function that was decorated."""
         return self.definition.formulations[0].launches[-1].function
 
