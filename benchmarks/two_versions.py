@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 NETWORKS = (
-    "resnet50", "resnet50:int8", "inception_v3", "inception_v3:int8", "vgg16", "vgg16:int8", "mobilenet_v2",
-    "super_resolution",
+    "resnet50", "resnet50:int8", "inception_v3", "vgg16", "vgg16:int8", "mobilenet_v2", "super_resolution",
+    "resnet18_depthwise",
 )  # fmt: skip
 VERSIONS = ("before", "after")
 CALLS, GROUPS = 20, 25

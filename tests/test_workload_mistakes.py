@@ -60,7 +60,7 @@ class TestMistakes:
             ("    groups: no", 13, "groups must be an integer of at least 1, got 'no'"),
             ("    groups: true", 13, "groups must be an integer of at least 1, got True"),
             ("    stride: 99999999999999999999", 13, "stride must be at most 2147483647, got 99999999999999999999"),
-            ("    dtype: fp16", 12, "dtype 'fp16' is not possible (did you mean 'float16'?); allowed: float16, bfloat16, float32"),
+            ("    dtype: fp16", 12, "dtype 'fp16' is not possible (did you mean 'float16'?); allowed: float16, bfloat16,"),
             ("    dtype: Float16", 12, "(did you mean 'float16'?)"),
             ("    layout: NWHC", 13, "(did you mean 'NHWC'?)"),
             ("    epilogue: [bias, rleu]", 22, "(did you mean 'relu'?)"),
