@@ -7,6 +7,7 @@ templates find everything else that they need in `schedsearch.template`.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from schedsearch import compat
@@ -261,7 +262,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'schedsearch' has no attribute {name!r}")
+    raise AttributeError(f"module 'schedsearch' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -92,6 +92,11 @@ def test_list_filters(folder: Path, options: list[str], expected: bool) -> None:
     assert bool(json.loads(ok("records", "list", "--db", "tuned.db", "--json", *options))) is expected
 
 
+def test_a_list_without_records_says_that_none_fits(folder: Path) -> None:
+    assert "no record fits" in schedsearch("records", "list", "--db", "tuned.db", "--workload", "nothing").stderr
+    assert "no record fits" not in schedsearch("records", "list", "--db", "tuned.db").stderr
+
+
 def test_the_latest_failures_of_any_kind_are_listed(folder: Path) -> None:
     with Store.open("tuned.db") as store:
         ok_record = store.rows(outcomes={Outcome.OK}, limit=1)[0].record()

@@ -101,3 +101,8 @@ def test_mistakes_are_told_with_what_to_do(arguments: list[str], code: int, mess
     add_run("records.db", (1, FAST))
     result = schedsearch("runs", *arguments)
     assert result.exit_code == code and message in result.stderr
+
+
+def test_where_to_list_runs_names_the_database_that_was_given() -> None:
+    add_run("other.db", (1, SLOW))
+    assert "list them: schedsearch runs --db other.db" in schedsearch("runs", "diff", "1", "2", "--db", "other.db").stderr

@@ -141,6 +141,9 @@ class TestCommand:
     def test_without_a_file_it_prints_markdown(self, sample: Path) -> None:
         assert CliRunner().invoke(main, ["report", str(sample)]).stdout.startswith("| task |")
 
+    def test_a_database_may_be_given_as_to_other_commands(self, sample: Path) -> None:
+        assert CliRunner().invoke(main, ["report", "--db", str(sample)]).stdout.startswith("| task |")
+
     def test_a_missing_database_is_an_error_unless_another_one_is_there(self, sample: Path, tmp_path: Path) -> None:
         missing = str(tmp_path / "missing.db")
         result = CliRunner().invoke(main, ["report", missing], standalone_mode=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,14 @@ import pytest
 from numba import cuda
 
 import schedsearch
-from schedsearch.errors import ArgumentError, NoRecordError, NoValidConfigError, UntunedWarning, UsageError
+from schedsearch.errors import (
+    ArgumentError,
+    NoRecordError,
+    NoValidConfigError,
+    UntunedWarning,
+    UsageError,
+    WrongResultError,
+)
 
 
 def double(x, y, *, each):  # type: ignore[no-untyped-def]
@@ -187,3 +196,31 @@ def test_a_run_whose_trials_all_fail_raises_with_reason_place_and_remedy(tmp_pat
     assert "correct the kernel, or its reference" in text and "report" not in text
     assert f"in {__file__}, line {short.__code__.co_firstlineno}" in text
     assert caught.value.exit_code == 1 and caught.value.summary.tasks[0].failure.config == {"threads": 256}
+
+
+def test_a_call_of_a_wrong_kernel_says_first_what_is_wrong(tmp_path: Path) -> None:
+    kernel = schedsearch.tunable(
+        knobs={"each": (1, 4)},
+        grid=lambda x: x.size // 128,  # too few blocks for the last elements
+        block=128,
+        outputs=["y"],
+        reference=lambda x: 2 * x,
+        db=tmp_path / "own.db",
+    )(double)
+    x = np.arange(132, dtype=np.float32)
+    with pytest.raises(WrongResultError, match=r"on [^:]*: default: .*4 of 132 elements were never written") as caught:
+        kernel(x, np.empty_like(x))
+    assert str(caught.value).endswith("Correct the kernel, or its reference")
+    assert str(caught.value).count("never written") == 1
+
+
+@pytest.mark.parametrize("time_s", ["1", 0, float("nan")])
+def test_a_wrong_time_is_named_with_its_type(kernel: Any, time_s: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        kernel.tune(X, np.empty_like(X), time_s=time_s)
+    assert str(caught.value) == f"time_s {time_s!r} is not possible; allowed: a number of seconds, more than 0"
+
+
+def test_a_misspelt_name_of_the_package_is_suggested_by_python() -> None:
+    done = subprocess.run([sys.executable, "-c", "import schedsearch; schedsearch.compil"], capture_output=True, text=True)
+    assert "has no attribute 'compil'" in done.stderr and "Did you mean: 'compile'?" in done.stderr

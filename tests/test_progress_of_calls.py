@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_support import schedsearch as cli
 from numba import cuda
 from session_support import World
 
@@ -211,6 +212,15 @@ class TestBuild:
             "writing ",
             "; 1 of 1 kernel without a record; built in ",
         )
+
+    def test_running_it_by_the_command(self, slow: Any, screen: Recorder, clock: FakeClock, tmp_path: Path) -> None:
+        path, built = small_model(tmp_path), tmp_path / "small.ssx"
+        schedsearch.build(path, db=tmp_path / "none.db", target="cpu", out=built, progress=False).close()
+        for place in ("file:load", "compare:layer_errors", "compare:onnxruntime_time", "fixed:FixedNet.measure"):
+            slow(f"schedsearch.executable.{place}")
+        ran = cli("run", str(built), "--target", "cpu", "--compare", str(path), "--repeat", "2")
+        assert ran.exit_code == 0, ran.output
+        check(screen, clock, "loading small.ssx", "comparing every layer with small.onnx", "timing the network")
 
     def test_tuning_within(
         self, slow: Any, screen: Recorder, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

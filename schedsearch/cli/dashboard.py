@@ -34,6 +34,17 @@ def require_server() -> None:
         )
 
 
+_files_argument = click.argument("files", metavar="[DB...]", nargs=-1, type=click.Path(dir_okay=False))
+_db_option = click.option(
+    "--db",
+    "databases",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False),
+    help="Another way to give a DB; may be given several times.",
+)
+
+
 def _port(ctx: click.Context, param: click.Parameter, value: int) -> int:
     if not 0 <= value <= 65535:
         raise click.BadParameter(f"{value} is not a port; allowed: 0 (any free one) to 65535", ctx, param)
@@ -41,7 +52,8 @@ def _port(ctx: click.Context, param: click.Parameter, value: int) -> int:
 
 
 @click.command()
-@click.argument("files", metavar="[DB...]", nargs=-1, type=click.Path(dir_okay=False))
+@_files_argument
+@_db_option
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", help="Any but a loopback one needs --token.")
 @click.option(
     "--port",
@@ -54,7 +66,9 @@ def _port(ctx: click.Context, param: click.Parameter, value: int) -> int:
 @click.option("--token", metavar="TEXT", default="", help="Secret that a browser must know; 'new' makes one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--parent", metavar="PID", type=int, default=0, help="End when this process, which started it, has ended.")
-def dashboard(files: tuple[str, ...], host: str, port: int, token: str, no_browser: bool, parent: int) -> None:
+def dashboard(
+    files: tuple[str, ...], databases: tuple[str, ...], host: str, port: int, token: str, no_browser: bool, parent: int
+) -> None:
     """Show tuning runs in a browser, while they go on or afterwards.
 
     DB is a database (default: records.db), or a file of `schedsearch replay --json`. Nothing is written to them. A database
@@ -72,8 +86,8 @@ def dashboard(files: tuple[str, ...], host: str, port: int, token: str, no_brows
         )
     if token and len(token) < 8:
         raise UsageError("--token has fewer than 8 characters, which can be guessed; give a longer one, or --token new")
-    databases, replays = split_files(files or (DEFAULT_DB,))
-    for path in databases:
+    stores, replays = split_files((*files, *databases) or (DEFAULT_DB,))
+    for path in stores:
         given.require(path, "database")
     listening = bind(host, port)
     found = listening.getsockname()[1]
@@ -84,7 +98,7 @@ def dashboard(files: tuple[str, ...], host: str, port: int, token: str, no_brows
     render.say(f"dashboard: {address} ({'it ends with the run' if parent else 'Ctrl-C ends it'})", err=True)
     if not no_browser and sys.stderr.isatty():
         threading.Timer(0.5, webbrowser.open, [address]).start()
-    answers = Answers(databases, replays)
+    answers = Answers(stores, replays)
     try:
         serve(answers, listening, host=host, token=token, parent=parent)
     finally:
@@ -118,7 +132,8 @@ def beside(db: str) -> Iterator[subprocess.Popen[bytes] | None]:
 
 
 @click.command()
-@click.argument("files", metavar="[DB...]", nargs=-1, type=click.Path(dir_okay=False))
+@_files_argument
+@_db_option
 @click.option("--output", "-o", metavar="FILE", type=click.Path(dir_okay=False), help="Default, and '-': standard output.")
 @click.option(
     "--format",
@@ -126,7 +141,7 @@ def beside(db: str) -> Iterator[subprocess.Popen[bytes] | None]:
     type=click.Choice(["html", "markdown", "csv", "json"]),
     help="Default: by the end of FILE, html if it has none; on standard output markdown.",
 )
-def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None:
+def report(files: tuple[str, ...], databases: tuple[str, ...], output: str | None, kind: str | None) -> None:
     """Write the dashboard of databases to one file that works offline, or their results as a table.
 
     DB is a database (default: records.db), or a file of `schedsearch replay --json`. The formats: html is the whole
@@ -152,10 +167,10 @@ def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None
     kind = kind or "html"
     if kind == "html" and output is None and sys.stdout.isatty():
         raise UsageError("an HTML report is for a file; name it: schedsearch report -o report.html")
-    databases, replays = split_files(files or (DEFAULT_DB,))
-    for path in databases:
+    stores, replays = split_files((*files, *databases) or (DEFAULT_DB,))
+    for path in stores:
         given.require(path, "database")
-    answers = Answers(databases, replays)
+    answers = Answers(stores, replays)
     try:
         answers.refresh()
         problems = [f"{source.problem}" for source in answers.sources if source.problem]

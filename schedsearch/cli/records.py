@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import textwrap
 import time
 from collections.abc import Iterable, Mapping
@@ -93,6 +94,8 @@ def list_(
     render.say(
         render.table(("id", "workload", "template", "time", "", "configuration", "message"), cells, right=("id", "time"))
     )
+    if not rows:
+        render.note(f"no record fits; give fewer conditions: schedsearch records list --db {shlex.quote(db)}")
     _note_problems(rows)
     for note in dict.fromkeys(f"note: {row.label}: {row.unreferenced}" for row in rows if row.unreferenced):
         render.say(printable(note))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -61,19 +62,29 @@ def run(
     from schedsearch.executable.compare import layer_errors, onnxruntime_time
     from schedsearch.executable.explain import check_text
     from schedsearch.executable.file import load
+    from schedsearch.progress import shown
 
     given.require(executable, "executable")
-    with load(executable, target=selector) as loaded:
+    with contextlib.ExitStack() as opened, shown() as display:
+        display.stage(f"loading {Path(executable).name}")
+        loaded = opened.enter_context(load(executable, target=selector))
         at = _sizes(loaded, sizes, files)
         net = loaded.at(at)
         inputs = read_inputs([port.at(at) for port in net.inputs], files, net.index_limits(at))
+        display.stage("running the network")
         outputs = net.evaluate(inputs)
         if output is not None:
             write_outputs(Path(output), outputs)
         original = _original(net, Path(executable), compare) if compare else None
+        if original:
+            display.stage(f"comparing every layer with {original.name}")
         errors = layer_errors(net, original, inputs) if original else []
+        display.stage("timing the network and its calls")
         times = net.measure(repeat, inputs) if repeat else None
+        if original and repeat:
+            display.stage(f"timing {original.name} in ONNX Runtime")
         peer = onnxruntime_time(net, original, inputs, repeat) if original and repeat else None
+        display.close()  # what follows are results
         if as_json:
             calls_ns = (times.calls_ns if times else ()) or [None] * len(net.steps)
             render.echo_json(

@@ -89,6 +89,8 @@ class Fallback:
             DeviceError: the device cannot be opened.
         """
         why: list[str] = []
+        tried: list[tuple[str, str]] = []
+        missed: list[tuple[str, str]] = []
         wrong = recorded = False
         for alternative in self.alternatives():
             recorded = recorded or (alternative.level == "exact" and alternative.recorded)
@@ -115,10 +117,12 @@ class Fallback:
                     )
                     return Found(loaded, verified, Provenance(*origin))
             why.append(f"{alternative.level}: {obstacle}")
-        text = f"no kernel for {self.workload.label} on {self.target.name}: {'; '.join(why)}. "
+            (missed if isinstance(alternative, Miss) else tried).append((alternative.level, obstacle))
+        text = f"no kernel for {self.workload.label} on {self.target.name}: {_obstacles(tried + missed)}. "
+        if wrong and self.workload.op == "own_kernel":
+            raise WrongResultError(f"{text}Correct the kernel, or its reference")
         if wrong:
-            remedy = "correct the kernel" if self.workload.op == "own_kernel" else "and report the template that is wrong"
-            raise WrongResultError(f"{text}Tune it here (`schedsearch tune`), {remedy}")
+            raise WrongResultError(f"{text}Tune it here (`schedsearch tune`), and report the template that is wrong")
         if recorded:
             raise UnusableRecordError(f"{text}Tune it here (`schedsearch tune`), or allow more levels")
         raise NoRecordError(f"{text}Tune it (`schedsearch tune`), or allow more levels")
@@ -377,6 +381,16 @@ class _Relaunch:
         if _reuse(self.row.template, workload) == "trusted":
             return loaded, False
         return _verified(device, self.fallback, loaded), True
+
+
+def _obstacles(found: Iterable[tuple[str, str]]) -> str:
+    """Levels and what stands in their way, each obstacle once, with all levels that it concerns."""
+    levels: dict[str, list[str]] = {}
+    for level, obstacle in found:
+        named = levels.setdefault(obstacle, [])
+        if level not in named:
+            named.append(level)
+    return "; ".join(f"{', '.join(named)}: {obstacle}" for obstacle, named in levels.items())
 
 
 def _reuse(template: str, workload: Workload) -> str:

@@ -51,7 +51,7 @@ class Options:
         if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
             raise UsageError(f"trials {self.trials!r} is not possible; allowed: an integer, 1 or more")
         if self.time_s is not None and (type(self.time_s) not in (int, float) or not self.time_s > 0):
-            raise UsageError(f"time of {self.time_s} s is not possible; allowed: more than 0")
+            raise UsageError(f"time_s {self.time_s!r} is not possible; allowed: a number of seconds, more than 0")
         if self.tuner not in TUNERS:
             raise UsageError(
                 f"tuner {self.tuner!r} is not known{did_you_mean(self.tuner, TUNERS)}; allowed: {', '.join(TUNERS)}"
