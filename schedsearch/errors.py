@@ -87,9 +87,13 @@ class UsageError(SchedsearchError, ValueError):
 class SeveralErrors(UsageError):
     """Several mistakes of one call, in `each`."""
 
-    def __init__(self, each: Sequence[UsageError]) -> None:
-        super().__init__("; ".join(map(str, each)))
+    def __init__(self, message: str, each: Sequence[UsageError] = ()) -> None:
+        super().__init__(message)
         self.each = tuple(each)
+
+    @classmethod
+    def of(cls, each: Sequence[UsageError]) -> SeveralErrors:
+        return cls("; ".join(map(str, each)), each)
 
 
 _PROBLEM_LIMIT = 2_000  # characters of one of several mistakes

@@ -1,100 +1,240 @@
-"""An `Epilogue` is one value for what follows the sums: in workloads the list of its stages, in calls the keywords."""
+"""The fused epilogue: its launch parameters, the PTX of each stage, and its arithmetic on a GPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from conv2d_numpy import FLOAT_STAGES, expected, from_bits, integers, run_on_gpu
+from numba import cuda, types
 
-import schedsearch
-from schedsearch import Epilogue
-from schedsearch.errors import ArgumentError, WorkloadError
+from schedsearch.backend.cuda import _compile_to_ptx, compile_cuda
+from schedsearch.device.detect import detect
+from schedsearch.launch import Float32, Grid, Int32, Pointer, Scalar
+from schedsearch.target import PRESETS
+from schedsearch.template import KernelSource, KernelStep
+from schedsearch.templates.conv2d.mma import Conv2dMma
+from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.epilogue_fragments import TileRows, store_transposed
+from schedsearch.templates.parts.epilogue_text import EpiloguePlan
+from schedsearch.templates.parts.stages import epilogue_operands
+from schedsearch.workload import Workload
 
-SIZES: dict[str, Any] = dict(n=1, h=8, w=8, c=16, k=16, r=3, s=3, padding=1)
+ALL_STAGES = FLOAT_STAGES
+DTYPES = [("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+ZERO = Float32(0.0)
+
+
+def absent(name: str) -> Pointer:
+    return Pointer(name, optional=True)
+
+
+def conv(*stages: str, k: int = 8, dtype: str = "float16", out_dtype: str | None = None) -> Workload:
+    return Workload.conv2d(n=2, h=4, w=5, c=8, k=k, r=1, s=1, dtype=dtype, out_dtype=out_dtype, epilogue=stages)
+
+
+def step(workload: Workload, form: str) -> KernelStep:
+    """A kernel that applies `pair` or `single` to constants."""
+    epilogue = Epilogue(workload)
+    pair, single, pairs = epilogue.pair, epilogue.single, form == "pair"
+
+    def kernel(y: Any, v0: Any, v1: Any, k: Any, *operands: Any) -> None:
+        if pairs:
+            y0, y1 = pair(v0, v1, 1, k, k, *operands)
+            ptx.store_global_f32x2(y, y0, y1)
+        else:
+            ptx.store_global_f32(y, single(v0, 1, k, k, *operands))
+
+    return KernelStep(kernel, (Pointer("y"), ZERO, ZERO, Int32(0), *epilogue.params), Grid(1), 32)
+
+
+def fragments_step(workload: Workload, octets: int) -> KernelStep:
+    """A kernel that applies `fragments` to zeros and stores the last pair of the second row."""
+    epilogue = Epilogue(workload)
+    size = 4 * octets
+    fuse = epilogue.fragments(octets, 8 * workload.k)
+
+    def kernel(y: Any, columns: Any, row: Any, k: Any, *operands: Any) -> None:
+        acc = cuda.local.array(size, types.float32)
+        for i in range(size):
+            acc[i] = types.float32(0)
+        fuse(acc, columns, row, row, k, k, *operands)
+        ptx.store_global_f32x2(y, acc[size - 2], acc[size - 1])
+
+    return KernelStep(kernel, (Pointer("y"), Int32(8), Int32(1), Int32(0), *epilogue.params), Grid(1), 32)
+
+
+def transposed_step(workload: Workload, octets: int) -> KernelStep:
+    """A kernel that applies `transposed` to zeros and stores the last pair of the second channel."""
+    epilogue = Epilogue(workload)
+    size = 4 * octets
+    fuse = epilogue.transposed(octets, TileRows(10, 20 * workload.k, workload.k))
+
+    def kernel(y: Any, rows: Any, staged: Any, k: Any, *operands: Any) -> None:
+        acc = cuda.local.array(size, types.float32)
+        for i in range(size):
+            acc[i] = types.float32(0)
+        fuse(acc, 16, rows, 10, 0, staged, k, k, *operands)
+        ptx.store_global_f32x2(y, acc[size - 2], acc[size - 1])
+
+    return KernelStep(kernel, (Pointer("y"), Int32(8), Int32(0), Int32(0), *epilogue.params), Grid(1), 32)
+
+
+def ptx_of(workload: Workload, form: str = "pair") -> str:
+    return _compile_to_ptx(step(workload, form), "kernel", "sm_80")
+
+
+# --- Launch parameters -----------------------------------------------------------------------------------------------
+def test_parameters_are_seven_whatever_the_stages() -> None:
+    assert Epilogue(conv()).params == (*map(absent, ("bias", "scale", "shift", "residual")), ZERO, ZERO, ZERO)
+    assert Epilogue(conv(*ALL_STAGES)).params == (
+        Pointer("bias"), Pointer("scale"), Pointer("shift"), Pointer("residual"),
+        Scalar("leaky_relu_slope"), Scalar("clip_min"), Scalar("clip_max"),
+    )  # fmt: skip
+    assert Epilogue(conv("residual", "clip")).params == (
+        absent("bias"), absent("scale"), absent("shift"), Pointer("residual"), ZERO, Scalar("clip_min"), Scalar("clip_max"),
+    )  # fmt: skip
+
+
+def test_identity_and_alignments() -> None:
+    assert Epilogue(conv()).identity
+    assert not Epilogue(conv("relu")).identity
+    assert Epilogue(conv("bias", "residual", out_dtype="float32")).alignments == {"bias": 4, "residual": 8}
+
+
+# --- Its PTX ---------------------------------------------------------------------------------------------------------
+def test_sums_of_integers_stay_in_integer_registers() -> None:
+    workload = Workload.conv2d(n=1, h=4, w=5, c=8, k=8, r=1, s=1, dtype="int8", epilogue=("bias", "residual", "requantise"))
+    epilogue = Epilogue(workload)
+    pair, single = epilogue.pair, epilogue.single
+
+    def kernel(y: Any, k: Any, *operands: Any) -> None:
+        y0, y1 = pair(k, k, 1, k, k, *operands)
+        ptx.store_global_b32x2(y, y0, single(y1, 1, k, k, *operands))
+
+    built = compile_cuda(
+        KernelSource(
+            "cuda", "native", (KernelStep(kernel, (Pointer("y"), Int32(0), *epilogue.params), Grid(1), 32),)
+        ),
+        PRESETS["a100"],
+    )  # fmt: skip
+    assert epilogue.accumulator == "int32"
+    assert built.resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(("before", "maxima"), [("relu", 0), ("residual", 1)])
+def test_requantise_right_after_relu_takes_an_instruction_less(before: str, maxima: int) -> None:
+    epilogue = ("relu", "bias", before, "requantise")
+    workload = Workload.conv2d(n=1, h=4, w=5, c=8, k=8, r=1, s=1, dtype="int8", epilogue=epilogue)
+    requantise = EpiloguePlan.of(workload, epilogue_operands(workload)).stages[-1]
+    assert requantise.ptx.count("max.f32") == maxima
 
 
 @pytest.mark.parametrize(
-    ("dtype", "epilogue", "stages"),
+    ("stage", "instruction", "loads"),
     [
-        ("float16", Epilogue(), []),
-        ("float16", Epilogue(bias=True, activation="relu"), ["bias", "relu"]),
-        ("float16", Epilogue(bias=True, scale=True, residual=True, activation="gelu"), ["scale_shift", "residual", "gelu"]),
-        ("float16", Epilogue(bias=True, residual=True, activation="silu", residual_last=True), ["bias", "silu", "residual"]),
-        ("float16", Epilogue(activation="relu6"), ["clip"]),
-        ("float16", Epilogue(pixel_shuffle=2), [{"depth_to_space": {"block": 2, "mode": "CRD"}}]),
-        ("int8", Epilogue(bias=True, out_dtype="int32"), ["bias"]),
-        ("int8", Epilogue(bias=True, scale=True, out_dtype="uint8"), ["bias", {"requantise": {"to": "uint8"}}]),
-        ("int8", Epilogue(bias=True, scale=True, out_dtype="float16"), [{"dequantise": {"to": "float16"}}, "bias"]),
-        (
-            "int8",
-            Epilogue(bias=True, scale=True, activation="relu", output_scale=True, out_dtype="int8"),
-            [{"dequantise": {"to": "float32"}}, "bias", "relu", {"quantise": {"to": "int8"}}],
-        ),
+        ("bias", "add.f32", 1),
+        ("scale_shift", "fma.rn.f32", 2),
+        ("residual", "add.f32", 1),
+        ("relu", "max.NaN.f32", 0),
+        ("leaky_relu", "selp.f32", 0),
+        ("clip", "min.NaN.f32", 0),
     ],
-    ids=lambda value: str(value)[:60],
 )
-def test_a_workload_takes_it_for_the_list_of_its_stages(dtype: str, epilogue: Epilogue[bool], stages: list[Any]) -> None:
-    plain = schedsearch.conv2d(**SIZES, dtype=dtype, epilogue=stages)
-    assert schedsearch.conv2d(**SIZES, dtype=dtype, epilogue=epilogue).id == plain.id
-    assert schedsearch.Workload.conv2d(**SIZES, dtype=dtype, epilogue=epilogue) == plain
-    assert schedsearch.conv2d(**SIZES, dtype=dtype).replace(epilogue=epilogue) == plain
+def test_a_stage_is_its_instruction_and_its_loads(stage: str, instruction: str, loads: int) -> None:
+    pair, single = ptx_of(conv(stage)), ptx_of(conv(stage), "single")
+    assert pair.count(instruction) == 2 and single.count(instruction) == 1
+    assert pair.count("ld.global.nc.b32") == loads  # two 16-bit values at once
+    assert single.count("ld.global.nc.b16") == loads
+    assert pair.count("@inside ld.global") == pair.count("ld.global")  # nothing is read where `valid` is 0
 
 
-def test_other_operators_take_it_too() -> None:
-    epilogue = Epilogue(bias=True, activation="relu")
-    stages = ["bias", "relu"]
-    assert schedsearch.dense(m=1, n=8, k=8, epilogue=epilogue) == schedsearch.dense(m=1, n=8, k=8, epilogue=stages)
-    sizes: dict[str, Any] = dict(n=1, c=8, h=8, w=8, r=3, s=3)
-    assert schedsearch.depthwise_conv2d(**sizes, epilogue=epilogue).id == (
-        schedsearch.depthwise_conv2d(**sizes, epilogue=stages).id
-    )
+@pytest.mark.parametrize(("stage", "loads_of_an_octet"), [("bias", 1), ("scale_shift", 2), ("residual", 2), ("clip", 0)])
+def test_rows_of_a_fragment_share_the_operands_of_a_channel(stage: str, loads_of_an_octet: int) -> None:
+    text = _compile_to_ptx(fragments_step(conv(stage, k=64), 5), "kernel", "sm_90a")
+    loads = [line for line in text.splitlines() if "ld.global" in line]
+    assert len(loads) == 5 * loads_of_an_octet and all("@inside" in line or "@column" in line for line in loads)
+    second_octet = [line for line in loads if "+16]" in line]  # 8 channels of 2 bytes
+    assert len(second_octet) == loads_of_an_octet
 
 
-def test_mistakes_say_what_is_allowed() -> None:
-    with pytest.raises(ArgumentError, match=r"no activation 'rleu' \(did you mean 'relu'\?\); allowed: relu, .* or None"):
-        schedsearch.conv2d(**SIZES, epilogue=Epilogue(activation="rleu"))
-    with pytest.raises(ArgumentError, match="a scale without a bias"):
-        schedsearch.conv2d(**SIZES, epilogue=Epilogue(scale=True))
-    with pytest.raises(WorkloadError, match=r"conv2d has no parameter 'strid' \(did you mean 'stride'\?\)"):
-        schedsearch.conv2d(**SIZES, strid=2)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("stage", "out_dtype", "channel_loads", "residual_loads"),
+    [
+        ("bias", "float16", 2, 0),
+        ("scale_shift", "float32", 4, 0),
+        ("residual", "float16", 0, 0),
+        ("residual", "float32", 0, 20),
+    ],
+)
+def test_transposed_fragments_load_the_operands_of_a_channel_once(
+    stage: str, out_dtype: str, channel_loads: int, residual_loads: int
+) -> None:
+    """5 octets of 8 positions, two channels per thread: a 32-bit residual takes 4 loads per octet, a 16-bit one ldmatrix."""
+    text = _compile_to_ptx(transposed_step(conv(stage, k=64, out_dtype=out_dtype), 5), "kernel", "sm_90a")
+    lines = text.splitlines()
+    loads = [line for line in lines if "ld.global" in line]
+    assert len([line for line in loads if ".b16" in line]) == channel_loads
+    assert len([line for line in loads if ".f32" in line]) == residual_loads
+    assert all("@inside" in line or "@valid" in line for line in loads)
+    staged = stage == "residual" and out_dtype == "float16"
+    assert [text.count(f"ldmatrix.sync.aligned.m8n8.{n}.trans") for n in ("x4", "x2")] == ([2, 1] if staged else [0, 0])
 
 
-def test_calls_of_pytorch_take_it_for_their_keywords() -> None:
-    torch = pytest.importorskip("torch")
-    sst = pytest.importorskip("schedsearch.torch")
-    from torch.nn import functional
+def test_transposed_float32_is_stored_where_it_lies_inside() -> None:
+    """4 values per octet: two neighbouring positions of channels k and k + 8, which are 32 bytes apart."""
+    store = store_transposed(5, TileRows(10, 20 * 64, 64))
 
-    generator = torch.Generator().manual_seed(3)
-    x, weight, bias, residual = (
-        torch.randn(*shape, generator=generator) for shape in ((1, 8, 6, 6), (8, 8, 3, 3), (8,), (1, 8, 6, 6))
-    )
-    exact = torch.relu(functional.conv2d(x.double(), weight.double(), bias.double(), padding=1) + residual.double())
-    epilogue = sst.Epilogue(bias=bias, residual=residual, activation="relu")
-    y = sst.conv2d(x, weight, padding=1, epilogue=epilogue)
-    torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
-    assert torch.equal(y, sst.conv2d(x, weight, bias, residual, padding=1, activation="relu"))
-    narrow = torch.randint(-9, 9, (8, 1, 3, 3), generator=generator).float()
-    assert torch.equal(
-        sst.depthwise_conv2d(x, narrow, epilogue=sst.Epilogue(activation="clip", low=-1.0, high=2.0)),
-        sst.depthwise_conv2d(x, narrow, activation="clip", low=-1.0, high=2.0),
-    )
-    integers = torch.randint(-9, 9, (1, 8, 6, 6), dtype=torch.int8, generator=generator)
-    filters = torch.randint(-9, 9, (8, 8, 3, 3), dtype=torch.int8, generator=generator)
-    scale = torch.full((8,), 0.01)
-    assert torch.equal(
-        sst.quantized_conv2d(integers, filters, epilogue=sst.Epilogue(scale=scale, out_dtype="int8")),
-        sst.quantized_conv2d(integers, filters, scale=scale),
-    )
-    for call, error, message in (
-        (lambda: sst.conv2d(x, weight, actvation="relu"), TypeError, "actvation' .did you mean 'activation'"),
-        (lambda: sst.conv2d(x, weight, bias, epilogue=epilogue), ArgumentError, "an epilogue and parts of one"),
-        (lambda: sst.conv2d(x, weight, epilogue="relu"), ArgumentError, "epilogue is a str; allowed: an Epilogue"),
-        (lambda: sst.conv2d(x, weight, epilogue=Epilogue(bias=True)), ArgumentError, "give the tensors"),
-        (
-            lambda: sst.depthwise_conv2d(x, narrow, epilogue=Epilogue(pixel_shuffle=2)),
-            ArgumentError,
-            "takes no pixel_shuffle",
-        ),
-    ):
-        with pytest.raises(error, match=message):
-            call()
+    def kernel(y: Any, rows: Any) -> None:
+        acc = cuda.local.array(20, types.float32)
+        for i in range(20):
+            acc[i] = types.float32(i)
+        store(acc, y, 16, rows, 10, 0, 0)
+
+    text = _compile_to_ptx(KernelStep(kernel, (Pointer("y"), Int32(8)), Grid(1), 32), "kernel", "sm_90a")
+    stores = [line for line in text.splitlines() if "st.global.f32" in line]
+    assert len(stores) == 20 and all("@valid" in line for line in stores)
+    assert sum("+32]" in line for line in stores) == 10
+
+
+def test_stages_run_in_the_order_of_the_workload() -> None:
+    first, second = ptx_of(conv("bias", "relu")), ptx_of(conv("relu", "bias"))
+    assert first.index("add.f32") < first.index("max.NaN.f32")
+    assert second.index("max.NaN.f32") < second.index("add.f32")
+    assert ptx_of(conv("relu", "bias", "relu")).count("max.NaN.f32") == 4
+
+
+def test_without_stages_there_is_no_arithmetic() -> None:
+    text = ptx_of(conv())
+    assert "add.f32" not in text and "ld.global" not in text
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize(("target", "arch"), [("a100", "sm_80"), ("h200", "sm_90a"), ("b200", "sm_100")])
+def test_all_stages_assemble(dtype: str, out_dtype: str, target: str, arch: str) -> None:
+    workload = conv(*ALL_STAGES, dtype=dtype, out_dtype=out_dtype)
+    transposed = (transposed_step(workload, 32), transposed_step(workload, 5))
+    steps = (step(workload, "pair"), step(workload, "single"), fragments_step(workload, 32), *transposed)
+    built = compile_cuda(KernelSource("cuda", arch, steps), PRESETS[target])
+    assert built.resources.local_bytes == 0
+
+
+# --- On the device, inside a convolution -----------------------------------------------------------------------------
+@pytest.mark.gpu
+@pytest.mark.many(each="stages")
+@pytest.mark.parametrize("k", [8, 6, 5], ids="k{}".format)
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize("stages", [(stage,) for stage in ALL_STAGES] + [ALL_STAGES, ALL_STAGES[::-1]], ids="+".join)
+def test_arithmetic_is_exact_and_keeps_nan(stages: tuple[str, ...], dtype: str, out_dtype: str, k: int) -> None:
+    template, target = Conv2dMma(), detect("cuda")
+    workload = conv(*stages, k=k, dtype=dtype, out_dtype=out_dtype)
+    arrays = integers(workload, np.random.default_rng(0))
+    arrays["x"][0, 1, 2, 3] = np.nan
+    y = run_on_gpu(template, workload, target, template.default(workload, target, template.space(workload, target)), arrays)
+    assert np.isnan(from_bits(y[0, 1, 2], out_dtype)).all()
+    arrays["x"][0, 1, 2, 3] = 0
+    truth = expected(workload, arrays)
+    y[0, 1, 2] = truth.bits[0, 1, 2]
+    truth.check(y)

@@ -18,7 +18,6 @@ from types import FunctionType
 from typing import Any
 
 from schedsearch.errors import OperatorError
-from schedsearch.ops import float_words
 
 CALLS = ("abs", "len", "max", "min", "range")
 _STATEMENTS = (
@@ -42,6 +41,15 @@ _EXPRESSIONS = (
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Name, ast.Constant, ast.Subscript, ast.Call, ast.Tuple,
     ast.Load, ast.Store,
 )  # fmt: skip
+
+
+def _is_of_floats(function: Callable[..., object]) -> bool:
+    """Whether a function is one of `float_words.ALL`. Only then it is imported, because it needs NumPy."""
+    if function.__module__ != "schedsearch.ops.float_words":
+        return False
+    from schedsearch.ops.float_words import ALL
+
+    return function in ALL
 
 
 def check_source(function: Callable[..., object], parameters: Sequence[str] | None = None) -> None:
@@ -173,7 +181,7 @@ class _Check:
             self._refuse(node, f"{node.func.id} calls itself: write a loop instead")
         for argument in node.args:
             self._expression(argument)
-        if called not in float_words.ALL:
+        if not _is_of_floats(called):
             _Check(called, None, self.path).run()
 
     def _captured(self, node: ast.Name) -> Any:

@@ -86,7 +86,7 @@ def plan_tasks(tasks: Sequence[Task | Workload], templates: TemplateSet, target:
         if (arms := planner.arms(templates)) is not None:
             plans.append(TaskPlan(task, arms))
     if problems:
-        raise problems[0] if len(problems) == 1 else SeveralErrors(problems)
+        raise problems[0] if len(problems) == 1 else SeveralErrors.of(problems)
     return plans
 
 
