@@ -75,6 +75,15 @@ def _machine(data: dict[str, Any]) -> str:
     return f"{data['machine']['cpu']}, {data['machine']['cores']} cores"
 
 
+def two_versions(data: dict[str, Any]) -> str:
+    """Two versions measured in turns: what was measured, and the ratio."""
+    rows = [
+        (row["what"], f"{row['before']:.2f}", f"{row['after']:.2f}", f"{row['after'] / row['before']:.3f}")
+        for row in data["rows"]
+    ]
+    return markdown(("", "before", "after", "after / before"), rows)
+
+
 def faults(data: dict[str, Any]) -> str:
     """One row per scenario of a campaign of injected faults (tests/faults)."""
     tried = [row for row in data["scenarios"] if row["tries"]]
@@ -373,6 +382,7 @@ TABLES = {
     "faults_inputs": Table("faults_inputs", "make faults N=50 FAULTS='own.*' OUT=", faults, origin=False),
     "faults_fuzz": Table("faults_fuzz", "make faults FAULTS='fuzz.*' OUT=", faults, origin=False),
     "faults_cuda": Table("faults_cuda", "make faults TARGET=cuda N=20 OUT=", faults, origin=False),
+    "two_versions": Table("two_versions_h200", "two_versions.py --target cuda", two_versions, origin=False),
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),

@@ -233,19 +233,22 @@ def compare(options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         for version in VERSIONS:
             runs[version].append(_answer(_start(version, "measure", options)))
-    least = {version: _least(runs[version]) for version in VERSIONS}
-    rows = [
-        {"what": what, "before": least["before"][what], "after": least["after"][what]}
-        for what in least["after"]
-        if what in least["before"]
-    ]
+        rows = _rows(runs)  # written after each round: a limit of time costs only what was not measured
+        common.write(
+            options.out, {"rounds": options.rounds, "cores": len(os.sched_getaffinity(0)), "rows": rows, "runs": runs}
+        )
     print(
         common.table(
             ("", *VERSIONS, "after / before"),
             [(r["what"], f"{r['before']:.2f}", f"{r['after']:.2f}", f"{r['after'] / r['before']:.3f}") for r in rows],
         )
     )
-    common.write(options.out, {"rounds": options.rounds, "cores": len(os.sched_getaffinity(0)), "rows": rows, "runs": runs})
+
+
+def _rows(runs: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    least = {version: _least(runs[version]) for version in VERSIONS}
+    shared = [what for what in least["after"] if what in least["before"]]
+    return [{"what": what, **{version: least[version][what] for version in VERSIONS}} for what in shared]
 
 
 def _least(runs: list[dict[str, float]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from schedsearch.typed import JsonObject
 # CPU seconds to build a candidate, and device seconds to verify and time it.
 _BUILD_S = {"cuda": 0.8, "cpu": 1.5}
 _MEASURE_S = {"cuda": 0.07, "cpu": 0.3}
+_START_S, _RACE_S = 4.0, 0.5  # the processes of a run and the first build; a task's inputs and final race
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def preview(
     candidate_s = build_s + measure_s if target.kind == "cpu" else max(build_s, measure_s)
     sizes = [sum(arm.space.size.count for arm in plan.arms) for plan in plans]
     candidates = chosen + sum(size if each is None else min(each, size) for size in sizes)
-    estimate_s = min(candidates * candidate_s, math.inf if time_s is None else time_s)
+    estimate_s = _START_S + len(plans) * _RACE_S + candidates * candidate_s
+    estimate_s = min(estimate_s, math.inf if time_s is None else time_s)
     return Preview(target.key, tuple(names), tuple(plans), each, chosen, time_s, workers, estimate_s)
 
 
