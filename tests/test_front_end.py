@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from numba import cuda, types
 
-from schedsearch.backend import CompileError, compile_source, front_end, sharing
+from schedsearch.backend import CompileError, compile_source, front_end, kernel_identity, sharing
 from schedsearch.backend.build_cache import BuildCache
 from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.backend.front_end import _front_end
@@ -217,6 +218,24 @@ def test_all_processes_call_a_shape_the_same() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == keys()
     assert len(set(keys())) == 4
+
+
+def test_kernels_of_templates_have_names_that_last() -> None:
+    """Otherwise their output is not kept for later runs."""
+    assert len(set(keys())) == 4  # which asserts it of each
+
+
+def test_the_name_of_a_kernel_covers_the_named_tuples_that_it_makes() -> None:
+    def kernel(fields: str, default: int) -> Callable[[], object]:
+        place = namedtuple("Place", fields, defaults=[default])  # noqa: PYI024  classes of one name
+
+        def made() -> object:
+            return place(1)
+
+        return made
+
+    names = {kernel_identity.identity(kernel(*each)) for each in (("a b", 0), ("a c", 0), ("a b", 1), ("a b", 0))}
+    assert len(names) == 3
 
 
 @pytest.mark.long

@@ -88,6 +88,10 @@ class _Identifier(Walker):
         if declared is not None:
             return "operation", repr(declared)
         kind = type(value)
+        fields = getattr(value, "_fields", None)
+        if isinstance(value, type) and issubclass(value, tuple) and fields is not None:  # Numba reads no more of its class
+            defaults = self.of(tuple(getattr(value, "_field_defaults", {}).items()))
+            return "named tuple", value.__module__, value.__qualname__, fields, defaults
         if isinstance(value, type | BuiltinFunctionType):
             if _is_ours(value.__module__) or _is_versioned(value.__module__):
                 return "named", value.__module__, value.__qualname__
