@@ -227,7 +227,7 @@ def test_kernels_of_templates_have_names_that_last() -> None:
 
 def test_the_name_of_a_kernel_covers_the_named_tuples_that_it_makes() -> None:
     def kernel(fields: str, default: int) -> Callable[[], object]:
-        place = namedtuple("Place", fields, defaults=[default])  # noqa: PYI024  classes of one name
+        place = namedtuple("Place", fields, defaults=[default])
 
         def made() -> object:
             return place(1)
