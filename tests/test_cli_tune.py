@@ -283,6 +283,9 @@ class TestRun:
         assert json.loads(schedsearch("records", "best", "--db", "t.db", "--json").stdout) == []
 
 
+OTHERS = (signal.SIGTERM, signal.SIGHUP)  # which end a run as Ctrl-C does
+
+
 class TestInterruption:
     def until_first_trial(self, process: subprocess.Popen[str]) -> list[dict[str, object]]:
         assert process.stdout is not None
@@ -293,7 +296,7 @@ class TestInterruption:
                 return told
         pytest.fail(f"ended early: {process.stderr.read() if process.stderr else ''}")
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    @pytest.mark.parametrize("number", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.long) for each in OTHERS)])
     def test_the_first_signal_saves_everything_and_says_how_to_go_on(self, folder: Path, number: signal.Signals) -> None:
         (folder / "tiny.yaml").write_text(ONE_THREAD)
         process = start("tune", "tiny.yaml", "--db", "t.db", "--trials", 3000, "--json", "--fresh", cwd=folder)
@@ -313,7 +316,7 @@ class TestInterruption:
         assert run["finished_at"] is not None
         assert workers and not any(alive(worker) for worker in workers)
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
     def test_a_signal_before_the_search_begins_is_an_interruption_too(self, folder: Path, number: signal.Signals) -> None:
         lock = DeviceLock(detect("cpu"))  # makes the command wait at its start
         try:
