@@ -90,6 +90,7 @@ def test_the_list_in_the_documentation_is_what_the_driver_does_in_its_order() ->
     assert [each for each in called() if each in stages[1:]] == stages[1:]
 
 
+@pytest.mark.long
 def test_no_stage_goes_back_to_a_module_that_an_earlier_one_has_left(tmp_path: Path) -> None:
     stages = documented()[1:]
     found = [(module, inside) for module, inside in stages_of_a_build(tmp_path) if module in stages]

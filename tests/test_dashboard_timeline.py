@@ -91,6 +91,7 @@ class TestRun:
         outcomes = {trial: outcome for trial, outcome in zip(bars["trial"], bars["outcome"], strict=True) if trial}
         assert all(outcomes[f"0.{row.id}"] == row.measurement.outcome for row in searched)
 
+    @pytest.mark.long
     def test_a_long_run_stays_small(self, tmp_path: Path) -> None:
         with answers_of(sample_database(tmp_path / "a.db", trials=1500)) as answers:
             view = self.run_of(answers)

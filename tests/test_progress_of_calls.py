@@ -246,6 +246,7 @@ class TestBuild:
         schedsearch.build_dynamic(path, {"n": (1, 2)}, db=tmp_path / "none.db", target="cpu", check=False).close()
         check(screen, clock, "reading small.onnx", "compiling and verifying conv2d", "a table of kernels; ")
 
+    @pytest.mark.long
     def test_a_graph(self, slow: Any, screen: Recorder, clock: FakeClock, tmp_path: Path) -> None:
         path = small_model(tmp_path, "n")
         for place in ("read_file", "_read", "machine_code"):
