@@ -12,8 +12,8 @@ from schedsearch.target import Target
 from schedsearch.typed import JsonObject
 
 # CPU seconds to build a candidate, and device seconds to verify and time it.
-_BUILD_S = {"cuda": 0.8, "cpu": 1.5}
-_MEASURE_S = {"cuda": 0.07, "cpu": 0.3}
+_BUILD_S = {"cuda": 0.8, "cpu": 0.7}
+_MEASURE_S = {"cuda": 0.07, "cpu": 0.1}
 _START_S, _RACE_S = 4.0, 0.5  # the processes of a run and the first build; a task's inputs and final race
 
 
