@@ -19,6 +19,7 @@ from records_support import conv, record
 from schedsearch.config import Config
 from schedsearch.measurement import Outcome
 from schedsearch.records.store import Store
+from schedsearch.target import PRESETS
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FACTS = {"card": "a card, 1, 2, 3", "cpus": 2, "python": "3.12", "versions": {"torch": "2"}}
@@ -381,3 +382,23 @@ def test_the_rank_correlation_of_predictions_does_not_depend_on_the_order_of_equ
     assert correlation([10.0, 20.0, 30.0, 40.0], [5.0, 5.0, 7.0, 7.0]) == pytest.approx(4 / math.sqrt(20))
     assert correlation([20.0, 40.0, 10.0, 30.0], [5.0, 7.0, 5.0, 7.0]) == pytest.approx(4 / math.sqrt(20))
     assert math.isnan(correlation([1.0, 2.0], [3.0, 3.0]))
+
+
+# --- Awkward channels --------------------------------------------------------------------------------------------------
+def test_layers_of_awkward_channels_come_in_two_halves_and_have_templates(benchmark_module: Any) -> None:
+    awkward = benchmark_module("awkward")
+    halves = [awkward.chosen(awkward.arguments(["--half", half])) for half in ("1", "2")]
+    layers = awkward.chosen(awkward.arguments([]))
+    assert halves[0] + halves[1] == layers and len(layers) == 16
+    assert all(layer.c % 8 or layer.k % 8 for layer in layers)
+    fitting = awkward.fitting(layers, ["conv2d_mma"], PRESETS["h200"])
+    assert fitting == {"conv2d_mma": layers}
+
+
+def test_a_row_of_awkward_channels_has_a_column_for_each_template(benchmark_module: Any) -> None:
+    awkward = benchmark_module("awkward")
+    common = {"workload": "layer", "cudnn_nhwc_us": 6.0, "cudnn_us": 5.0, "ratio": 1.25}
+    rows = [{**common, "template_us": {"a": 4.0}}, {"workload": "other", "error": "none"}]
+    header, _, first, second = awkward.table([*rows]).splitlines()
+    assert header.split()[-4:] == ["a", "cuDNN", "NHWC", "cuDNN", "ratio"][-4:]
+    assert first.split() == ["layer", "4.00", "6.00", "5.00", "1.25"] and second.split() == ["other", "none"]
