@@ -29,18 +29,19 @@ COMPUTED = {*ELEMENTWISE, "Concat", "MatMul"} - {"Clip", "BatchNormalization", "
 """Operators of which all inputs are inputs of the network; of others it is the first, and the rest are constants."""
 DTYPE = r"(reads|makes|is) (an unknown dtype|\w+); allowed: "
 REFUSED: Mapping[str, str] = {
-    "AveragePool": "has [13] spatial dimensions",
+    "AveragePool": "has 3 spatial dimensions",
     "BatchNormalization": "in training mode",
     "Clip": "is computed, where only a constant",
     "ConvInteger": "zero point that is computed or differs",
-    "ConvTranspose": "allowed: 2 spatial|more pixels than there are|strides 3 and 2",
+    "ConvTranspose": "allowed: 1 or 2 spatial|more pixels than there are",
     "DequantizeLinear": "scales of blocks",
     "Dropout": "in training mode or gives its mask|ConstantOfShape",
     "Gemm": r"bias of shape \[3, 4\]|first factor that is transposed",
     "LayerNormalization": "gives its mean or deviation",
     "Identity": "of unknown rank",  # a sequence
+    "LpPool": "has 3 spatial dimensions",
     "MatMul": "multiplies .* by .*; allowed: (two computed arrays|equal batches)",
-    "MaxPool": "has [13] spatial dimensions|the places of the largest pixels",
+    "MaxPool": "has 3 spatial dimensions|the places of the largest pixels",
     "Pad": "has mode (edge|reflect|wrap)",
     "Pow": "is computed, where only a constant",
     "QLinearMatMul": "computed, or not a matrix",
@@ -56,7 +57,7 @@ REFUSED: Mapping[str, str] = {
 
 
 ALSO_IN = {"Identity": "clip"}  # a clip without bounds, as its function
-NEVER_TAKEN = ("LayerNormalization", "ReduceLogSumExp")  # in these cases, e.g. because of float64
+NEVER_TAKEN = ("LayerNormalization", "ReduceLogSumExp", "GlobalLpPool")  # e.g. because of float64, or there are no cases
 
 
 def cases(op: str) -> list[Any]:

@@ -1,5 +1,6 @@
 """Nodes that are the same as others for which there are kernels.
 
+- Convolutions and pools with one dimension are those of images with one row (`schedsearch.network.compositions.rows`).
 - A transposed convolution is a convolution of blocks of pixels (`schedsearch.network.transposed`).
 - x * Sigmoid(x) is Swish, and x * HardSigmoid(x) of the usual slope is HardSwish.
 - A Concat of dequantised numbers that is quantised is one of 8-bit numbers, and a view of dequantised numbers is one of
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedsearch.network.compositions import pools
+from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import only_reader
 from schedsearch.network.new_nodes import constant, replace, result
 from schedsearch.network.quantised import converted_from, converted_to
@@ -33,6 +36,7 @@ def rewrite_nodes(model: ir.Model) -> None:
     that they do not count as readers."""
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+    lift_rows(model)
     for node in list(model.graph):
         if node.domain in ("", "ai.onnx") and (rewrite := _REWRITES.get(node.op_type)) is not None:
             rewrite(model, node)
@@ -143,4 +147,5 @@ _REWRITES = {
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view),
     "QuantizeLinear": _quantise,
     **REWRITTEN,
+    **pools.REWRITTEN,
 }

@@ -35,7 +35,7 @@ def correct_shapes(model: ir.Model) -> None:
     for node in left:
         if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):  # this alone says how many windows there are
             node.attributes.pop("ceil_mode")
-            _forget_shapes_behind(node)
+            forget_shapes_behind(node)
     while left:
         ShapeInferencePass()(model)
         wrong = next((node for node in left if any(axis.is_miscounted for axis in _axes(node))), None)
@@ -43,7 +43,7 @@ def correct_shapes(model: ir.Model) -> None:
             return
         left = left[left.index(wrong) + 1 :]
         _rewrite(wrong)
-        _forget_shapes_behind(wrong)
+        forget_shapes_behind(wrong)
 
 
 def pad_open_pools(model: ir.Model) -> None:
@@ -152,7 +152,15 @@ def _rewrite(node: ir.Node) -> None:
     read["pads"] = ir.AttrInt64s("pads", [*(axis.before for axis in axes), *after])
 
 
-def _forget_shapes_behind(node: ir.Node) -> None:
+def pads_of_windows(node: ir.Node) -> list[int]:
+    """The pads with which a pool without `ceil_mode` has the windows of one that has it, or that has `auto_pad` VALID. More
+    of the padding may count then. The shape of its input must be known."""
+    axes = _axes(node)
+    more = [axis.stride - axis.left if _is_ceil(node) and axis.adds_a_window else 0 for axis in axes]
+    return [*(axis.before for axis in axes), *(axis.after + extra for axis, extra in zip(axes, more))]
+
+
+def forget_shapes_behind(node: ir.Node) -> None:
     """Those of a node's results and of all that is computed from them."""
     left, seen = [node], {node}
     while left:

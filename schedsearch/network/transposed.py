@@ -8,6 +8,7 @@ import numpy as np
 
 from schedsearch.network.facts import is_onnx
 from schedsearch.network.new_nodes import constant, replace, result
+from schedsearch.network.shapes import forget_shapes_behind
 from schedsearch.typed import Array
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def write_pads(model: ir.Model) -> bool:
             for name in ("auto_pad", "output_shape"):
                 node.attributes.pop(name, None)
             node.attributes["pads"] = ir.AttrInt64s("pads", pads)
+            forget_shapes_behind(node)  # onnx's inference adds output_padding to them, runtimes do not
             changed = True
     return changed
 
@@ -65,14 +67,12 @@ def transposed_problem(node: ir.Node) -> str:
     """Why a ConvTranspose cannot become a convolution; empty if it can."""
     x, weight = node.inputs[0], node.inputs[1]
     if x is None or x.shape is None or not x.shape.is_static() or len(x.shape) != 4:
-        return "has an input of another shape than N, C, H, W; allowed: 2 spatial dimensions, of known extents"
+        return "has an input of another shape than N, C, (H,) W; allowed: 1 or 2 spatial dimensions, of known extents"
     if weight is None or weight.const_value is None:
         return "has a weight that is computed; allowed: a constant"
     if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or "output_shape" in node.attributes:
         return "has auto_pad or output_shape that asks for more pixels than there are; allowed: pads and output_padding"
     rows, columns = (_Axis.of(node, axis) for axis in (0, 1))
-    if rows.stride != columns.stride:
-        return f"has strides {rows.stride} and {columns.stride}; allowed: equal ones"
     if any(min(axis.before, axis.after) < 0 for axis in (rows, columns)):
         return "has pads that are larger than its filters; allowed: smaller ones"
     return ""
@@ -133,33 +133,72 @@ def transposed_convolution(model: ir.Model, node: ir.Node) -> None:
     x, weight, y = node.inputs[0], node.inputs[1], node.outputs[0]
     assert x is not None and x.shape is not None and weight is not None and weight.const_value is not None
     rows, columns = (_Axis.of(node, axis) for axis in (0, 1))
-    groups, block = node.attributes.get_int("group", 1), rows.stride
+    groups, strides = node.attributes.get_int("group", 1), (rows.stride, columns.stride)
+    block = rows.stride * columns.stride
+    by_phase = rows.stride == 1 < columns.stride and groups == 1
     filters = weight.const_value.numpy()
     c, k, r, s = filters.shape
     grouped = filters.reshape(groups, c // groups, k, r, s).astype(np.float32)
-    made = np.einsum("gckrs,fir,ejs->gkfecij", grouped, rows.selection(), columns.selection())
-    made = made.reshape(groups * k * block**2, c // groups, rows.taps, columns.taps).astype(filters.dtype)
+    order = "fegkcij" if by_phase else "gkfecij"
+    made = np.einsum(f"gckrs,fir,ejs->{order}", grouped, rows.selection(), columns.selection())
+    made = made.reshape(groups * k * block, c // groups, rows.taps, columns.taps).astype(filters.dtype)
     inputs = [x, constant(model, f"{weight.name}.blocks", made)]
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         bias = node.inputs[2]
         if bias.const_value is None:
             return
-        inputs.append(constant(model, f"{bias.name}.blocks", bias.const_value.numpy().repeat(block**2)))
+        numbers = bias.const_value.numpy()
+        inputs.append(constant(model, f"{bias.name}.blocks", np.tile(numbers, block) if by_phase else numbers.repeat(block)))
     pads = [rows.before, columns.before, rows.after, columns.after]
     attributes = [ir.AttrInt64s("pads", pads), ir.AttrInt64("group", groups)]
-    n = int(x.shape[0])
-    channels = groups * k
-    value = result(y, "blocks", [n, channels * block**2, rows.blocks, columns.blocks])
+    n, channels = int(x.shape[0]), groups * k
+    value = result(y, "blocks", [n, channels * block, rows.blocks, columns.blocks])
     nodes = [ir.Node("", "Conv", inputs, attributes, outputs=[value], name=node.name)]
-    if block > 1:
-        shuffled = result(y, "pixels", [n, channels, rows.blocks * block, columns.blocks * block])
-        shuffle = [ir.AttrInt64("blocksize", block), ir.AttrString("mode", "CRD")]
+    if rows.stride == columns.stride > 1:
+        shuffled = result(y, "pixels", [n, channels, rows.blocks * rows.stride, columns.blocks * columns.stride])
+        shuffle = [ir.AttrInt64("blocksize", rows.stride), ir.AttrString("mode", "CRD")]
         nodes.append(ir.Node("", "DepthToSpace", [value], shuffle, outputs=[shuffled], name=node.name))
-        value = shuffled
-    if (rows.blocks * block, columns.blocks * block) != (rows.extent, columns.extent):
+    elif block > 1:
+        nodes += _pixels_of_blocks(model, node, value, strides, by_phase)
+    if (rows.blocks * rows.stride, columns.blocks * columns.stride) != (rows.extent, columns.extent):
         ends = [constant(model, f"{y.name}.{name}", np.array(numbers)) for name, numbers in (
             ("starts", [0, 0]), ("ends", [rows.extent, columns.extent]), ("axes", [2, 3])
         )]  # fmt: skip
         value = result(y, "cut", [n, channels, rows.extent, columns.extent])
         nodes.append(ir.Node("", "Slice", [nodes[-1].outputs[0], *ends], outputs=[value], name=node.name))
     replace(model, node, nodes)
+
+
+def _pixels_of_blocks(
+    model: ir.Model, node: ir.Node, blocks: ir.Value, strides: tuple[int, int], by_phase: bool
+) -> list[ir.Node]:
+    """Nodes that move the pixels of blocks of different height and width to their places.
+
+    Args:
+        blocks: [n, channels * pixels of a block, rows of blocks, columns of blocks]; the pixels of a channel stand side by
+            side, or `by_phase` all channels of a pixel do. An image in NHWC of blocks of one row has them in order then.
+    """
+    import onnx_ir as ir
+
+    assert blocks.shape is not None
+    n, c, p, q = (int(extent) for extent in blocks.shape)
+    (r, s), nodes = strides, list[ir.Node]()
+
+    def add(op: str, shape: list[int], numbers: list[int]) -> None:
+        x = nodes[-1].outputs[0] if nodes else blocks
+        value = result(node.outputs[0], f"pixels{len(nodes)}", shape)
+        inputs = [x] if op == "Transpose" else [x, constant(model, f"{value.name}.shape", np.array(numbers, np.int64))]
+        order = [ir.AttrInt64s("perm", numbers)] if op == "Transpose" else []
+        nodes.append(ir.Node("", op, inputs, order, outputs=[value], name=node.name))
+
+    k = c // (r * s)
+    if by_phase:
+        add("Transpose", [n, p, q, c], [0, 2, 3, 1])
+        add("Reshape", [n, p, q * s, k], [n, p, q * s, k])
+        add("Transpose", [n, k, p, q * s], [0, 3, 1, 2])
+        return nodes
+    parted, order = [n, k, r, s, p, q], [0, 1, 4, 2, 5, 3]
+    add("Reshape", parted, parted)
+    add("Transpose", [parted[axis] for axis in order], order)
+    add("Reshape", [n, k, p * r, q * s], [n, k, p * r, q * s])
+    return nodes

@@ -10,6 +10,7 @@ import numpy as np
 from schedsearch.network.chain import Chain, Read
 from schedsearch.network.epilogue import append_requantise
 from schedsearch.network.facts import (
+    FLOATS,
     INTEGERS,
     dtype_of,
     extents_of,
@@ -60,7 +61,7 @@ def _pool(mode: str, *, whole: bool = False) -> Read:
         (x,) = inputs_of(node, 1)
         extents = extents_of(node, x)
         if len(extents) != 4:
-            return f"{name_of(node)} has {len(extents) - 2} spatial dimensions; allowed: 2"
+            return f"{name_of(node)} has {len(extents) - 2} spatial dimensions; allowed: 1 or 2"
         if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
             return f"{name_of(node)} gives the places of the largest pixels; allowed: only their values"
         if whole:
@@ -96,6 +97,15 @@ def _mean(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     if isinstance(found, str):
         return f"{name_of(node)} {found}"
     return _chain(node, found.x, "average", found.shape[2:], {}, taken)
+
+
+def _norm(node: ir.Node, taken: set[ir.Node]) -> str:
+    """Pools by the p-norm have become averages, but for those that cannot be."""
+    (x,) = inputs_of(node, 1)
+    if (dtype := dtype_of(x)) not in FLOATS:
+        return f"{name_of(node)} reads {dtype or 'an unknown dtype'}; allowed: {', '.join(FLOATS)}"
+    extents_of(node, x)
+    return f"{name_of(node)} has a p that is no positive integer; allowed: 1, 2, ..."
 
 
 def _quantised_average(
@@ -148,4 +158,5 @@ POOLS: Mapping[str, Read] = {
     "GlobalMaxPool": _pool("max", whole=True),
     "GlobalAveragePool": _pool("average", whole=True),
     "ReduceMean": _mean,
+    **dict.fromkeys(("LpPool", "GlobalLpPool"), _norm),
 }
