@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from schedsearch.dynamic.code import machine_code
 from schedsearch.dynamic.executable import DynamicExecutable
 from schedsearch.dynamic.file import RUN_MODES, DynamicBundle, RunMode
 from schedsearch.dynamic.graph import DynamicGraph, DynamicProgram, Size
-from schedsearch.errors import UnsupportedError, UsageError
+from schedsearch.errors import UnsupportedError, UsageError, did_you_mean
 from schedsearch.executable.build_options import BuildOptions, check_choice, check_tune_s
 from schedsearch.executable.build_sized import build_sized, read_sized
 from schedsearch.executable.finish import finish, result_text
@@ -130,9 +130,14 @@ def dynamic_net(
     check_choice("run_mode", run_mode, RUN_MODES, optional=True)
     bounds = {name: _size(name, limits) for name, limits in sizes.items()}
     of_table = (options.dtype, options.layout, options.io_layout, options.weights) != (None, "auto", "NCHW", "inside")
+    loaded, origin = read_file(Path(model), options)
+    fixed = {each.name: each.most for each in bounds.values() if each.least == each.most}
+    if len(fixed) < len(bounds):  # a size that cannot change is none that a caller chooses
+        _check_names(loaded, fixed)
+        loaded = loaded.at(fixed)
+        bounds = {name: size for name, size in bounds.items() if name not in fixed}
     if of_table and (run_mode is not None or len(bounds) != 1):
         raise UsageError(f"{_OF_TABLE}; leave them out, or give one dimension and no run_mode")
-    loaded, origin = read_file(Path(model), options)
     no_table = ""
     if run_mode is None and len(bounds) == 1:
         (size,) = bounds.values()
@@ -149,6 +154,20 @@ def dynamic_net(
         else:
             return build_sized(table, origin, options)
     return _graph_net(loaded, origin, bounds, run_mode or "exact", options, no_table)
+
+
+def _check_names(loaded: Loaded, names: Collection[str]) -> None:
+    """Raises ModelError unless all are names of dimensions of inputs."""
+    known = {
+        str(extent.value)
+        for value in loaded.model.graph.inputs
+        for extent in value.shape or ()
+        if not isinstance(extent, int)
+    }
+    for name in names:
+        if name not in known:
+            allowed = f"allowed: {', '.join(sorted(known)) or 'none'}"
+            raise ModelError(f"{loaded.name} has no dynamic dimension {name!r}{did_you_mean(name, known)}; {allowed}")
 
 
 def _graph_net(

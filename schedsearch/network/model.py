@@ -10,7 +10,7 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,17 @@ class Loaded:
     def graph(self, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
         """The simplified graph for some shapes, as `read_model` gives it. Raises ModelError for what is wrong with them."""
         return simplified(self.model.clone(), self.name, shapes, self.outline)
+
+    def at(self, extents: Mapping[str, int]) -> Loaded:
+        """The same model with dimensions of its inputs, by name, that are no longer open."""
+        import onnx_ir as ir
+
+        model = self.model.clone()
+        for value in model.graph.inputs:
+            if value.shape is not None:
+                known = (each if isinstance(each, int) else extents.get(str(each.value), each) for each in value.shape)
+                value.shape = ir.Shape(known)
+        return replace(self, model=model)
 
 
 def load(model: Path | onnx.ModelProto) -> Loaded:
@@ -237,16 +248,24 @@ def _agree(inferred: Sequence[int | None], declared: Sequence[object]) -> bool:
 
 
 def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name: str) -> None:
-    """Gives every input a shape without symbols."""
+    """Gives every input a shape without symbols. A dimension of several inputs needs to be given for one of them."""
+    import onnx_ir as ir
+
     if not isinstance(shapes, Mapping):
         raise ModelError(
             f"shapes is of type {type(shapes).__name__}; give a dictionary from inputs to shapes: {{'x': [1, 3, 9, 9]}}"
         )
     inputs = {str(value.name): value for value in model.graph.inputs if value.name not in model.graph.initializers}
+    declared = {name: value.shape for name, value in inputs.items()}
     for name, given in shapes.items():
         if name not in inputs:
             raise ModelError(f"{model_name} has no input {name!r}{did_you_mean(name, inputs)}; it has {', '.join(inputs)}")
         _fix_shape(inputs[name], given, model_name)
+    known = _shared(declared, shapes)
+    for name in (each for each in inputs if each not in shapes):
+        if (shape := declared[name]) is not None:
+            extents = (each if isinstance(each, int) else known.get(str(each.value), each) for each in shape)
+            inputs[name].shape = ir.Shape(extents)
     if left := [value for value in inputs.values() if value.shape is None or not value.shape.is_static()]:
         dynamic = "; ".join(f"{value.name} {value.shape or 'of unknown rank'}" for value in left)
         raise ModelError(
@@ -270,6 +289,16 @@ def _fix_shape(value: ir.Value, given: Sequence[int], model_name: str) -> None:
             f"{len(fixed)} extents, and only names may become other numbers"
         )
     value.shape = ir.Shape(given)
+
+
+def _shared(declared: Mapping[str, ir.Shape | None], given: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The extents that named dimensions have by the shapes given for some inputs, where these agree."""
+    found: dict[str, set[int]] = {}
+    for name, extents in given.items():
+        for old, new in zip(declared[name] or (), extents):
+            if not isinstance(old, int):
+                found.setdefault(str(old.value), set()).add(new)
+    return {name: extents.pop() for name, extents in found.items() if len(extents) == 1}
 
 
 def _example(value: ir.Value) -> list[int]:

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 
 OLDEST_OPSET = 7  # the first without the legacy broadcasting of element-wise operators
 OF_ONNX = ("", "ai.onnx")
+_NO_NAMES = ("?", "-1", "None")  # of open extents, as exporters write them
 
 
 def check(model: onnx.ModelProto, what: str, folder: Path | None = None) -> Outline:
     """Refuses a model that is not valid.
 
-    Names of ONNX's domain become one, negative extents of inputs become open ones, nodes are put in the order in which they
+    Names of ONNX's domain become one, open extents of inputs get names, nodes are put in the order in which they
     can run, and external data becomes part of the nodes that hold it; that of weights stays outside.
 
     Args:
@@ -53,7 +54,7 @@ def check(model: onnx.ModelProto, what: str, folder: Path | None = None) -> Outl
     _check_versions(model, what)
     if not model.graph.node:
         raise ModelError(f"{what} has no nodes; there is nothing to compile. Give a model that computes something")
-    _open_negative_extents(model.graph)
+    _name_open_extents(model.graph)
     _check_types(model, what)
     _sort(model.graph, _check_names(model, what))
     check_calls(model, what)
@@ -104,12 +105,25 @@ def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], what: str, newest:
         )
 
 
-def _open_negative_extents(graph: onnx.GraphProto) -> None:
-    """Some exporters write -1 for an extent that is open."""
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for extent in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
-            if extent.HasField("dim_value") and extent.dim_value < 0:
-                extent.ClearField("dim_value")
+def _name_open_extents(graph: onnx.GraphProto) -> None:
+    """Every open extent of an input has a name, and extents have one name only if they are the same.
+
+    Some exporters write -1 for an extent that is open, some leave it empty, and Paddle's calls all of them "?". In an input
+    they become INPUT.AXIS, such as "x.2", and elsewhere they are nothing.
+    """
+    values = (*graph.input, *graph.output, *graph.value_info)
+    shapes = [each.type.tensor_type.shape.dim for each in values if each.type.HasField("tensor_type")]
+    for extent in (each for shape in shapes for each in shape):
+        if (extent.HasField("dim_value") and extent.dim_value < 0) or extent.dim_param in _NO_NAMES:
+            extent.Clear()
+    taken = {extent.dim_param for shape in shapes for extent in shape}
+    for value in graph.input:
+        for axis, extent in enumerate(value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ()):
+            if extent.WhichOneof("value") is None:
+                name = f"{value.name}.{axis}"
+                while name in taken:
+                    name += "_"
+                extent.dim_param = name
 
 
 def _check_types(model: onnx.ModelProto, what: str) -> None:
@@ -317,8 +331,11 @@ def _check_nodes(model: onnx.ModelProto, what: str) -> None:
 
 
 def _check_unique_names(nodes: Iterable[onnx.NodeProto], where: str) -> None:
+    """Of all nodes but Constants, which ONNX Runtime makes weights before it looks at names."""
     seen: set[str] = set()
     for node in nodes:
+        if node.op_type == "Constant" and node.domain in OF_ONNX:
+            continue
         if node.name and node.name in seen:
             raise ModelError(f"{where}: two nodes have the name {node.name!r}; allowed: each name once. Correct the model")
         seen.add(node.name)

@@ -25,7 +25,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.cpu_kernels import Plan, Shape, convolve_kernel, pack_weight_kernel, pack_x_kernel
 from schedsearch.templates.conv2d.cpu_tiles import cheapest_tile, lanes_of, plain_tile, tile_space, useful_share
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
-from schedsearch.templates.parts.stages import epilogue_problem, moved_residual_problem
+from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
 
@@ -45,7 +45,7 @@ class Conv2dCpu(Template[Conv2dParams]):
             return f"layout is {p.layout}; allowed: NHWC, NCHW"
         if p.output_layout != p.layout:
             return f"output_layout is {p.output_layout}; allowed: {p.layout}, as that of x"
-        return epilogue_problem(workload, dtypes=("float32",), slices=True) or moved_residual_problem(workload)
+        return epilogue_problem(workload, dtypes=("float32",), slices=True)
 
     def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         shape = Shape.of(workload)

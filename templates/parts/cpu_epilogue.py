@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from numba import types
 
 from schedsearch.backend.cpu_ops import as_array, narrow_op, widen_op
 from schedsearch.launch import Param
-from schedsearch.ops import Stage
+from schedsearch.ops import ArgSpec, Layout, Stage
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.sum_of_products import FactorParams
 from schedsearch.templates.parts.casts import u16
@@ -48,8 +49,9 @@ class CpuEpilogue:
         self.params: tuple[Param, ...] = tuple(operand.param for operand in self._operands)
         self.element = _element(workload.output.dtype)
         self.apply: Callable[..., Any] = _identity
+        dense = _dense_offset(workload.output)
         for stage, number in zip(FactorParams.of(workload.params).epilogue, stage_inputs(workload)):
-            self.apply = _after(self.apply, stage, number, self._operands)
+            self.apply = _after(self.apply, stage, number, self._operands, dense)
         if self.element == u16:
             self.apply = _rounded(self.apply, narrow_op(workload.output.dtype))
 
@@ -61,6 +63,26 @@ class CpuEpilogue:
 
 def _element(dtype: str) -> Any:
     return u16 if dtype in ("float16", "bfloat16") else getattr(types, dtype)
+
+
+def _dense_offset(y: ArgSpec) -> Callable[..., Any] | None:
+    """Where arrays like y have the element of channel k that lies at `at` in y; None if that is `at`, too.
+
+    They are dense. If y is a slice of an array with more channels, the offset without its channel, which is the same for all
+    lanes of a vector, tells how many elements of other channels were skipped.
+    """
+    if not y.slice_of:
+        return None
+    layout = Layout.parse(y.axes)
+    channel = layout.axes.index("C")
+    step = math.prod(y.shape[channel + 1 :])  # between channels
+    run, skipped = (step * count for count in (y.slice_of[channel], y.slice_of[channel] - y.shape[channel]))
+
+    def dense(k, at):  # type: ignore[no-untyped-def]
+        first = at - k * step
+        return first - first // run * skipped + k * step
+
+    return dense
 
 
 def _identity(value, k, at, operands):  # type: ignore[no-untyped-def]
@@ -79,9 +101,13 @@ def _rounded(before: Callable[..., Any], narrow: Any) -> Callable[..., Any]:
 
 
 def _after(
-    before: Callable[..., Any], stage: Stage, number: str, operands: tuple[EpilogueOperand, ...]
+    before: Callable[..., Any],
+    stage: Stage,
+    number: str,
+    operands: tuple[EpilogueOperand, ...],
+    dense: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
-    """The epilogue `before`, followed by `stage`, which gets numbers of the dtype `number`."""
+    """The epilogue `before`, followed by `stage`, which gets numbers of the dtype `number`; `dense` as `_dense_offset`."""
     arithmetic: Callable[..., Any] | None
     if stage.name == "quantise":
         arithmetic = quantise(stage)
@@ -98,7 +124,11 @@ def _after(
         values = _with_scalar(names.index(scalar.name), values)
     for each in reversed(stage.kind.operands):
         operand = operands[names.index(each.name)]
-        values = _with_element(names.index(each.name), operand.axes == "y", operand.dtype, values)
+        index = names.index(each.name)
+        if operand.axes == "y" and dense is not None:
+            values = _with_dense_element(index, operand.dtype, dense, values)
+        else:
+            values = _with_element(index, operand.axes == "y", operand.dtype, values)
 
     def apply(value, k, at, operands):  # type: ignore[no-untyped-def]
         return arithmetic(before(value, k, at, operands), values(k, at, operands))
@@ -126,6 +156,18 @@ def _with_element(index: int, like_y: bool, dtype: str, rest: Callable[..., Any]
 
     def values(k, at, operands):  # type: ignore[no-untyped-def]
         element = at if like_y else k
+        array = as_array(operands[index], (element + 1,), kind)
+        return (number(array[element]), *rest(k, at, operands))
+
+    return values
+
+
+def _with_dense_element(index: int, dtype: str, dense: Callable[..., Any], rest: Callable[..., Any]) -> Callable[..., Any]:
+    kind = _element(dtype)
+    number = widen_op(dtype) if kind == u16 else kind
+
+    def values(k, at, operands):  # type: ignore[no-untyped-def]
+        element = dense(k, at)
         array = as_array(operands[index], (element + 1,), kind)
         return (number(array[element]), *rest(k, at, operands))
 
