@@ -42,7 +42,6 @@ REFUSED: Mapping[str, str] = {
     "LpPool": "has 3 spatial dimensions",
     "MatMul": "multiplies .* by .*; allowed: (two computed arrays|equal batches)",
     "MaxPool": "has 3 spatial dimensions|the places of the largest pixels",
-    "Pad": "has mode (edge|reflect|wrap)",
     "Pow": "is computed, where only a constant",
     "QLinearMatMul": "computed, or not a matrix",
     "QuantizeLinear": "scales of blocks",

@@ -166,6 +166,21 @@ def _cut_in_memory(layout: Layout, axes: str, cut: Sequence[Sequence[int]]) -> l
     ]
 
 
+def _gather(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
+    """Slices of images along one axis by a row of indices in every layout without blocks, all else in the plain order."""
+    rank = len(params["x"])
+    axes = axes_of(rank)
+    same_rank = chain.value.shape is not None and len(chain.value.shape) == rank
+    if params["by"] != "slices" or len(params["indices"]) != 1 or not same_rank or axes != IMAGE:
+        yield params, {}
+        return
+    for layout in memory_layouts(rank, layouts):
+        if not layout.blocks:
+            axis = layout.axes.index(axes[params["axis"]])
+            shape = layout.shape(dict(zip(axes, params["x"])))
+            yield {**params, "x": shape, "axis": axis}, {"x": layout.text, "y": layout.text}
+
+
 def _softmax(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     rank = len(params["x"])
     axes = axes_of(rank)
@@ -244,7 +259,7 @@ _CANDIDATES: Mapping[str, Callable[[Chain, ParamsByName, Sequence[str], bool], _
     "depthwise_conv2d": _convolutions,
     "dense": _dense,
     "batch_matmul": _plain,
-    "gather": _plain,
+    "gather": _gather,
     "scatter": _plain,
     "topk": _plain,
     "roi_align": _images,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.errors import WorkloadError
 from schedsearch.network.chain import Chain, Read
+from schedsearch.network.compositions.pads import Pads
 from schedsearch.network.convolutions import block_of
 from schedsearch.network.facts import constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
 from schedsearch.network.indexing import operand
@@ -62,21 +63,16 @@ def _concat(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
 
 
 def _pad(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    """Pads with a constant number; others have become gathers, if they are possible."""
     (x,) = inputs_of(node, 1)
-    extents = extents_of(node, x)
-    if (mode := node.attributes.get_string("mode", "constant")) != "constant":
-        return f"{name_of(node)} has mode {mode}; allowed: constant"
-    pads, axes = _numbers(node, 1, "pads"), _numbers(node, 3, "axes")
-    value = constant_input(node, 2)
-    if isinstance(pads, str) or isinstance(axes, str) or (value is None and is_given(node, 2)):
-        return f"{name_of(node)} has pads that are computed; allowed: constants"
-    rank = len(extents)
-    before, after = [0] * rank, [0] * rank
-    along = [axis % rank for axis in axes] or list(range(rank))
-    for place, axis in enumerate(along):
-        before[axis], after[axis] = pads[place], pads[len(along) + place]
+    pads, value = Pads.of(node), constant_input(node, 2)
+    if isinstance(pads, str):
+        return f"{name_of(node)} {pads}"
+    if value is None and is_given(node, 2):
+        return f"{name_of(node)} pads with a number that is computed; allowed: a constant"
     fill = node.attributes.get_float("value", 0.0) if value is None else float(value.flat[0])
-    return _chain(node, "pad", {"x": extents, "before": before, "after": after, "value": fill, "dtype": dtype_of(x)}, taken)
+    params = {"x": pads.shape, "before": pads.before, "after": pads.after, "value": fill, "dtype": dtype_of(x)}
+    return _chain(node, "pad", params, taken)
 
 
 MOVEMENTS: Mapping[str, Read] = {

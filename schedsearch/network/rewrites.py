@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedsearch.network.compositions import pools
+from schedsearch.network.compositions import pads, pools
 from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import only_reader
 from schedsearch.network.new_nodes import constant, replace, result
@@ -148,4 +148,5 @@ _REWRITES = {
     "QuantizeLinear": _quantise,
     **REWRITTEN,
     **pools.REWRITTEN,
+    **pads.REWRITTEN,
 }
