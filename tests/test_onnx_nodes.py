@@ -36,11 +36,9 @@ REFUSED: Mapping[str, str] = {
     "ConvTranspose": "allowed: 1 or 2 spatial|more pixels than there are",
     "DequantizeLinear": "scales of blocks",
     "Dropout": "in training mode or gives its mask|ConstantOfShape",
-    "Gemm": r"bias of shape \[3, 4\]|first factor that is transposed",
     "LayerNormalization": "gives its mean or deviation",
     "Identity": "of unknown rank",  # a sequence
     "LpPool": "has 3 spatial dimensions",
-    "MatMul": "multiplies .* by .*; allowed: (two computed arrays|equal batches)",
     "MaxPool": "has 3 spatial dimensions|the places of the largest pixels",
     "Pow": "is computed, where only a constant",
     "QLinearMatMul": "computed, or not a matrix",

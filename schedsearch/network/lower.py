@@ -153,7 +153,7 @@ class _Graph:
     Attributes:
         taken: nodes that belong to a chain.
         needed: values that a chain reads.
-        unread: conversions between numbers and integers whose results nothing reads.
+        unread: conversions between numbers and integers, and transpositions, whose results nothing reads.
         calls: place of the last node of each chain, and what the chain became.
         members: name of a kernel call -> the nodes of its chain.
         fixed: outputs that are constants; no other constant has one of their names.
@@ -281,8 +281,8 @@ class _Graph:
         return self.reasons.get(node, "")
 
     def _is_unread(self, node: ir.Node) -> bool:
-        """Whether nothing reads the result of a conversion, because chains read what is before it."""
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+        """Whether nothing reads the result of a conversion or transposition, because chains read what is before it."""
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear", "Transpose"):
             return False
         users = [user for value in node.outputs for user, _ in value.uses()]
         if any(value.is_graph_output() or value in self.needed for value in node.outputs):

@@ -12,7 +12,7 @@ import numpy as np
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.epilogue import append_bias, append_requantise, float_stages, integer_stages
 from schedsearch.network.facts import FLOATS, INTEGERS, dtype_of, extents_of, folded, inputs_of, name_of
-from schedsearch.network.graph import Constant
+from schedsearch.network.graph import Constant, axes_of
 from schedsearch.network.quantised import Quantised, converted_from
 from schedsearch.typed import Array, ParamsByName
 
@@ -21,24 +21,25 @@ if TYPE_CHECKING:
 
 
 def _gemm(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    """One whose second factor is a constant; others have become products and additions (`compositions.products`)."""
     read = node.attributes
-    weight = inputs_of(node, 2)[1]
-    matrix = folded(weight)
-    if read.get_int("transA", 0) or matrix is None:
-        return (
-            f"{name_of(node)} has a first factor that is transposed, or a second that is computed; allowed: x and a constant"
-        )
+    x, weight = inputs_of(node, 2)
+    if folded(weight) is None or read.get_int("transA", 0):
+        return f"{name_of(node)} is {dtype_of(x) or 'of an unknown dtype'}; allowed: {', '.join(FLOATS)}"
     factors = read.get_float("alpha", 1.0), read.get_float("beta", 1.0)
     return _dense(node, "NK" if read.get_int("transB", 0) else "KN", taken, factors)
 
 
 def _matmul(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     x, weight = inputs_of(node, 2)
-    shape, other = extents_of(node, x), extents_of(node, weight)
-    if len(other) == 2 and len(shape) > 1 and folded(weight) is not None:
+    if folded(x) is None and is_matrix(weight):
         return _dense(node, "KN", taken)
-    if min(len(shape), len(other)) < 2 or folded(x) is not None or folded(weight) is not None:
-        return f"{name_of(node)} multiplies {shape} by {other}; allowed: two computed arrays, or one and a constant matrix"
+    of_x, of_weight = converted_from(x), converted_from(weight)
+    if of_x is not None and of_weight is not None:
+        chain = _integer_batch(node, of_x, of_weight)
+        if not isinstance(chain, str) and of_x.scale is not None and of_weight.scale is not None:
+            integer_stages(chain, of_x.scale * of_weight.scale, taken)
+            return chain
     return _batch_matmul(node, x, weight, taken)
 
 
@@ -114,38 +115,99 @@ def _quantised_dense(node: ir.Node, axes: str, x: Quantised, weight: Quantised, 
 def _integer_chain(node: ir.Node, axes: str, x: Quantised, weight: Quantised) -> Chain | str:
     """A dense layer of integers without its epilogue."""
     matrix = folded(weight.value)
-    if matrix is None or matrix.ndim != 2 or len(extents_of(node, x.value)) < 2:
+    if matrix is None or not is_matrix(weight.value) or len(extents_of(node, x.value)) < 2:
         return f"{name_of(node)} multiplies by a weight that is computed, or not a matrix; allowed: a constant matrix"
-    if x.zero_point is None or weight.zero_point is None:
-        return f"{name_of(node)} has a zero point that is computed or differs; allowed: one constant"
-    if x.dtype not in INTEGERS or weight.dtype not in INTEGERS or (x.scale is not None and x.scale.size > 1):
-        return f"{name_of(node)} is of {x.dtype} and {weight.dtype}; allowed: {', '.join(INTEGERS)} with one scale of x"
-    zero_points = {"x": x.zero_point, "weight": weight.zero_point}
-    params: ParamsByName = {"dtype": x.dtype, "weight_dtype": weight.dtype}
-    params["zero_points"] = [name for name, zero_point in zero_points.items() if zero_point]
+    params = _integers(node, x, weight)
+    if isinstance(params, str):
+        return params
     chain = _chain(node, axes, x.value, str(weight.value.name), matrix, params)
-    chain.scalars |= {f"{name}_zero_point": zero_points[name] for name in params["zero_points"]}
+    chain.scalars |= _zero_points(x, weight)
     return chain
 
 
 def _chain(node: ir.Node, axes: str, x: ir.Value, name: str, matrix: Array, params: ParamsByName) -> Chain:
-    sizes = dict(zip(axes, matrix.shape))
-    shape = extents_of(node, x)
+    matrix = matrix.reshape(matrix.shape[-2:])
+    sizes, shape = dict(zip(axes, matrix.shape)), extents_of(node, x)
     arguments: dict[str, Operand] = {"x": x, "weight": Constant(name, axes, matrix)}
     params = {"m": math.prod(shape[:-1]), "n": sizes["N"], "k": sizes["K"], **params}
-    return Chain("dense", params, [node], node.outputs[0], arguments, channels=sizes["N"], channel_axis=len(shape) - 1)
+    return Chain(
+        "dense",
+        params,
+        [node],
+        node.outputs[0],
+        arguments,
+        channels=sizes["N"],
+        channel_axis=len(extents_of(node, node.outputs[0])) - 1,
+    )
 
 
+def is_matrix(value: ir.Value) -> bool:
+    """Whether a value is one constant matrix."""
+    array = folded(value)
+    return array is not None and array.ndim > 1 and math.prod(array.shape[:-2]) == 1
+
+
+# --- Batches ------------------------------------------------------------------------------------------------------------
 def _batch_matmul(node: ir.Node, x: ir.Value, weight: ir.Value, taken: set[ir.Node]) -> Chain | str:
+    if (dtype := dtype_of(x)) not in FLOATS:
+        return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
+    chain = _batch(node, x, weight, {"dtype": dtype})
+    if not isinstance(chain, str):
+        float_stages(chain, taken)
+    return chain
+
+
+def _batch(node: ir.Node, x: ir.Value, weight: ir.Value, params: ParamsByName) -> Chain | str:
+    """A product of batches without its epilogue. Factors that a Transpose makes are read as they are before it."""
     shape, other, y = extents_of(node, x), extents_of(node, weight), extents_of(node, node.outputs[0])
     batch = math.prod(y[:-2])
     counts = {"x_batch": math.prod(shape[:-2]), "weight_batch": math.prod(other[:-2])}
-    if any(count not in (1, batch) for count in counts.values()):
+    if min(len(shape), len(other)) < 2 or any(count not in (1, batch) for count in counts.values()):
         return f"{name_of(node)} multiplies {shape} by {other}; allowed: equal batches, or a batch of 1"
-    if (dtype := dtype_of(x)) not in FLOATS:
-        return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
-    params = {"b": batch, "m": y[-2], "n": y[-1], "k": shape[-1], **counts, "weight_layout": "KN", "dtype": dtype}
-    chain = Chain("batch_matmul", params, [node], node.outputs[0], {"x": x, "weight": weight})
+    sizes = {"b": batch, "m": y[-2], "n": y[-1], "k": shape[-1]}
+    if not all(sizes.values()):
+        return f"{name_of(node)} multiplies {shape} by {other}; allowed: extents of at least 1"
+    (first, x_layout), (second, weight_layout) = _in_memory(x, "MK"), _in_memory(weight, "KN")
+    params = {**sizes, **counts, "x_layout": x_layout, "weight_layout": weight_layout, **params}
+    chain = Chain("batch_matmul", params, [node], node.outputs[0], {"x": first, "weight": second})
     chain.channels, chain.channel_axis = y[-1], len(y) - 1
-    float_stages(chain, taken)
     return chain
+
+
+def _in_memory(value: ir.Value, axes: str) -> tuple[Operand, str]:
+    """A factor as it lies in memory, and the axes of a matrix there."""
+    array = folded(value)
+    if array is not None:
+        return Constant(str(value.name), axes_of(array.ndim), array), axes
+    maker = value.producer()
+    if maker is not None and maker.op_type == "Transpose" and maker.inputs[0] is not None and value.shape is not None:
+        rank = len(value.shape)
+        if list(maker.attributes.get_ints("perm", range(rank)[::-1])) == [*range(rank - 2), rank - 1, rank - 2]:
+            return maker.inputs[0], axes[::-1]
+    return value, axes
+
+
+def _integer_batch(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | str:
+    """A product of batches of integers without its epilogue."""
+    params = _integers(node, x, weight)
+    if isinstance(params, str):
+        return params
+    chain = _batch(node, x.value, weight.value, params)
+    if not isinstance(chain, str):
+        chain.scalars |= _zero_points(x, weight)
+    return chain
+
+
+def _integers(node: ir.Node, x: Quantised, weight: Quantised) -> ParamsByName | str:
+    """Formats and zero points of a product of integers; why not if it has no kernel."""
+    if x.zero_point is None or weight.zero_point is None:
+        return f"{name_of(node)} has a zero point that is computed or differs; allowed: one constant"
+    if x.dtype not in INTEGERS or weight.dtype not in INTEGERS or (x.scale is not None and x.scale.size > 1):
+        return f"{name_of(node)} is of {x.dtype} and {weight.dtype}; allowed: {', '.join(INTEGERS)} with one scale of x"
+    return {"dtype": x.dtype, "weight_dtype": weight.dtype, "zero_points": [name[:-11] for name in _zero_points(x, weight)]}
+
+
+def _zero_points(x: Quantised, weight: Quantised) -> dict[str, float]:
+    """Scalar -> zero point, of those that are not 0."""
+    found = {"x_zero_point": x.zero_point, "weight_zero_point": weight.zero_point}
+    return {name: zero_point for name, zero_point in found.items() if zero_point}

@@ -7,6 +7,7 @@
   8-bit numbers.
 - Reductions over any axes are pools of whole images (`schedsearch.network.reductions`).
 - A Gather of all elements in their order, as torch's exporter writes for `as_strided`, is a Reshape.
+- Others are compositions (`schedsearch.network.compositions`), whose nodes may become others in their turn.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedsearch.network.compositions import pads, pools
+from schedsearch.network.compositions import pads, pools, products
 from schedsearch.network.compositions.rows import lift_rows
-from schedsearch.network.facts import only_reader
+from schedsearch.network.facts import is_onnx, only_reader
 from schedsearch.network.new_nodes import constant, replace, result
 from schedsearch.network.quantised import converted_from, converted_to
 from schedsearch.network.reductions import REWRITTEN
@@ -37,9 +38,12 @@ def rewrite_nodes(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     lift_rows(model)
-    for node in list(model.graph):
-        if node.domain in ("", "ai.onnx") and (rewrite := _REWRITES.get(node.op_type)) is not None:
-            rewrite(model, node)
+    seen: set[ir.Node] = set()
+    while new := [node for node in model.graph if node not in seen]:
+        seen.update(new)
+        for node in new:
+            if node.graph is not None and is_onnx(node) and (rewrite := _REWRITES.get(node.op_type)) is not None:
+                rewrite(model, node)
     RemoveUnusedNodesPass()(model)
 
 
@@ -149,4 +153,5 @@ _REWRITES = {
     **REWRITTEN,
     **pools.REWRITTEN,
     **pads.REWRITTEN,
+    **products.REWRITTEN,
 }
