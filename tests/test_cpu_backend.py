@@ -336,10 +336,10 @@ def test_kernels_with_the_same_types_of_parameters_share_the_code_that_calls_the
         return run_on_cpu(device, simple(function, items=items, threads=2), {}, {"y": ((5,), np.float32)})["y"]
 
     assert run(count, 5).tolist() == [0, 1, 2, 3, 4]
-    compiled = cpu_link._run.cache_info().misses
+    compiled = cpu_link._call.cache_info().misses
     assert run(count_down, 5).tolist() == [0, -1, -2, -3, -4]
     assert run(count, 3)[:3].tolist() == [0, 1, 2] and np.isnan(run(count, 3)[3:]).all()
-    assert cpu_link._run.cache_info().misses == compiled
+    assert cpu_link._call.cache_info().misses == compiled
 
 
 def test_closing_ends_the_worker_threads():

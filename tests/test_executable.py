@@ -99,6 +99,24 @@ def test_tensors_of_torch_take_a_short_path_at_any_address(net: FixedNet) -> Non
         np.testing.assert_array_equal(y.numpy(), expected(image(seed))["y"])
 
 
+def test_arrays_of_numpy_take_a_short_path_at_any_address(net: FixedNet) -> None:
+    kept = []
+    for seed in range(4):
+        x = image(seed)
+        kept.append((x, net(x)))
+    for x, y in kept:  # each result has memory of its own
+        np.testing.assert_array_equal(y, expected(x)["y"])
+    assert net._short_call is not None
+    readonly = image(5)
+    readonly.flags.writeable = False
+    np.testing.assert_array_equal(net(readonly), expected(readonly)["y"])
+    for wrong in (image()[:, :, :5], image().astype(np.float64), image().tolist(), image()[..., ::-1], image()[0]):
+        net(image())
+        with pytest.raises(ArgumentError, match="x "):
+            net(wrong)
+    np.testing.assert_array_equal(net(image(6)), expected(image(6))["y"])
+
+
 def test_a_trace_has_the_value_of_every_call_in_the_models_order_of_axes(net: FixedNet) -> None:
     x = image()
     found, wanted = net.trace(x), expected(x)

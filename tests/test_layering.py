@@ -261,7 +261,7 @@ def test_only_the_backend_uses_more_of_numba_than_cuda_and_types() -> None:
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("llvmlite", ("schedsearch.backend", "schedsearch.device.cpu_link", "schedsearch.device.cpu_pool")),
+        ("llvmlite", ("schedsearch.backend", "schedsearch.device.cpu_link", "schedsearch.device.cpu_native")),
         ("cuda", ("schedsearch.backend", "schedsearch.device")),
         ("sqlalchemy", ("schedsearch.records",)),
         ("pydantic", ("schedsearch.workload_file",)),

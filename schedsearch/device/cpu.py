@@ -1,9 +1,8 @@
 """The CPU as a device: loads the objects that `backend.cpu` made and runs them on a pool of native worker threads.
 
-It needs llvmlite, but neither Numba nor templates. A small native function, `run` of `cpu_link`, takes the packed argument
-block and a thread number, calls the steps in order on that thread's share of the work items, and waits for the other threads
-at a barrier between them. A launch therefore costs one foreign call, workers never take the interpreter lock, and steps
-follow each other within a microsecond.
+It needs llvmlite, but neither Numba nor templates. A launch is one foreign call of `run_chain` (`cpu_native`), which runs
+the steps of a kernel, or of all kernels of a network, one after the other: those for one thread in the calling thread,
+others together with workers, which never take the interpreter lock.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from schedsearch.device.contract import Workspaces, check_alignment, needed_steps, place_buffers, split_steps
-from schedsearch.device.cpu_link import STEP_WORDS, LinkedCode, block_words, first_words, run_address, word_count
+from schedsearch.device.cpu_link import STEP_WORDS, LinkedCode, call_address, first_words, word_count
+from schedsearch.device.cpu_native import CHUNKS_PER_THREAD, ENTRY_WORDS
 from schedsearch.device.cpu_pool import Pool
 from schedsearch.device.memory import bytes_at
 from schedsearch.errors import ArgumentError, DeviceError
@@ -34,9 +34,6 @@ from schedsearch.launch import (
     number_bits,
 )
 from schedsearch.target import Target
-
-# The argument block begins with the status, and the barrier's counter on a cache line of its own; see `cpu_link`.
-_STATUS_WORD, _COUNTER_WORD = 0, 8
 
 
 class CpuDevice:
@@ -56,6 +53,10 @@ class CpuDevice:
     def load(self, artifact: Artifact) -> CpuKernel:
         """Raises DeviceError for GPU code, and for code with instructions that this CPU lacks."""
         return CpuKernel(self, self._pool, artifact)
+
+    def together(self, bound: Sequence[BoundCpuKernel]) -> Launches:
+        """Some bound kernels of this device as one launch. They see pointers and scalars that are set later."""
+        return Launches(self._pool, bound)
 
     def allocate(self, nbytes: int) -> int:
         """Page-aligned; the pages are zero and are mapped when first touched. A process that is forked gets a copy."""
@@ -131,7 +132,7 @@ class CpuKernel:
         if plan.kind != "cpu":
             raise DeviceError(f"code for {plan.arch} does not run on a CPU")
         self.artifact = artifact
-        self._pool = pool
+        self.pool = pool
         self._code = LinkedCode(artifact)
         pool.grow(_threads(plan.steps))
         self._in_place: dict[tuple[int, ...], _Chain] = {}
@@ -176,7 +177,7 @@ class CpuKernel:
         return self._chain_of(split_steps(self.artifact.plan)[1])
 
     def _chain_of(self, numbers: Iterable[int]) -> _Chain:
-        return _Chain([self.artifact.plan.steps[number] for number in numbers], self._code, self._pool)
+        return _Chain([self.artifact.plan.steps[number] for number in numbers], self._code)
 
     def close(self) -> None:
         self.workspaces.close()
@@ -189,15 +190,43 @@ def _threads(steps: Sequence[Step]) -> int:
 class _Chain:
     """Some steps of an artifact, which run one after the other."""
 
-    def __init__(self, steps: Sequence[Step], code: LinkedCode, pool: Pool) -> None:
+    def __init__(self, steps: Sequence[Step], code: LinkedCode) -> None:
         self.steps, self.code = steps, code
-        self.threads = _threads(steps)
-        self.pool = pool
-        self.run_address = run_address(steps, self.threads)
+        self.calls = [call_address(step) for step in steps]
+
+
+class Launches:
+    """The steps of some bound kernels of one device, in order, as one launch."""
+
+    def __init__(self, pool: Pool, bound: Sequence[BoundCpuKernel]) -> None:
+        self._kept = [each.kept for each in bound], pool
+        self._names = [step.entry for each in bound for step in each.steps]
+        words = [word for each in bound for entry in each.entries for word in entry]
+        self._entries = (ctypes.c_uint64 * len(words))(*words)
+        self._words = (ctypes.c_uint64 * 3)(pool.address, ctypes.addressof(self._entries), len(self._names))
+        self._chain = ctypes.c_uint64(ctypes.addressof(self._words))  # a call converts it quicker than an integer
+        self._run, self._lock = pool.run_chain, pool.lock
+
+    def launch(self, stream: int = 0) -> None:
+        """Computes; returns when all steps are done.
+
+        Raises:
+            DeviceError: a kernel raised an exception. The steps after it did not run.
+        """
+        with self._lock:
+            failed = self._run(self._chain)
+        if failed:
+            raise DeviceError(f"the kernel {self._names[failed - 1]} raised an exception")
 
 
 class BoundCpuKernel:
-    """See `schedsearch.device.BoundKernel`."""
+    """See `schedsearch.device.BoundKernel`.
+
+    Attributes:
+        steps: those that a launch runs.
+        entries: what `run_chain` takes for each of them.
+        kept: what must live as long as somebody may launch: the block, the code and the workspaces.
+    """
 
     def __init__(
         self,
@@ -207,27 +236,25 @@ class BoundCpuKernel:
         scalars: Mapping[str, float],
         prepared: Workspaces | None,
     ) -> None:
-        self._kernel, self._chain, self._prepared = kernel, chain, prepared  # keeps the code and the workspaces
-        self._plan = kernel.artifact.plan
+        self._plan, self.steps = kernel.artifact.plan, chain.steps
         addresses = place_buffers(self._plan, chain.steps, buffers, kernel.workspaces, prepared)
-        self._words = (ctypes.c_uint64 * block_words(chain.steps))()
+        words = first_words(chain.steps)
+        self._words = (ctypes.c_uint64 * words[-1])()
         self._pointers: dict[str, list[int]] = {}
         self._scalars: dict[str, list[tuple[int, str]]] = {}
-        for step, word in zip(chain.steps, first_words(chain.steps)):
-            for place, value in enumerate(chain.code.step_words(step), word):
-                self._words[place] = value
+        self.entries: list[tuple[int, ...]] = []
+        for step, call, word in zip(chain.steps, chain.calls, words):
+            self._words[word] = chain.code.address(step)
             self._place_params(step, word + STEP_WORDS)
+            self.entries.append(_entry(step, call, ctypes.addressof(self._words) + 8 * word))
         for name in self._pointers:
             self.set_pointer(name, addresses[name])
         for name in self._scalars:
             if name not in scalars:
                 raise ArgumentError(f"no value for the scalar {name!r}; the kernel takes {', '.join(self._scalars)}")
             self.set_scalar(name, scalars[name])
-        block = ctypes.addressof(self._words)
-        self._fixed = (chain.pool.mailboxes, chain.threads, chain.run_address, block, block + 8 * _COUNTER_WORD)
-        self._dispatch, self._lock = chain.pool.dispatch, chain.pool.lock
-        self._arrivals = 0
-        self._arrivals_per_launch = chain.threads * max(len(chain.steps) - 1, 0)
+        self.kept = self._words, kernel, prepared
+        self.launch = Launches(kernel.pool, [self]).launch
 
     def _place_params(self, step: Step, word: int) -> None:
         """Writes a step's constants from a word on, and notes where its pointers and scalars go."""
@@ -250,19 +277,6 @@ class BoundCpuKernel:
                 self._words[word] = number_bits(param.value, param.dtype)
             word += word_count(param)
 
-    def launch(self, stream: int = 0) -> None:
-        """Computes; returns when all steps are done.
-
-        Raises:
-            DeviceError: a kernel raised an exception.
-        """
-        with self._lock:
-            self._dispatch(*self._fixed, self._arrivals)
-            self._arrivals += self._arrivals_per_launch
-        if self._words[_STATUS_WORD]:
-            self._words[_STATUS_WORD] = 0
-            raise DeviceError(f"a kernel of {[step.entry for step in self._chain.steps]} raised an exception")
-
     def set_pointer(self, buffer: str, address: int) -> None:
         """Raises ArgumentError if the address lacks the alignment that the plan requires."""
         check_alignment(self._plan, buffer, address)
@@ -272,3 +286,10 @@ class BoundCpuKernel:
     def set_scalar(self, name: str, value: float) -> None:
         for word, dtype in self._scalars.get(name, ()):
             self._words[word] = number_bits(value, dtype)
+
+
+def _entry(step: Step, call: int, block: int) -> tuple[int, ...]:
+    items, threads = step.grid.work_items, min(step.block_threads, step.grid.work_items)
+    entry = call, block, items, threads, min(items, CHUNKS_PER_THREAD * threads)
+    assert len(entry) == ENTRY_WORDS
+    return entry

@@ -1,9 +1,8 @@
-"""Links the objects of an artifact into this process, and makes the native function `run`, which calls them.
+"""Links the objects of an artifact into this process, and makes the native functions that call their steps.
 
-`run(block, thread, counter, base)` does one thread's part of a launch. It finds everything in the argument block, in 64-bit
-words: for each step its function's address, its work items and its threads, then its parameters. The code of `run` therefore
-depends on the types of the parameters only. Most kernels of a network share one, because compiling it takes several times as
-long as linking a kernel.
+`call(block, start, stop)` computes some work items of a step. It finds everything in the step's block, in 64-bit words: the
+address of its function, then its parameters. The code of `call` therefore depends on the types of the parameters only. Most
+kernels of a network share one, because compiling it takes several times as long as linking a kernel.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from collections.abc import Sequence
 
 from llvmlite import binding as llvm
 
-from schedsearch.device.cpu_pool import barrier_address, target_machine
+from schedsearch.device.cpu_native import target_machine
 from schedsearch.device.objects import check_elf
 from schedsearch.errors import DeviceError
 from schedsearch.launch import Artifact, Literal, NumbaArray, Number, Param, Scalar, Step
 
-FIRST_STEP_WORD = 16  # the words before are for the caller
-STEP_WORDS = 3  # of a step, before its parameters
+STEP_WORDS = 1  # of a step, before its parameters
 _MAX_CODE_BYTES = 256 << 20
 _LLVM_TYPES = {"pointer": "i64", "i32": "i32", "i64": "i64", "f32": "float"}
 _LLVM_FORMATS = {"float32": "float", "float64": "double", "bool": "i8"}
@@ -64,9 +62,9 @@ class LinkedCode:
         if missing:
             raise DeviceError(f"the code for {artifact.plan.arch} lacks {', '.join(missing)}; tune on this machine")
 
-    def step_words(self, step: Step) -> tuple[int, int, int]:
-        """The `STEP_WORDS` words of a step."""
-        return self._addresses[step.entry], step.grid.work_items, step.block_threads
+    def address(self, step: Step) -> int:
+        """The address of a step's function: the first word of its block."""
+        return self._addresses[step.entry]
 
 
 def _objects(artifact: Artifact, entries: Sequence[str]) -> list[bytes]:
@@ -98,26 +96,21 @@ def word_count(param: Param) -> int:
 
 
 def first_words(steps: Sequence[Step]) -> list[int]:
-    """The word at which each step begins in the argument block, and the number of all words."""
+    """The word at which the block of each step begins among those of all, and the number of all words."""
     counts = [STEP_WORDS + sum(map(word_count, step.params)) for step in steps]
-    return list(itertools.accumulate(counts, initial=FIRST_STEP_WORD))
+    return list(itertools.accumulate(counts, initial=0))
 
 
-def block_words(steps: Sequence[Step]) -> int:
-    """64-bit words of the argument block."""
-    return first_words(steps)[-1]
-
-
-def run_address(steps: Sequence[Step], threads: int) -> int:
-    """The address of the function `run` for steps with such parameters, on this many threads. It stays for good."""
-    return _run(tuple(tuple(kind for param in step.params for kind in _llvm_types(param)) for step in steps), threads)[1]
+def call_address(step: Step) -> int:
+    """The address of the function `call` for a step with such parameters. It stays for good."""
+    return _call(tuple(kind for param in step.params for kind in _llvm_types(param)))[1]
 
 
 @functools.cache
-def _run(signatures: tuple[tuple[str, ...], ...], threads: int) -> tuple[llvm.ExecutionEngine, int]:
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(signatures, threads)), target_machine())
+def _call(kinds: tuple[str, ...]) -> tuple[llvm.ExecutionEngine, int]:
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_call_ir(kinds)), target_machine())
     engine.finalize_object()
-    return engine, engine.get_function_address("run")
+    return engine, engine.get_function_address("call")
 
 
 def _llvm_types(param: Param) -> list[str]:
@@ -131,59 +124,15 @@ def _llvm_types(param: Param) -> list[str]:
     return [_LLVM_TYPES[param.kind]]
 
 
-def _run_ir(signatures: Sequence[Sequence[str]], threads: int) -> str:
-    """`run(block, thread, counter, base)`: every step on the thread's share of its work items, a barrier between steps.
-
-    Args:
-        signatures: of each step, the LLVM types of its values.
-    """
+def _call_ir(kinds: Sequence[str]) -> str:
+    """`call(block, start, stop)` for values of these LLVM types. It returns what the step's function returns."""
     lines = [
-        "define void @run(ptr %block, i64 %thread, ptr %counter, i64 %base) {",
+        "define i32 @call(ptr %block, i64 %start, i64 %stop) {",
         "  %result = alloca [8 x i64]",
         "  %exception = alloca [8 x i64]",
-        "  %after = add i64 %thread, 1",
     ]
-    word = FIRST_STEP_WORD
-
-    def load(kind: str) -> str:
-        nonlocal word
-        lines.extend((f"  %p{word} = getelementptr i64, ptr %block, i64 {word}", f"  %v{word} = load {kind}, ptr %p{word}"))
-        word += 1
-        return f"{kind} %v{word - 1}"
-
-    for number, kinds in enumerate(signatures):
-        function, items, among = load("ptr"), load("i64"), load("i64")
-        lines += [
-            f"  %start{number} = call i64 @share(i64 %thread, {items}, {among})",
-            f"  %stop{number} = call i64 @share(i64 %after, {items}, {among})",
-        ]
-        values = [load(kind) for kind in kinds]
-        arguments = ", ".join(["ptr %result", "ptr %exception", *values, f"i64 %start{number}", f"i64 %stop{number}"])
-        lines += [
-            f"  %any{number} = icmp slt i64 %start{number}, %stop{number}",
-            f"  br i1 %any{number}, label %compute{number}, label %meet{number}",
-            f"compute{number}:",
-            f"  %status{number} = call i32 {function.removeprefix('ptr ')}({arguments})",
-            f"  %bits{number} = zext i32 %status{number} to i64",
-            f"  %old{number} = atomicrmw or ptr %block, i64 %bits{number} monotonic",
-            f"  br label %meet{number}",
-            f"meet{number}:",
-        ]
-        if threads > 1 and number < len(signatures) - 1:
-            lines += [
-                f"  %goal{number} = add i64 %base, {threads * (number + 1)}",
-                f"  call void inttoptr (i64 {barrier_address()} to ptr)(ptr %counter, i64 %goal{number})",
-            ]
-    return "\n".join([_SHARE_IR, *lines, "  ret void", "}"])
-
-
-# First work item of a thread: items * thread / threads, or all of them for a thread that has no share.
-_SHARE_IR = """
-define internal i64 @share(i64 %thread, i64 %items, i64 %threads) alwaysinline {
-  %product = mul i64 %items, %thread
-  %first = udiv i64 %product, %threads
-  %none = icmp ugt i64 %thread, %threads
-  %start = select i1 %none, i64 %items, i64 %first
-  ret i64 %start
-}
-"""
+    for word, kind in enumerate(["ptr", *kinds]):
+        lines += [f"  %p{word} = getelementptr i64, ptr %block, i64 {word}", f"  %v{word} = load {kind}, ptr %p{word}"]
+    values = [f"{kind} %v{word}" for word, kind in enumerate(kinds, STEP_WORDS)]
+    arguments = ", ".join(["ptr %result", "ptr %exception", *values, "i64 %start", "i64 %stop"])
+    return "\n".join([*lines, f"  %status = call i32 %v0({arguments})", "  ret i32 %status", "}"])

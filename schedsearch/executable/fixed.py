@@ -22,8 +22,8 @@ from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
 from schedsearch.runtime.repeated import announce, tracked
+from schedsearch.runtime.short_call import ShortCall, short_call
 from schedsearch.runtime.streams import current_stream, raw_stream
-from schedsearch.runtime.torch_call import TorchCall
 from schedsearch.text import counted
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class FixedNet(Net):
             raise
         self._calls: Calls | None = None
         self._staged: tuple[list[int], list[int]] | None = None
-        self._torch_call: TorchCall | None = None
+        self._short_call: ShortCall | None = None
         self._warned = False
 
     def instance(self) -> FixedNet:
@@ -175,9 +175,9 @@ class FixedNet(Net):
             DeviceError: the launch failed.
         """
         with self._lock:
-            if self._torch_call is not None and out is None and not named:
+            if self._short_call is not None and out is None and not named:
                 try:
-                    result = self._torch_call(args, stream)
+                    result = self._short_call(args, stream)
                 except ArgumentError:  # an address lacks an alignment: the long path copies the array
                     result = None
                 if result is not None:
@@ -189,14 +189,14 @@ class FixedNet(Net):
             results, seen = self._checked_outputs(given, views, out)
             if out is not None:
                 announce(_labelled(results))
-            self._torch_call = None  # it knows which addresses the calls had
+            self._short_call = None  # it knows which addresses the calls had
             if self.device[0] == "cuda" and views[0].device[0] == "cpu":
                 self._run_on_host_arrays(views, seen)
                 self._notes.check()
             elif not self._run_in_place(views, seen, raw_stream(stream, views[0].library, self.device)):
                 self._run_staged(views, seen, raw_stream(stream, views[0].library, self.device))
-            elif all(each.library == "torch" for each in (*views, *seen)):
-                self._torch_call = self._short_path(given, results)
+            else:
+                self._short_call = short_call(self._calls, given, results, self.device)
             self._check_if_complete()
             return results[0] if len(results) == 1 else tuple(results)
 
@@ -295,7 +295,7 @@ class FixedNet(Net):
         with self._lock:
             if self._weights is None:
                 return
-            self._torch_call = None
+            self._short_call = None
             self._device.synchronize()  # calls may be under way, and the driver need not wait before it frees
             if self._calls is not None:
                 self._calls.close()
@@ -384,13 +384,6 @@ class FixedNet(Net):
             self._calls = self._calls_on(inputs, outputs)
         self._calls.move(inputs, outputs)
         return self._calls
-
-    def _short_path(self, given: Sequence[object], results: Sequence[object]) -> TorchCall:
-        """The path of calls with torch tensors that look like these, which were checked."""
-        assert self._calls is not None
-        inputs = {f"input{number}": tensor for number, tensor in enumerate(given)}
-        outputs = {f"output{number}": tensor for number, tensor in enumerate(results)}
-        return TorchCall(self._calls, inputs, outputs, self.device)
 
     def _run_on_host_arrays(self, views: list[arrays.ArrayView], seen: list[arrays.ArrayView]) -> None:
         if not self._warned:

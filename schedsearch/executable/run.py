@@ -12,8 +12,8 @@ from schedsearch.device.index_notes import IndexNotes
 from schedsearch.errors import UsageError
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
 from schedsearch.executable.program import Call, Place, Program, Reference
-from schedsearch.executable.segments import Segments
-from schedsearch.executable.times import cuda_device, time_on_cpu_ns, time_on_gpu_ns, time_one_on_gpu_ns
+from schedsearch.executable.segments import Segments, chained
+from schedsearch.executable.times import cpu_device, cuda_device, time_on_cpu_ns, time_on_gpu_ns, time_one_on_gpu_ns
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
 
@@ -322,7 +322,8 @@ def _ports(program: Program) -> dict[str, list[Use]]:
 
 
 class Calls:
-    """The calls of a network on fixed memory, and inputs and outputs that may move. On a GPU they are one graph.
+    """The calls of a network on fixed memory, and inputs and outputs that may move. On a GPU they are one graph, on a CPU
+    one chain of steps.
 
     A stream that a CUDA graph captures cannot take another graph; it gets the kernels one by one. A graph that captured them
     uses the memory, the code and the weights of these calls for as long as it is replayed. Calls of ONNX Runtime stand
@@ -355,6 +356,7 @@ class Calls:
         self._gpu = cuda_device(weights.device) if weights.device.target.kind == "cuda" else None
         self._graph: Segments | None = None  # made by the first launch that is not captured
         self._changed: set[int] = set()  # calls whose arguments the graph does not know yet
+        self._chain = chained(cpu_device(weights.device), self.bound) if self._gpu is None else None
         self._ready: Callable[[int], None] | None = None  # all of a launch, when the graph knows the arguments
 
     def move(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -400,7 +402,11 @@ class Calls:
                 "a CUDA graph cannot capture a network with nodes for ONNX Runtime, which waits for its results; call the "
                 "network outside of the capture"
             )
-        if self._gpu is None or captured:
+        if self._gpu is None:
+            assert self._chain is not None
+            self._chain(stream)
+            self._ready = None if self._copies else self._chain
+        elif captured:
             for each in self.bound:
                 each.launch(stream)
         else:

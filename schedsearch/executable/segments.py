@@ -1,4 +1,5 @@
-"""The calls of a network on a GPU: graphs of kernels, with the subgraphs between them that ONNX Runtime computes."""
+"""The calls of a network as few launches, with the subgraphs between them that ONNX Runtime computes: on a GPU graphs of
+kernels, on a CPU chains of steps."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from schedsearch.device import BoundKernel
 from schedsearch.executable.onnx_runtime import BoundOnnxModel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedsearch.device.cpu import CpuDevice
     from schedsearch.device.cuda import CudaDevice
     from schedsearch.device.cuda_graph import KernelGraph
 
@@ -56,3 +60,23 @@ class Segments:
         for graph in {id(graph): graph for graph, _ in self._places.values()}.values():
             graph.close()
         self._places = {}
+
+
+def chained(device: CpuDevice, bound: Sequence[BoundKernel]) -> Callable[[int], None]:
+    """All calls as one function of a stream. Kernels with no subgraph in between are one launch."""
+    from schedsearch.device.cpu import BoundCpuKernel
+
+    launches: list[Callable[[int], None]] = []
+    for is_part, group in itertools.groupby(bound, lambda each: isinstance(each, BoundOnnxModel)):
+        if is_part:
+            launches += [each.launch for each in group]
+        else:
+            launches.append(device.together([each for each in group if isinstance(each, BoundCpuKernel)]).launch)
+    if len(launches) == 1:
+        return launches[0]
+
+    def launch(stream: int) -> None:
+        for each in launches:
+            each(stream)
+
+    return launch

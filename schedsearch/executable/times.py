@@ -10,6 +10,7 @@ from schedsearch.device import Device
 from schedsearch.device.clock import launches_ns, runs_ns
 
 if TYPE_CHECKING:
+    from schedsearch.device.cpu import CpuDevice
     from schedsearch.device.cuda import CudaDevice
 
 _REPEATS = 20  # launches of one call between two events, which take half a microsecond each
@@ -69,4 +70,12 @@ def cuda_device(device: Device) -> CudaDevice:
     from schedsearch.device.cuda import CudaDevice
 
     assert isinstance(device, CudaDevice)
+    return device
+
+
+def cpu_device(device: Device) -> CpuDevice:
+    """The same device, which is a CPU."""
+    from schedsearch.device.cpu import CpuDevice
+
+    assert isinstance(device, CpuDevice)
     return device

@@ -21,8 +21,8 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
 from schedsearch.runtime.prepared import Prepared, PreparedArgument, take_prepared
 from schedsearch.runtime.repeated import announce, same_numbers, tracked
+from schedsearch.runtime.short_call import ShortCall
 from schedsearch.runtime.streams import raw_stream
-from schedsearch.runtime.torch_call import TorchCall
 from schedsearch.text import quoted
 from schedsearch.workload import Workload
 
@@ -92,7 +92,7 @@ class Kernel(Closing):
         self._notes = IndexNotes(loaded.device, [workload] if notes_indices(self._plan) else [], _describe)
         self._bound: BoundKernel | None = None
         self._bound_prepared: Workspaces | None = None  # the operands of `_bound`
-        self._torch_call: TorchCall | None = None
+        self._short_call: ShortCall | None = None
 
     @property
     def level(self) -> str:
@@ -134,8 +134,8 @@ class Kernel(Closing):
         """
         with self._lock:
             result = None
-            if self._torch_call is not None and out is None and not named:
-                result = self._torch_call(args, stream)
+            if self._short_call is not None and out is None and not named:
+                result = self._short_call(args, stream)
             if result is None:
                 result = self._call_checked(args, named, out, stream)
             if self.device[0] == "cpu":
@@ -230,7 +230,7 @@ class Kernel(Closing):
         its code loaded for the life of the process.
         """
         with self._lock:
-            self._torch_call = self._bound = None
+            self._short_call = self._bound = None
             self._loaded.close()
             self._notes.close()
             self._on_close()
@@ -242,14 +242,14 @@ class Kernel(Closing):
         outputs = self._check_outputs(arguments, views, out)
         handle = raw_stream(stream, self._library(views), self.device)
         announce((name, outputs[name][0]) for name in self._given_outputs(out) if name in outputs)
-        self._torch_call = None  # it is bound to what changes now
+        self._short_call = None  # it is bound to what changes now
         bound = self._bind_to(_addresses(views, outputs), scalars, prepared)
         bound.launch(handle)
         results = {name: array for name, (array, _) in outputs.items()}
         everything = (*views.values(), *(seen for _, seen in outputs.values()))
         defaults = same_numbers(list(scalars.values()), list(self._scalar_defaults.values()))
         if defaults and all(seen.library == "torch" for seen in everything):
-            self._torch_call = TorchCall(bound, arguments, results, self.device)
+            self._short_call = ShortCall(bound, arguments, results, self.device)
         return _one_or_all(tuple(results.values()))
 
     def _bind_to(

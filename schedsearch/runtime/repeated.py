@@ -45,6 +45,11 @@ def array_facts(array: Array) -> tuple[Any, ...]:
     return _read_array(array)
 
 
+def numpy_facts(array: Any) -> tuple[Any, ...] | None:
+    """The facts of an array of NumPy; None of anything else."""
+    return _read_array(array) if type(array) is np.ndarray else None
+
+
 def facts_of(array: Any) -> tuple[Any, ...] | None:
     """The facts of an array of any class; None if it has none."""
     kind = type(array)

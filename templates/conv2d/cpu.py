@@ -25,6 +25,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.cpu_kernels import Plan, Shape, convolve_kernel, pack_weight_kernel, pack_x_kernel
 from schedsearch.templates.conv2d.cpu_tiles import cheapest_tile, lanes_of, plain_tile, tile_space, useful_share
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
+from schedsearch.templates.parts.cpu_threads import busy_threads
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
@@ -93,7 +94,7 @@ class Conv2dCpu(Template[Conv2dParams]):
             "block": block,
             "unroll": max(u for u in allowed["unroll"] if u <= min(block, shape.reduced, 4)),
             "order": "channels",
-            "threads": max(allowed["threads"]),
+            "threads": busy_threads(workload, target, allowed["threads"]),
         }
         preferred = "direct" if "direct" in layouts and workload.params.layout == "NHWC" else "packed"
         return cheapest_tile(shape, space, base, (preferred, "packed"), cycles)

@@ -31,6 +31,7 @@ from schedsearch.templates.conv2d.cpu_kernels import Shape
 from schedsearch.templates.conv2d.cpu_tiles import cheapest_tile, lanes_of, plain_tile, tile_space, up_to, useful_share
 from schedsearch.templates.parts.addressing import channel_runs
 from schedsearch.templates.parts.cpu_epilogue import OPERAND_DTYPES, CpuEpilogue
+from schedsearch.templates.parts.cpu_threads import busy_threads
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
 from schedsearch.workload import Workload
 
@@ -102,7 +103,7 @@ class Conv2dCpuInt8(Template[Conv2dParams]):
             "x_block": x_block,
             "unroll": max(int(u) for u in values["unroll"] if int(u) <= max(min(x_block // _QUAD, 4), 1)),
             "order": "channels",
-            "threads": max(map(int, values["threads"])),
+            "threads": busy_threads(workload, target, map(int, values["threads"])),
         }
         layouts = [str(value) for value in reversed(values["x_layout"])]
         return cheapest_tile(shape, space, base, layouts, cycles)

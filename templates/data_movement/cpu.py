@@ -14,7 +14,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.data_movement.cpu_kernels import Part, Style, Tiling, move_kernel, parts_of
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.workload import Workload
 
 TILES = (4, 8, 16, 32, 64, 128, 256, 1024)
@@ -70,7 +70,8 @@ class DataMovementCpu(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """Tiles of 64 elements along the shorter run by up to 1024, blocks with rows of 16 bytes or 8 elements, and streams
-        where runs are long and y is larger than caches are. All cores.
+        where runs are long and y is larger than caches are. As many
+        threads as have enough to do.
         """
         values = space.values
         long_x = values["tile_x"][-1] > values["tile_y"][-1]
@@ -83,7 +84,7 @@ class DataMovementCpu(Template):
             block=_nearest(values["block"], 16 if dtype(workload.output.dtype).nbytes == 1 else 8),
             along="y",
             stores="streaming" if streams else "default",
-            threads=values["threads"][-1],
+            threads=busy_threads(workload, target, values["threads"]),
         )
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:

@@ -30,6 +30,7 @@ from schedsearch.templates.conv2d.cpu_tiles import lanes_of, thread_counts, vect
 from schedsearch.templates.depthwise_conv2d.cpu_kernels import correlate_kernel, gradient_finish, reduce_kernel, sum_kernel
 from schedsearch.templates.depthwise_conv2d.cpu_plan import Plan, forward_plan, grad_input_plan
 from schedsearch.templates.parts.cpu_epilogue import OPERAND_DTYPES, CpuEpilogue
+from schedsearch.templates.parts.cpu_threads import busy_threads
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
@@ -89,7 +90,7 @@ class DepthwiseConv2dCpu(Template[DepthwiseConv2dParams]):
         each thread four work items."""
         p = workload.params
         values = {knob.name: [int(value) for value in knob.values] for knob in space.knobs}
-        threads = max(values["threads"])
+        threads = busy_threads(workload, target, values["threads"])
         extent = p.c if p.layout == "NHWC" else output_hw(p)[1]
         block = min(lanes_of(target), max(_BLOCKS[0], 1 << (extent - 1).bit_length()))
         blocks = p.n * (math.ceil(p.c / block) if p.layout == "NHWC" else p.c)

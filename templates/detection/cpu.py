@@ -20,7 +20,7 @@ from schedsearch.templates.detection.nms_kernels import corners_of, overlaps
 from schedsearch.templates.detection.roi_kernels import between, side
 from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.templates.selection.cpu import sink
 from schedsearch.templates.selection.keys import index_of, key_of, pair
 from schedsearch.workload import Workload
@@ -76,7 +76,7 @@ class RoiAlignCpu(Template[RoiAlignParams]):
         return ConfigSpace((Knob("channels", channels, "channels of a bin that are sampled together"), threads_knob(target)))
 
     def default(self, workload: Workload[RoiAlignParams], target: Target, space: ConfigSpace) -> Config:
-        return Config(channels=space.values["channels"][-1], threads=space.values["threads"][-1])
+        return Config(channels=space.values["channels"][-1], threads=busy_threads(workload, target, space.values["threads"]))
 
     def kernel(self, workload: Workload[RoiAlignParams], target: Target, config: Config) -> KernelSource:
         p = workload.params

@@ -18,7 +18,7 @@ from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
 from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.workload import Workload
 
@@ -48,9 +48,10 @@ class ElementwiseCpu(Template[ElementwiseParams]):
         )
 
     def default(self, workload: Workload[ElementwiseParams], target: Target, space: ConfigSpace) -> Config:
-        """The numbers of a work item stay in the first-level cache. All cores."""
+        """The numbers of a work item stay in the first-level cache. As many threads as have enough to do."""
         values = space.values
-        return Config(piece=values["piece"][min(1, len(values["piece"]) - 1)], threads=values["threads"][-1])
+        piece = values["piece"][min(1, len(values["piece"]) - 1)]
+        return Config(piece=piece, threads=busy_threads(workload, target, values["threads"]))
 
     def kernel(self, workload: Workload[ElementwiseParams], target: Target, config: Config) -> KernelSource:
         params = (Pointer("y"), *(Pointer(spec.name) for spec in workload.signature))

@@ -16,7 +16,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.indexing.cuda import WRONG, arrays_of, map_of
 from schedsearch.templates.indexing.places import counter, extents_writer, finder, noter
 from schedsearch.templates.parts.casts import i64
-from schedsearch.templates.parts.cpu_threads import SharedByThreads, threads_knob
+from schedsearch.templates.parts.cpu_threads import SharedByThreads, busy_threads, threads_knob
 from schedsearch.workload import Workload
 
 _ROWS = (1, 16, 256)
@@ -40,7 +40,7 @@ class GatherCpu(Template[ByIndicesParams]):
         return ConfigSpace(knobs)
 
     def default(self, workload: Workload[ByIndicesParams], target: Target, space: ConfigSpace) -> Config:
-        return Config(rows=space.values["rows"][-1], threads=space.values["threads"][-1])
+        return Config(rows=space.values["rows"][-1], threads=busy_threads(workload, target, space.values["threads"]))
 
     def kernel(self, workload: Workload[ByIndicesParams], target: Target, config: Config) -> KernelSource:
         m, arrays = map_of(workload), arrays_of(workload)

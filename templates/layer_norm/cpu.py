@@ -16,7 +16,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.workload import Workload
 
 _SUMS = (4, 8, 16, 32)
@@ -44,8 +44,8 @@ class LayerNormCpu(Template[LayerNormParams]):
         )
 
     def default(self, workload: Workload[LayerNormParams], target: Target, space: ConfigSpace) -> Config:
-        """Sums that fill two registers of AVX-512, or one row. All cores."""
-        return Config(sums=_SUMS[-1], threads=space.values["threads"][-1])
+        """Sums that fill two registers of AVX-512, or one row. As many threads as have enough to do."""
+        return Config(sums=_SUMS[-1], threads=busy_threads(workload, target, space.values["threads"]))
 
     def kernel(self, workload: Workload[LayerNormParams], target: Target, config: Config) -> KernelSource:
         rows, _ = rows_of(workload.params)

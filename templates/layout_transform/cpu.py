@@ -17,7 +17,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.layout_transform.permutation import Permutation
 from schedsearch.templates.layout_transform.places import placer, tile_count
 from schedsearch.templates.parts.casts import u8, u16, u32, u64
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.workload import Workload
 
 _TILES = (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
@@ -54,14 +54,15 @@ class LayoutTransformCpu(Template[LayoutTransformParams]):
         )
 
     def default(self, workload: Workload[LayoutTransformParams], target: Target, space: ConfigSpace) -> Config:
-        """Tiles of 64 x 64 elements; longer ones where a run is short. All cores."""
+        """Tiles of 64 x 64 elements; longer ones where a run is short. As many threads as have enough to do."""
         values = space.values
         p = _permutation(workload)
         if p.transposes:
             columns, rows = _nearest(values["tile_x"], 64), _nearest(values["tile_y"], 64)
         else:
             columns, rows = values["tile_x"][0], _nearest(values["tile_y"], _WORTHWHILE_BYTES // p.element_bytes)
-        return Config(tile_x=columns, tile_y=rows, inner="y", along="y", threads=values["threads"][-1])
+        threads = busy_threads(workload, target, values["threads"])
+        return Config(tile_x=columns, tile_y=rows, inner="y", along="y", threads=threads)
 
     def plain(self, workload: Workload[LayoutTransformParams], target: Target, space: ConfigSpace) -> Config | None:
         """The loops over y in its order, on all cores, without tiles along x."""

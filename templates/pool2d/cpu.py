@@ -17,7 +17,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.pool2d.windows import Axis
 from schedsearch.workload import Workload
@@ -53,12 +53,13 @@ class Pool2dCpu(Template[Pool2dParams]):
         return ConfigSpace(knobs)
 
     def default(self, workload: Workload[Pool2dParams], target: Target, space: ConfigSpace) -> Config:
-        """Many channels; or many pixels where a pixel has few channels. All cores."""
+        """Many channels; or many pixels where a pixel has few channels. As many threads as have
+        enough to do."""
         values = space.values
         channels = values["channels"][-1] if values["channels"][-1] <= 256 else 256
         wanted = max(256 // channels, 1)
         columns = min(values["columns"], key=lambda n: abs(n - wanted))
-        return Config(channels=channels, columns=columns, threads=values["threads"][-1])
+        return Config(channels=channels, columns=columns, threads=busy_threads(workload, target, values["threads"]))
 
     def kernel(self, workload: Workload[Pool2dParams], target: Target, config: Config) -> KernelSource:
         block, width = config["channels"], config["columns"]

@@ -14,7 +14,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.resize.axes import nearest_pixel, pixels_around
 from schedsearch.workload import Workload
@@ -43,8 +43,8 @@ class ResizeCpu(Template[ResizeParams]):
         )
 
     def default(self, workload: Workload[ResizeParams], target: Target, space: ConfigSpace) -> Config:
-        """One row at a time, on all cores."""
-        return Config(rows=1, threads=space.knobs[1].values[-1])
+        """One row at a time, on as many threads as have enough to do."""
+        return Config(rows=1, threads=busy_threads(workload, target, space.values["threads"]))
 
     def kernel(self, workload: Workload[ResizeParams], target: Target, config: Config) -> KernelSource:
         planes, rows, _, _ = positions(workload.params)

@@ -16,7 +16,7 @@ from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import i64
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.templates.selection.keys import index_of, is_nonzero, key_of, pair, words_of
 from schedsearch.templates.selection.topk_cuda import arrays_of
 from schedsearch.templates.selection.topk_kernels import extents_writer, used_lengths
@@ -41,7 +41,7 @@ class TopKCpu(Template[TopKParams]):
         return ConfigSpace((threads_knob(target),))
 
     def default(self, workload: Workload[TopKParams], target: Target, space: ConfigSpace) -> Config:
-        return Config(threads=space.values["threads"][-1])
+        return Config(threads=busy_threads(workload, target, space.values["threads"]))
 
     def kernel(self, workload: Workload[TopKParams], target: Target, config: Config) -> KernelSource:
         outer, _, inner = along(workload.params)
@@ -70,7 +70,7 @@ class NonZeroCpu(Template[NonZeroParams]):
         return ConfigSpace((Knob("parts", parts, "work items, which are parts of x"), threads_knob(target)))
 
     def default(self, workload: Workload[NonZeroParams], target: Target, space: ConfigSpace) -> Config:
-        return Config(parts=space.values["parts"][-1], threads=space.values["threads"][-1])
+        return Config(parts=space.values["parts"][-1], threads=busy_threads(workload, target, space.values["threads"]))
 
     def kernel(self, workload: Workload[NonZeroParams], target: Target, config: Config) -> KernelSource:
         size = math.prod(workload.params.x)

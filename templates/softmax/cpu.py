@@ -16,7 +16,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts.casts import f32
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.workload import Workload
 
 _ROWS = (1, 4, 16, 64, 256)
@@ -47,9 +47,11 @@ class SoftmaxCpu(Template[SoftmaxParams]):
         )
 
     def default(self, workload: Workload[SoftmaxParams], target: Target, space: ConfigSpace) -> Config:
-        """Rows that fill a line of the cache, or all that are side by side. All cores."""
+        """Rows that fill a line of the cache, or all that are side by side. As many threads as have enough
+        to do."""
         values = space.values
-        return Config(rows=max(n for n in values["rows"] if n <= max(64, values["rows"][0])), threads=values["threads"][-1])
+        rows = max(n for n in values["rows"] if n <= max(64, values["rows"][0]))
+        return Config(rows=rows, threads=busy_threads(workload, target, values["threads"]))
 
     def kernel(self, workload: Workload[SoftmaxParams], target: Target, config: Config) -> KernelSource:
         items = _items(workload, config["rows"])
