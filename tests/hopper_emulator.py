@@ -117,6 +117,10 @@ class HopperEmulator(Emulator):
 
         return wait
 
+    def warp_barrier(self) -> None:
+        warp = self.thread.number // 32
+        self.block.meet(f"the barrier of warp {warp}", 32)
+
     # --- tensor copies ----------------------------------------------------------------------------------------------
     def _start(self, copy: Callable[[], None]) -> None:
         if self.late:

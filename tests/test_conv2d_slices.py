@@ -189,7 +189,8 @@ def test_templates_take_slices_or_say_why_not() -> None:
     large = {"n": 2, "h": 9, "w": 8, "c": 64, "k": 64, "r": 3, "s": 3}
     found = refusals(Workload.conv2d(**large, slice_of=192))
     assert {name for name, reason in found.items() if reason is None} == {"conv2d_wgmma", "conv2d_halo", "conv2d_mma"}
-    assert "slice_of is 68; allowed: multiples of 8" in str(refusals(Workload.conv2d(**large, slice_of=68))["conv2d_wgmma"])
+    assert "slice_of is 68; allowed: multiples of 8" in str(refusals(Workload.conv2d(**large, slice_of=68))["conv2d_halo"])
+    assert refusals(Workload.conv2d(**large, slice_of=68))["conv2d_wgmma"] is None
     assert "slice of 192 channels" in str(refusals(Workload.conv2d(**large, slice_of=192, layout="NCHW"))["conv2d_packed"])
     residual = refusals(Workload.conv2d(**large, slice_of=192, epilogue=["residual"]))
     assert residual["conv2d_wgmma"] is None and "y is a slice" in str(residual["conv2d_mma"])

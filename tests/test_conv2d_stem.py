@@ -26,10 +26,10 @@ from schedsearch.launch import TensorMap
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource
 from schedsearch.templates.conv2d.stem import Conv2dStem
-from schedsearch.templates.conv2d.stem_sizes import bank_rounds, evaluate
+from schedsearch.templates.conv2d.stem_sizes import bank_rounds, evaluate, flattened
 from schedsearch.templates.data_movement import staged_kernel, tile_places
 from schedsearch.templates.layout_transform import kernels, places
-from schedsearch.templates.parts import pipeline, store, walk, zero_points
+from schedsearch.templates.parts import pipeline, store, store_rows, walk, zero_points
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
 
@@ -137,7 +137,7 @@ class StemEmulator(ClusterEmulator):
         return multiply
 
 
-MODULES = (module, stem_products, stem_store, pipeline, store, walk, zero_points)
+MODULES = (module, stem_products, stem_store, pipeline, store, store_rows, walk, zero_points)
 
 
 def emulate(
@@ -158,13 +158,22 @@ def emulate(
 
         return fuse
 
+    def single(value: float, valid: int, k: int, offset: int, *_: Any) -> float:
+        assert valid and offset % workload.k == k and offset < np.prod(workload.output.shape)
+        return value + (k % 5 + offset % 7 if fused else 0)
+
+    def pair(v0: float, v1: float, valid: int, k: int, offset: int, *_: Any) -> tuple[float, float]:
+        assert k % 2 == offset % 2 == 0
+        return single(v0, valid, k, offset), single(v1, valid, k + 1, offset + 1)
+
     memory = Memory()
     emulator = StemEmulator(memory, lambda value, *_: value, late)
     zeros = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
     fused = bool(workload.epilogue)
     stand_in = SimpleNamespace(
-        params=zeros, alignments={}, fragments=fragments, identity=not fused, accumulator="float32", words_ahead=lambda *_: 0
-    )
+        params=zeros, alignments={}, fragments=fragments, identity=not fused, accumulator="float32",
+        words_ahead=lambda *_: 0, single=single, pair=pair,
+    )  # fmt: skip
     emulator.stand_in(monkeypatch, *MODULES)
     moves = MovesEmulator(memory, late_copies=late)
     moves.stand_in(monkeypatch, staged_kernel, tile_places, kernels, places)
@@ -172,14 +181,18 @@ def emulate(
         monkeypatch.setattr(module, name, getattr(emulator, name))
     monkeypatch.setattr(module, "Epilogue", lambda _: stand_in)
     arrays = integers(workload, np.random.default_rng(0))
-    y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
+    whole = workload.output.slice_of or workload.output.shape
+    larger = np.full(whole, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
+    y = larger[..., : workload.k]
     source = TEMPLATE.kernel(workload, dataclasses.replace(H200, sms=sms), Config(config))
     *copies, step = source.steps
     x, weight = arrays["x"].astype(np.float16), arrays["weight"].astype(np.float16)
-    rows = {"x": x.reshape(workload.n, workload.h, workload.w * workload.c)}
+    read = flattened(workload).params
+    rows = {"x": x.reshape(read.n, read.h, read.w * read.c)}
     if copies:
         rows["x_rows"] = copied_rows(moves, memory, source, x)
-    emulator.run(step, {"y": memory.add(y), "weight": memory.add(weight)}, sms, {**rows, "y": y})
+    emulator.run(step, {"y": memory.add(larger), "weight": memory.add(weight)}, sms, {**rows, "y": y})
+    assert np.isnan(larger[..., workload.k :]).all(), "nothing around a slice is written"
     reference = convolve(workload, arrays["x"], arrays["weight"])
     if fused:
         reference += np.arange(workload.k) % 5 + np.arange(y.size).reshape(y.shape) % 7
@@ -208,6 +221,15 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
     "dilated rows, uneven strides": (
         SMALL.replace(h=12, c=5, dilation=(3, 1), stride=(1, 3), padding=(4, 0, 2, 5)), {**CONFIG, "warpgroups": 3}, 1),
     "rows that are no multiple of 16 bytes": (SMALL.replace(w=13, padding=(1, 2, 0, 1)), {**CONFIG, "warpgroups": 2}, 1),
+    "rows of 10 bytes of y": (SMALL.replace(k=5, stride=1, c=6, w=20, r=5, s=5, padding=2), CONFIG, 1),
+    "pixels of 58 channels in one row, two channels at once": (
+        SMALL.replace(n=3, h=5, w=7, c=58, k=58, r=1, s=1, stride=1, padding=0), {**CONFIG, "tile_w": 64, "warpgroups": 2}, 1),
+    "pixels of 24 channels in one row, a slice of 33": (
+        SMALL.replace(n=1, h=9, w=9, c=24, k=11, r=1, s=1, stride=1, padding=0, slice_of=33), {**CONFIG, "tile_w": 64}, 1),
+    "rows of a patch of several boxes, four channels at once": (
+        SMALL.replace(n=2, h=9, w=12, c=36, k=36, stride=1, padding=1), CONFIG, 1),
+    "several boxes, odd channels, rows that are no multiple of 16 bytes": (
+        SMALL.replace(n=1, h=6, w=9, c=41, k=16, stride=1, padding=(1, 0, 0, 2)), CONFIG, 1),
     "tiles larger than the image": (SMALL.replace(h=3, w=8, n=3), {**CONFIG, "tile_w": 32, "warpgroups": 2}, 1),
 }  # fmt: skip
 
@@ -283,9 +305,10 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
         (SMALL.replace(c=48), H200, ["s * c is 144", "128"]),
         (SMALL.replace(h=100, r=70, c=8, padding=0), H200, ["r * ceil(s * c / 8) is 210", "128"]),
         (SMALL.replace(dilation=2), H200, ["horizontal dilation is 2", "1"]),
-        (SMALL.replace(k=12), H200, ["k is 12", "8"]),
+        (SMALL.replace(k=12, out_dtype="float32"), H200, ["k is 12", "8"]),
+        (SMALL.replace(c=171), H200, ["s * c is 513", "512"]),
         (SMALL.replace(k=264), H200, ["k is 264", "256"]),
-        (SMALL.replace(stride=(1, 12), w=64), H200, ["stride (1, 12)", "256"]),
+        (SMALL.replace(stride=(1, 12), w=64, c=8), H200, ["stride (1, 12)", "256"]),
         (SMALL.replace(n=2**31 // 24), H200, ["pixels", "2**31"]),
         (SMALL.replace(n=1, w=2**29, stride=(1, 8), c=8), H200, ["w * c is 4294967296", "2**30"]),
     ],

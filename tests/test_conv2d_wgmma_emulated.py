@@ -28,6 +28,7 @@ from schedsearch.templates.parts import (
     pipeline,
     sharing,
     store,
+    store_rows,
     store_words,
     walk,
     wgmma,
@@ -114,8 +115,31 @@ CASES |= {
     ),
     "a slice of float32": ({**SHAPE, "c": 24, "k": 40, "out_dtype": "float32", "slice_of": 52}, SMALL),
 }  # fmt: skip
+CASES |= {
+    "rows of 10 bytes, more tiles than blocks": (
+        {**SHAPE, "n": 3, "h": 8, "w": 10, "c": 24, "k": 5}, {**SMALL, "bn": 16, "persistent": True}
+    ),
+    "two channels at once, two groups, one of which has few rows": (
+        {**TAILS, "n": 2, "c": 24, "k": 58}, {**SMALL, "bn": 48, "bk": 32, "warpgroups": 2}
+    ),
+    "four channels at once, split by 2, uneven columns": ({**TAILS, "n": 1, "k": 36}, {**SMALL, "split_k": 2, "bn": 48}),
+    "odd channels, split by 4, more blocks than columns": (
+        {**SHAPE, "c": 128, "k": 19}, {**SMALL, "split_k": 4, "bn": 32, "stages": 2}
+    ),
+    "odd channels, 2 x 2 tiles, past both ends": (
+        {**ROWS, "n": 3, "c": 24, "k": 39, "r": 2, "s": 2, "padding": (0, 1, 1, 0)},
+        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 16, "bk": 32, "stages": 2, "persistent": True, "band": 2},
+    ),
+    "odd channels, groups in turn": (
+        {**TAILS, "n": 6, "k": 23}, {**SMALL, "schedule": "in_turn", "persistent": True, "warpgroups": 2, "stages": 4},
+    ),
+    "a slice of rows of 62 channels": (
+        {**SHAPE, "c": 24, "k": 40, "slice_of": 62}, {**SMALL, "bn": 48, "persistent": True, "warpgroups": 2}
+    ),
+    "an odd slice of rows of 64 channels": ({**SHAPE, "c": 24, "k": 21, "slice_of": 64}, {**SMALL, "bn": 16}),
+}  # fmt: skip
 # The modules that the kernel is made of.
-MODULES = (module, loads, wgmma_store, gather, pipeline, sharing, store, store_words, walk, wgmma)
+MODULES = (module, loads, wgmma_store, gather, pipeline, sharing, store, store_rows, store_words, walk, wgmma)
 PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, and its loads never wait for its consumers
 
 
@@ -148,6 +172,14 @@ class BiasInMemory:
                         acc[2 * pair + neighbour] += self.memory.at(at, 2).view(np.float16)[0]
 
         return fuse
+
+    def single(self, v0: float, valid: int, k: int, offset: int, bias: int, *_: Any) -> float:
+        assert valid and k == offset % self.columns
+        return v0 + float(self.memory.at(bias + 2 * k, 2).view(np.float16)[0])
+
+    def pair(self, v0: float, v1: float, valid: int, k: int, offset: int, *operands: Any) -> tuple[float, float]:
+        assert k % 2 == offset % 2 == 0
+        return self.single(v0, valid, k, offset, *operands), self.single(v1, valid, k + 1, offset + 1, *operands)
 
 
 WAYS = {"copies at once": False, "copies late": True}

@@ -212,6 +212,7 @@ def problem(
     shuffles: bool = False,
     slices: bool = False,
     weight_zero_point: bool = False,
+    any_k: bool = False,
     staged: Sequence[str] | None = None,
 ) -> str | None:
     """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None.
@@ -223,6 +224,7 @@ def problem(
         shuffles: stores through depth_to_space.
         slices: stores into a slice of a larger array.
         weight_zero_point: corrects sums for a zero point of the weight.
+        any_k: stores 16-bit floats in rows that do not begin at multiples of 16 bytes (`parts.store_rows`).
         takes_groups: takes any groups; otherwise only those of integers whose rows of weights `weight_rows` can widen.
         staged: as in `stages.epilogue_problem`.
     """
@@ -244,7 +246,8 @@ def problem(
     of_type = of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {}
     if reason := epilogue_problem(workload, staged=staged, shuffles=shuffles, slices=slices, **of_type):
         return reason
-    if reason := _slice_problem(workload):
+    any_k = any_k and w.layout == "NHWC" and {w.dtype, w.out_dtype} <= set(DTYPES) and not pixel_shuffle(w.epilogue, w.k)
+    if reason := _slice_problem(workload, any_k):
         return reason
     if reason := _shuffle_problem(workload):
         return reason
@@ -254,20 +257,36 @@ def problem(
         if reason := _group_problem(workload):
             return reason
     y_bytes = dtype_of(w.out_dtype).nbytes
-    for name, multiple in (("c", ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes), ("k", max(8, ALIGNMENT_BYTES // y_bytes))):
+    columns = 1 if any_k else max(8, ALIGNMENT_BYTES // y_bytes)
+    for name, multiple in (("c", ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes), ("k", columns)):
         if w[name] % multiple:
             return f"{name} is {w[name]}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
     return size_problem(workload)
 
 
-def _slice_problem(workload: Workload[Conv2dParams]) -> str | None:
+def stores_by_tma(workload: Workload[Conv2dParams]) -> bool:
+    """Whether y goes through shared memory and TMA: rows of y must begin at multiples of 16 bytes.
+
+    Other rows of 16-bit numbers are stored as `parts.store_rows` says, those of 32-bit numbers straight from registers.
+    """
+    p = workload.params
+    row_elements: int = p.slice_of or p.k
+    return row_elements * dtype_of(p.out_dtype).nbytes % ALIGNMENT_BYTES == 0 and p.k % 8 == 0
+
+
+def stores_rows(workload: Workload[Conv2dParams]) -> bool:
+    """Whether y is stored as `parts.store_rows` says."""
+    return dtype_of(workload.params.out_dtype).nbytes == 2 and not stores_by_tma(workload)
+
+
+def _slice_problem(workload: Workload[Conv2dParams], any_pitch: bool) -> str | None:
     """Why the output cannot be stored into a slice by TMA."""
     w = workload.params
     if not workload.output.slice_of:
         return None
     if w.layout != "NHWC":
         return f"y is a slice in {w.layout}; allowed: slices in NHWC"
-    multiple = ALIGNMENT_BYTES // dtype_of(w.out_dtype).nbytes
+    multiple = 1 if any_pitch else ALIGNMENT_BYTES // dtype_of(w.out_dtype).nbytes
     if w.slice_of % multiple:
         return f"slice_of is {w.slice_of}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
     return None

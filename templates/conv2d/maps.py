@@ -212,8 +212,8 @@ def pixel_map(
     )
 
 
-def patch_map(workload: Workload[Conv2dParams], row_values: int, patch_w: int, patch_h: int) -> TensorMap:
-    """x as (values of a row, h, n), in boxes of one patch; rows of the patch are not swizzled.
+def patch_map(workload: Workload[Conv2dParams], row_values: int, box_w: int, box_h: int) -> TensorMap:
+    """x as (values of a row, h, n), in boxes of one patch or of a part of one of its rows; they are not swizzled.
 
     Args:
         row_values: from a row to the next one.
@@ -226,6 +226,6 @@ def patch_map(workload: Workload[Conv2dParams], row_values: int, patch_w: int, p
         dims=(w.w * w.c, w.h, w.n),
         strides_bytes=(row_bytes, w.h * row_bytes),
         element_strides=(1, 1, 1),
-        box=(patch_w, patch_h, 1),
+        box=(box_w, box_h, 1),
         l2_promotion_bytes=256,
     )

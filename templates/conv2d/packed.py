@@ -69,9 +69,9 @@ class Conv2dPacked(Template[Conv2dParams]):
             return f"y is a slice of {p.slice_of} channels; allowed: an array of its own, as y may have to be packed"
         if p.groups != 1:
             return f"groups is {p.groups}; allowed: 1"
-        if _INNER.validate(workload, target) is None:
-            return f"{workload.label} needs no packing; conv2d_wgmma takes such workloads as they are"
         packed = Packed(workload, target)
+        if _INNER.validate(workload, target) is None and packed.workload == workload:
+            return f"{workload.label} needs no packing; conv2d_wgmma takes such workloads as they are"
         if reason := _INNER.validate(packed.workload, target):
             return f"as {packed.workload.label}: {reason}"
         for name, repack in packed.repacks.items():

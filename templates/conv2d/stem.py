@@ -50,10 +50,12 @@ from schedsearch.templates.conv2d.stem_sizes import (
     Staging,
     derived_quantities,
     evaluate,
+    flattened,
     row_values,
     usable_tiles,
+    wide,
 )
-from schedsearch.templates.conv2d.stem_store import channel_of_column, end_of_tile
+from schedsearch.templates.conv2d.stem_store import channel_of_column, end_of_tile, place_in_tile, rows_of
 from schedsearch.templates.data_movement.move import Move
 from schedsearch.templates.data_movement.mover import Mover
 from schedsearch.templates.layout_transform.permutation import Permutation
@@ -70,6 +72,7 @@ from schedsearch.templates.parts.zero_points import ZeroPoint
 from schedsearch.workload import Workload
 
 MAX_RUN = 128  # values; beyond, there are enough channels for the other kernels
+LONGEST_RUN = 512  # of channels that fill no 16 bytes, which the other kernels load in small pieces
 MAX_STEPS = 64
 MAX_CHANNELS = 256  # wgmma's N
 MAX_CHANNELS_AHEAD = 128  # that leave registers for what is loaded ahead of an operand like y
@@ -81,6 +84,7 @@ RESIDUAL_REGISTERS = 16  # more of a thread that adds a quantised residual
 SHAPED_BY = frozenset(
     {"accumulators", "array_ahead", "finish.fused", "finish.staged", "finish.words_ahead", "staged", "words_ahead"}
 )
+OF_FRAGMENTS = {"finish.fused", "finish.staged", "finish.words_ahead"}  # of those: of an epilogue on fragments
 
 _ROWS = "x_rows"
 
@@ -105,12 +109,16 @@ class Conv2dStem(Template[Conv2dParams]):
         if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
             return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
         slices = dtype_of(w.out_dtype).nbytes < 4  # stored by TMA
-        if reason := geometry.problem(workload.replace(c=ALIGNMENT_BYTES), target, integers=True, slices=slices):
+        any_c = workload.replace(c=ALIGNMENT_BYTES)
+        if reason := geometry.problem(any_c, target, integers=True, slices=slices, any_k=True):
             return reason  # any number of channels is possible
+        workload = flattened(workload)
+        w = workload.params
         runs = Runs.of(workload)
         octet = runs.octet_values
-        if w.s * w.c > MAX_RUN:
-            return f"s * c is {w.s * w.c}; allowed: up to {MAX_RUN}, the values that a row of the kernel meets"
+        longest = LONGEST_RUN if wide(workload) else MAX_RUN
+        if w.s * w.c > longest:
+            return f"s * c is {w.s * w.c}; allowed: up to {longest}, the values that a row of the kernel meets"
         if runs.steps > MAX_STEPS:
             return f"r * ceil(s * c / {octet}) is {w.r * runs.octets}; allowed: up to {2 * MAX_STEPS}"
         if w.s > 1 and w.dilation[1] > 1:
@@ -135,6 +143,7 @@ class Conv2dStem(Template[Conv2dParams]):
         return None
 
     def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
+        workload = flattened(workload)
         steps, base = Runs.of(workload).steps, BASE_REGISTERS
         base += (
             RESIDUAL_REGISTERS + workload.params.k // 8 if reads_bytes(workload) else 0
@@ -174,12 +183,14 @@ class Conv2dStem(Template[Conv2dParams]):
         )
 
     def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
+        workload = flattened(workload)
         plan, zero, staging = evaluate(workload, target, config), ZeroPoint.of(workload), Staging.of(workload)
         epilogue = Epilogue(workload, zero.params) if zero else Epilogue(workload)
         output: Param = Pointer("y")
         if staging.segments:
             output = pixel_map("y", workload, staging.channels, plan.tile_w, plan.tile_h)
-        image = patch_map(workload, row_values(workload), plan.patch_w, plan.patch_h)
+        one_box = plan.boxes == 1
+        image = patch_map(workload, row_values(workload), plan.patch_w // plan.boxes, plan.patch_h if one_box else 1)
         step = KernelStep(
             build_kernel(workload, plan, epilogue, zero),
             (image, Pointer("weight"), output, *epilogue.params),
@@ -187,12 +198,14 @@ class Conv2dStem(Template[Conv2dParams]):
             plan.threads,
             plan.shared_bytes,
             min_blocks_per_sm=plan.blocks_per_sm,
-            shaped_by=SHAPED_BY,
+            shaped_by=SHAPED_BY - OF_FRAGMENTS if staging.sums_bytes else SHAPED_BY,
         )
         weight_bytes = dtype_of(workload.params.weight_dtype).nbytes * piece(workload)
         if zero and workload.params.c % 4 == 0:
             weight_bytes = max(weight_bytes, 4)  # see `ZeroPoint.step`
         alignments = {"x": ALIGNMENT_BYTES, "weight": weight_bytes, "y": ALIGNMENT_BYTES, **epilogue.alignments}
+        if rows := rows_of(workload, plan):
+            alignments |= rows.alignments(epilogue)
         source = KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
         if widen := widened_rows(workload, target):
             how, nbytes = widen.default(), widen.move.y_bytes
@@ -213,9 +226,9 @@ def piece(workload: Workload[Conv2dParams]) -> int:
 
 
 def widened_rows(workload: Workload[Conv2dParams], target: Target) -> Mover | None:
-    """The copy of x to rows a multiple of 16 bytes apart; None if they are."""
+    """The copy of x to rows a multiple of 16 bytes apart; None if they are, or if there is only one."""
     p, row = workload.params, row_values(workload)
-    if row == p.w * p.c:
+    if row == p.w * p.c or (wide(workload) and p.h == p.n == 1):
         return None
     rows, sizes = Layout.parse("NC"), {"N": p.n * p.h, "C": p.w * p.c}
     permutation = Permutation.of(rows, rows, sizes, dtype_of(p.dtype).nbytes, y_sizes={"C": row})
@@ -245,7 +258,11 @@ def build_kernel(
     # Multiply.
     descriptor, accumulators, sum_type = hopper.matrix_descriptor(ROW_BYTES), plan.columns // 2, wgmma.accumulator_type
     multiply, word_values = multiply_patch(workload, plan.patch_w, plan.register_steps), runs.word_values
-    place_of, address_of, masks_of = _place_of(tile_w), address_of_value(workload, runs, plan), masks_of_word(workload, runs)
+    place_of, address_of, masks_of = (
+        place_in_tile(tile_w),
+        address_of_value(workload, runs, plan),
+        masks_of_word(workload, runs),
+    )
     _, advance = pipeline.consumer(patches)
 
     # Store.
@@ -317,22 +334,13 @@ def build_kernel(
 # --- The functions that the kernel captures ----------------------------------------------------------------------------
 
 
-def _place_of(tile_w: int) -> Callable[[Any], Any]:
-    """(row, column) of a pixel of a tile."""
-
-    def place_of(pixel: Any) -> Any:
-        row = i32(u32(pixel) // u32(tile_w))
-        return row, i32(pixel - row * tile_w)
-
-    return place_of
-
-
 def _load_patch(workload: Workload[Conv2dParams], runs: Runs, plan: Plan) -> Callable[..., None]:
     """One thread loads the patch of a tile."""
     p = workload.params
     (stride_h, stride_w), (top, left) = p.stride, p.padding[:2]
-    channels, before = p.c, runs.skipped + runs.lead
-    loaded_bytes = plan.patch_w * plan.patch_h * runs.element_bytes
+    channels, before, boxes, rows = p.c, runs.skipped + runs.lead, plan.boxes, plan.patch_h
+    loaded_bytes, box_w = plan.patch_w * plan.patch_h * runs.element_bytes, plan.patch_w // plan.boxes
+    box_bytes = box_w * runs.element_bytes
     tile_origin = walk.rectangles(plan.row_tiles, plan.strips, plan.tile_h, plan.tile_w)
 
     def load_patch(x: Any, tile: Any, patch: Any, barrier: Any) -> None:
@@ -341,7 +349,16 @@ def _load_patch(workload: Workload[Conv2dParams], runs: Runs, plan: Plan) -> Cal
         value = i32((column * stride_w - left) * channels - before)
         ptx.tma_load_3d(patch, x, value, row * stride_h - top, image, barrier)
 
-    return load_patch
+    def load_boxes(x: Any, tile: Any, patch: Any, barrier: Any) -> None:
+        image, row, column = tile_origin(tile)
+        ptx.mbarrier_expect_bytes(barrier, loaded_bytes)
+        value = i32((column * stride_w - left) * channels - before)
+        for number in range(i32(rows * boxes)):
+            of_row = i32(u32(number) // u32(boxes))
+            first = i32(value + (number - of_row * boxes) * box_w)
+            ptx.tma_load_3d(patch + number * box_bytes, x, first, row * stride_h - top + of_row, image, barrier)
+
+    return load_patch if boxes == 1 else load_boxes
 
 
 def _load_first_patches(plan: Plan, load_patch: Callable[..., None]) -> Callable[..., None]:

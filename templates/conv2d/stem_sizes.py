@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.ops.conv2d import Conv2dParams
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
+from schedsearch.templates.conv2d.geometry import stores_rows
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.choosing import evaluated
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, WARPGROUP
@@ -24,6 +25,7 @@ from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.templates.parts.stages import epilogue_operands
 from schedsearch.templates.parts.store import interleaved
+from schedsearch.templates.parts.store_rows import row_bytes
 from schedsearch.workload import Workload
 
 GROUP_PIXELS = hopper.WGMMA_M  # of a warpgroup's tile
@@ -32,7 +34,38 @@ WORD_BYTES = 4  # of a register of wgmma's first operand
 ROW_BYTES = 128  # of a swizzled row of an output channel's weights
 STEPS_OF_ROW = 4  # wgmma steps in such a row
 MAX_BOX = 256  # of TMA, along each axis
+BOX_UNIT_BYTES = 128  # of the places in shared memory to which TMA copies boxes
 TILE_WS = (8, 16, 32, 64)
+
+
+def flattened(workload: Workload[Conv2dParams]) -> Workload[Conv2dParams]:
+    """The same convolution with all pixels in one row of one image, if each output pixel has one input pixel.
+
+    Tiles then have 64 neighbouring pixels, whatever the images' sizes are, and no row of x has to be a multiple of 16 bytes.
+    Only layers whose channels fill no 16 bytes need that.
+    """
+    p = workload.params
+    pointwise = (p.r, p.s, *p.stride) == (1, 1, 1, 1) and not any(p.padding)
+    fits_in_one_box = TILE_WS[0] * p.c <= MAX_BOX and not stores_rows(workload)
+    if not wide(workload) or not pointwise or fits_in_one_box or p.h == p.n == 1:
+        return workload
+    return workload.replace(n=1, h=1, w=p.n * p.h * p.w)
+
+
+def wide(workload: Workload[Conv2dParams]) -> bool:
+    """Whether a patch may be wider than one box of TMA: channels of x or y fill no 16 bytes, so that other kernels copy or
+    load them in small pieces."""
+    p = workload.params
+    pointwise = (p.r, p.s) == (1, 1) and stores_rows(workload)
+    return dtype_of(p.dtype).nbytes == 2 and (p.c % 8 != 0 or pointwise)
+
+
+def patch_boxes(values: Any, element_bytes: int) -> Any:
+    """(boxes, values of a box) for a row of `values` values of a patch: one box, or as few boxes as begin at multiples of 128
+    bytes."""
+    unit = BOX_UNIT_BYTES // element_bytes
+    boxes = -(-values // MAX_BOX)
+    return boxes, np.where(boxes == 1, values, -(-values // (boxes * unit)) * unit)
 
 
 @dataclass(frozen=True)
@@ -99,12 +132,14 @@ class Staging:
     Attributes:
         channels: output channels of a segment, whose rows have up to 128 bytes. They are swizzled over their width.
         row_bytes: bytes of a row.
-        segments: segments that cover all columns; 0 if y is stored from registers.
+        segments: segments that cover all columns; 0 if y is not stored by TMA.
+        sums_bytes: bytes of a warpgroup's sums, if they are stored as `store_rows` says; else 0.
     """
 
     channels: int
     row_bytes: int
     segments: int
+    sums_bytes: int
 
     @classmethod
     def of(cls, workload: Workload[Conv2dParams]) -> Staging:
@@ -112,7 +147,9 @@ class Staging:
         channels = 64
         if interleaved(workload.params.out_dtype):
             channels = min(size for size in (32, 64, ROW_BYTES) if size >= min(columns, ROW_BYTES))
-        return cls(channels, channels * size, math.ceil(columns / channels) if size < 4 else 0)
+        if stores_rows(workload):
+            return cls(channels, channels * size, 0, GROUP_PIXELS * row_bytes(columns))
+        return cls(channels, channels * size, math.ceil(columns / channels) if size < 4 else 0, 0)
 
     @property
     def segment_bytes(self) -> int:
@@ -120,7 +157,7 @@ class Staging:
 
     @property
     def nbytes(self) -> int:
-        return self.segments * self.segment_bytes
+        return self.segments * self.segment_bytes + self.sums_bytes
 
 
 def row_values(workload: Workload[Conv2dParams]) -> int:
@@ -130,17 +167,24 @@ def row_values(workload: Workload[Conv2dParams]) -> int:
 
 
 def usable_tiles(workload: Workload[Conv2dParams], target: Target) -> list[int]:
-    """The values of `tile_w` whose patches start at multiples of 16 bytes, and fit in one TMA box and in shared memory with
-    one warpgroup."""
-    found = []
+    """The values of `tile_w` whose patches start at multiples of 16 bytes, and fit in shared memory with one warpgroup.
+
+    Their rows fit in one TMA box, unless the workload is `wide` and needs more.
+    """
+    in_one_box, found = [], []
+    widest = min(TILE_WS[-1], CONV2D.output_hw(workload.params)[1])
     for tile_w in TILE_WS:
         if tile_w * Runs.of(workload).pixel_bytes % ALIGNMENT_BYTES:
             continue
         least = {"tile_w": tile_w, "warpgroups": 1, "patches": 1, "register_steps": 1, "blocks_per_sm": 1}
         q = evaluate(workload, target, least)
-        if max(q.patch_w, q.patch_h) <= MAX_BOX and q.shared_bytes <= target.shared_bytes_per_block:
+        if q.patch_h > MAX_BOX or q.shared_bytes > target.shared_bytes_per_block:
+            continue
+        if q.boxes == 1:
+            in_one_box.append(tile_w)
+        if workload.params.h > 1 or tile_w >= widest:  # of one row, the other rows of a tile would be empty
             found.append(tile_w)
-    return found
+    return found if wide(workload) and (stores_rows(workload) or not in_one_box) else in_one_box
 
 
 def bank_rounds(pixel_bytes: int) -> int:
@@ -182,6 +226,10 @@ def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict
     operand_bytes = runs.element_bytes * w.n * w.h * w.w * w.c + (out_bytes + sum(like_y)) * math.prod(workload.output.shape)
     memory_cycles = operand_bytes / (fit.memory_bytes_per_cycle * target.sms)
 
+    def patch_values(q: Columns) -> Any:
+        """Values of a row of a patch that a tile needs, in whole octets."""
+        return -(-(runs.lead + (q["tile_w"] - 1) * runs.pixel_values + runs.octets * octet) // octet) * octet
+
     def predicted_cycles(q: Columns) -> Any:
         """The busiest multiprocessor's time: a warpgroup's tiles one after the other, or what all share, or memory."""
         multiply = runs.steps * runs.columns / 2
@@ -209,7 +257,8 @@ def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict
     return {
         "columns": lambda q: runs.columns,
         "tile_h": lambda q: GROUP_PIXELS // q["tile_w"],
-        "patch_w": lambda q: -(-(runs.lead + (q["tile_w"] - 1) * runs.pixel_values + runs.octets * octet) // octet) * octet,
+        "boxes": lambda q: patch_boxes(patch_values(q), runs.element_bytes)[0],
+        "patch_w": lambda q: q["boxes"] * patch_boxes(patch_values(q), runs.element_bytes)[1],
         "patch_h": lambda q: (q["tile_h"] - 1) * w.stride[0] + (w.r - 1) * w.dilation[0] + 1,
         "patch_bytes": lambda q: -(-q["patch_w"] * q["patch_h"] * runs.element_bytes // ROW_BYTES) * ROW_BYTES,
         "threads": lambda q: q["warpgroups"] * WARPGROUP,
@@ -232,6 +281,7 @@ class Plan:
         tile_w .. blocks_per_sm: the knobs.
         columns: output channels, rounded up to wgmma's N.
         tile_h: rows of a tile of 64 pixels.
+        boxes: boxes of TMA in a row of a patch; a box has all rows if it is the only one, else one row.
         patch_w, patch_h: values and rows of a patch.
         patch_bytes: bytes of a patch in shared memory.
         threads, shared_bytes: threads and bytes of shared memory of a block.
@@ -250,6 +300,7 @@ class Plan:
     blocks_per_sm: int
     columns: int
     tile_h: int
+    boxes: int
     patch_w: int
     patch_h: int
     patch_bytes: int

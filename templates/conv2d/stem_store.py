@@ -18,6 +18,7 @@ from schedsearch.templates.parts import ptx, store, walk
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import WARPGROUP
+from schedsearch.templates.parts.store_rows import StagedRows
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.zero_points import SCALAR, TABLE, ZeroPoint, correct_fragments, no_correction
 from schedsearch.workload import Workload
@@ -35,6 +36,24 @@ def channel_of_column(out_dtype: str) -> Callable[[Any], Any]:
     return of_interleaved if store.interleaved(out_dtype) else same
 
 
+def place_in_tile(tile_w: int) -> Callable[[Any], Any]:
+    """`place_of(pixel)`: (row, column) of a pixel of a tile."""
+
+    def place_of(pixel: Any) -> Any:
+        row = i32(u32(pixel) // u32(tile_w))
+        return row, i32(pixel - row * tile_w)
+
+    return place_of
+
+
+def rows_of(workload: Workload[Conv2dParams], plan: Plan) -> StagedRows | None:
+    """How the pixels of a warpgroup are stored if TMA cannot store them, or None."""
+    p = workload.params
+    if not Staging.of(workload).sums_bytes:
+        return None
+    return StagedRows(plan.columns // 8, p.k, p.slice_of or p.k, plan.shared.offset("y"))
+
+
 def end_of_tile(
     workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
 ) -> tuple[int, Callable[..., None], Callable[..., None]]:
@@ -46,6 +65,8 @@ def end_of_tile(
     row in it that the lane gives to stmatrix, and that row's number. If there are `words_ahead`,
     `load_ahead(ahead, tile, lane, places, operands)` must have loaded them.
     """
+    if rows := rows_of(workload, plan):
+        return _end_of_rows(workload, plan, epilogue, rows)
     out_channels, tile_w, columns = workload.output.shape[3], plan.tile_w, plan.columns
     octets, interleaved, accumulator = out_channels // 8, store.interleaved(workload.params.out_dtype), epilogue.accumulator
     pixels_8 = workload.output.shape[2] if tile_w == 8 else 8  # from pixel lane / 4 of a warp to the one after 8
@@ -91,6 +112,36 @@ def end_of_tile(
             store_direct(acc, y, inside, inside_8, offset)
 
     return words_ahead, load_ahead, finish
+
+
+def _end_of_rows(
+    workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, rows: StagedRows
+) -> tuple[int, Callable[..., None], Callable[..., None]]:
+    """As `end_of_tile`, for `rows_of`: the epilogue works on neighbours of a pixel, when they leave shared memory."""
+    _, out_h, out_w, out_channels = workload.output.shape
+    tile_origin = walk.rectangles(plan.row_tiles, plan.strips, plan.tile_h, plan.tile_w)
+    place_of, begin = place_in_tile(plan.tile_w), rows.begin()
+
+    def pixel_of(tile: Any, pixel: Any) -> Any:
+        image, first_row, first_column = tile
+        row, column = place_of(pixel)
+        row, column = i32(first_row + row), i32(first_column + column)
+        return i64(i64(image * out_h + row) * out_w + column), row < out_h and column < out_w
+
+    store_rows = rows.store(epilogue, workload.params.out_dtype, pixel_of)
+
+    def load_ahead(ahead: Any, tile: Any, lane: Any, places: Any, operands: Any) -> None:
+        pass
+
+    def finish(
+        acc: Any, ahead: Any, y: Any, tile: Any, group: Any, lane: Any, leader: Any, places: Any, staged_at: Any,
+        operands: Any,
+    ) -> None:  # fmt: skip
+        _, _, matrix_row = staged_at
+        place = begin(group, lane, i32(matrix_row - (lane & 15)))
+        store_rows(acc, y, place, tile_origin(tile), i32(0), i32(out_channels), operands)
+
+    return 0, load_ahead, finish
 
 
 def _fragment_of(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ With schedule in_turn, each half of the consumer groups takes every other tile o
 multiplies. The ring is filled tile after tile, which gives the halves their turns.
 
 Channels past C read as zero in both operands; rows past M and columns past K are not stored. No size therefore has to divide
-another. docs/kernels/conv2d_wgmma.md explains more, including the use of each knob.
+another. Channels of y that are no multiple of 8 leave through shared memory without TMA (`store_rows`). docs/kernels/conv2d_wgmma.md explains more, including the use of each knob.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
 """
@@ -41,7 +41,7 @@ from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.conv2d import geometry
-from schedsearch.templates.conv2d.geometry import Im2col
+from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma
 from schedsearch.templates.conv2d.maps import blocked_filter_map, filter_map, image_map, ordered_filter_map, output_map
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.conv2d.wgmma_loads import load_tiles_of, tile_origin
@@ -53,10 +53,9 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
     octets_per_block,
     output_of,
     store_columns,
-    stores_by_tma,
     useful_bks,
 )
-from schedsearch.templates.conv2d.wgmma_store import FragmentCorrections, add_up_of, finish_of
+from schedsearch.templates.conv2d.wgmma_store import FragmentCorrections, add_up_of, finish_of, rows_of
 from schedsearch.templates.parts import cluster, hopper, pipeline, ptx, store, walk
 from schedsearch.templates.parts.casts import i32, u32
 from schedsearch.templates.parts.choosing import least_predicted
@@ -115,8 +114,9 @@ class Conv2dWgmma(Template[Conv2dParams]):
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         reason = geometry.problem(
-            workload, target, every_dtype=True, takes_blocks=True, shuffles=True, slices=True, weight_zero_point=True
-        )
+            workload, target, every_dtype=True, takes_blocks=True, shuffles=True, slices=True, weight_zero_point=True,
+            any_k=True,
+        )  # fmt: skip
         if reason:
             return reason
         gemm = Im2col.of(workload)
@@ -281,6 +281,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
         output: Param = Pointer("y")
         if stores_by_tma(workload):
             output = output_map(workload, output_of(gemm, plan.bm), plan.segment, GROUP_ROWS)
+        rows = rows_of(workload, plan)
         step = KernelStep(
             build_kernel(workload, gemm, plan, epilogue, corrections),
             (image, weights, output, *epilogue.params),
@@ -289,15 +290,17 @@ class Conv2dWgmma(Template[Conv2dParams]):
             plan.shared_bytes,
             cluster=plan.cluster,
             min_blocks_per_sm=plan.blocks_per_sm,
-            shaped_by=SHAPED_BY,
+            shaped_by=SHAPED_BY - {"finish.words_ahead"} if rows else SHAPED_BY,
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
+        if rows:
+            alignments |= rows.alignments(epilogue)
         steps: tuple[KernelStep, ...] = (step,)
         workspaces: dict[str, int] = {}
         if merged > 1:
-            rows = WeightRows(given, merged)
-            steps = (rows.step(), over_workspaces(step, {"weight": ROWS}))
-            workspaces = {ROWS: rows.nbytes}
+            weight_rows = WeightRows(given, merged)
+            steps = (weight_rows.step(), over_workspaces(step, {"weight": ROWS}))
+            workspaces = {ROWS: weight_rows.nbytes}
         if zero := corrections.zero:
             steps, workspaces = (zero.step(), *steps), workspaces | zero.workspaces
             alignments |= zero.alignments

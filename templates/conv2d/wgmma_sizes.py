@@ -13,13 +13,14 @@ from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
-from schedsearch.templates.conv2d.geometry import Im2col
+from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma, stores_rows
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.choosing import evaluated
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.machine import Im2colFit, machine
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.templates.parts.store import Output, ShuffledOutput, interleaved
+from schedsearch.templates.parts.store_rows import row_bytes
 from schedsearch.templates.parts.store_words import WORD_BYTES, staged_columns
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
@@ -78,16 +79,9 @@ def output_of(gemm: Im2col, bm: int) -> Output:
 def staged_bytes(workload: Workload[Conv2dParams], columns: Any) -> Any:
     """Bytes of shared memory for a row of `columns` columns of y; 0 if y does not go through it."""
     if not stores_by_tma(workload):
-        return 0 * columns
+        return row_bytes(columns) if stores_rows(workload) else 0 * columns
     nbytes = dtype_of(workload.params.out_dtype).nbytes
     return nbytes * (staged_columns(columns) if nbytes == WORD_BYTES else columns)
-
-
-def stores_by_tma(workload: Workload[Conv2dParams]) -> bool:
-    """Whether y goes through shared memory: rows of y must begin at multiples of 16 bytes."""
-    p = workload.params
-    row_elements: int = p.slice_of or p.k
-    return row_elements * dtype_of(p.out_dtype).nbytes % 16 == 0
 
 
 def stage_bytes(workload: Workload[Conv2dParams], q: Columns) -> Any:

@@ -12,11 +12,12 @@ from typing import Any
 from schedsearch.launch import Pointer
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.conv2d.geometry import Im2col
-from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of, stores_by_tma
+from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma, stores_rows
+from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of
 from schedsearch.templates.parts import cluster, ptx, store
-from schedsearch.templates.parts.casts import i32, u32
+from schedsearch.templates.parts.casts import i32, i64, u32
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.store_rows import StagedRows
 from schedsearch.templates.parts.store_words import WORD_BYTES, WordStaging, staged_words
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.window_sums import WindowSums, no_window_correction
@@ -78,6 +79,8 @@ def finish_of(
     `words_ahead`, `load_ahead(ahead, row, column, inside_columns, lane, warp_row, operands)` must have loaded them.
     """
     p = workload.params
+    if rows_of(workload, plan):
+        return _finish_rows(workload, gemm, plan, epilogue)
     output, own_octets, accumulator = output_of(gemm, plan.bm), plan.own_octets, Wgmma(p.dtype).accumulator
     rows, fused, interleaved = output.rows, not epilogue.identity, store.interleaved(p.out_dtype)
     first_pair = output.fragment(4 if interleaved else 2)
@@ -121,6 +124,48 @@ def finish_of(
         store_part(values, y, store_place, row, column, inside_columns)
 
     return begin_store, words_ahead, load_ahead, finish
+
+
+def rows_of(workload: Workload[Conv2dParams], plan: Plan) -> StagedRows | None:
+    """How a warpgroup's part of a tile is stored if its rows are 16-bit numbers that TMA cannot store, or None."""
+    p = workload.params
+    if not stores_rows(workload):
+        return None
+    offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
+    return StagedRows(plan.own_octets, p.k, p.slice_of or p.k, offset)
+
+
+def _finish_rows(
+    workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan, epilogue: Epilogue
+) -> tuple[Callable[..., Any], int, Callable[..., None], Callable[..., None]]:
+    """As `finish_of`, for `rows_of`: the epilogue works on neighbours of a row, when they leave shared memory."""
+    staged = rows_of(workload, plan)
+    assert staged is not None
+    output = output_of(gemm, plan.bm)
+    locate, rows, image_rows = output.locate(), output.rows, output.image_step * output.rows
+    begin_rows = staged.begin()
+
+    def begin_store(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
+        return begin_rows(group, lane, warp_row)
+
+    def pixel_of(tile: Any, row: Any) -> Any:
+        first_pixel, first_row = tile
+        return i64(first_pixel + first_row + row), first_row + row < rows
+
+    store_rows = staged.store(epilogue, workload.params.out_dtype, pixel_of)
+
+    def load_ahead(ahead: Any, row: Any, column: Any, inside_columns: Any, lane: Any, warp_row: Any, operands: Any) -> None:
+        pass
+
+    def finish(
+        values: Any, ahead: Any, row: Any, column: Any, inside_columns: Any, y: Any, store_place: Any, lane: Any,
+        warp_row: Any, operands: Any,
+    ) -> None:  # fmt: skip
+        image, first_row = locate(row)
+        tile = i64(image) * image_rows, first_row
+        store_rows(values, y, store_place, tile, column, inside_columns, operands)
+
+    return begin_store, 0, load_ahead, finish
 
 
 def add_up_of(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:

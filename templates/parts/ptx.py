@@ -305,6 +305,11 @@ mbarrier_wait = device_op(  # spins until the phase of this parity has completed
 )
 
 
+warp_barrier = device_op(  # all lanes take part; what they wrote to memory before is seen by all after it
+    "warp_barrier", "bar.warp.sync 0xffffffff;", convergent=True
+)
+
+
 @functools.cache
 def group_barrier(groups: int, threads: int) -> Callable[..., Any]:
     """A barrier for each of `groups` groups of `threads` threads. It takes the group's number, equal in a warp.

@@ -1,0 +1,136 @@
+"""Stores of 16-bit rows that TMA cannot store, because they do not begin at multiples of 16 bytes.
+
+Registers hold two neighbours of a row: a warp that stores them writes 8 pieces of 8 bytes or less. So each warp writes its 16
+rows of sums to shared memory as they are, and reads them back as neighbours of one row, 1, 2 or 4 at a time, whatever divides
+the channels. It applies the epilogue to these and stores them: a store of the warp has up to 256 neighbouring bytes. Warps do
+not wait for each other.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fragments of D).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from schedsearch.backend.ops import shared_base
+from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.casts import i32, i64, u32, u64
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.hopper import WGMMA_M
+
+ROW_PADDING = 8  # sums between two rows: 4 rows of pairs then hit every bank once
+WARP_ROWS = 16
+ELEMENT_BYTES = 2  # of y
+SUM_BYTES = 4
+_UNITS = (4, 2, 1)  # channels that a thread stores at once
+
+
+def row_bytes(columns: Any) -> Any:
+    """Bytes of shared memory for a row of `columns` sums."""
+    return (columns + ROW_PADDING) * SUM_BYTES
+
+
+def unit_of(*elements: int) -> int:
+    """How many channels a store takes, of rows that are so many elements apart or wide."""
+    return next(unit for unit in _UNITS if math.gcd(*elements) % unit == 0)
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """The sums of a warpgroup's part of a tile in shared memory: 64 rows of `octets` * 8 columns.
+
+    Attributes:
+        octets: columns of the part, divided by 8.
+        channels, pitch: channels of a row of y, and elements from a row of y to the next.
+        offset: offset of the first warpgroup's part in shared memory; the other parts follow.
+    """
+
+    octets: int
+    channels: int
+    pitch: int
+    offset: int
+
+    @property
+    def row_bytes(self) -> int:
+        return int(row_bytes(8 * self.octets))
+
+    @property
+    def unit(self) -> int:
+        """Channels of one store."""
+        return unit_of(self.channels, self.pitch)
+
+    def alignments(self, epilogue: Epilogue) -> dict[str, int]:
+        """Buffer -> alignment in bytes of what `store` reads and writes."""
+        pairs = 1 if self.unit > 1 else 2
+        return {name: nbytes // pairs for name, nbytes in epilogue.alignments.items()} | {"y": self.unit * ELEMENT_BYTES}
+
+    def begin(self) -> Callable[..., Any]:
+        """`begin(group, lane, warp_row)`: a thread's place in the store: (lane, warp_row, rows of its warp, its first pair)."""
+        offset, bytes_of_row = self.offset, self.row_bytes
+
+        def begin(group: Any, lane: Any, warp_row: Any) -> Any:
+            rows = u32(shared_base() + offset + (group * WGMMA_M + warp_row) * bytes_of_row)
+            return lane, warp_row, rows, u32(rows + (lane >> 2) * bytes_of_row + (lane & 3) * (2 * SUM_BYTES))
+
+        return begin
+
+    def store(self, epilogue: Epilogue, out_dtype: str, pixel_of: Callable[..., Any]) -> Callable[..., None]:
+        """`store(values, y, place, tile, k, inside_columns, operands)`: 64 rows x 8 * octets sums become a part of y.
+
+        `k` is the channel of the first column, and `inside_columns` columns lie inside of y. `pixel_of(tile, row)` returns the
+        number (i64) of the pixel of one of the 64 rows, and whether it is inside of y.
+        """
+        octets, bytes_of_row, unit, channels, pitch = self.octets, self.row_bytes, self.unit, self.channels, self.pitch
+        units = 8 * octets // unit
+        items, rows_8_bytes = WARP_ROWS * units, 8 * bytes_of_row
+        store_pair, finish = ptx.store_shared_pair("float32"), _finish(epilogue, out_dtype, unit)
+
+        def store(values: Any, y: Any, place: Any, tile: Any, k: Any, inside_columns: Any, operands: Any) -> None:
+            lane, warp_row, rows, first_pair = place
+            ptx.warp_barrier()  # all lanes have read the rows of the tile before
+            for octet in range(octets):
+                at = u32(first_pair + octet * (8 * SUM_BYTES))
+                store_pair(at, values[4 * octet], values[4 * octet + 1])
+                store_pair(u32(at + rows_8_bytes), values[4 * octet + 2], values[4 * octet + 3])
+            ptx.warp_barrier()
+            for item in range(i32(lane), i32(items), i32(32)):
+                row = u32(item) // u32(units)
+                column = i32((item - row * units) * unit)
+                pixel, inside = pixel_of(tile, i32(warp_row + row))
+                if inside and column < inside_columns:
+                    channel = i32(k + column)
+                    address = u64(y + u64((pixel * pitch + channel) * ELEMENT_BYTES))
+                    staged = u32(rows + row * bytes_of_row + column * SUM_BYTES)
+                    finish(address, staged, channel, i64(pixel * channels + channel), operands)
+
+        return store
+
+
+def _finish(epilogue: Epilogue, out_dtype: str, unit: int) -> Callable[..., None]:
+    """`finish(address, staged, k, offset, operands)`: `unit` neighbouring sums of a row become elements of y.
+
+    `k` is the channel of the first, `offset` its element offset in operands like y.
+    """
+    single, pair, pack = epilogue.single, epilogue.pair, ptx.pack_pair(out_dtype)
+
+    def one(address: Any, staged: Any, k: Any, offset: Any, operands: Any) -> None:
+        value = single(ptx.load_shared_f32(staged), 1, k, offset, *operands)
+        ptx.store_global_u16(address, pack(value, value))
+
+    def word(staged: Any, k: Any, offset: Any, operands: Any) -> Any:
+        a0, a1 = ptx.load_shared_f32x2(staged)
+        v0, v1 = pair(a0, a1, 1, k, offset, *operands)
+        return pack(v0, v1)
+
+    def two(address: Any, staged: Any, k: Any, offset: Any, operands: Any) -> None:
+        ptx.store_global_u32(address, word(staged, k, offset, operands))
+
+    def four(address: Any, staged: Any, k: Any, offset: Any, operands: Any) -> None:
+        low = word(staged, k, offset, operands)
+        high = word(u32(staged + 2 * SUM_BYTES), i32(k + 2), i64(offset + 2), operands)
+        ptx.store_global_b32x2(address, i32(low), i32(high))
+
+    return {1: one, 2: two, 4: four}[unit]
