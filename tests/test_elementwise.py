@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from bandwidth_support import H200, arrays_of, attributes, default, emulated, node_cases, on_cpu, verdict
+from test_typed_expressions import TYPED
 
 from schedsearch import Workload, elementwise
 from schedsearch.backend.cuda import _compile_to_ptx
@@ -46,6 +47,8 @@ class TestElementwise(OpContract):
             "expression": "t = dequantise(q, s, -1); sqrt(t) / log(t + 2)",
             "inputs": [["q", "int8"], ["s"]],
         },
+        {"y": [2, 8], "expression": "where(a < b, c, -1)", "inputs": ["a", "b", ["c", "int64"]], "out_dtype": "int64"},
+        {"y": [2, 8], "expression": "a * a < b * 0.3 + 1", "dtype": "float32", "out_dtype": "uint8"},
     )
     wrong = (
         ({**ADD, "expression": "relu(a + )"}, "expression"),
@@ -53,10 +56,13 @@ class TestElementwise(OpContract):
         ({**ADD, "expression": "y + a"}, "expression"),
         ({**ADD, "inputs": ["a"]}, "inputs"),
         ({**ADD, "inputs": ["a", ["b", "float16", [3]]]}, "inputs"),
-        ({**ADD, "inputs": ["a", ["b", "int64"]]}, "inputs"),
+        ({**ADD, "inputs": ["a", ["b", "float64"]]}, "inputs"),
+        ({**ADD, "inputs": ["a", ["b", "uint64"]]}, "inputs"),
+        ({**ADD, "expression": "a & b"}, "expression"),
+        ({**ADD, "expression": "quotient(a, b)"}, "expression"),
         ({**ADD, "inputs": ["a", 5]}, "inputs"),
         ({**ADD, "y": []}, "y"),
-        ({**ADD, "out_dtype": "int32"}, "out_dtype"),
+        ({**ADD, "out_dtype": "float64"}, "out_dtype"),
     )
     ids: ClassVar = {
         "8bea7bb9a5f3313cf340bc5c851b80589e403e0ca0a8b67cdba089742f0f5e8c": ADD,
@@ -168,7 +174,8 @@ def every(changes: dict[str, Any]) -> Workload:
 
 
 def test_every_function_is_in_a_test() -> None:
-    assert [name for name in FUNCTIONS if not any(f"{name}(" in each["expression"] for each in EVERY)] == []
+    given = [each["expression"] for each in [*EVERY, *TYPED]]
+    assert [name for name in FUNCTIONS if not any(f"{name}(" in expression for expression in given)] == []
 
 
 @pytest.mark.parametrize("changes", EVERY, ids=lambda each: each["expression"])

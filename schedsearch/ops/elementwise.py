@@ -6,9 +6,10 @@ number for each channel and [32, 1, 1, 256] one for each image and channel; in N
 
 An input may be a slice of a larger array, which kernels then take in place of the slice.
 
-Kernels take the inputs in the order of `inputs` and write y. They widen every number to float32, compute in float32, and
-round once at the end: to the nearest float, half to even, or to the nearest integer, half to even, within the range of
-int8 or uint8.
+Kernels take the inputs in the order of `inputs` and write y. They widen every float, int8 and uint8 to float32, compute in
+float32, and round once at the end: to the nearest float, half to even, or to the nearest integer, half to even, within the
+range of an integer format. Inputs of longer integer formats, comparisons and `int64(...)` are integers of 64 bits, whose
+arithmetic wraps; an integer that y gets keeps the bits that its format has. See `schedsearch.ops.expression_types`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from schedsearch.ops.base import Op
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, extents, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.expression_types import Typed, typed
 from schedsearch.ops.expressions import Expression, ExpressionError, parse_expression
 from schedsearch.ops.params import (
     MAX_INT,
@@ -48,7 +50,10 @@ Input = (
     tuple[str, str, tuple[int, ...]] | tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 )
 
-DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
+DTYPES = (
+    *("float16", "bfloat16", "float32", "int8", "uint8"),
+    *("int16", "uint16", "int32", "uint32", "int64"),
+)
 MAX_INPUTS = 16
 _SAMPLES = 4096  # for which the numbers for verification must give finite results
 _MIXTURES = 400  # choices of numbers for verification that are tried if none of one kind for all inputs will do
@@ -122,6 +127,11 @@ def reads_of(params: ElementwiseParams) -> tuple[Read, ...]:
     return tuple(Read(*each) for each in params.inputs)
 
 
+def typed_of(params: ElementwiseParams) -> Typed:
+    """The expression of a workload's parameters, for the dtypes of its inputs."""
+    return typed(parse_expression(params.expression), tuple((each[0], each[1]) for each in params.inputs))
+
+
 class Elementwise(Op[ElementwiseParams]):
     params_type: ClassVar[type[Params]] = ElementwiseParams
     name: ClassVar[str] = "elementwise"
@@ -160,6 +170,7 @@ class Elementwise(Op[ElementwiseParams]):
         if not problems:
             out["inputs"] = tuple(found)
             problems = _names_problems(expression, [each[0] for each in out["inputs"]])
+            problems = problems or _type_problems(expression, out["inputs"])
         if not problems:
             y = self.outputs(self.typed(out | {"slice_of": ()}))[0]
             problems = slice_problems(y, out["slice_of"])
@@ -171,8 +182,12 @@ class Elementwise(Op[ElementwiseParams]):
         return tuple(ArgSpec(each.name, axes[-len(each.shape) :], each.array, each.dtype) for each in reads_of(params))
 
     def outputs(self, params: ElementwiseParams) -> tuple[ArgSpec, ...]:
-        roundings = 0 if dtype_of(params.out_dtype).is_float else _ROUNDINGS
-        y = ArgSpec("y", AXES[: len(params.y)], params.y, params.out_dtype, roundings=roundings)
+        found = typed_of(params)
+        is_float = dtype_of(params.out_dtype).is_float
+        y = ArgSpec(
+            "y", AXES[: len(params.y)], params.y, params.out_dtype,
+            roundings=0 if is_float or found.whole else _ROUNDINGS, undecided=not (is_float or found.decided),
+        )  # fmt: skip
         return (sliced(y, params),)
 
     def work(self, params: ElementwiseParams) -> Work:
@@ -256,6 +271,14 @@ def _names_problems(expression: Expression, names: Sequence[str]) -> list[Proble
     return []
 
 
+def _type_problems(expression: Expression, inputs: Sequence[tuple[Any, ...]]) -> list[Problem]:
+    try:
+        typed(expression, tuple((each[0], each[1]) for each in inputs))
+    except ExpressionError as error:
+        return [Problem("expression", f"expression {error}")]
+    return []
+
+
 @functools.lru_cache(maxsize=256)
 def _domains(text: str, inputs: tuple[Read, ...], out_dtype: str) -> Mapping[str, Domain]:
     """Numbers for which the expression is finite: all inputs of one kind if that does, otherwise each of its own.
@@ -265,6 +288,7 @@ def _domains(text: str, inputs: tuple[Read, ...], out_dtype: str) -> Mapping[str
     import numpy as np
 
     expression, largest = parse_expression(text), dtype_of(out_dtype).largest / 2
+    dtypes = tuple((each.name, each.dtype) for each in inputs)
     rng = np.random.default_rng(0)
     alike = ([kind] * len(inputs) for kind in itertools.product((127, 15, 3), (-1, 0, 1), (1.0,)))
     kinds = list(itertools.product((15, 3), (-1, 0, 1), (1.0, 0.25, 0.0625, -0.25)))
@@ -277,7 +301,7 @@ def _domains(text: str, inputs: tuple[Read, ...], out_dtype: str) -> Mapping[str
         }
         draws = np.random.default_rng(0)
         drawn = {name: draws.choice(np.asarray(domain.values, float), _SAMPLES) for name, domain in domains.items()}
-        values = np.abs(expression.evaluate(drawn))
+        values = np.abs(typed(expression, dtypes).evaluate(drawn))
         good = np.isfinite(values) & (not dtype_of(out_dtype).is_float or values <= largest)
         count = int(np.count_nonzero(np.broadcast_to(good, _SAMPLES)))
         if count > best[0]:

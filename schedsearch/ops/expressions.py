@@ -4,8 +4,9 @@ A string has named steps and a result, separated by semicolons::
 
     t = a * scale + shift; t * sigmoid(t)
 
-It is Python's syntax for + - * / and ** with a constant exponent, numbers, names and calls of `FUNCTIONS`. Nothing is
-evaluated as Python: `ast` parses the text, and everything else is refused.
+It is Python's syntax for + - * / %, ** with a constant exponent, comparisons, & | ^ ~ << >> of bits, numbers, names, and
+calls of `FUNCTIONS`. Nothing is evaluated as Python: `ast` parses the text, and everything else is refused. What is an
+integer, and what operators do with integers, is in `schedsearch.ops.expression_types`.
 
 See docs/decisions/117-expressions-are-text.md.
 """
@@ -14,12 +15,12 @@ from __future__ import annotations
 
 import ast
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.errors import did_you_mean
+from schedsearch.ops.expression_functions import FUNCTIONS, OPERATORS, RESERVED
 
 MAX_CHARACTERS = 1000
 MAX_OPERATIONS = 64
@@ -40,6 +41,8 @@ class Name:
 
 @dataclass(frozen=True)
 class Number:
+    """Its value is an int only where no float64 is equal to it."""
+
     value: float
 
 
@@ -83,7 +86,8 @@ class Expression:
         return frozenset(name for node in nodes for name in _zero_points(node))
 
     def evaluate(self, inputs: Mapping[str, object]) -> Any:
-        """The definition, in NumPy and float64. `inputs` are arrays that broadcast together."""
+        """The definition for floats, in NumPy and float64. `inputs` are arrays that broadcast together. See `Typed` for
+        integers."""
         import numpy as np
 
         values = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
@@ -97,86 +101,6 @@ class Expression:
         return Expression(self.steps, _unrounded(self.result))
 
 
-# ---- functions
-
-
-def _erf(x: object) -> Any:
-    import numpy as np
-
-    return np.vectorize(math.erf, otypes=[float])(x)
-
-
-def _sigmoid(x: Any) -> Any:
-    import numpy as np
-
-    with np.errstate(over="ignore"):  # to infinity, whose reciprocal is right
-        return 1.0 / (1.0 + np.exp(-x))
-
-
-def _hard_sigmoid(x: Any, alpha: Any, beta: Any) -> Any:
-    return _clip(alpha * x + beta, 0.0, 1.0)
-
-
-def _clip(x: Any, low: Any, high: Any) -> Any:
-    import numpy as np
-
-    return np.minimum(np.maximum(x, low), high)
-
-
-def _numpy(name: str) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        import numpy as np
-
-        return getattr(np, name)(*arguments)
-
-    return call
-
-
-@dataclass(frozen=True)
-class Function:
-    """A function of expressions.
-
-    Attributes:
-        apply: in NumPy.
-        arity: number of arguments.
-        defaults: of the last arguments.
-    """
-
-    apply: Callable[..., Any]
-    arity: int = 1
-    defaults: tuple[float, ...] = ()
-
-
-_SIXTH = 1 / 6
-FUNCTIONS: Mapping[str, Function] = {
-    "relu": Function(lambda x: _numpy("maximum")(x, 0.0)),
-    "leaky_relu": Function(lambda x, slope: _numpy("where")(x < 0, x * slope, x), 2),
-    "clip": Function(_clip, 3),
-    "sigmoid": Function(_sigmoid),
-    "silu": Function(lambda x: x * _sigmoid(x)),
-    "hard_sigmoid": Function(_hard_sigmoid, 3, (0.2, 0.5)),
-    "hard_swish": Function(lambda x: x * _hard_sigmoid(x, _SIXTH, 0.5)),
-    "tanh": Function(_numpy("tanh")),
-    "gelu": Function(lambda x: 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5)))),
-    "erf": Function(_erf),
-    "exp": Function(_numpy("exp")),
-    "log": Function(_numpy("log")),
-    "sqrt": Function(_numpy("sqrt")),
-    "abs": Function(_numpy("abs")),
-    "min": Function(_numpy("minimum"), 2),
-    "max": Function(_numpy("maximum"), 2),
-    "round": Function(_numpy("rint")),
-    "quantise": Function(lambda x, scale, zero_point: _numpy("rint")(x / scale) + zero_point, 3),
-    "dequantise": Function(lambda q, scale, zero_point: (q - zero_point) * scale, 3),
-}
-OPERATORS: Mapping[str, Function] = {
-    "add": Function(lambda a, b: a + b, 2),
-    "subtract": Function(lambda a, b: a - b, 2),
-    "multiply": Function(lambda a, b: a * b, 2),
-    "divide": Function(lambda a, b: a / b, 2),
-    "negate": Function(lambda a: -a),
-    "power": Function(lambda a, b: a**b, 2),
-}
 _ROUNDED_LAST = {"round": 1, "clip": 1, "relu": 1, "min": 2, "max": 2}  # how many arguments take over the rounding
 
 
@@ -221,25 +145,37 @@ def _zero_points(node: Node) -> Iterator[str]:
 
 # ---- text
 
-_SIGNS = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("*", 2), "divide": ("/", 2), "power": ("**", 4)}
-_OF_AST: Mapping[type, str] = {
-    ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power",
+_COMPARISON, _NEGATION, _POWER = -4, 3, 4  # how strongly operators bind
+_SIGNS = {
+    "less": ("<", _COMPARISON), "less_equal": ("<=", _COMPARISON), "greater": (">", _COMPARISON),
+    "greater_equal": (">=", _COMPARISON), "equal": ("==", _COMPARISON), "not_equal": ("!=", _COMPARISON),
+    "bit_or": ("|", -3), "bit_xor": ("^", -2), "bit_and": ("&", -1), "shift_left": ("<<", 0), "shift_right": (">>", 0),
+    "add": ("+", 1), "subtract": ("-", 1), "multiply": ("*", 2), "divide": ("/", 2), "modulo": ("%", 2),
+    "power": ("**", _POWER),
 }  # fmt: skip
+_OF_AST: Mapping[type, str] = {
+    ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Mod: "modulo", ast.Pow: "power",
+    ast.BitOr: "bit_or", ast.BitXor: "bit_xor", ast.BitAnd: "bit_and", ast.LShift: "shift_left", ast.RShift: "shift_right",
+    ast.Lt: "less", ast.LtE: "less_equal", ast.Gt: "greater", ast.GtE: "greater_equal", ast.Eq: "equal",
+    ast.NotEq: "not_equal",
+}  # fmt: skip
+_ALLOWED = "+ - * / % **, comparisons, & | ^ ~ << >>, numbers, names, and calls of"
 
 
-def _text(node: Node, least: int = 0) -> str:
+def _text(node: Node, least: int = _COMPARISON) -> str:
     """A node in parentheses if its operator binds less than `least`."""
     if isinstance(node, Name):
         return node.name
     if isinstance(node, Number):
-        text = str(int(node.value)) if node.value.is_integer() and abs(node.value) < 1e15 else repr(node.value)
+        short = isinstance(node.value, int) or (node.value.is_integer() and abs(node.value) < 1e15)
+        text = str(int(node.value)) if short else repr(node.value)
         return f"({text})" if node.value < 0 and least > 1 else text
     if node.function in _SIGNS:
         sign, binds = _SIGNS[node.function]
         left, right = node.arguments
-        text = f"{_text(left, binds + (binds == 4))} {sign} {_text(right, binds + (binds < 4))}"
-    elif node.function == "negate":
-        binds, text = 3, f"-{_text(node.arguments[0], 3)}"
+        text = f"{_text(left, binds + (binds in (_COMPARISON, _POWER)))} {sign} {_text(right, binds + (binds < _POWER))}"
+    elif node.function in ("negate", "invert"):
+        binds, text = _NEGATION, f"{'-' if node.function == 'negate' else '~'}{_text(node.arguments[0], _NEGATION)}"
     else:
         return f"{node.function}({', '.join(_text(each) for each in node.arguments)})"
     return f"({text})" if binds < least else text
@@ -264,7 +200,9 @@ def parse_expression(text: str) -> Expression:
         raise ExpressionError(f"must be steps and a result such as 't = a + b; relu(t)', got {text!r}") from None
     if not statements or not isinstance(statements[-1], ast.Expr):
         raise ExpressionError(f"must end with the result, as in 't = a + b; relu(t)', got {text!r}")
-    operations = [node for part in statements for node in ast.walk(part) if isinstance(node, ast.BinOp | ast.Call)]
+    operations = [
+        node for part in statements for node in ast.walk(part) if isinstance(node, ast.BinOp | ast.Call | ast.Compare)
+    ]
     if len(operations) > MAX_OPERATIONS:
         raise ExpressionError(f"has {len(operations)} operations; at most {MAX_OPERATIONS} are possible")
     steps: dict[str, Node] = {}
@@ -273,7 +211,7 @@ def parse_expression(text: str) -> Expression:
             raise ExpressionError(f"must have steps of the form 'name = ...', got {ast.unparse(statement)!r}")
         name = statement.targets[0].id  # type: ignore[attr-defined]
         value = _node(statement.value)
-        if name in steps or name in FUNCTIONS or any(name in _names(node) for node in [*steps.values(), value]):
+        if name in steps or name in RESERVED or any(name in _names(node) for node in [*steps.values(), value]):
             raise ExpressionError(f"names the step {name!r} twice, or after an input or function; give it another name")
         steps[name] = value
     result = Expression(tuple(steps.items()), _node(statements[-1].value))
@@ -290,28 +228,32 @@ def _node(tree: ast.expr, depth: int = 0) -> Node:
     if depth > MAX_DEPTH:
         raise ExpressionError(f"is nested more than {MAX_DEPTH} deep; use steps, as in 't = a + b; relu(t)'")
     if isinstance(tree, ast.Name):
-        if tree.id in FUNCTIONS or tree.id.startswith("_") or not tree.id.isascii():
+        if tree.id in RESERVED or tree.id.startswith("_") or not tree.id.isascii():
             raise ExpressionError(f"has the name {tree.id!r}; give letters, digits and _, and no name of a function")
         return Name(tree.id)
     if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and not isinstance(tree.value, bool):
         if not (abs(tree.value) <= 2.0**100):  # also refuses NaN
             raise ExpressionError(f"has the number {ast.unparse(tree)}; allowed: up to 2**100")
-        return Number(float(tree.value))
+        return Number(tree.value if isinstance(tree.value, int) and float(tree.value) != tree.value else float(tree.value))
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
         inside = _node(tree.operand, depth + 1)
         return Number(-inside.value) if isinstance(inside, Number) else Call("negate", (inside,))
     if isinstance(tree, ast.BinOp) and type(tree.op) in _OF_AST:
         return _operation(_OF_AST[type(tree.op)], _node(tree.left, depth + 1), _node(tree.right, depth + 1))
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Invert):
+        return Call("invert", (_node(tree.operand, depth + 1),))
+    if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and type(tree.ops[0]) in _OF_AST:
+        return Call(_OF_AST[type(tree.ops[0])], (_node(tree.left, depth + 1), _node(tree.comparators[0], depth + 1)))
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords:
         return _call(tree.func.id, tuple(_node(each, depth + 1) for each in tree.args))
-    raise ExpressionError(
-        f"has {ast.unparse(tree)!r}; allowed: + - * / **, numbers, names, and calls of {', '.join(FUNCTIONS)}"
-    )
+    raise ExpressionError(f"has {ast.unparse(tree)!r}; allowed: {_ALLOWED} {', '.join(FUNCTIONS)}")
 
 
 def _operation(name: str, left: Node, right: Node) -> Node:
     if name == "power" and not (isinstance(right, Number) and abs(right.value) <= MAX_EXPONENT):
-        raise ExpressionError(f"has the exponent {_text(right)}; allowed: numbers from -{MAX_EXPONENT} to {MAX_EXPONENT}")
+        raise ExpressionError(
+            f"has the exponent {_text(right)}; allowed: numbers from -{MAX_EXPONENT} to {MAX_EXPONENT}, or pow(...)"
+        )
     return Call(name, (left, right))
 
 

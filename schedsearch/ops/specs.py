@@ -28,6 +28,8 @@ class ArgSpec:
             truth is then that number, limited to the output's format but not rounded (float64), and a kernel may differ
             from the nearest integer only where so many roundoff errors reach the next one. 0: the output is exact.
         positive: its float32 numbers are scales of quantised numbers, finite and above zero. Calls on a CPU refuse others.
+        undecided: elements whose truth is undefined are not compared: roundoff of float32 decides about them, as about
+            `a * b < c` where both sides are nearly equal.
         extents: name of the int64 array that holds the extents at run time; "": they are those of `shape`. Otherwise `shape`
             is the upper bound, whose strides the array has in memory, and elements beyond the extents are undefined.
         slice_of: shape of a larger contiguous array of which this output is a slice along one axis, or () if it is an array
@@ -49,6 +51,12 @@ class ArgSpec:
     positive: bool = False
     slice_of: tuple[int, ...] = ()
     extents: str = ""
+    undecided: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """Whether some elements may have no truth."""
+        return bool(self.extents) or self.undecided
 
     def __post_init__(self) -> None:
         if self.role == "index" and (self.below is None or self.below < 1):

@@ -77,7 +77,7 @@ def verifying_recipes(workload: Workload, target: Target) -> list[Recipe[BuildRe
     if target.kind == "cuda":
         comparisons = [WORDS]
         for spec in workload.outputs:
-            comparisons.append(Comparison.of(spec.dtype, is_rounded(workload, spec), bool(spec.extents)))
+            comparisons.append(Comparison.of(spec.dtype, is_rounded(workload, spec), spec.partial))
             comparisons += [BETWEEN] if spec.slice_of else []
         recipes += [Recipe(each.name, each.build) for each in dict.fromkeys(comparisons)]
     return recipes

@@ -105,7 +105,8 @@ class Truth:
         excused: violations that are no error: on numbers that are not exact, a step function in an epilogue (rounding to an
             integer, say) may fall on the other side for a few elements.
         partial: elements whose truth is `UNDEFINED` are not compared: the output has extents that are known at run time, and
-            they lie beyond.
+            they lie beyond, or it is `undecided`.
+        undecided: see `ArgSpec`; NumPy may have a number where the truth is `UNDEFINED`.
         runs: of the output in memory, see `ArgSpec.runs`; the truth has no gaps. Default: one run.
     """
 
@@ -117,6 +118,7 @@ class Truth:
     excused: int = 0
     runs: tuple[int, int] = (1, 1)
     partial: bool = False
+    undecided: bool = False
 
     @property
     def number(self) -> str:

@@ -70,7 +70,13 @@ class Truths(Mapping[str, Truth]):
         address = self._memory
         for spec in workload.outputs:
             truth = Truth(
-                spec.dtype, spec.size, address, excused=int(excused * spec.size), runs=spec.runs, partial=bool(spec.extents)
+                spec.dtype,
+                spec.size,
+                address,
+                excused=int(excused * spec.size),
+                runs=spec.runs,
+                partial=spec.partial,
+                undecided=spec.undecided,
             )
             address += align(8 * spec.size)
             if is_rounded(workload, spec):

@@ -287,8 +287,8 @@ class Verification:
             else:
                 magnitude = self._elements(truth.magnitude, indices, "float64")
                 wrong = ~((np.abs(kernel - numpy) <= _SPOT_ERROR * np.maximum(magnitude, np.abs(numpy))) | (kernel == numpy))
-            undefined = is_undefined(kernel) & is_undefined(numpy)
-            if undefined.any() and not truth.partial:
+            undefined = is_undefined(kernel) & (is_undefined(numpy) | truth.undecided)
+            if undefined.any() and not truth.partial and kernel.dtype.kind == "f":
                 raise OperatorError(
                     f"{self._workload} cannot be verified: {output} is NaN at {int(undefined.sum())} of {indices.size} "
                     "points, for every choice of numbers that was tried; write it so that it is defined more often"
@@ -316,7 +316,7 @@ class Verification:
                 seen[name] += difference.violations
         stray = self._stray_write()
         for output in self._workload.outputs:
-            defined = output.size - (int(np.count_nonzero(self._undefined(output))) if output.extents else 0)
+            defined = output.size - (int(np.count_nonzero(self._undefined(output))) if output.partial else 0)
             least = defined * max(1, len(dtype(output.dtype).poison) - 1)
             if seen[output.name] < least or stray:
                 raise RuntimeError(
@@ -373,7 +373,7 @@ class Verification:
         tolerance = self._truths[output.name].tolerance
         with np.errstate(invalid="ignore", over="ignore"):
             if tolerance is None:
-                wrong, enough = got != expected, 1
+                wrong, enough = got != expected, expected.size // 2 + 1 if output.undecided else 1
             else:
                 exact = math.isfinite(tolerance.limit)
                 rounded = tolerance.output * np.abs(expected) + tolerance.smallest
@@ -381,7 +381,7 @@ class Verification:
                 error = np.abs(got.astype(np.float64) - expected)
                 wrong = ~((error <= (rounded + tolerance.limit if exact else inexact)) | (got == expected))
                 enough = 1 if exact else expected.size // 2 + 1
-        if output.extents:
+        if output.partial:
             wrong &= ~is_undefined(expected)
         if np.count_nonzero(wrong) < enough:
             return ""
@@ -409,7 +409,7 @@ class Verification:
                 return Verdict(False, max_error, True, stray)
             for output in self._workload.outputs:
                 if output.name in wrong:
-                    defined = kept[output.name] & ~self._undefined(output) if output.extents else kept[output.name]
+                    defined = kept[output.name] & ~self._undefined(output) if output.partial else kept[output.name]
                     text = unwritten_text(output, defined, differences[output.name].violations)
                     wrong[output.name] = text or wrong[output.name]
         return Verdict(not (wrong or between), max_error, False, "; ".join([*wrong.values(), *between]))

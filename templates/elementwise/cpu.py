@@ -8,8 +8,9 @@ from typing import Any
 from schedsearch.backend.cpu_ops import as_array, round_to_even, rounded_product
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
-from schedsearch.ops.elementwise import ElementwiseParams, reads_of
-from schedsearch.ops.expressions import parse_expression
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.elementwise import ElementwiseParams, reads_of, typed_of
+from schedsearch.ops.expression_types import is_whole, stored
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -64,16 +65,19 @@ def elementwise_kernel(workload: Workload[ElementwiseParams], piece: int) -> Cal
     """The kernel (y, *inputs, start, stop) over pieces of runs."""
     p = workload.params
     size, run, place = workload.output.whole, _run(workload), place_of(workload.output)
-    pieces, narrow, element = -(-run // piece), narrowed(p.out_dtype), element_type(p.out_dtype)
+    found = typed_of(p)
+    whole = is_whole(p.out_dtype) or (found.whole and not dtype_of(p.out_dtype).is_float)
+    pieces, element = -(-run // piece), element_type(p.out_dtype)
+    narrow = _shortened(element) if whole else narrowed(p.out_dtype)
     compute = program(
-        parse_expression(p.expression), [spec.name for spec in workload.signature], nearest(_nearest_whole, rounded_product)
+        stored(found, p.out_dtype), [spec.name for spec in workload.signature], nearest(_nearest_whole, rounded_product)
     )
     fetch: Callable[..., Any] = _no_numbers
     places: Callable[..., Any] = _no_places
     for slot, (spec, read) in enumerate(zip(workload.signature, reads_of(p))):
         spread = Spread.of(read, p.y)
         places = _then_place(places, spread.offset(i64))
-        fetch = _then_number(fetch, slot, spec.size, element_type(spec.dtype), widened(spec.dtype), spread.step)
+        fetch = _then_number(fetch, slot, spec.size, element_type(spec.dtype), _widened(spec.dtype), spread.step)
 
     def apply(y: Any, *arrays: Any, start: Any, stop: Any) -> None:
         out = as_array(y, (size,), element)
@@ -85,6 +89,17 @@ def elementwise_kernel(workload: Workload[ElementwiseParams], piece: int) -> Cal
                 out[to + i] = narrow(compute(fetch(arrays, at, i)))
 
     return apply
+
+
+def _widened(dtype: str) -> Callable[[Any], Any]:
+    return i64 if is_whole(dtype) else widened(dtype)
+
+
+def _shortened(element: Any) -> Callable[[Any], Any]:
+    def shortened(value: Any) -> Any:
+        return element(value)
+
+    return shortened
 
 
 def _nearest_whole(x: Any) -> Any:

@@ -13,16 +13,16 @@ from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.launch_rules import MAX_GRID_X
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.elementwise import ElementwiseParams, Read, reads_of
-from schedsearch.ops.expressions import parse_expression
+from schedsearch.ops.elementwise import ElementwiseParams, Read, reads_of, typed_of
+from schedsearch.ops.expression_types import is_whole, stored
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.elementwise.broadcast import Spread
 from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
-from schedsearch.templates.parts import ptx, vectors
-from schedsearch.templates.parts.casts import f32, u32, u64
+from schedsearch.templates.parts import ptx, vectors, whole_vectors
+from schedsearch.templates.parts.casts import f32, i64, u32, u64
 from schedsearch.templates.parts.slices import place_of, vector_limits
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.workload import Workload
@@ -104,20 +104,26 @@ def elementwise_kernel(workload: Workload[ElementwiseParams], vector: int, unrol
     position = u32 if max(size, *(spec.size for spec in workload.signature)) < 2**31 else u64
     fetch, widen, held = _fetches(workload, vector, position)
     functions = nearest(_nearest_whole, ptx.multiply_f32)
-    compute = program(parse_expression(p.expression), [spec.name for spec in workload.signature], functions)
+    found = typed_of(p)
+    compute = program(stored(found, p.out_dtype), [spec.name for spec in workload.signature], functions)
+    whole_out = is_whole(p.out_dtype) or (found.whole and not dtype_of(p.out_dtype).is_float)
+    number_out = i64 if whole_out else f32
     words_out, out_bytes, inputs = (
         vectors.words_of(p.out_dtype, vector),
         dtype_of(p.out_dtype).nbytes,
         len(workload.signature),
     )
-    pack, store = vectors.pack(p.out_dtype, vector), vectors.store(p.out_dtype, vector)
+    pack = whole_vectors.pack(p.out_dtype, vector) if whole_out else vectors.pack(p.out_dtype, vector)
+    store = vectors.store(p.out_dtype, vector)
     all_held, numbers, items = held * unroll, vector * inputs, size // vector
-    env, place = _env(inputs, vector), place_of(workload.output)
+    wholes = max(vector * len(found.whole_inputs), 1)
+    env, place = _env(workload, vector), place_of(workload.output)
 
     def apply(y, *arrays) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(all_held, u32)
         number = cuda.local.array(numbers, f32)
-        result = cuda.local.array(vector, f32)
+        whole = cuda.local.array(wholes, i64)
+        result = cuda.local.array(vector, number_out)
         rounded = cuda.local.array(words_out, u32)
         first = position(cuda.blockIdx.x) * position(threads * unroll) + position(cuda.threadIdx.x)
         for i in range(unroll):
@@ -126,9 +132,9 @@ def elementwise_kernel(workload: Workload[ElementwiseParams], vector: int, unrol
         for i in range(unroll):
             item = position(first + position(i * threads))
             if item < position(items):
-                widen(word, i * held, number)
+                widen(word, i * held, number, whole)
                 for e in range(vector):
-                    result[e] = compute(env(number, e))
+                    result[e] = compute(env(number, whole, e))
                 pack(result, 0, rounded, 0)
                 to = place(u64(u64(item) * u64(vector)))
                 store(rounded, 0, y + u64(u64(to) * u64(out_bytes)))
@@ -148,8 +154,8 @@ def _nearest_whole(x: Any) -> Any:
 def _fetches(
     p: Workload[ElementwiseParams], vector: int, position: Any
 ) -> tuple[Callable[..., None], Callable[..., None], int]:
-    """`fetch(words, at, arrays, place, valid)` loads a vector of every input, and `widen(words, at, numbers)` makes float32
-    of it; and how many words the vectors take.
+    """`fetch(words, at, arrays, place, valid)` loads a vector of every input, and `widen(words, at, numbers, wholes)` makes
+    float32 or integers of it; and how many words the vectors take.
     """
     fetch: Callable[..., None] = _fetch_nothing
     widen: Callable[..., None] = _widen_nothing
@@ -159,9 +165,12 @@ def _fetches(
         count, pieces = spread.pieces(vector)
         apart = 1 if spread.step == 0 else count * spread.step
         load = _in_pieces(vectors.load(read.dtype, count), pieces, apart * dtype_of(read.dtype).nbytes, read.dtype, count)
-        unpack = _of_pieces(vectors.unpack(read.dtype, count), pieces, vectors.words_of(read.dtype, count), count)
+        parts = whole_vectors if is_whole(read.dtype) else vectors
+        unpack = _of_pieces(parts.unpack(read.dtype, count), pieces, vectors.words_of(read.dtype, count), count)
         fetch = _then_fetch(fetch, slot, held, load, spread.offset(position), read.dtype)
-        widen = _then_widen(widen, slot * vector, held, unpack, 0 if spread.step else vector)
+        before = [each for each in reads_of(p.params)[:slot] if is_whole(each.dtype) == is_whole(read.dtype)]
+        then = _then_widen_whole if is_whole(read.dtype) else _then_widen
+        widen = then(widen, len(before) * vector, held, unpack, 0 if spread.step else vector)
         held += _words_of(read, vector, p)
     return fetch, widen, held
 
@@ -189,7 +198,7 @@ def _fetch_nothing(words: Any, at: Any, arrays: Any, place: Any, valid: Any) -> 
     pass
 
 
-def _widen_nothing(words: Any, at: Any, numbers: Any) -> None:
+def _widen_nothing(words: Any, at: Any, numbers: Any, wholes: Any) -> None:
     pass
 
 
@@ -206,8 +215,8 @@ def _then_fetch(
 
 
 def _then_widen(before: Callable[..., None], to: int, held: int, unpack: Any, copies: int) -> Callable[..., None]:
-    def widen(words: Any, at: Any, numbers: Any) -> None:
-        before(words, at, numbers)
+    def widen(words: Any, at: Any, numbers: Any, wholes: Any) -> None:
+        before(words, at, numbers, wholes)
         unpack(words, at + held, numbers, to)
         for i in range(1, copies):  # of an input that is repeated along the vector
             numbers[to + i] = numbers[to]
@@ -215,21 +224,42 @@ def _then_widen(before: Callable[..., None], to: int, held: int, unpack: Any, co
     return widen
 
 
-def _env(inputs: int, vector: int) -> Callable[[Any, Any], Any]:
-    """`env(numbers, e)`: the tuple of the inputs' numbers for element e of the vector."""
-    found: Callable[[Any, Any], Any] = _no_numbers
-    for slot in range(inputs):
-        found = _then_number(found, slot * vector)
+def _then_widen_whole(before: Callable[..., None], to: int, held: int, unpack: Any, copies: int) -> Callable[..., None]:
+    def widen(words: Any, at: Any, numbers: Any, wholes: Any) -> None:
+        before(words, at, numbers, wholes)
+        unpack(words, at + held, wholes, to)
+        for i in range(1, copies):
+            wholes[to + i] = wholes[to]
+
+    return widen
+
+
+def _env(p: Workload[ElementwiseParams], vector: int) -> Callable[[Any, Any, Any], Any]:
+    """`env(numbers, wholes, e)`: the tuple of the inputs' numbers for element e of the vector."""
+    found: Callable[[Any, Any, Any], Any] = _no_numbers
+    floats, wholes = 0, 0
+    for read in reads_of(p.params):
+        if is_whole(read.dtype):
+            found, wholes = _then_whole(found, wholes), wholes + vector
+        else:
+            found, floats = _then_number(found, floats), floats + vector
     return found
 
 
-def _no_numbers(numbers: Any, e: Any) -> Any:
+def _no_numbers(numbers: Any, wholes: Any, e: Any) -> Any:
     return ()
 
 
-def _then_number(before: Callable[[Any, Any], Any], at: int) -> Callable[[Any, Any], Any]:
-    def env(numbers: Any, e: Any) -> Any:
-        return before(numbers, e) + (numbers[at + e],)  # noqa: RUF005 - Numba knows no *
+def _then_number(before: Callable[[Any, Any, Any], Any], at: int) -> Callable[[Any, Any, Any], Any]:
+    def env(numbers: Any, wholes: Any, e: Any) -> Any:
+        return before(numbers, wholes, e) + (numbers[at + e],)  # noqa: RUF005 - Numba knows no *
+
+    return env
+
+
+def _then_whole(before: Callable[[Any, Any, Any], Any], at: int) -> Callable[[Any, Any, Any], Any]:
+    def env(numbers: Any, wholes: Any, e: Any) -> Any:
+        return before(numbers, wholes, e) + (wholes[at + e],)  # noqa: RUF005 - Numba knows no *
 
     return env
 

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from schedsearch.templates.parts.casts import f32
+from schedsearch.templates.elementwise import whole_functions
+from schedsearch.templates.parts.casts import f32, i64
 
 _SQRT_HALF = f32(math.sqrt(0.5))
 _SIXTH = f32(1 / 6)
+_INFINITY = f32(math.inf)
 _MOST_FACTORS = 16  # of a power that is multiplied out
 
 
@@ -98,6 +100,86 @@ def sqrt(x: Any) -> Any:
     return f32(math.sqrt(x))
 
 
+def sign(x: Any) -> Any:
+    return f32(1) if x > f32(0) else f32(-1) if x < f32(0) else x
+
+
+def fmod(a: Any, b: Any) -> Any:
+    found = f32(f32(abs(a)) % f32(abs(b)))
+    return f32(-found) if a < f32(0) else found
+
+
+def modulo(a: Any, b: Any) -> Any:
+    """With the sign of b."""
+    found = fmod(a, b)
+    return f32(found + b) if (found != f32(0)) & ((found < f32(0)) != (b < f32(0))) else found
+
+
+def pow_(base: Any, exponent: Any) -> Any:
+    return f32(math.pow(base, exponent))
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """A NaN of the branch that is not taken goes nowhere."""
+    return a if condition != i64(0) else b
+
+
+def is_nan(x: Any) -> Any:
+    return i64(x != x)
+
+
+def is_inf(x: Any) -> Any:
+    return i64(f32(abs(x)) == _INFINITY)
+
+
+def _library(name: str) -> Callable[[Any], Any]:
+    function = getattr(math, name)
+
+    def call(x: Any) -> Any:
+        return f32(function(x))
+
+    return call
+
+
+LIBRARY: Mapping[str, Callable[[Any], Any]] = {
+    name: _library(name)
+    for name in (
+        *("sin", "cos", "tan", "asin", "acos", "atan"),
+        *("sinh", "cosh", "asinh", "acosh", "atanh"),
+    )
+}
+
+
+def less(a: Any, b: Any) -> Any:
+    return i64(a < b)
+
+
+def less_equal(a: Any, b: Any) -> Any:
+    return i64(a <= b)
+
+
+def greater(a: Any, b: Any) -> Any:
+    return i64(a > b)
+
+
+def greater_equal(a: Any, b: Any) -> Any:
+    return i64(a >= b)
+
+
+def equal(a: Any, b: Any) -> Any:
+    return i64(a == b)
+
+
+def not_equal(a: Any, b: Any) -> Any:
+    return i64(a != b)
+
+
+COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    each.__name__: each for each in (less, less_equal, greater, greater_equal, equal, not_equal)
+}
+"""Of two float32 or two int64."""
+
+
 def power(exponent: float) -> Callable[[Any], Any]:
     if exponent == 0.5:
         return sqrt
@@ -130,7 +212,23 @@ def nearest(nearest_whole: Callable[[Any], Any], product: Callable[[Any, Any], A
     def dequantise(q: Any, scale: Any, zero_point: Any) -> Any:
         return f32(product(f32(q - zero_point), scale))
 
+    def floor(x: Any) -> Any:
+        nearest = nearest_whole(x)
+        return f32(nearest - f32(1)) if nearest > x else nearest
+
+    def ceil(x: Any) -> Any:
+        nearest = nearest_whole(x)
+        return f32(nearest + f32(1)) if nearest < x else nearest
+
+    def truncated(x: Any) -> Any:
+        return ceil(x) if x < f32(0) else floor(x)
+
     return {
+        **LIBRARY,
+        **COMPARISONS,
+        **whole_functions.functions(nearest_whole, truncated, COMPARISONS, where),
+        "sign": sign, "floor": floor, "ceil": ceil, "fmod": fmod, "modulo": modulo, "pow": pow_, "where": where,
+        "is_nan": is_nan, "is_inf": is_inf,
         "number": f32, "add": add, "subtract": subtract, "multiply": multiply, "divide": divide, "negate": negate,
         "power": power, "relu": relu, "leaky_relu": leaky_relu, "clip": clip, "sigmoid": sigmoid, "silu": silu,
         "hard_sigmoid": hard_sigmoid, "hard_swish": hard_swish, "tanh": tanh, "gelu": gelu, "erf": erf, "exp": exp,

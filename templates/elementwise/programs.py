@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from schedsearch.ops.expression_types import WHOLE
 from schedsearch.ops.expressions import Call, Expression, Name, Node, Number
 
 Compute = Callable[[Any], Any]
@@ -19,8 +20,10 @@ def program(expression: Expression, inputs: Sequence[str], functions: Mapping[st
     `inputs`.
 
     Args:
-        functions: a function for each of `FUNCTIONS` and `OPERATORS`. `number(value)` makes the constant of a kernel, and
-            `power(exponent)` the function of a base.
+        expression: of `expression_types.typed`.
+        functions: a function for each of `FUNCTIONS` and `OPERATORS`, and those that `typed` adds for integers.
+            `number(value)` makes the constant of a kernel, `whole(value)` an integer one, and `power(exponent)` the
+            function of a base.
     """
     slots = {name: slot for slot, name in enumerate(inputs)}
     steps = []
@@ -49,7 +52,7 @@ def _compute(node: Node, slots: Mapping[str, int], functions: Mapping[str, Calla
 
         return number
     if isinstance(node, Number):
-        value = functions["number"](node.value)
+        value = functions["whole" if isinstance(node.value, int) else "number"](node.value)
 
         def constant(numbers: Any) -> Any:
             return value
@@ -60,7 +63,7 @@ def _compute(node: Node, slots: Mapping[str, int], functions: Mapping[str, Calla
 
 def _call(node: Call, slots: Mapping[str, int], functions: Mapping[str, Callable[..., Any]]) -> Compute:
     function, arguments = functions[node.function], list(node.arguments)
-    if node.function == "power":
+    if node.function in ("power", f"{WHOLE}power"):
         exponent = arguments.pop()
         assert isinstance(exponent, Number)
         function = function(exponent.value)
