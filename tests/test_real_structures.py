@@ -1,0 +1,101 @@
+"""The structures of real ONNX files are built natively for a CPU and compute what ONNX Runtime computes, or onnx's evaluator where that is not installed.
+
+`REFUSED` has those that are not built yet, with the causes: it shrinks, and a structure that is built has no place in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+import image_structures  # noqa: E402, F401  # each fills FILES
+import sound_structures  # noqa: E402, F401
+import text_structures  # noqa: E402, F401
+from structure_support import BELOW, FILES  # noqa: E402
+
+import schedsearch  # noqa: E402
+from schedsearch.errors import SchedsearchError  # noqa: E402
+from schedsearch.network.lower import lower  # noqa: E402
+from schedsearch.network.model import load  # noqa: E402
+
+REFUSED: Mapping[str, str] = {
+    "ddddocr": r"LSTM: LSTM_\d+\.",
+    "ddddocr_old": "the shape of 'dynamicquantizelinear36' .* is unknown",
+    "magika": "Equal: Equal_8",
+    "rxnmap": "Greater: Greater_8; Equal: Equal_99; Where: Where_101",
+    "silero_vad": "Equal: Equal_137; If: If_138",
+    "silero_vad_op15": r"LSTM: LSTM_\d+\.",
+    "silero_vad_half": r"LSTM: LSTM_\d+\.",
+    "silero_vad_openvino": r"LSTM: LSTM_\d+\.",
+    "silero_vad_sequence": r"LSTM: LSTM_\d+\.",
+    "melspectrogram": "Clip: Clip_26",
+    "hey_jarvis_v0.1": "GreaterOrEqual: GreaterOrEqual_31; If: If_63",
+    "hey_mycroft_v0.1": r"LSTM: LSTM_\d+, LSTM_\d+\.",
+    "basic_pitch": "Equal: Equal_60; Where: Where_62",
+}
+QUICK = ("alexa_v0.1", "mtcnn_rnet", "melspectrogram", "hey_mycroft_v0.1", "silero_vad_sequence")
+BUILT = [name for name in FILES if name not in REFUSED]
+
+
+def inputs_of(model: Any) -> dict[str, Any]:
+    """Normal numbers; integers of the range that the structure wants."""
+    rng, found = np.random.default_rng(0), {}
+    for port in model.graph.input:
+        kind = port.type.tensor_type
+        shape = [extent.dim_value for extent in kind.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        whole = np.full(shape, 16000) if port.name == "sr" else rng.integers(0, BELOW.get(port.name, 2), shape)
+        found[port.name] = (whole if np.issubdtype(dtype, np.integer) else rng.standard_normal(shape)).astype(dtype)
+    return found
+
+
+def computed(path: Path, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The outputs by ONNX Runtime, or by onnx's evaluator where that is not installed."""
+    names = [port.name for port in model.graph.output]
+    try:
+        import onnxruntime
+    except ImportError:
+        from onnx.reference import ReferenceEvaluator
+
+        return dict(zip(names, ReferenceEvaluator(str(path)).run(names, inputs)))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return dict(zip(names, session.run(names, inputs)))
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_every_node_has_an_operator(name: str) -> None:
+    network = lower(load(FILES[name]()).graph(), layouts=("NHWC", "NCHW"))
+    assert network.nodes
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_missing_is_named(name: str) -> None:
+    with pytest.raises(SchedsearchError) as caught:
+        lower(load(FILES[name]()).graph(), layouts=("NHWC", "NCHW"))
+    assert re.search(REFUSED[name], str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in BUILT])
+def test_it_computes_what_onnx_runtime_computes(name: str, tmp_path: Path) -> None:
+    model = FILES[name]()
+    onnx.save(model, tmp_path / "net.onnx")
+    inputs = inputs_of(model)
+    wanted = computed(tmp_path / "net.onnx", model, inputs)
+    with schedsearch.build(tmp_path / "net.onnx", target="cpu", db=tmp_path / "r.db", progress=False) as net:
+        assert all(step.origin.level == "default" for step in net.steps), "nothing is left to ONNX Runtime"
+        found = net.evaluate(inputs)
+    for output, array in wanted.items():
+        assert found[output].shape == array.shape
+        np.testing.assert_allclose(found[output], array, rtol=2e-4, atol=2e-4 * max(1e-3, float(np.abs(array).max())))
+
+
+def test_files_of_every_kind_have_a_structure() -> None:
+    assert len(FILES) >= 23 and set(REFUSED) <= set(FILES)
