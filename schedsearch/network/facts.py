@@ -63,6 +63,22 @@ def extents_of(node: ir.Node, value: ir.Value) -> list[int]:
     return [int(extent) for extent in value.shape]
 
 
+def partial_extents(node: ir.Node, place: int) -> list[int | None] | None:
+    """The shape of an input that may be missing, as far as it is known: None for an extent, or for all."""
+    value = optional_input(node, place)
+    return None if value is None else partial_shape(value)
+
+
+def partial_shape(value: ir.Value) -> list[int | None] | None:
+    """The shape of a value, as far as it is known."""
+    return None if value.shape is None else [each if isinstance(each, int) else None for each in value.shape]
+
+
+def differ(one: int | None, other: int | None) -> bool:
+    """Whether two extents are known and not the same."""
+    return one is not None and other is not None and one != other
+
+
 def dtype_of(value: ir.Value) -> str:
     """The dtype of a value by our names; empty if unknown."""
     return "" if value.dtype is None else _DTYPES.get(value.dtype.name, value.dtype.name.lower())

@@ -14,6 +14,8 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand, Read
+from schedsearch.network.compositions import attention, einsum, rotary
+from schedsearch.network.compositions.composition import left_of
 from schedsearch.network.convolutions import CONVOLUTIONS
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import (
@@ -59,6 +61,7 @@ _FAMILIES: tuple[Mapping[str, Read], ...] = (
     MOVEMENTS,
     INDEXED,
     REDUCTIONS,
+    left_of({**attention.REWRITTEN, **einsum.REWRITTEN, **rotary.REWRITTEN}),
     ELEMENTWISE,
 )
 TAKEN = frozenset(

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.network.facts import constant_input, is_onnx, name_of, optional_input
+from schedsearch.network.facts import constant_input, differ, is_onnx, name_of, partial_extents, partial_shape
 from schedsearch.network.invalid import ModelError
+from schedsearch.network.product_rules import PRODUCT_RULES
 
 if TYPE_CHECKING:
     import onnx
@@ -90,29 +91,13 @@ def check_nodes(model: ir.Model, name: str) -> None:
             raise ModelError(f"{name}: node {name_of(node)} ({node.op_type}) {reason}. Correct the model")
 
 
-def _extents(node: ir.Node, place: int) -> _Extents | None:
-    """The extents of an input; None for those that are not known."""
-    value = optional_input(node, place)
-    return None if value is None else _of(value)
-
-
-def _of(value: ir.Value) -> _Extents | None:
-    if value.shape is None:
-        return None
-    return [each if isinstance(each, int) else None for each in value.shape]
-
-
-def _differ(one: int | None, other: int | None) -> bool:
-    return one is not None and other is not None and one != other
-
-
 def _is_static(shape: _Extents | None) -> bool:
     return shape is not None and None not in shape
 
 
 def _wrong_shapes(node: ir.Node) -> Iterator[str]:
     for value in node.outputs:
-        shape = _of(value)
+        shape = partial_shape(value)
         if shape is not None and any(extent is not None and extent < 0 for extent in shape):
             yield f"makes {value.name!r} of shape {shape}; allowed: extents of 0 or more"
     rule = _RULES.get(node.op_type)
@@ -121,18 +106,18 @@ def _wrong_shapes(node: ir.Node) -> Iterator[str]:
 
 
 def _reshape(node: ir.Node) -> Iterator[str]:
-    x, y = _extents(node, 0), _of(node.outputs[0])
+    x, y = partial_extents(node, 0), partial_shape(node.outputs[0])
     if _is_static(x) and _is_static(y) and math.prod(x or ()) != math.prod(y or ()):  # type: ignore[arg-type]
         yield f"makes {y} of {x}; allowed: a shape with as many elements"
 
 
 def _convolution(node: ir.Node) -> Iterator[str]:
     quantised = node.op_type == "QLinearConv"
-    x, w = _extents(node, 0), _extents(node, 3 if quantised else 1)
+    x, w = partial_extents(node, 0), partial_extents(node, 3 if quantised else 1)
     if x is None or w is None or len(x) < 3 or len(w) != len(x):
         return
     group = node.attributes.get_int("group", 1)
-    if _differ(x[1], None if w[1] is None else w[1] * group):
+    if differ(x[1], None if w[1] is None else w[1] * group):
         what = f"{w[1]} input channels" if group == 1 else f"{group} x {w[1]} input channels"
         yield f"has a weight that takes {what}, but its input has {x[1]}"
     if w[0] is not None and w[0] % group:
@@ -147,11 +132,11 @@ def _convolution(node: ir.Node) -> Iterator[str]:
 
 
 def _transposed_convolution(node: ir.Node) -> Iterator[str]:
-    x, w = _extents(node, 0), _extents(node, 1)
+    x, w = partial_extents(node, 0), partial_extents(node, 1)
     if x is None or w is None or len(x) < 3 or len(w) != len(x):
         return
     group = node.attributes.get_int("group", 1)
-    if _differ(x[1], w[0]):
+    if differ(x[1], w[0]):
         yield f"has a weight that takes {w[0]} input channels, but its input has {x[1]}"
     if w[0] is not None and w[0] % group:
         yield f"has {w[0]} input channels in {group} groups; allowed: a multiple of the groups"
@@ -161,21 +146,21 @@ def _transposed_convolution(node: ir.Node) -> Iterator[str]:
 
 def _kernel(node: ir.Node, w: _Extents) -> Iterator[str]:
     kernel = node.attributes.get_ints("kernel_shape", ())
-    if kernel and any(_differ(taps, extent) for taps, extent in zip(kernel, w[2:])):
+    if kernel and any(differ(taps, extent) for taps, extent in zip(kernel, w[2:])):
         yield f"has kernel_shape {list(kernel)} and a weight of {w[2:]}; allowed: the same"
 
 
 def _row(node: ir.Node, place: int, what: str, length: int | None, or_one: bool = False) -> Iterator[str]:
     """An input must be a row of a length; with `or_one`, one number is allowed, too."""
-    shape = _extents(node, place)
+    shape = partial_extents(node, place)
     if shape is None or length is None or (or_one and shape in ([], [1])):
         return
-    if len(shape) != 1 or _differ(shape[0], length):
+    if len(shape) != 1 or differ(shape[0], length):
         yield f"has a {what} of shape {shape}; allowed: [{length}]"
 
 
 def _normalised(node: ir.Node) -> Iterator[str]:
-    x = _extents(node, 0)
+    x = partial_extents(node, 0)
     if x is None:
         return
     axis = node.attributes.get_int("axis", -1)
@@ -188,31 +173,32 @@ def _normalised(node: ir.Node) -> Iterator[str]:
 
 def _broadcast(node: ir.Node, place: int, what: str, to: _Extents | None) -> Iterator[str]:
     """An input must be one that is repeated to a shape."""
-    shape = _extents(node, place)
+    shape = partial_extents(node, place)
     if shape is None or to is None:
         return
     pairs = zip(reversed(shape), reversed(to))
-    if len(shape) > len(to) or any(one != 1 and _differ(one, other) for one, other in pairs):
+    if len(shape) > len(to) or any(one != 1 and differ(one, other) for one, other in pairs):
         yield f"has a {what} of shape {shape}; allowed: one that can be repeated to {to}"
 
 
 def _channels(node: ir.Node) -> Iterator[str]:
-    x = _extents(node, 0)
+    x = partial_extents(node, 0)
     if x is not None and len(x) > 1:
         for place, what in ((1, "scale"), (2, "bias")):
             yield from _row(node, place, what, x[1])
 
 
 def _gemm(node: ir.Node) -> Iterator[str]:
-    yield from _broadcast(node, 2, "bias", _of(node.outputs[0]))
+    yield from PRODUCT_RULES["Gemm"](node)
+    yield from _broadcast(node, 2, "bias", partial_shape(node.outputs[0]))
 
 
 def _slopes(node: ir.Node) -> Iterator[str]:
-    yield from _broadcast(node, 1, "slope", _extents(node, 0))
+    yield from _broadcast(node, 1, "slope", partial_extents(node, 0))
 
 
 def _scales(node: ir.Node) -> Iterator[str]:
-    x, scale, zero = (_extents(node, place) for place in range(3))
+    x, scale, zero = (partial_extents(node, place) for place in range(3))
     if scale is None:
         return
     if zero is not None and math.prod(each or 1 for each in scale) > 1 and not _alike(scale, zero):
@@ -222,23 +208,23 @@ def _scales(node: ir.Node) -> Iterator[str]:
     axis = node.attributes.get_int("axis", 1)
     if not -len(x) <= axis < len(x):
         yield f"has axis {axis}, but its input has {len(x)} dimensions"
-    elif _differ(scale[0], x[axis]):
+    elif differ(scale[0], x[axis]):
         yield f"has scales of shape {scale}; allowed: one number, or [{x[axis]}], the extent of axis {axis}"
 
 
 def _alike(one: _Extents, other: _Extents) -> bool:
-    return len(one) == len(other) and not any(_differ(*pair) for pair in zip(one, other))
+    return len(one) == len(other) and not any(differ(*pair) for pair in zip(one, other))
 
 
 def _bounds(node: ir.Node) -> Iterator[str]:
     for place, what in ((1, "lower"), (2, "upper")):
-        shape = _extents(node, place)
+        shape = partial_extents(node, place)
         if shape is not None and any(extent not in (1, None) for extent in shape):
             yield f"has a {what} bound of shape {shape}; allowed: one number"
 
 
 def _update(node: ir.Node) -> Iterator[str]:
-    x, places, update = (_extents(node, place) for place in range(3))
+    x, places, update = (partial_extents(node, place) for place in range(3))
     if x is None or places is None or update is None:
         return
     if node.op_type == "ScatterElements":
@@ -271,6 +257,7 @@ _RULES: Mapping[str, Callable[[ir.Node], Iterator[str]]] = {
     "ConvTranspose": _transposed_convolution,
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalised),
     **dict.fromkeys(("InstanceNormalization", "BatchNormalization"), _channels),
+    **PRODUCT_RULES,
     "Gemm": _gemm,
     "PRelu": _slopes,
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _scales),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedsearch.network.compositions import pads, pools, products
+from schedsearch.network.compositions import attention, einsum, pads, pools, products, rotary
 from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import is_onnx, only_reader
 from schedsearch.network.new_nodes import constant, replace, result
@@ -154,4 +154,7 @@ _REWRITES = {
     **pools.REWRITTEN,
     **pads.REWRITTEN,
     **products.REWRITTEN,
+    **attention.REWRITTEN,
+    **einsum.REWRITTEN,
+    **rotary.REWRITTEN,
 }

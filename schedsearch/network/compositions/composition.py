@@ -161,23 +161,19 @@ class Composition:
         for old, new in zip(node.outputs, results):
             if new is None:
                 continue
-            if new not in made or new.is_graph_output() or any(new is each for each in results if each is not new):
-                new = self.add("Identity", [new], shape_of(new)) if new.const_value is None else self._kept(new)
-            new.shape = old.shape if old.shape is not None and old.shape.is_static() else new.shape
-            made.discard(new)
             name, old.name = old.name, f"{old.name}.before"
+            if new.const_value is not None:
+                ir.convenience.replace_all_uses_with(
+                    old, constant(model, str(name), new.const_value.numpy()), replace_graph_outputs=True
+                )
+                continue
+            if new not in made:  # it has a name already
+                new = self.add("Identity", [new], shape_of(new))
+            made.discard(new)
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
             new.name = name
         model.graph.insert_before(node, self._nodes)
         model.graph.remove(node, safe=True)
-
-    def _kept(self, value: ir.Value) -> ir.Value:
-        """A result that is a constant."""
-        import onnx_ir as ir
-
-        copy = ir.Value(name=f"{value.name}.kept", type=value.type, shape=value.shape)
-        self._nodes.append(ir.Node("", "Identity", [value], outputs=[copy], name=self.node.name))
-        return copy
 
     def _name(self) -> str:
         """One that no other composition of the graph has."""
