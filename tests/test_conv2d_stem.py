@@ -223,7 +223,8 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
     "rows that are no multiple of 16 bytes": (SMALL.replace(w=13, padding=(1, 2, 0, 1)), {**CONFIG, "warpgroups": 2}, 1),
     "rows of 10 bytes of y": (SMALL.replace(k=5, stride=1, c=6, w=20, r=5, s=5, padding=2), CONFIG, 1),
     "pixels of 58 channels in one row, two channels at once": (
-        SMALL.replace(n=3, h=5, w=7, c=58, k=58, r=1, s=1, stride=1, padding=0), {**CONFIG, "tile_w": 64, "warpgroups": 2}, 1),
+        SMALL.replace(n=3, h=5, w=7, c=58, k=58, r=1, s=1, stride=1, padding=0),
+        {**CONFIG, "tile_w": 64, "warpgroups": 2}, 1),
     "pixels of 24 channels in one row, a slice of 33": (
         SMALL.replace(n=1, h=9, w=9, c=24, k=11, r=1, s=1, stride=1, padding=0, slice_of=33), {**CONFIG, "tile_w": 64}, 1),
     "rows of a patch of several boxes, four channels at once": (

@@ -19,7 +19,8 @@ With schedule in_turn, each half of the consumer groups takes every other tile o
 multiplies. The ring is filled tile after tile, which gives the halves their turns.
 
 Channels past C read as zero in both operands; rows past M and columns past K are not stored. No size therefore has to divide
-another. Channels of y that are no multiple of 8 leave through shared memory without TMA (`store_rows`). docs/kernels/conv2d_wgmma.md explains more, including the use of each knob.
+another. Channels of y that are no multiple of 8 leave through shared memory without TMA (`store_rows`).
+docs/kernels/conv2d_wgmma.md explains more, including the use of each knob.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
 """

@@ -1,9 +1,9 @@
 """Stores of 16-bit rows that TMA cannot store, because they do not begin at multiples of 16 bytes.
 
-Registers hold two neighbours of a row: a warp that stores them writes 8 pieces of 8 bytes or less. So each warp writes its 16
-rows of sums to shared memory as they are, and reads them back as neighbours of one row, 1, 2 or 4 at a time, whatever divides
-the channels. It applies the epilogue to these and stores them: a store of the warp has up to 256 neighbouring bytes. Warps do
-not wait for each other.
+Registers hold two neighbours of a row: a warp that stores them writes 8 pieces of 8 bytes or less. So each warp writes its
+16 rows of sums to shared memory as they are, and reads them back as neighbours of one row, 1, 2 or 4 at a time, whatever
+divides the channels. It applies the epilogue to these and stores them: a store of the warp has up to 256 neighbouring bytes.
+Warps do not wait for each other. Several loads are in flight before the first store.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fragments of D).
 """
@@ -15,9 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from numba import cuda
+
 from schedsearch.backend.ops import shared_base
 from schedsearch.templates.parts import ptx
-from schedsearch.templates.parts.casts import i32, i64, u32, u64
+from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import WGMMA_M
 
@@ -26,6 +28,7 @@ WARP_ROWS = 16
 ELEMENT_BYTES = 2  # of y
 SUM_BYTES = 4
 _UNITS = (4, 2, 1)  # channels that a thread stores at once
+_IN_FLIGHT = 8  # sums that a thread has loaded from shared memory and not stored yet
 
 
 def row_bytes(columns: Any) -> Any:
@@ -68,7 +71,7 @@ class StagedRows:
         return {name: nbytes // pairs for name, nbytes in epilogue.alignments.items()} | {"y": self.unit * ELEMENT_BYTES}
 
     def begin(self) -> Callable[..., Any]:
-        """`begin(group, lane, warp_row)`: a thread's place in the store: (lane, warp_row, rows of its warp, its first pair)."""
+        """`begin(group, lane, warp_row)`: a thread's place: (lane, warp_row, the rows of its warp, its first pair)."""
         offset, bytes_of_row = self.offset, self.row_bytes
 
         def begin(group: Any, lane: Any, warp_row: Any) -> Any:
@@ -80,57 +83,80 @@ class StagedRows:
     def store(self, epilogue: Epilogue, out_dtype: str, pixel_of: Callable[..., Any]) -> Callable[..., None]:
         """`store(values, y, place, tile, k, inside_columns, operands)`: 64 rows x 8 * octets sums become a part of y.
 
-        `k` is the channel of the first column, and `inside_columns` columns lie inside of y. `pixel_of(tile, row)` returns the
-        number (i64) of the pixel of one of the 64 rows, and whether it is inside of y.
+        `k` is the channel of the first column, and `inside_columns` columns lie inside of y. `pixel_of(tile, row)` returns
+        the number (i64) of the pixel of one of the 64 rows, and whether it is inside of y.
         """
         octets, bytes_of_row, unit, channels, pitch = self.octets, self.row_bytes, self.unit, self.channels, self.pitch
-        units = 8 * octets // unit
-        items, rows_8_bytes = WARP_ROWS * units, 8 * bytes_of_row
-        store_pair, finish = ptx.store_shared_pair("float32"), _finish(epilogue, out_dtype, unit)
+        units, rows_8_bytes, in_flight = 8 * octets // unit, 8 * bytes_of_row, _IN_FLIGHT
+        items, at_once = WARP_ROWS * units, _IN_FLIGHT // unit
+        store_pair = ptx.store_shared_pair("float32")
+        load, finish = _load(unit), _finish(epilogue, out_dtype, unit)
 
         def store(values: Any, y: Any, place: Any, tile: Any, k: Any, inside_columns: Any, operands: Any) -> None:
             lane, warp_row, rows, first_pair = place
+            sums = cuda.local.array(in_flight, f32)
             ptx.warp_barrier()  # all lanes have read the rows of the tile before
             for octet in range(octets):
                 at = u32(first_pair + octet * (8 * SUM_BYTES))
                 store_pair(at, values[4 * octet], values[4 * octet + 1])
                 store_pair(u32(at + rows_8_bytes), values[4 * octet + 2], values[4 * octet + 3])
             ptx.warp_barrier()
-            for item in range(i32(lane), i32(items), i32(32)):
-                row = u32(item) // u32(units)
-                column = i32((item - row * units) * unit)
-                pixel, inside = pixel_of(tile, i32(warp_row + row))
-                if inside and column < inside_columns:
-                    channel = i32(k + column)
-                    address = u64(y + u64((pixel * pitch + channel) * ELEMENT_BYTES))
-                    staged = u32(rows + row * bytes_of_row + column * SUM_BYTES)
-                    finish(address, staged, channel, i64(pixel * channels + channel), operands)
+            for first in range(i32(lane), i32(items), i32(32 * at_once)):
+                for number in range(at_once):
+                    item = u32(min(first + 32 * number, items - 1))
+                    row = u32(item // u32(units))
+                    load(sums, number * unit, u32(rows + row * bytes_of_row + (item - row * units) * (unit * SUM_BYTES)))
+                for number in range(at_once):
+                    item = u32(first + 32 * number)
+                    row = u32(item // u32(units))
+                    column = i32((item - row * units) * unit)
+                    pixel, inside = pixel_of(tile, i32(warp_row + row))
+                    if inside and item < items and column < inside_columns:
+                        channel = i32(k + column)
+                        address = u64(y + u64((pixel * pitch + channel) * ELEMENT_BYTES))
+                        finish(address, sums, number * unit, channel, i64(pixel * channels + channel), operands)
 
         return store
 
 
+def _load(unit: int) -> Callable[..., None]:
+    """`load(sums, at, staged)`: `unit` neighbouring sums from shared memory to the array, from `at` on."""
+
+    def one(sums: Any, at: Any, staged: Any) -> None:
+        sums[at] = ptx.load_shared_f32(staged)
+
+    def two(sums: Any, at: Any, staged: Any) -> None:
+        a0, a1 = ptx.load_shared_f32x2(staged)
+        sums[at], sums[at + 1] = a0, a1
+
+    def four(sums: Any, at: Any, staged: Any) -> None:
+        two(sums, at, staged)
+        two(sums, at + 2, u32(staged + 2 * SUM_BYTES))
+
+    return {1: one, 2: two, 4: four}[unit]
+
+
 def _finish(epilogue: Epilogue, out_dtype: str, unit: int) -> Callable[..., None]:
-    """`finish(address, staged, k, offset, operands)`: `unit` neighbouring sums of a row become elements of y.
+    """`finish(address, sums, at, k, offset, operands)`: `unit` neighbours of a row, from `at` on, become elements of y.
 
     `k` is the channel of the first, `offset` its element offset in operands like y.
     """
     single, pair, pack = epilogue.single, epilogue.pair, ptx.pack_pair(out_dtype)
 
-    def one(address: Any, staged: Any, k: Any, offset: Any, operands: Any) -> None:
-        value = single(ptx.load_shared_f32(staged), 1, k, offset, *operands)
+    def one(address: Any, sums: Any, at: Any, k: Any, offset: Any, operands: Any) -> None:
+        value = single(sums[at], 1, k, offset, *operands)
         ptx.store_global_u16(address, pack(value, value))
 
-    def word(staged: Any, k: Any, offset: Any, operands: Any) -> Any:
-        a0, a1 = ptx.load_shared_f32x2(staged)
-        v0, v1 = pair(a0, a1, 1, k, offset, *operands)
+    def word(sums: Any, at: Any, k: Any, offset: Any, operands: Any) -> Any:
+        v0, v1 = pair(sums[at], sums[at + 1], 1, k, offset, *operands)
         return pack(v0, v1)
 
-    def two(address: Any, staged: Any, k: Any, offset: Any, operands: Any) -> None:
-        ptx.store_global_u32(address, word(staged, k, offset, operands))
+    def two(address: Any, sums: Any, at: Any, k: Any, offset: Any, operands: Any) -> None:
+        ptx.store_global_u32(address, word(sums, at, k, offset, operands))
 
-    def four(address: Any, staged: Any, k: Any, offset: Any, operands: Any) -> None:
-        low = word(staged, k, offset, operands)
-        high = word(u32(staged + 2 * SUM_BYTES), i32(k + 2), i64(offset + 2), operands)
+    def four(address: Any, sums: Any, at: Any, k: Any, offset: Any, operands: Any) -> None:
+        low = word(sums, at, k, offset, operands)
+        high = word(sums, at + 2, i32(k + 2), i64(offset + 2), operands)
         ptx.store_global_b32x2(address, i32(low), i32(high))
 
     return {1: one, 2: two, 4: four}[unit]
