@@ -28,7 +28,9 @@ def _conv(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     x, weight = inputs_of(node, 2)
     quantised = converted_from(x), converted_from(weight)
     if quantised[0] is not None and quantised[1] is not None:
-        return _quantised_conv(node, quantised[0], quantised[1], taken)
+        chain = _quantised_conv(node, quantised[0], quantised[1], taken)
+        if isinstance(chain, Chain):
+            return chain  # otherwise it is computed in floating point, as it is defined
     if (dtype := dtype_of(x)) not in FLOATS:
         return f"{name_of(node)} is {dtype}; allowed: {', '.join((*FLOATS, *INTEGERS))}"
     params = _window(node, x, weight)

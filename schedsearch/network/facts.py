@@ -114,6 +114,8 @@ def folded(value: ir.Value | None) -> Array | None:
     producer = None if value is None else value.producer()
     if found is not None or producer is None or producer.op_type != "DequantizeLinear":
         return found
+    if producer.attributes.get_int("block_size", 0):
+        return None
     whole, scale, zero_point = (constant_input(producer, place) for place in range(3))
     if whole is None or scale is None or (is_given(producer, 2) and zero_point is None):
         return None

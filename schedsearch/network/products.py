@@ -47,7 +47,7 @@ def _qlinear_matmul(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     values = inputs_of(node, 8)
     x, weight = Quantised.of(node, values[0], 1, 2), Quantised.of(node, values[3], 4, 5)
     y = Quantised.of(node, node.outputs[0], 6, 7)
-    chain = _integer_chain(node, "KN", x, weight)
+    chain = _integer_product(node, x, weight)
     if isinstance(chain, str):
         return chain
     if x.scale is None or weight.scale is None or y.scale is None or y.zero_point is None or y.dtype not in INTEGERS:
@@ -58,7 +58,7 @@ def _qlinear_matmul(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
 
 def _matmul_integer(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     x, weight = inputs_of(node, 2)
-    return _integer_chain(node, "KN", Quantised.of(node, x, None, 2), Quantised.of(node, weight, None, 3))
+    return _integer_product(node, Quantised.of(node, x, None, 2), Quantised.of(node, weight, None, 3))
 
 
 PRODUCTS: Mapping[str, Read] = {
@@ -70,17 +70,17 @@ PRODUCTS: Mapping[str, Read] = {
 
 
 def _dense(node: ir.Node, axes: str, taken: set[ir.Node], factors: tuple[float, float] = (1.0, 1.0)) -> Chain | str:
-    """A dense layer with a constant weight of these axes, quantised if both factors are.
+    """A dense layer with a constant weight of these axes, of integers if both factors are dequantised ones.
 
     Args:
         factors: of the product, and of the bias; they become part of the constants.
     """
     x, weight = inputs_of(node, 2)
     of_x, of_weight = converted_from(x), converted_from(weight)
-    if of_x is not None and of_weight is not None:
-        if factors != (1.0, 1.0):
-            return f"{name_of(node)} is quantised and has alpha {factors[0]} and beta {factors[1]}; allowed: 1"
-        return _quantised_dense(node, axes, of_x, of_weight, taken)
+    if of_x is not None and of_weight is not None and factors == (1.0, 1.0):
+        chain = _quantised_dense(node, axes, of_x, of_weight, taken)
+        if isinstance(chain, Chain):
+            return chain  # otherwise it is computed in floating point, as it is defined
     if (dtype := dtype_of(x)) not in FLOATS:
         return f"{name_of(node)} is {dtype}; allowed: {', '.join((*FLOATS, *INTEGERS))}"
     matrix = folded(weight)
@@ -185,6 +185,13 @@ def _in_memory(value: ir.Value, axes: str) -> tuple[Operand, str]:
         if list(maker.attributes.get_ints("perm", range(rank)[::-1])) == [*range(rank - 2), rank - 1, rank - 2]:
             return maker.inputs[0], axes[::-1]
     return value, axes
+
+
+def _integer_product(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | str:
+    """A product of integers without its epilogue, by one constant matrix or of batches."""
+    if folded(x.value) is None and is_matrix(weight.value):
+        return _integer_chain(node, "KN", x, weight)
+    return _integer_batch(node, x, weight)
 
 
 def _integer_batch(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedsearch.network.compositions import attention, einsum, pads, pools, products, rotary
+from schedsearch.network.compositions import attention, einsum, pads, pools, products, quantised, rotary
 from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import is_onnx, only_reader
 from schedsearch.network.new_nodes import constant, replace, result
@@ -134,13 +134,16 @@ def _quantise(model: ir.Model, node: ir.Node) -> None:
     """Of numbers that were dequantised with the same scale: the 8-bit numbers before. Two roundings do not change them."""
     import onnx_ir as ir
 
+    if node.attributes.get_int("block_size", 0):
+        return quantised.QUANTISED_IN_BLOCKS(model, node)
     y, part = converted_to(node), None if node.inputs[0] is None else converted_from(node.inputs[0])
     if y is None or part is None or part.scale is None or y.scale is None or max(part.scale.size, y.scale.size) > 1:
-        return
+        return None
     if (part.dtype, part.zero_point, part.scale.tolist()) == (y.dtype, y.zero_point, y.scale.tolist()):
         replace(
             model, node, [ir.Node("", "Identity", [part.value], outputs=[result(y.value, "same", None)], name=node.name)]
         )
+    return None
 
 
 _REWRITES = {
@@ -154,6 +157,7 @@ _REWRITES = {
     **pools.REWRITTEN,
     **pads.REWRITTEN,
     **products.REWRITTEN,
+    **quantised.REWRITTEN,
     **attention.REWRITTEN,
     **einsum.REWRITTEN,
     **rotary.REWRITTEN,

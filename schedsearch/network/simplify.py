@@ -224,7 +224,7 @@ def _has_bodies(node: ir.Node) -> bool:
 
 def _stays_quantised(node: ir.Node) -> bool:
     """Whether integers that are converted stay as they are, because their readers compute with them."""
-    if node.op_type != "DequantizeLinear" or node.inputs[0] is None:
+    if node.op_type != "DequantizeLinear" or node.inputs[0] is None or node.attributes.get_int("block_size", 0):
         return False
     dtype, readers = dtype_of(node.inputs[0]), [user for value in node.outputs for user, _ in value.uses()]
     if dtype in INTEGERS:

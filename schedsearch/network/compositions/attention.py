@@ -2,8 +2,8 @@
 
     y = softmax(cap(scale * q k^T) + bias) v
 
-Heads of keys and values that several heads of queries share are not repeated: the rows of these heads follow one another, and
-are those of one product. What masks say that are constants is one constant; those that are computed are added, or chosen by.
+Heads of keys and values that several heads of queries share are not repeated: the rows of these heads follow one another and
+are those of one product. What constant masks say is one constant; masks that are computed are added, or chosen by.
 A row of which every key is masked has a bias of -inf everywhere, so that its softmax is NaN: the row of y is then zero.
 The softmax is computed in float32 whatever softmax_precision says.
 """
