@@ -400,13 +400,11 @@ def test_all_nodes_without_an_operator_are_listed(tmp_path: Path) -> None:
         lower(read_model(net.save(tmp_path)))
 
 
-def test_a_bias_for_each_element_is_refused(tmp_path: Path) -> None:
+def test_a_bias_for_each_row_is_added_by_a_kernel_of_its_own(tmp_path: Path) -> None:
     net = Net(4, 3)
     net.node("Gemm", "x", net.weight("w", 3, 4), net.weight("b", 4, 1), name="rows")  # as many numbers as channels
-    with pytest.raises(
-        ModelError, match=r"Gemm: rows \(rows has a bias of shape \[4, 1\]; allowed: one for each of 4 channels"
-    ):
-        lower(read_model(net.save(tmp_path)))
+    nodes = lower(read_model(net.save(tmp_path))).nodes
+    assert [node.implementations[0].op for node in nodes if isinstance(node, Node)] == ["dense", "elementwise"]
 
 
 def test_names_in_the_network_are_those_of_the_model(tmp_path: Path) -> None:

@@ -183,8 +183,7 @@ def attend(
     """Queries [b, h, s, d], keys [b, g, t, d] and values [b, g, t, e], where g divides h, as an attention [b, h, s, e].
 
     Args:
-        seen: which of the scores is asked for as well: the products (0), after the cap (1), with the bias (2), or the softmax
-            (3).
+        seen: which of the scores is asked for as well: 0: the products, 1: after the cap, 2: with the bias, 3: the softmax.
     """
     q, k, v = arrays
     sizes = sizes_of(q, k, v)

@@ -1,8 +1,8 @@
 """Einsum: for each pair of arrays a product of batches, of arrays with their letters in another order.
 
-A letter that both arrays and what follows have is one of the batch; one of a single array counts rows or columns; one of both
-that nothing else has is summed. Letters of one array that nothing else has are summed before. Without a letter to sum the
-product is one of elements.
+A letter that both arrays and what follows have is one of the batch; one of a single array counts rows or columns; one of
+both that nothing else has is summed. Letters of one array that nothing else has are summed before. Without a letter to sum
+the product is one of elements.
 """
 
 from __future__ import annotations

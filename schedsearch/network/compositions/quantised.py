@@ -4,8 +4,9 @@ The sums of products of integers follow from those without zero points, exactly,
 
     sum (a - za) (b - zb)  =  sum a b  -  za sum b  -  zb sum a  +  k za zb
 
-Zero points that a kernel takes, constants that are one number, stay with the product. Sums of rows are products with ones, those
-of constants are constants. In a convolution za counts for taps inside of the image, so that the sum of b differs at borders.
+Zero points that a kernel takes, constants that are one number, stay with the product. Sums of rows are products with ones,
+those of constants are constants. In a convolution za counts for taps inside of the image, so that the sum of b differs at
+borders.
 """
 
 from __future__ import annotations
@@ -160,7 +161,9 @@ def _dynamic(c: Composition) -> str | None:
     low, high = c.add("Min", [_extreme(c, "ReduceMin", x), zero]), c.add("Max", [_extreme(c, "ReduceMax", x), zero])
     range_ = c.add("Sub", [high, low])
     alike = c.add("Equal", [range_, zero], [], _type("BOOL"))
-    scale = c.add("Where", [alike, c.constant(np.float32(1)), c.add("Div", [range_, c.constant(np.float32(255))])], [], x.dtype)
+    scale = c.add(
+        "Where", [alike, c.constant(np.float32(1)), c.add("Div", [range_, c.constant(np.float32(255))])], [], x.dtype
+    )
     middle = c.add("Sub", [zero, c.add("Div", [low, scale])], [])
     bounds = [c.constant(np.float32(bound)) for bound in (0, 255)]
     zero_point = c.cast(c.add("Round", [c.add("Clip", [middle, *bounds], [])], []), _type("UINT8"))
@@ -210,7 +213,9 @@ def _quantise(c: Composition) -> str | None:
         assert x.dtype is not None
         rounded = c.add("Add", [rounded, c.cast(zero, x.dtype)], shape_of(x))
     limits = np.iinfo(y.dtype.numpy())
-    c.finish(c.cast(c.add("Clip", [rounded, *(c.constant(bound, x) for bound in (limits.min, limits.max))], shape_of(x)), y.dtype))
+    c.finish(
+        c.cast(c.add("Clip", [rounded, *(c.constant(bound, x) for bound in (limits.min, limits.max))], shape_of(x)), y.dtype)
+    )
     return None
 
 
