@@ -44,7 +44,6 @@ REFUSED: Mapping[str, str] = {
     "ConvTranspose": "allowed: 1 or 2 spatial|more pixels than there are",
     "DequantizeLinear": "scales of blocks",
     "Dropout": "in training mode or gives its mask|ConstantOfShape",
-    "LayerNormalization": "gives its mean or deviation",
     "Identity": "of unknown rank",  # a sequence
     "LpPool": "has 3 spatial dimensions",
     "MaxPool": "has 3 spatial dimensions|the places of the largest pixels",
@@ -62,7 +61,7 @@ REFUSED: Mapping[str, str] = {
 
 
 ALSO_IN = {"Identity": "clip"}  # a clip without bounds, as its function
-NEVER_TAKEN = ("LayerNormalization", "ReduceLogSumExp", "GlobalLpPool")  # e.g. because of float64, or there are no cases
+NEVER_TAKEN = ("ReduceLogSumExp", "GlobalLpPool")  # e.g. because of float64, or there are no cases
 
 
 def cases(op: str) -> list[Any]:

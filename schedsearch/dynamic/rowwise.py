@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from schedsearch.dynamic.follow import enlarged
+from schedsearch.network.compositions.normalisations import SOFTMAX_OPSET
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import constant_of
 from schedsearch.network.others import RESIZES, resize_scales, resize_words
@@ -54,6 +55,8 @@ def _matrix(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
 
 def _norms(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
     first = node.attributes.get_int("axis", -1) % rank
+    if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+        return "it gives the mean or deviation of rows whose number is known at run time only"
     return axes if max(axes, default=-1) < first else "extents of the rows that it normalises are known at run time only"
 
 
@@ -65,6 +68,14 @@ def _along(default: int, does: str) -> Callable[[ir.Node, Axes, int], Axes | str
         return axes if axis not in axes else f"the extent of axis {axis}, {does}, is known at run time only"
 
     return rule
+
+
+def _softmax(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
+    """Before opset 13 of a matrix whose rows are all axes from `axis` on."""
+    old = node.graph is not None and node.graph.opset_imports.get("", SOFTMAX_OPSET) < SOFTMAX_OPSET
+    if not old:
+        return _along(-1, "along which it sums")(node, axes, rank)
+    return axes if axes <= {0} and node.attributes.get_int("axis", 1) % rank == 1 else _but_the_first(axes | {1})
 
 
 def _permuted(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
@@ -135,6 +146,7 @@ def _of_transposed(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
 # operators of which the first result has unknown extents from the first input only
 _OF_ANY_RANK: Mapping[str, Callable[[ir.Node, Axes, int | None], Axes | str]] = {
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "SpaceToDepth"), _rows),
+    **dict.fromkeys(("InstanceNormalization", "GroupNormalization", "LRN"), _rows),
     **dict.fromkeys(("Conv", "MaxPool", "AveragePool", "Resize", "Upsample", "DepthToSpace"), _of_images),
     "ConvTranspose": _of_transposed,
     **dict.fromkeys(("Gemm", "MatMul"), _matrix),
@@ -142,7 +154,7 @@ _OF_ANY_RANK: Mapping[str, Callable[[ir.Node, Axes, int | None], Axes | str]] = 
 _OF_RANK: Mapping[str, Callable[[ir.Node, Axes, int], Axes | str]] = {
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _norms),
     "Split": _along(0, "which it splits"),
-    "Softmax": _along(-1, "along which it sums"),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     "Transpose": _permuted,
 }
 

@@ -183,7 +183,7 @@ def _broadcast(node: ir.Node, place: int, what: str, to: _Extents | None) -> Ite
 
 def _channels(node: ir.Node) -> Iterator[str]:
     x = partial_extents(node, 0)
-    if x is not None and len(x) > 1:
+    if x is not None and len(x) > 1 and node.attributes.get_int("spatial", 1):  # before opset 9, one for each pixel
         for place, what in ((1, "scale"), (2, "bias")):
             yield from _row(node, place, what, x[1])
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedsearch.network.chain import Chain, Operand, Read
+from schedsearch.network.compositions.normalisations import NORMS, SOFTMAX_OPSET
 from schedsearch.network.facts import FLOATS, constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
 from schedsearch.network.graph import Constant
 from schedsearch.typed import ParamsByName
@@ -15,7 +16,6 @@ from schedsearch.typed import ParamsByName
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_FLAT_OPSET = 13  # before it, softmax made one axis of `axis` and all behind it
 _COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
 
 
@@ -23,10 +23,8 @@ def _softmax(*, log: bool) -> Read:
     def read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
         (x,) = inputs_of(node, 1)
         extents = extents_of(node, x)
-        old = node.graph is not None and node.graph.opset_imports.get("", _FLAT_OPSET) < _FLAT_OPSET
+        old = node.graph is not None and node.graph.opset_imports.get("", SOFTMAX_OPSET) < SOFTMAX_OPSET
         axis = node.attributes.get_int("axis", 1 if old else -1) % len(extents)
-        if old and any(extent > 1 for extent in extents[axis + 1 :]):
-            return f"{name_of(node)} is over axis {axis} and those behind it; allowed: the last axis, or opset {_FLAT_OPSET}"
         if (dtype := dtype_of(x)) not in FLOATS:
             return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
         return Chain("softmax", {"x": extents, "axis": axis, "log": log, "dtype": dtype}, [node], node.outputs[0], {"x": x})
@@ -41,15 +39,12 @@ def _layer_norm(*, centred: bool) -> Read:
         axis = node.attributes.get_int("axis", -1) % len(extents)
         if (dtype := dtype_of(x)) not in FLOATS:
             return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
-        if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
-            return f"{name_of(node)} gives its mean or deviation; allowed: only the numbers"
         arguments: dict[str, Operand] = {"x": x}
         for place, name in ((1, "scale"), (2, "bias")):
             if not is_given(node, place):
                 continue
             constant = constant_input(node, place)
-            if constant is None:
-                return f"{name_of(node)} has a {name} that is computed; allowed: a constant"
+            assert constant is not None  # others have become nodes behind it
             row = np.broadcast_to(constant, extents[axis:]).ravel()
             arguments[name] = Constant(f"{name_of(node)}.{name}", "K", row)
         params = {
@@ -134,9 +129,22 @@ def resized_axes(node: ir.Node) -> list[int]:
     return [axis % 4 for axis in node.attributes.get_ints("axes", (0, 1, 2, 3))]
 
 
+def _norm(node: ir.Node, taken: set[ir.Node]) -> str:
+    """Of a normalisation that has not become others."""
+    (x,) = inputs_of(node, 1)
+    shape = extents_of(node, x)
+    if (dtype := dtype_of(x)) not in FLOATS:
+        return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
+    if node.op_type == "GroupNormalization":
+        groups = node.attributes.get_int("num_groups", 0)
+        return f"{name_of(node)} makes {groups} groups of {shape[1]} channels; allowed: a number that divides them"
+    return f"{name_of(node)} normalises an array of shape {shape}; allowed: [n, c, ...], with elements"
+
+
 SOFTMAXES: Mapping[str, Read] = {"Softmax": _softmax(log=False), "LogSoftmax": _softmax(log=True)}
 RESIZES: Mapping[str, Read] = {"Resize": _resize, "Upsample": _resize}
 LAYER_NORMS: Mapping[str, Read] = {
     "LayerNormalization": _layer_norm(centred=True),
     "RMSNormalization": _layer_norm(centred=False),
+    **dict.fromkeys(NORMS, _norm),
 }

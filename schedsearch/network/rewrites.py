@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedsearch.network.compositions import attention, einsum, pads, pools, products, quantised, rotary
+from schedsearch.network.compositions import attention, einsum, normalisations, pads, pools, products, quantised, rotary
 from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import is_onnx, only_reader
 from schedsearch.network.new_nodes import constant, replace, result
@@ -156,6 +156,7 @@ _REWRITES = {
     **REWRITTEN,
     **pools.REWRITTEN,
     **pads.REWRITTEN,
+    **normalisations.REWRITTEN,
     **products.REWRITTEN,
     **quantised.REWRITTEN,
     **attention.REWRITTEN,

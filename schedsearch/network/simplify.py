@@ -60,7 +60,8 @@ def simplify(model: ir.Model, name: str) -> None:
     for node in model.graph:
         node.name = name_of(node)  # before a pass calls it "node"
     rules, opsets = RewritePass(_rules()), model.opset_imports
-    for turn in range(_MOST_ROUNDS):
+    unknown = sum(node.op_type in _SAME_SHAPE for node in model.graph)
+    for turn in range(_MOST_ROUNDS + unknown):
         counted = _count_from_the_front(model)
         padded = write_pads(model)
         found = onnxscript.optimizer.fold_constants(
@@ -69,7 +70,7 @@ def simplify(model: ir.Model, name: str) -> None:
             output_size_limit=_MOST_BYTES,
             should_fold=lambda node: is_foldable(node, opsets),
         )
-        whole = _write_splits(model)
+        whole = _write_splits(model) | _write_same_shapes(model)
         if not turn:  # functions are inlined, shapes are known, and no rule has relied on them yet
             check_nodes(model, name)
         changed = [counted, padded, whole, bool(found), _fold(model), rules(model).modified, fuse(model)]
@@ -187,6 +188,20 @@ def _write_splits(model: ir.Model) -> bool:
             else:
                 node.resize_inputs(2)
                 node.replace_input_with(1, constant(model, f"{node.outputs[0].name}.parts", np.array(parts)))
+            changed = True
+    return changed
+
+
+_SAME_SHAPE = ("GroupNormalization", "MeanVarianceNormalization")
+
+
+def _write_same_shapes(model: ir.Model) -> bool:
+    """Writes the shapes that onnx does not infer: those of results that have the shape of the first input."""
+    changed = False
+    for node in model.graph:
+        x, y = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if is_onnx(node) and node.op_type in _SAME_SHAPE and x is not None and x.shape is not None and y.shape is None:
+            y.shape, y.type = x.shape.copy(), y.type or x.type
             changed = True
     return changed
 

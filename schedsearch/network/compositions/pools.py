@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.network.compositions.steps import Steps, extents
 from schedsearch.network.facts import FLOATS, dtype_of
-from schedsearch.network.reductions import rewrite_reduction
 from schedsearch.network.shapes import pads_of_windows
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ def _global_norm_pool(model: ir.Model, node: ir.Node) -> None:
     sums = steps.add("ReduceSum", [powers], made, axes=axes)
     _root(steps, sums, made, p)
     steps.replace()
-    rewrite_reduction(model, next(each for each in steps.nodes if each.op_type == "ReduceSum"))
 
 
 REWRITTEN: Mapping[str, Callable[[Any, Any], None]] = {"LpPool": _norm_pool, "GlobalLpPool": _global_norm_pool}

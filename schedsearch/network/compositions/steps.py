@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
@@ -61,8 +61,43 @@ class Steps:
         assert shape is not None
         return self.add("Transpose", [x], [shape[axis] for axis in order], like=x, perm=list(order))
 
-    def replace(self) -> None:
-        """Puts the nodes in the place of the old one."""
+    def cast(self, x: ir.Value, to: ir.DataType | None) -> ir.Value:
+        """x in another dtype; itself if it has it, or if it is not known."""
+        import onnx_ir as ir
+
+        if to is None or x.dtype == to:
+            return x
+        shape = extents(x)
+        assert shape is not None
+        made = self.add("Cast", [x], shape, to=int(to))
+        made.type = ir.TensorType(to)
+        return made
+
+    def in_float32(self, x: ir.Value) -> ir.Value:
+        import onnx_ir as ir
+
+        return self.cast(x, ir.DataType.FLOAT)
+
+    def shaped(self, x: ir.Value, shape: Sequence[int]) -> ir.Value:
+        """x under another shape: a constant if it is one, else a view."""
+        if extents(x) == list(shape):
+            return x
+        if x.const_value is None:
+            return self.reshape(x, shape)
+        return constant(self.model, f"{x.name}.shaped", x.const_value.numpy().reshape(shape))
+
+    def replace(self, others: Mapping[ir.Value, ir.Value] | None = None) -> None:
+        """Puts the nodes in the place of the old one.
+
+        Args:
+            others: results of the old node, other than the first one -> values that the nodes make.
+        """
+        import onnx_ir as ir
+
+        for old, new in (others or {}).items():
+            name = old.name
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+            old.name, new.name = f"{name}.old", name
         replace(self.model, self.node, self.nodes)
 
     def _input(self, given: Given, like: ir.Value) -> ir.Value | None:
