@@ -32,6 +32,7 @@ class Chain:
         channels, channel_axis: how many channels the result or its slice has, and which of its axes they are.
         offset: the first channel in `value`, if the chain writes a slice of it.
         others: output of the workload -> value of the model, of those behind the first.
+        shuffles: arrays whose channels an element-wise chain takes in turn; 0: it is none of `network.shuffles`.
     """
 
     op: str
@@ -45,6 +46,7 @@ class Chain:
     channel_axis: int = 1
     offset: int | None = None
     others: Mapping[str, ir.Value] = field(default_factory=dict)
+    shuffles: int = 0
 
     def next(self, taken: set[ir.Node]) -> ir.Node | None:
         """The only node that reads the value, if no chain has it yet."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.errors import WorkloadError
+from schedsearch.network import shuffles
 from schedsearch.network.chain import Chain
 from schedsearch.network.facts import FLOATS, extents_of, name_of
 from schedsearch.network.graph import Constant, axes_of
@@ -134,6 +135,9 @@ def _plain(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bo
 
 def _elementwise(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     """Inputs of as many dimensions as y have its layout, others are only possible in the plain order."""
+    if chain.shuffles:
+        yield from shuffles.candidates(chain, params, layouts)
+        return
     rank = len(params["y"])
     axes = axes_of(rank)
     for layout in memory_layouts(rank, layouts):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from schedsearch.errors import WorkloadError
+from schedsearch.network import shuffles
 from schedsearch.network.chain import Chain, Read
 from schedsearch.network.compositions.pads import Pads
 from schedsearch.network.convolutions import block_of
@@ -30,6 +31,8 @@ def _blocks(op: str) -> Read:
 
 def _transpose(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     (x,) = inputs_of(node, 1)
+    if (shuffle := shuffles.alone(node, taken)) is not None:
+        return shuffle
     extents = extents_of(node, x)
     permutation = list(node.attributes.get_ints("perm", tuple(reversed(range(len(extents))))))
     return _chain(node, "transpose", {"x": extents, "permutation": permutation, "dtype": dtype_of(x)}, taken)
@@ -57,6 +60,8 @@ def _slice(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
 
 def _concat(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     values = inputs_of(node, len(node.inputs))
+    if (shuffle := shuffles.concatenated(node, taken)) is not None:
+        return shuffle
     shapes = [extents_of(node, value) for value in values]
     axis = node.attributes.get_int("axis", 1) % len(shapes[0])
     return _chain(node, "concat", {"x": shapes, "axis": axis, "dtype": dtype_of(node.outputs[0])}, taken)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from schedsearch.network.chain import Chain, Operand
 from schedsearch.network.facts import only_reader
 from schedsearch.network.graph import Constant
+from schedsearch.network.shuffles import takes_slice
 from schedsearch.ops.registry import operator
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ def without_slices(chains: Sequence[Chain], unread: Collection[ir.Node] = ()) ->
         readers = [each for each in kept if any(operand is chain.value for operand in each.arguments.values())]
         inside = {node for each in readers for node in each.nodes}
         x, (begin, shape, strides) = chain.params["x"], _positions(chain)
+        ones = set(strides) == {1}
         if (
             not readers
             or any(each.op != "elementwise" for each in readers)
+            or any(each.shuffles and not (ones and takes_slice(x, begin, shape)) for each in readers)
             or not all(user in inside or user in unread for user, _ in chain.value.uses())
             or chain.value.is_graph_output()
             or min(*strides, *shape) < 1
