@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.compositions import attention, einsum, rotary
-from schedsearch.network.compositions.composition import left_of
+from schedsearch.network.compositions.composition import left_of, noted
 from schedsearch.network.convolutions import CONVOLUTIONS
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import (
@@ -281,7 +281,7 @@ class _Graph:
     def _reason(self, node: ir.Node) -> str:
         if has_bodies(node):
             return "nodes inside of it are not read"
-        return self.reasons.get(node, "")
+        return self.reasons.get(node) or noted(node)
 
     def _is_unread(self, node: ir.Node) -> bool:
         """Whether nothing reads the result of a conversion or transposition, because chains read what is before it."""

@@ -54,22 +54,30 @@ def simplify(model: ir.Model, name: str) -> None:
     from onnx_ir.passes import common
     from onnxscript.rewriter import RewritePass
 
+    from schedsearch.network.compositions.contributed import rewrite_contributed_shapes  # which folds what it writes
+
     common.InlinePass()(model)
     _constants_are_no_inputs(model)
     _drop_unnamed_masks(model)
     for node in model.graph:
         node.name = name_of(node)  # before a pass calls it "node"
     rules, opsets = RewritePass(_rules()), model.opset_imports
-    unknown = sum(node.op_type in _SAME_SHAPE for node in model.graph)
-    for turn in range(_MOST_ROUNDS + unknown):
-        counted = _count_from_the_front(model)
-        padded = write_pads(model)
-        found = onnxscript.optimizer.fold_constants(
+
+    def fold() -> Any:
+        return onnxscript.optimizer.fold_constants(
             model,
             onnx_shape_inference=True,
             output_size_limit=_MOST_BYTES,
             should_fold=lambda node: is_foldable(node, opsets),
         )
+
+    unknown = sum(node.op_type in _SAME_SHAPE for node in model.graph)
+    for turn in range(_MOST_ROUNDS + unknown):
+        counted = _count_from_the_front(model)
+        padded = write_pads(model)
+        found = fold()
+        while not turn and rewrite_contributed_shapes(model):
+            fold()
         whole = _write_splits(model) | _write_same_shapes(model)
         if not turn:  # functions are inlined, shapes are known, and no rule has relied on them yet
             check_nodes(model, name)

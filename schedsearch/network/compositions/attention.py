@@ -42,7 +42,8 @@ class Scores:
         self.numbers = numbers if self.numbers is None else self.numbers + numbers
 
     def allow(self, allowed: Any) -> None:
-        self.add(np.where(allowed, 0.0, -np.inf))
+        if not np.all(allowed):
+            self.add(np.where(allowed, 0.0, -np.inf))
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,13 @@ def attend(
     *,
     softcap: float = 0.0,
     seen: int | None = None,
+    has_empty_rows: bool = True,
 ) -> tuple[ir.Value, ir.Value | None]:
     """Queries [b, h, s, d], keys [b, g, t, d] and values [b, g, t, e], where g divides h, as an attention [b, h, s, e].
 
     Args:
         seen: which of the scores is asked for as well: 0: the products, 1: after the cap, 2: with the bias, 3: the softmax.
+        has_empty_rows: computed scores may be -inf for every key of a row.
     """
     q, k, v = arrays
     sizes = sizes_of(q, k, v)
@@ -198,7 +201,7 @@ def attend(
         products = c.add("Add", [products, each], of_scores)
     known.append(products)
     weights = c.add("Softmax", [products], of_scores, axis=3)
-    masked = _masked_rows(c, scores, q)
+    masked = _masked_rows(c, scores, q) if has_empty_rows else None
     if masked is not None and seen == 3:
         weights = _zeroed(c, masked, weights)
     known.append(weights)

@@ -94,6 +94,19 @@ class Composition:
         self._nodes.append(made)
         return value
 
+    def several(
+        self, op: str, inputs: Sequence[ir.Value | None], results: Sequence[tuple[Sequence[int], str]]
+    ) -> tuple[ir.Value, ...]:
+        """The results of a new node, of these shapes and of dtypes by ONNX's names."""
+        import onnx_ir as ir
+
+        values = [
+            ir.Value(name=self._name(), type=ir.TensorType(ir.DataType[kind]), shape=ir.Shape(list(shape)))
+            for shape, kind in results
+        ]
+        self._nodes.append(ir.Node("", op, inputs, outputs=values, name=self.node.name))
+        return tuple(values)
+
     def reshape(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         if shape_of(value) == list(shape):
             return value
@@ -202,16 +215,25 @@ def rewrite(compose: Compose) -> Rewrite:
     def write(model: ir.Model, node: ir.Node) -> None:
         if not known(node.inputs):
             return
-        reason = compose(Composition(model, node))
-        if reason is not None:
-            node.meta[_REASON] = reason
+        note(node, compose(Composition(model, node)))
 
     return write
 
 
+def note(node: ir.Node, reason: str | None) -> None:
+    """Keeps why a node was not composed of others, for the message about it."""
+    if reason is not None:
+        node.meta[_REASON] = reason
+
+
+def noted(node: ir.Node) -> str:
+    """What `note` kept; empty if it was nothing."""
+    return str(node.meta.get(_REASON, ""))
+
+
 def left(node: ir.Node, taken: set[ir.Node]) -> str:
     """Why a node was not composed of others."""
-    return f"{name_of(node)} {node.meta.get(_REASON, 'reads an array of unknown shape or dtype')}"
+    return f"{name_of(node)} {noted(node) or 'reads an array of unknown shape or dtype'}"
 
 
 def left_of(rewritten: Mapping[str, Rewrite]) -> Mapping[str, Read]:
