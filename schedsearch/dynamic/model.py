@@ -24,12 +24,13 @@ from schedsearch.dynamic.rows import Rows
 from schedsearch.dynamic.rowwise import computes_its_size, unknown_axes
 from schedsearch.dynamic.static import Planner, Refused, add_network
 from schedsearch.errors import WorkloadError, did_you_mean
+from schedsearch.network.evaluated import computed
 from schedsearch.network.facts import constant_of, dtype_of, folded, is_onnx, name_of
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
 from schedsearch.network.model import Loaded, listed, load, needed, prepared
-from schedsearch.network.simplify import computed, is_foldable
+from schedsearch.network.simplify import is_foldable
 from schedsearch.network.views import VIEWS
 from schedsearch.typed import Array
 

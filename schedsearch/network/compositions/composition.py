@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.network.chain import Read
+from schedsearch.network.evaluated import computed
 from schedsearch.network.facts import name_of
 from schedsearch.network.new_nodes import constant
-from schedsearch.network.simplify import computed
 
 if TYPE_CHECKING:
     import onnx_ir as ir
