@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from schedsearch.constructors.numbers import elementwise, layer_norm, softmax
     from schedsearch.constructors.open_shapes import arange, dyn_concat, expand, reshape, where
+    from schedsearch.constructors.recurrence import recurrent
     from schedsearch.constructors.selection import gather, nonzero, scatter, topk, unique
     from schedsearch.device.detect import detect
     from schedsearch.dynamic.build import build_dynamic
@@ -136,6 +137,7 @@ _HOMES = {
     "folded": "schedsearch.templates.own_kernel.launches",
     "gather": "schedsearch.constructors.selection",
     "layer_norm": "schedsearch.constructors.numbers",
+    "recurrent": "schedsearch.constructors.recurrence",
     "layout_transform": "schedsearch.constructors.movement",
     "load": "schedsearch.executable.file",
     "load_templates": "schedsearch.template",
@@ -241,6 +243,7 @@ __all__ = [
     "pad",
     "plan_tasks",
     "pool2d",
+    "recurrent",
     "reshape",
     "resize",
     "roi_align",

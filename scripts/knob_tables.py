@@ -18,6 +18,7 @@ from schedsearch import (
     layer_norm,
     layout_transform,
     pool2d,
+    recurrent,
     resize,
     softmax,
     transpose,
@@ -96,6 +97,8 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         return [template.space(workload, target) for workload in rows]
     if template.op == "layer_norm":
         return [template.space(layer_norm(x=(64, 1000), dtype=dtype), target)]
+    if template.op == "recurrent":
+        return [template.space(recurrent(cell="lstm", t=50, n=8, hidden=128, dtype="float32"), target)]
     if template.op == "resize":
         return [template.space(resize(n=1, c=64, h=32, w=32, oh=64, ow=64), target)]
     if template.op == "dyn_strided_slice":

@@ -55,6 +55,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "softmax_cpu": "softmax.cpu",
     "layer_norm_cuda": "layer_norm.cuda",
     "layer_norm_cpu": "layer_norm.cpu",
+    "recurrent_cuda": "recurrent.cuda",
+    "recurrent_cpu": "recurrent.cpu",
     "resize_cuda": "resize.cuda",
     "resize_cpu": "resize.cpu",
     "dyn_resize_cuda": "resize.dyn_cuda",

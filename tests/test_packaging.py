@@ -92,6 +92,7 @@ PUBLIC = [
     "pad",
     "plan_tasks",
     "pool2d",
+    "recurrent",
     "reshape",
     "resize",
     "roi_align",

@@ -209,6 +209,19 @@ def rounded_product(typing_context: TypingContext, a: types.Type, b: types.Type)
     return types.float32(types.float32, types.float32), generate
 
 
+@intrinsic
+def times_power_of_two(typing_context: TypingContext, value: types.Type, shifted: types.Type) -> Typed:
+    """value * 2^n for float32 numbers, where `shifted` is 1.5 * 2^23 + n and the result is a normal number."""
+
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
+        word = ir.IntType(32)
+        exponent = builder.shl(builder.bitcast(args[1], word), word(23))
+        power = builder.bitcast(builder.add(exponent, word(0x3F800000)), _F32)
+        return builder.fmul(args[0], power)
+
+    return types.float32(types.float32, types.float32), generate
+
+
 def widen_op(name: str) -> DeviceFunction:
     """An operation `widen(bits) -> float32` for a number of a 16-bit float format, given as uint16."""
 

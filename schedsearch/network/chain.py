@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Union
 
@@ -33,6 +33,7 @@ class Chain:
         offset: the first channel in `value`, if the chain writes a slice of it.
         others: output of the workload -> value of the model, of those behind the first.
         shuffles: arrays whose channels an element-wise chain takes in turn; 0: it is none of `network.shuffles`.
+        before: chains of the same nodes whose results this one reads.
     """
 
     op: str
@@ -47,6 +48,7 @@ class Chain:
     offset: int | None = None
     others: Mapping[str, ir.Value] = field(default_factory=dict)
     shuffles: int = 0
+    before: Sequence[Chain] = ()
 
     def next(self, taken: set[ir.Node]) -> ir.Node | None:
         """The only node that reads the value, if no chain has it yet."""

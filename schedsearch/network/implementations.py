@@ -266,6 +266,7 @@ _CANDIDATES: Mapping[str, Callable[[Chain, ParamsByName, Sequence[str], bool], _
     "gather": _gather,
     "scatter": _plain,
     "topk": _plain,
+    "recurrent": _plain,
     "roi_align": _images,
     "elementwise": _elementwise,
     "softmax": _softmax,

@@ -37,6 +37,7 @@ from schedsearch.network.layouts import same_bytes
 from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
 from schedsearch.network.products import PRODUCTS
+from schedsearch.network.recurrences import RECURRENCES
 from schedsearch.network.reductions import REDUCTIONS
 from schedsearch.network.slices import without_concatenations, without_slices
 from schedsearch.network.subgraphs import Cut, nodes_inside, subgraph
@@ -60,6 +61,7 @@ _FAMILIES: tuple[Mapping[str, Read], ...] = (
     RESIZES,
     MOVEMENTS,
     INDEXED,
+    RECURRENCES,
     REDUCTIONS,
     left_of({**attention.REWRITTEN, **einsum.REWRITTEN, **rotary.REWRITTEN}),
     ELEMENTWISE,
@@ -214,8 +216,9 @@ class _Graph:
                     self.reasons[node] = chain if isinstance(chain, str) else ""
                     continue
                 self.taken.update(chain.nodes)
-                self.needed.update(each for each in chain.arguments.values() if not isinstance(each, Constant))
-                chains.append(chain)
+                for each in (*chain.before, chain):
+                    self.needed.update(value for value in each.arguments.values() if not isinstance(value, Constant))
+                    chains.append(each)
         return chains
 
     def _views(self, places: Mapping[ir.Node, int]) -> None:

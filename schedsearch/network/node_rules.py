@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.network.facts import constant_input, differ, is_onnx, name_of, partial_extents, partial_shape
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.product_rules import PRODUCT_RULES
+from schedsearch.network.recurrence_rules import wrong_recurrence
 
 if TYPE_CHECKING:
     import onnx
@@ -262,6 +263,7 @@ _RULES: Mapping[str, Callable[[ir.Node], Iterator[str]]] = {
     "PRelu": _slopes,
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _scales),
     "Clip": _bounds,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), wrong_recurrence),
     **dict.fromkeys(("ScatterElements", "ScatterND"), _update),
     "Resize": _resize,
     **dict.fromkeys(("Div", "Mod"), _divisor),

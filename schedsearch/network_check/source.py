@@ -54,7 +54,11 @@ _ROWS = (
     "LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "LpPool", "CumSum",
     "RMSNormalization", "LpNormalization", "LRN", "SimplifiedLayerNormalization", "SkipLayerNormalization",
 )  # fmt: skip
-_CANCELLING = ("Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "LogSoftmax", "HardSwish", "Swish", "Erf")
+_RECURRENT = {"LSTM": (0, 5, 6), "GRU": (0, 5), "RNN": (0, 5)}
+"""Inputs of nodes whose products are sums of gates, which the network keeps in the dtype of the first."""
+_CANCELLING = (
+    "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "LogSoftmax", "HardSwish", "Swish", "Erf", *_RECURRENT,
+)  # fmt: skip
 """They add or subtract numbers around 1, so that a small result has the error of these."""
 _SHARES = ("Softmax", "LogSoftmax", "ReduceLogSumExp")
 """What they add up is not what they read: their results are off by as much as the sums."""
@@ -343,6 +347,9 @@ class _Cut:
             return max(ROUNDOFF.get(kind, 0.0), ROUNDOFF[TensorProto.FLOAT])
         if node.op_type == "QuantizeLinear" and place == 0:
             return ROUNDOFF[TensorProto.FLOAT]
+        if place in _RECURRENT.get(node.op_type, ()):
+            length = _length(node, [source.shapes.get(each) for each in node.input])
+            return min(_MOST_NOISE, max(_SINGLE * length, ROUNDOFF.get(source.format_of(name), 0.0)))
         if place < 2 and node.op_type in (*_PRODUCTS, *_ROWS):
             length = _length(node, [source.shapes.get(each) for each in node.input])
             return min(_MOST_NOISE, _SINGLE * max(length, 4))
@@ -416,6 +423,8 @@ def _length(node: NodeProto, shapes: Sequence[list[int | None] | None]) -> int:
         return size(shapes[1]) // (shapes[1][0] or 1) if node.op_type != "ConvTranspose" else size(shapes[1])
     if node.op_type in ("MatMul", "Gemm", "FusedMatMul", "FusedGemm") and shapes[0]:
         return max(each or _LONGEST_UNKNOWN for each in shapes[0][-2:])
+    if node.op_type in _RECURRENT and shapes[1] and shapes[2]:
+        return (shapes[1][-1] or _LONGEST_UNKNOWN) + (shapes[2][-1] or _LONGEST_UNKNOWN)
     if node.op_type == "AveragePool":
         return math.prod(next((each.ints for each in node.attribute if each.name == "kernel_shape"), [_LONGEST_UNKNOWN]))
     if node.op_type in ("Softmax", "LogSoftmax") and shapes[0]:

@@ -57,6 +57,8 @@ BUILT_IN = {
     "softmax_cpu": "schedsearch.templates.softmax.cpu:SoftmaxCpu",
     "layer_norm_cuda": "schedsearch.templates.layer_norm.cuda:LayerNormCuda",
     "layer_norm_cpu": "schedsearch.templates.layer_norm.cpu:LayerNormCpu",
+    "recurrent_cuda": "schedsearch.templates.recurrent.cuda:RecurrentCuda",
+    "recurrent_cpu": "schedsearch.templates.recurrent.cpu:RecurrentCpu",
     "resize_cuda": "schedsearch.templates.resize.cuda:ResizeCuda",
     "resize_cpu": "schedsearch.templates.resize.cpu:ResizeCpu",
     "dyn_resize_cuda": "schedsearch.templates.resize.dyn_cuda:DynResizeCuda",
