@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,13 +34,19 @@ def _matmul(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     x, weight = inputs_of(node, 2)
     if folded(x) is None and is_matrix(weight):
         return _dense(node, "KN", taken)
-    of_x, of_weight = converted_from(x), converted_from(weight)
-    if of_x is not None and of_weight is not None:
-        chain = _integer_batch(node, of_x, of_weight)
-        if not isinstance(chain, str) and of_x.scale is not None and of_weight.scale is not None:
+    factors = Factor.of(x, "MK"), Factor.of(weight, "KN")
+    of_x, of_weight = (converted_from(each.value) for each in factors)
+    if of_x is not None and of_weight is not None and of_x.scale is not None and of_weight.scale is not None:
+        chain = _integer_batch(node, of_x, of_weight, [each.axes for each in factors])
+        if isinstance(chain, Chain) and of_weight.scale.size == 1:
             integer_stages(chain, of_x.scale * of_weight.scale, taken)
             return chain
-    return _batch_matmul(node, x, weight, taken)
+    if (dtype := dtype_of(x)) not in FLOATS:
+        return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
+    chain = _batch(node, *factors, {"dtype": dtype})
+    if isinstance(chain, Chain):
+        float_stages(chain, taken)
+    return chain
 
 
 def _qlinear_matmul(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
@@ -148,43 +154,47 @@ def is_matrix(value: ir.Value) -> bool:
 
 
 # --- Batches ------------------------------------------------------------------------------------------------------------
-def _batch_matmul(node: ir.Node, x: ir.Value, weight: ir.Value, taken: set[ir.Node]) -> Chain | str:
-    if (dtype := dtype_of(x)) not in FLOATS:
-        return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
-    chain = _batch(node, x, weight, {"dtype": dtype})
-    if not isinstance(chain, str):
-        float_stages(chain, taken)
-    return chain
+class Factor(NamedTuple):
+    """A factor of a product of batches as it lies in memory.
+
+    Attributes:
+        axes: of a matrix, in memory.
+    """
+
+    value: ir.Value
+    axes: str
+
+    @classmethod
+    def of(cls, value: ir.Value, axes: str) -> Factor:
+        """A factor whose matrices have these axes; if a Transpose makes it, as it is before."""
+        maker = value.producer()
+        before = None if maker is None or maker.op_type != "Transpose" else maker.inputs[0]
+        if maker is not None and before is not None and value.shape is not None:
+            rank = len(value.shape)
+            if list(maker.attributes.get_ints("perm", range(rank)[::-1])) == [*range(rank - 2), rank - 1, rank - 2]:
+                return cls(before, axes[::-1])
+        return cls(value, axes)
+
+    @property
+    def operand(self) -> Operand:
+        array = folded(self.value)
+        return self.value if array is None else Constant(str(self.value.name), axes_of(array.ndim), array)
 
 
-def _batch(node: ir.Node, x: ir.Value, weight: ir.Value, params: ParamsByName) -> Chain | str:
-    """A product of batches without its epilogue. Factors that a Transpose makes are read as they are before it."""
-    shape, other, y = extents_of(node, x), extents_of(node, weight), extents_of(node, node.outputs[0])
+def _batch(node: ir.Node, x: Factor, weight: Factor, params: ParamsByName) -> Chain | str:
+    """A product of batches without its epilogue."""
+    shape, other, y = extents_of(node, x.value), extents_of(node, weight.value), extents_of(node, node.outputs[0])
     batch = math.prod(y[:-2])
     counts = {"x_batch": math.prod(shape[:-2]), "weight_batch": math.prod(other[:-2])}
     if min(len(shape), len(other)) < 2 or any(count not in (1, batch) for count in counts.values()):
         return f"{name_of(node)} multiplies {shape} by {other}; allowed: equal batches, or a batch of 1"
-    sizes = {"b": batch, "m": y[-2], "n": y[-1], "k": shape[-1]}
+    sizes = {"b": batch, "m": y[-2], "n": y[-1], "k": shape[x.axes.index("K") - 2]}
     if not all(sizes.values()):
         return f"{name_of(node)} multiplies {shape} by {other}; allowed: extents of at least 1"
-    (first, x_layout), (second, weight_layout) = _in_memory(x, "MK"), _in_memory(weight, "KN")
-    params = {**sizes, **counts, "x_layout": x_layout, "weight_layout": weight_layout, **params}
-    chain = Chain("batch_matmul", params, [node], node.outputs[0], {"x": first, "weight": second})
+    params = {**sizes, **counts, "x_layout": x.axes, "weight_layout": weight.axes, **params}
+    chain = Chain("batch_matmul", params, [node], node.outputs[0], {"x": x.operand, "weight": weight.operand})
     chain.channels, chain.channel_axis = y[-1], len(y) - 1
     return chain
-
-
-def _in_memory(value: ir.Value, axes: str) -> tuple[Operand, str]:
-    """A factor as it lies in memory, and the axes of a matrix there."""
-    array = folded(value)
-    if array is not None:
-        return Constant(str(value.name), axes_of(array.ndim), array), axes
-    maker = value.producer()
-    if maker is not None and maker.op_type == "Transpose" and maker.inputs[0] is not None and value.shape is not None:
-        rank = len(value.shape)
-        if list(maker.attributes.get_ints("perm", range(rank)[::-1])) == [*range(rank - 2), rank - 1, rank - 2]:
-            return maker.inputs[0], axes[::-1]
-    return value, axes
 
 
 def _integer_product(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | str:
@@ -194,12 +204,12 @@ def _integer_product(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | 
     return _integer_batch(node, x, weight)
 
 
-def _integer_batch(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | str:
+def _integer_batch(node: ir.Node, x: Quantised, weight: Quantised, axes: Sequence[str] = ("MK", "KN")) -> Chain | str:
     """A product of batches of integers without its epilogue."""
     params = _integers(node, x, weight)
     if isinstance(params, str):
         return params
-    chain = _batch(node, x.value, weight.value, params)
+    chain = _batch(node, *(Factor(each.value, layout) for each, layout in zip((x, weight), axes)), params)
     if not isinstance(chain, str):
         chain.scalars |= _zero_points(x, weight)
     return chain

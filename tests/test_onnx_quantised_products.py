@@ -1,0 +1,204 @@
+"""Products of quantised numbers: every integer is that of whole numbers in NumPy, or of ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+from onnx import helper  # noqa: E402
+from test_onnx_contributed import check as check_contributed  # noqa: E402
+from test_onnx_contributed import integers  # noqa: E402
+from test_onnx_products import Arrays, lowered, model_of, numbers, operators  # noqa: E402
+
+import schedsearch  # noqa: E402
+from schedsearch.network.evaluate import evaluate  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+LINEAR: dict[str, Array] = {
+    "as": np.array(0.03, np.float32), "az": np.array(7, np.uint8), "bs": np.array(0.02, np.float32),
+    "bz": np.array(3, np.int8), "ys": np.array(3.7, np.float32), "yz": np.array(5, np.uint8),
+}  # fmt: skip
+
+
+def node(op: str, names: str, result: str = "y", **read: Any) -> Any:
+    return helper.make_node(op, ["" if name == "-" else name for name in names.split()], [result], **read)
+
+
+def computed(nodes: list[Any], inputs: Arrays, weights: Arrays, **options: Any) -> tuple[Array, list[str]]:
+    network = lowered(nodes, inputs, weights, **options)
+    return evaluate(network, inputs)["y"], operators(network)
+
+
+def by_runtime(nodes: list[Any], inputs: Arrays, weights: Arrays, outputs: list[str], opset: int = 17) -> list[Array]:
+    runtime = pytest.importorskip("onnxruntime")
+    model = model_of(nodes, inputs, weights, outputs, opset).SerializeToString()
+    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(inputs)))
+
+
+def requantised(a: Array, b: Array) -> Array:
+    """In whole numbers up to one product with a float32 scale and one rounding, as docs/workload-file.md has it."""
+    sums = np.matmul(a.astype(np.int64) - int(LINEAR["az"]), b.astype(np.int64) - int(LINEAR["bz"]))
+    scale = np.float32(np.float32(LINEAR["as"] * LINEAR["bs"]) / LINEAR["ys"])
+    return np.clip(np.rint(sums.astype(np.float32) * scale) + int(LINEAR["yz"]), 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"), [((3, 5), (5, 7)), ((2, 3, 5), (2, 5, 7)), ((2, 2, 3, 5), (2, 2, 5, 7)), ((2, 3, 5), (1, 5, 7))]
+)
+def test_products_of_computed_integers_have_no_float_between(x: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    arrays = {"a": integers(1, np.uint8, *x), "b": integers(2, np.int8, *weight)}
+    found, ops = computed([node("QLinearMatMul", "a as az b bs bz ys yz")], arrays, LINEAR)
+    np.testing.assert_array_equal(found, requantised(arrays["a"], arrays["b"]))
+    assert ops == ["batch_matmul"]
+    nodes = [
+        node("DequantizeLinear", "a as az", "af"), node("DequantizeLinear", "b bs bz", "bf"),
+        node("MatMul", "af bf", "yf"), node("QuantizeLinear", "yf ys yz"),
+    ]  # fmt: skip
+    found, ops = computed(nodes, arrays, LINEAR)
+    np.testing.assert_array_equal(found, requantised(arrays["a"], arrays["b"]))
+    assert ops == ["batch_matmul"]
+
+
+def test_dequantised_factors_may_be_transposed() -> None:
+    arrays = {"a": integers(1, np.uint8, 2, 3, 5), "b": integers(2, np.int8, 2, 7, 5)}
+    nodes = [
+        node("DequantizeLinear", "a as az", "af"), node("DequantizeLinear", "b bs bz", "bf"),
+        node("Transpose", "bf", "bt", perm=[0, 2, 1]), node("MatMul", "af bt", "yf"), node("QuantizeLinear", "yf ys yz"),
+    ]  # fmt: skip
+    found, ops = computed(nodes, arrays, LINEAR)
+    np.testing.assert_array_equal(found, requantised(arrays["a"], arrays["b"].swapaxes(1, 2)))
+    assert ops == ["batch_matmul"]
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Conv"])
+def test_zero_points_that_differ_between_columns_lead_to_a_product_of_floats(op: str) -> None:
+    if op == "MatMul":
+        x, weight, axis, read = integers(1, np.uint8, 4, 5), integers(2, np.int8, 5, 7), 1, {}
+    else:
+        x, weight = integers(1, np.uint8, 1, 3, 8, 9), integers(2, np.int8, 7, 3, 3, 3)
+        axis, read = 0, {"pads": [1] * 4}
+    weights = {**LINEAR, "w": weight, "ws": np.linspace(0.01, 0.02, 7).astype(np.float32), "wz": integers(3, np.int8, 7)}
+    nodes = [
+        node("DequantizeLinear", "a as az", "af"), node("DequantizeLinear", "w ws wz", "wf", axis=axis),
+        node(op, "af wf", **read),
+    ]  # fmt: skip
+    weights = {name: each for name, each in weights.items() if name in ("as", "az", "w", "ws", "wz")}
+    found, _ = computed(nodes, {"a": x}, weights)
+    (wanted,) = by_runtime(nodes, {"a": x}, weights, ["y"])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+ZEROS: list[tuple[Any, Any]] = [
+    (None, None), (np.uint8(9), None), (np.uint8(9), np.int8(-4)), (integers(5, np.uint8, 3), None),
+    (None, integers(6, np.int8, 7)), (integers(5, np.uint8, 3), integers(6, np.int8, 7)), (np.uint8(0), integers(6, np.int8, 7)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+@pytest.mark.parametrize("given", ["", "b", "zeros", "b zeros"])
+def test_sums_of_integers_less_any_zero_points(zeros: tuple[Any, Any], given: str) -> None:
+    """Of rows and columns, constants and computed ones."""
+    arrays = {"a": integers(1, np.uint8, 3, 5), "b": integers(2, np.int8, 5, 7)}
+    arrays |= {name: np.asarray(each) for name, each in zip(("za", "zb"), zeros) if each is not None}
+    za, zb = (np.int64(0) if each is None else np.asarray(each).astype(np.int64) for each in zeros)
+    wanted = (arrays["a"] - (za[:, None] if za.ndim else za)) @ (arrays["b"] - zb)
+    constant = {name for name in arrays if (name == "b" and "b" in given) or (name[0] == "z" and "zeros" not in given)}
+    names = "a b" + (" za" if "za" in arrays else " -") + (" zb" if "zb" in arrays else "")
+    inputs = {name: each for name, each in arrays.items() if name not in constant}
+    found, _ = computed(
+        [node("MatMulInteger", names.removesuffix(" -"))], inputs, {name: arrays[name] for name in sorted(constant)}
+    )
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "read", [{}, {"pads": [1, 2, 0, 1]}, {"strides": [2, 3], "pads": [2, 2, 2, 2], "dilations": [2, 1]}, {"group": 2}]
+)
+@pytest.mark.parametrize("weight_zero", [None, np.int8(5)])
+def test_a_convolution_of_integers_less_a_computed_zero_point(read: dict[str, Any], weight_zero: Any) -> None:
+    groups = read.get("group", 1)
+    inputs = {"x": integers(1, np.uint8, 2, 4, 9, 8), "z": np.array(131, np.uint8)}
+    weights = {"w": integers(2, np.int8, 6, 4 // groups, 3, 3)} | (
+        {} if weight_zero is None else {"zw": np.asarray(weight_zero)}
+    )
+    nodes = [node("ConvInteger", "x w z" + " zw" * (weight_zero is not None), **read)]
+    wide = {
+        "x": inputs["x"].astype(np.float64) - 131, "w": weights["w"].astype(np.float64) - int(weight_zero or 0),
+    }  # fmt: skip
+    from onnx.reference import ReferenceEvaluator
+
+    model = model_of([node("Conv", "x w", **read)], {"x": wide["x"]}, {"w": wide["w"]}, ["y"])
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": wide["x"]})
+    found, _ = computed(nodes, inputs, weights)
+    np.testing.assert_array_equal(found, np.asarray(wanted).astype(np.int64))
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 9, 17)])
+@pytest.mark.parametrize("kind", ["both", "positive", "negative", "zeros"])
+def test_numbers_are_quantised_by_their_range_as_in_onnx_runtime(shape: tuple[int, ...], kind: str) -> None:
+    x = numbers(1, *shape) * np.float32(3)
+    x = {"both": x, "positive": abs(x), "negative": -abs(x), "zeros": 0 * x}[kind]
+    nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])]
+    network = lowered(nodes, {"x": x}, {}, ("y", "s", "z"))
+    found = evaluate(network, {"x": x})
+    for name, wanted in zip("ysz", by_runtime(nodes, {"x": x}, {}, ["y", "s", "z"])):
+        np.testing.assert_array_equal(found[name].reshape(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize("kinds", [np.int8, np.uint8])
+def test_products_in_onnx_runtime_quantise_their_input(kinds: Any) -> None:
+    weights = {
+        "w": integers(1, kinds, 12, 7), "s": np.linspace(0.01, 0.02, 7).astype(np.float32), "z": integers(2, kinds, 7),
+        "b": numbers(3, 7),
+    }  # fmt: skip
+    check_contributed("DynamicQuantizeMatMul", "x w s z b", {"x": numbers(4, 2, 5, 12)}, weights)
+    weights |= {"t": np.array(0.03, np.float32), "u": np.array(9, np.uint8)}
+    check_contributed("MatMulIntegerToFloat", "x w t s u z b", {"x": integers(5, np.uint8, 2, 5, 12)}, weights)
+
+
+def test_integers_of_32_bits_and_of_blocks_are_dequantised() -> None:
+    q, scale = integers(1, np.int32, 4, 6), np.array(0.0003, np.float32)
+    found, _ = computed([node("DequantizeLinear", "q s")], {"q": q}, {"s": scale})
+    np.testing.assert_allclose(found, q.astype(np.float32) * scale, rtol=1e-6)
+    q8, scales, zeros = integers(2, np.uint8, 4, 7), numbers(3, 4, 3), integers(4, np.uint8, 4, 3)
+    blocks = np.arange(7) // 3
+    wanted = (q8.astype(np.float32) - zeros[:, blocks]) * scales[:, blocks]
+    found, _ = computed(
+        [node("DequantizeLinear", "q s z", axis=1, block_size=3)], {"q": q8}, {"s": scales, "z": zeros}, opset=21
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_in_blocks_are_read_as_floats(bits: int) -> None:
+    """Of 4 bits, or of 8."""
+    kind = onnx.TensorProto.INT4 if bits == 4 else onnx.TensorProto.INT8
+    whole = np.random.default_rng(1).integers(-8, 8, (6, 5))
+    scales = abs(numbers(2, 3, 5)) + np.float32(0.1)
+    nodes = [node("DequantizeLinear", "w s", "wf", axis=0, block_size=2), node("MatMul", "x wf")]
+    model = model_of(nodes, {"x": numbers(3, 4, 6)}, {"s": scales}, ["y"], 21)
+    model.graph.initializer.append(helper.make_tensor("w", kind, whole.shape, whole.ravel().tolist()))
+    from schedsearch.network.lower import lower
+    from schedsearch.network.model import load
+
+    network = lower(load(model).graph())
+    found = evaluate(network, {"x": numbers(3, 4, 6)})["y"]
+    np.testing.assert_allclose(
+        found, numbers(3, 4, 6).astype(np.float64) @ (whole * scales[np.arange(6) // 2]), rtol=1e-5, atol=1e-5
+    )
+    assert operators(network) == ["dense"]
+
+
+@pytest.mark.long
+def test_a_cpu_computes_the_same_integers(tmp_path: Path) -> None:
+    arrays = {"a": integers(1, np.uint8, 2, 3, 5), "b": integers(2, np.int8, 2, 5, 7)}
+    onnx.save(model_of([node("QLinearMatMul", "a as az b bs bz ys yz")], arrays, LINEAR, ["y"]), tmp_path / "net.onnx")
+    with schedsearch.build(tmp_path / "net.onnx", target="cpu", db=tmp_path / "none.db", progress=False) as net:
+        np.testing.assert_array_equal(net.evaluate(arrays)["y"], requantised(arrays["a"], arrays["b"]))
