@@ -27,18 +27,12 @@ from schedsearch.network.lower import lower  # noqa: E402
 from schedsearch.network.model import load  # noqa: E402
 
 REFUSED: Mapping[str, str] = {
-    "ddddocr": r"LSTM: LSTM_\d+\.",
     "ddddocr_old": "the shape of 'dynamicquantizelinear36' .* is unknown",
     "magika": "Equal: Equal_8",
     "rxnmap": "Greater: Greater_8; Equal: Equal_99; Where: Where_101",
     "silero_vad": "Equal: Equal_137; If: If_138",
-    "silero_vad_op15": r"LSTM: LSTM_\d+\.",
-    "silero_vad_half": r"LSTM: LSTM_\d+\.",
-    "silero_vad_openvino": r"LSTM: LSTM_\d+\.",
-    "silero_vad_sequence": r"LSTM: LSTM_\d+\.",
     "melspectrogram": "Clip: Clip_26",
     "hey_jarvis_v0.1": "GreaterOrEqual: GreaterOrEqual_31; If: If_63",
-    "hey_mycroft_v0.1": r"LSTM: LSTM_\d+, LSTM_\d+\.",
     "basic_pitch": "Equal: Equal_60; Where: Where_62",
 }
 QUICK = ("alexa_v0.1", "mtcnn_rnet", "melspectrogram", "hey_mycroft_v0.1", "silero_vad_sequence")
