@@ -52,7 +52,7 @@ REFUSED: Mapping[str, str] = {
     "QuantizeLinear": "scales of blocks",
     **dict.fromkeys(REDUCTIONS, "array without elements|axes that are computed"),
     "ReduceMean": "axes that are computed",
-    "Resize": "is (cubic|linear|nearest), .*; allowed: nearest or linear|align_corners and scales",
+    "Resize": "has align_corners and scales",
     "ScatterElements": "reduction 'mul' is not possible",
     "ScatterND": "reduction 'mul' is not possible",
     "Split": "an integer of at least 1, got",  # of nothing

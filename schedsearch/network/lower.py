@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.compositions import attention, einsum, rotary
 from schedsearch.network.compositions.composition import left_of, noted
+from schedsearch.network.compositions.resizing import RESIZED
 from schedsearch.network.convolutions import CONVOLUTIONS
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import (
@@ -35,7 +36,7 @@ from schedsearch.network.indexing import INDEXED
 from schedsearch.network.invalid import NoOperatorError
 from schedsearch.network.layouts import same_bytes
 from schedsearch.network.movements import MOVEMENTS
-from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
+from schedsearch.network.others import LAYER_NORMS, SOFTMAXES
 from schedsearch.network.products import PRODUCTS
 from schedsearch.network.recurrences import RECURRENCES
 from schedsearch.network.reductions import REDUCTIONS
@@ -58,7 +59,7 @@ _FAMILIES: tuple[Mapping[str, Read], ...] = (
     POOLS,
     SOFTMAXES,
     LAYER_NORMS,
-    RESIZES,
+    RESIZED,
     MOVEMENTS,
     INDEXED,
     RECURRENCES,

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedsearch.network.compositions import attention, einsum, normalisations, pads, pools, products, quantised, rotary
+from schedsearch.network.compositions import (
+    attention,
+    einsum,
+    normalisations,
+    pads,
+    pools,
+    products,
+    quantised,
+    resizing,
+    rotary,
+)
 from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import is_onnx, only_reader
 from schedsearch.network.new_nodes import constant, replace, result
@@ -162,4 +172,5 @@ _REWRITES = {
     **attention.REWRITTEN,
     **einsum.REWRITTEN,
     **rotary.REWRITTEN,
+    **resizing.REWRITTEN,
 }
