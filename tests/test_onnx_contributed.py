@@ -92,6 +92,16 @@ def test_norms_of_sums_give_the_sum_as_well() -> None:
     check("SkipSimplifiedLayerNormalization", "x s g", arrays, {"g": rows["g"]}, ("y", "", "", "t"), epsilon=1e-5)
 
 
+def test_a_norm_without_a_mean_is_one_of_the_domain_of_onnx() -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    node = helper.make_node("SimplifiedLayerNormalization", ["x", "g"], ["y"], epsilon=1e-5)
+    made = model_of([node], {"x": X}, {"g": numbers(2, 12)}, ["y"])
+    (wanted,) = runtime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": X})
+    network = lower(load(made).graph())
+    np.testing.assert_allclose(evaluate(network, {"x": X})["y"], wanted, rtol=1e-5, atol=1e-6)
+    assert operators(network) == ["layer_norm"]
+
+
 def test_words_positions_and_segments_are_added_and_normalised() -> None:
     ids = {name: integers(number, np.uint8, 2, 5).astype(np.int32) % 2 for number, name in enumerate("ig")}
     tables = {
@@ -134,6 +144,8 @@ PAST = {"pk": numbers(5, 2, 3, 4, 4), "pv": numbers(6, 2, 3, 4, 4)}
 def test_one_product_makes_queries_keys_and_values() -> None:
     for unidirectional in (0, 1):
         check("Attention", "x w b", {"x": X}, WEIGHT, num_heads=3, unidirectional=unidirectional)
+    parts = {"w": numbers(7, 12, 30) * np.float32(0.3), "b": numbers(8, 30)}
+    check("Attention", "x w b", {"x": X}, parts, num_heads=3, qkv_hidden_sizes=[12, 12, 6])
     past = {"past": np.stack([PAST["pk"], PAST["pv"]])}
     check("Attention", "x w b - past", {"x": X, **past}, WEIGHT, ("y", "present"), num_heads=3, unidirectional=1)
 

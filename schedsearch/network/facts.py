@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 FLOATS = ("float16", "bfloat16", "float32")
 INTEGERS = ("int8", "uint8")
+OF_RUNTIME = ("SimplifiedLayerNormalization",)  # ONNX Runtime's own operators which it has in ONNX's domain
 _DTYPES = {"FLOAT": "float32", "DOUBLE": "float64", "BOOL": "uint8"}  # where a dtype has another name than ONNX's
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.errors import first_line
 from schedsearch.network.calls import bodies_of, check_calls, functions_of, key_of, nodes_within
+from schedsearch.network.facts import OF_RUNTIME
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.node_rules import wrong_attribute
 from schedsearch.network.outline import Outline
@@ -326,7 +327,7 @@ def _check_nodes(model: onnx.ModelProto, what: str) -> None:
             _check_unique_names(graph.node, where)
         opsets = {each.domain: each.version for each in imports}
         for node in nodes_within(nodes):
-            if node.domain in OF_ONNX and key_of(node) not in functions:
+            if node.domain in OF_ONNX and key_of(node) not in functions and node.op_type not in OF_RUNTIME:
                 _check_node(node, opsets, model.ir_version, where)
 
 

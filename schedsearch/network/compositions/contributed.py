@@ -25,7 +25,7 @@ from schedsearch.network.compositions.attention import (
 from schedsearch.network.compositions.composition import Compose, Composition, known, note, shape_of
 from schedsearch.network.compositions.rotary import rotated
 from schedsearch.network.contributed import DOMAIN
-from schedsearch.network.facts import constant_of, is_onnx
+from schedsearch.network.facts import OF_RUNTIME, constant_of, is_onnx
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -35,7 +35,7 @@ def rewrite_contributed_shapes(model: ir.Model) -> bool:
     """Replaces the nodes of which all shapes are known; returns whether there were any."""
     changed = False
     for node in list(model.graph):
-        compose = COMPOSED.get(node.op_type) if node.domain == DOMAIN else None
+        compose = COMPOSED.get(node.op_type) if node.domain == DOMAIN or node.op_type in OF_RUNTIME else None
         if compose is not None and known(node.inputs):
             reason = compose(Composition(model, node))
             changed = changed or reason is None
@@ -275,8 +275,7 @@ def _attention(c: Composition) -> str | None:
         return f"has {heads} heads and rows of {sizes} in {total} columns; allowed: multiples of the heads"
     y = c.matmul(x, weight)
     y = y if bias is None else c.add("Add", [y, bias], shape_of(y))
-    starts = np.cumsum([0, *sizes])
-    q, k, v = (split_heads(c, c.slice(y, 2, int(start), int(stop)), heads) for start, stop in pairwise(starts))
+    q, k, v = _heads_of_one(c, y, sizes, heads)
     if (past := c.input(4)) is not None:
         before = [c.reshape(c.slice(past, 0, at, at + 1), shape_of(past)[1:]) for at in (0, 1)]
         k, v = c.concat([before[0], k], 2), c.concat([before[1], v], 2)
@@ -286,6 +285,17 @@ def _attention(c: Composition) -> str | None:
     if reason := _masked_attention(c, (q, k, v), c.input(3), c.input(5), [present]):
         return reason
     return None
+
+
+def _heads_of_one(c: Composition, y: ir.Value, sizes: list[int], heads: int) -> list[ir.Value]:
+    """Queries, keys and values [b, h, s, d] that lie side by side in rows."""
+    if len(set(sizes)) > 1:
+        ends = pairwise(np.cumsum([0, *sizes]).tolist())
+        return [split_heads(c, c.slice(y, 2, start, stop), heads) for start, stop in ends]
+    batch, rows, _ = shape_of(y)
+    size = sizes[0] // heads
+    moved = c.transpose(c.reshape(y, [batch, rows, 3, heads, size]), [2, 0, 3, 1, 4])  # all at once
+    return [c.reshape(c.slice(moved, 0, at, at + 1), [batch, heads, rows, size]) for at in range(3)]
 
 
 def _multi_head(c: Composition) -> str | None:
