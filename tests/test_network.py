@@ -259,11 +259,11 @@ def test_a_convolution_that_is_left_out_has_a_reason(
     assert f"its nodes are Conv 1. {reason}" in " ".join(result.output.split())
 
 
-def test_convolutions_inside_a_branch_are_said_to_be_unread(tmp_path: Path) -> None:
+def test_convolutions_inside_a_branch_are_no_layers_and_the_branch_has_a_reason(tmp_path: Path) -> None:
     branches = {}
-    for name in ("then_branch", "else_branch"):
+    for pad, name in enumerate(("then_branch", "else_branch")):
         out = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-        node = helper.make_node("Conv", ["x", "w"], [name])
+        node = helper.make_node("Conv", ["x", "w"], [name], pads=[pad] * 4)
         branches[name] = helper.make_graph([node], name, [], [out])
     net = Net(2, 8, 16, 16)
     net.weight("w", 8, 8, 3, 3)
@@ -272,7 +272,8 @@ def test_convolutions_inside_a_branch_are_said_to_be_unread(tmp_path: Path) -> N
     net.node("If", net.node("Cast", total, to=TensorProto.BOOL), name="if", **branches)
     found = extract(read_model(net.save(tmp_path)))
     assert len(found.layers) == 1
-    assert found.reasons["If"] == "nodes inside of it are not read"
+    assert found.reasons["If"].startswith("its condition 'cast2.out' is computed; allowed: a constant, or two branches that")
+    assert found.reasons["If"].endswith("its branches give 'then_branch' [2,8,14,14] and 'else_branch' [2,8,16,16]")
 
 
 def test_an_input_that_the_weight_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from schedsearch.cli import given, render
-from schedsearch.cli.extract import SHAPE_OPTION
+from schedsearch.cli.extract import INPUT_OPTION, SHAPE_OPTION
 from schedsearch.cli.options import Sizes, all_sizes
 from schedsearch.cli.tune import Duration
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
@@ -64,6 +64,7 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 )
 @click.option("--explain", "explained", is_flag=True, help="Print the plan: every kernel call, its kernel and its layouts.")
 @SHAPE_OPTION
+@INPUT_OPTION
 @click.option(
     "--dynamic",
     "dynamic_sizes",
@@ -96,6 +97,7 @@ def build(
     check: bool,
     explained: bool,
     shapes: dict[str, list[int]],
+    inputs: dict[str, Any],
     dynamic_sizes: dict[str, tuple[int, int]] | None,
     run_mode: Literal["exact", "bounded"] | None,
 ) -> None:
@@ -118,6 +120,7 @@ def build(
     options: dict[str, Any] = {
         "dtype": dtype, "layout": layout, "io_layout": io_layout, "weights": weights, "db": db, "out": path,
         "target": selector, "tune_s": tune_s, "strict": strict, "mode": mode, "check": check,
+        "inputs": inputs,
     }  # fmt: skip
     with shown():  # the last lines are those below
         net = build_(model, fallback=fallback, shapes=shapes, dynamic=dynamic_sizes, run_mode=run_mode, **options)

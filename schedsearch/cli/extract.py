@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -35,6 +36,39 @@ SHAPE_OPTION = click.option(
 )
 
 
+def _inputs(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+    from schedsearch.cli.run import read_array
+    from schedsearch.network.given_inputs import parsed
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, separator, value = text.rpartition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"{text!r}; allowed: INPUT=VALUE, e.g. sr=16000")
+        if name in found:
+            raise click.BadParameter(f"{name} is given twice; give the value of each input once")
+        if value.endswith(".npy"):
+            found[name] = read_array(Path(value))
+            continue
+        try:
+            found[name] = parsed(value)
+        except ValueError:
+            raise click.BadParameter(
+                f"{text!r}; allowed: a number, true, false, numbers with commas, or a file of NumPy, e.g. sr=16000"
+            ) from None
+    return found
+
+
+INPUT_OPTION = click.option(
+    "--input",
+    "inputs",
+    metavar="INPUT=VALUE",
+    multiple=True,
+    callback=_inputs,
+    help="The value that an input always has, e.g. sr=16000, or a .npy file; the network does not take it.",
+)
+
+
 @click.command()
 @click.argument("model", metavar="MODEL.onnx", type=click.Path(dir_okay=False))
 @click.option("--output", "-o", metavar="FILE", help="Workload file to write; default, and '-': standard output.")
@@ -48,8 +82,14 @@ SHAPE_OPTION = click.option(
     help="Of images: NHWC, NCHW, NCHW32c ...; may be given several times.",
 )  # fmt: skip
 @SHAPE_OPTION
+@INPUT_OPTION
 def extract(
-    model: str, output: str | None, dtype: str | None, layouts: tuple[str, ...], shapes: dict[str, list[int]]
+    model: str,
+    output: str | None,
+    dtype: str | None,
+    layouts: tuple[str, ...],
+    shapes: dict[str, list[int]],
+    inputs: dict[str, Any],
 ) -> None:
     """Write every distinct layer of an ONNX model as a task of a workload file, with how often it occurs as its weight.
 
@@ -62,7 +102,7 @@ def extract(
     from schedsearch.workload_file import dump
 
     given.require(model, "model")
-    found = layers_of(read_model(model, shapes), dtype=dtype, layouts=layouts)
+    found = layers_of(read_model(model, shapes, inputs), dtype=dtype, layouts=layouts)
     tasks = found.tasks()
     others = [f"{op} {len(names)}" for op, names in sorted(found.others.items())]
     if not tasks:

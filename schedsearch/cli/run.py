@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from schedsearch.executable.compare import LayerError
     from schedsearch.executable.net import Net, Times
     from schedsearch.executable.ports import Port
+    from schedsearch.network.given_inputs import Given
 
 
 @click.command()
 @click.argument("executable", metavar="MODEL.ssx", type=click.Path())
 @click.option(
-    "--input", "files", metavar="[NAME=]FILE.npy", multiple=True, help="An input of the model; default: random numbers."
+    "--input",
+    "files",
+    metavar="[NAME=]FILE.npy",
+    multiple=True,
+    help="An input of the model; default: random numbers. NAME=VALUE: as of build, for --compare.",
 )
 @click.option("--output", metavar="FILE", type=click.Path(), help="Write the outputs: one as .npy, several as .npz.")
 @click.option(
@@ -68,6 +73,7 @@ def run(
     with contextlib.ExitStack() as opened, shown() as display:
         display.stage(f"loading {Path(executable).name}")
         loaded = opened.enter_context(load(executable, target=selector))
+        files, constants = _without_constants(loaded, files) if compare else (files, {})
         at = _sizes(loaded, sizes, files)
         net = loaded.at(at)
         inputs = read_inputs([port.at(at) for port in net.inputs], files, net.index_limits(at))
@@ -78,12 +84,12 @@ def run(
         original = _original(net, Path(executable), compare) if compare else None
         if original:
             display.stage(f"comparing every layer with {original.name}")
-        errors = layer_errors(net, original, inputs) if original else []
+        errors = layer_errors(net, original, inputs, constants) if original else []
         display.stage("timing the network and its calls")
         times = net.measure(repeat, inputs) if repeat else None
         if original and repeat:
             display.stage(f"timing {original.name} in ONNX Runtime")
-        peer = onnxruntime_time(net, original, inputs, repeat) if original and repeat else None
+        peer = onnxruntime_time(net, original, inputs, repeat, constants) if original and repeat else None
         display.close()  # what follows are results
         if as_json:
             calls_ns = (times.calls_ns if times else ()) or [None] * len(net.steps)
@@ -117,6 +123,22 @@ def run(
             render.note(check_text(""))
         if errors:
             _say_errors(errors)
+
+
+def _without_constants(net: Net, texts: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, Given]]:
+    """Texts without those that give a value to an input of the model that the network does not take, and these values."""
+    from schedsearch.network.given_inputs import parsed
+
+    kept: list[str] = []
+    constants: dict[str, Given] = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if mark and name not in {port.name for port in net.inputs} and not Path(text).exists():
+            with contextlib.suppress(ValueError):
+                constants[name] = parsed(value)
+        if name not in constants:
+            kept.append(text)
+    return tuple(kept), constants
 
 
 def _sizes(net: Net, texts: tuple[str, ...], files: tuple[str, ...]) -> dict[str, int]:
@@ -194,7 +216,7 @@ def read_inputs(wanted: Sequence[Port], files: tuple[str, ...], below: Mapping[s
     ports = {port.name: port for port in wanted}
     found: dict[str, Array] = {}
     for name, path, port in _named(wanted, files):
-        found[name] = _in_format(_fitting(_read(Path(path)), port, path), port)
+        found[name] = _in_format(_fitting(read_array(Path(path)), port, path), port)
     rng = np.random.default_rng(0)
     for name, port in ports.items():
         if name not in found:
@@ -218,7 +240,8 @@ def _named(ports: Sequence[Port], files: tuple[str, ...]) -> Iterator[tuple[str,
         yield name, path, by_name[name]
 
 
-def _read(path: Path) -> Array:
+def read_array(path: Path) -> Array:
+    """An array in a file of NumPy. Raises UsageError if there is none."""
     import numpy as np
 
     if not path.is_file():

@@ -27,6 +27,7 @@ from schedsearch.executable.sized_tune import missing_calls, tune_groups
 from schedsearch.executable.timely import found_before
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.network.costs import RecordCosts, costs_of
+from schedsearch.network.given_inputs import Inputs
 from schedsearch.network.graph import Network, Plan
 from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.invalid import ModelError
@@ -59,6 +60,7 @@ def build_dynamic(
     db: str | os.PathLike[str] = DEFAULT_DB,
     out: str | os.PathLike[str] | None = None,
     target: str | Target = "auto",
+    inputs: Inputs | None = None,
     tune_s: float | None = None,
     strict: bool = False,
     mode: str = COLD_GRAPH,
@@ -84,6 +86,7 @@ def build_dynamic(
         db: the records; it may be missing if `strict` is false.
         out: a file to write as well, for `schedsearch.load`.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
+        inputs: as of `build`.
         tune_s: seconds to measure kernels that have no record yet, the most telling first; None: none. Those of a table are
             tuned for the range, those of a graph at their bounds. It is the time of the whole call, as of `build`. The
             records go to `db`.
@@ -112,7 +115,7 @@ def build_dynamic(
         options = BuildOptions.of(
             Deadline.within(tune_s), db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
             target=target, tunes=tune_s is not None, strict=strict, mode=mode, check=check, patient=True,
-            say=say or display.say,
+            inputs=inputs or {}, say=say or display.say,
         )  # fmt: skip
         net = dynamic_net(model, sizes, way if run_mode is None else run_mode, options)
         if not is_part:

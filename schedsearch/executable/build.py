@@ -23,6 +23,7 @@ from schedsearch.executable.outside import with_references
 from schedsearch.executable.planned import with_kernels
 from schedsearch.executable.reading import OF_A_NETWORK, read
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.network.given_inputs import Inputs
 from schedsearch.network.graph import Network
 from schedsearch.progress import is_shown, shown, stage
 from schedsearch.target import Target
@@ -48,6 +49,7 @@ def build(
     fallback: str | None = None,
     target: str | Target = "auto",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    inputs: Inputs | None = None,
     dynamic: Mapping[str, tuple[int, int]] | None = None,
     run_mode: RunMode | None = None,
     tune_s: float | None = None,
@@ -76,6 +78,8 @@ def build(
             to load, too. None: such nodes are refused.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
+        inputs: input of an ONNX file -> the value that it always has, e.g. {"sr": 16000}: a number, nested lists of numbers,
+            or an array of its shape and dtype. The net does not take such an input, and branches that it decides are gone.
         dynamic: dimension of an ONNX file's inputs that callers choose -> the smallest and the largest size. What becomes of
             them says `schedsearch.build_dynamic`.
         run_mode: asks for a graph whose sizes are computed, and says how its calls run: exact or bounded.
@@ -115,7 +119,7 @@ def build(
         options = BuildOptions.of(
             Deadline.within(tune_s), db=db, out=out, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights,
             target=target, tunes=tune_s is not None, strict=strict, mode=mode, check=check, patient=True,
-            say=say or display.say,
+            inputs=inputs or {}, say=say or display.say,
         )  # fmt: skip
         net: Net
         if is_dynamic:

@@ -15,6 +15,7 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.facts import FLOATS
+from schedsearch.network.given_inputs import Inputs
 from schedsearch.records.executables import check_writable
 from schedsearch.target import Target
 from schedsearch.text import quoted
@@ -33,6 +34,7 @@ class BuildOptions:
         deadline: of the whole build.
         tunes: whether kernels without a record are measured.
         patient: whether the network is built however long that takes.
+        inputs: input of an ONNX file -> the value that it always has.
         started: `time.monotonic()` when the build began.
     """
 
@@ -49,6 +51,7 @@ class BuildOptions:
     mode: str = COLD_GRAPH
     check: bool = True
     patient: bool = False
+    inputs: Inputs = field(default_factory=dict)
     say: Callable[[str], None] = lambda text: None
     started: float = field(default_factory=time.monotonic)
 

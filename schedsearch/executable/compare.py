@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from onnx import ModelProto
 
+    from schedsearch.network.given_inputs import Inputs
+
 _ERRORS_ONLY = 4  # level of ONNX Runtime's messages on stderr
 _WHOLE = "iub"  # NumPy's kinds of integers and truth values
 
@@ -38,7 +40,9 @@ class LayerError:
     equal: int | None
 
 
-def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any]]) -> list[LayerError]:
+def layer_errors(
+    net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any]], constants: Inputs | None = None
+) -> list[LayerError]:
     """Compares every value that the network computes and the model names, in the order of the network.
 
     ONNX Runtime computes the model if it is installed, otherwise ONNX's reference evaluator, which is slow.
@@ -46,6 +50,7 @@ def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any
     Args:
         model: an ONNX file with the same inputs.
         inputs: by name, in the network's dtypes and layouts.
+        constants: inputs of the model that the network was built without, and their values; see `build`.
 
     Raises:
         UsageError: onnx is not installed, the file is not a valid ONNX model, or it has other inputs.
@@ -54,7 +59,7 @@ def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any
 
     found = net.trace(**inputs)
     plain = {port.name: port.in_model_order(np.asarray(inputs[port.name])) for port in net.inputs}
-    wanted = _evaluated(model, plain, list(found))
+    wanted = _evaluated(model, plain, list(found), constants)
     errors = []
     for name, array in found.items():
         if name not in wanted:
@@ -84,12 +89,15 @@ class PeerTime:
     time_ns: float
 
 
-def onnxruntime_time(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any]], repeat: int) -> PeerTime | None:
+def onnxruntime_time(
+    net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any]], repeat: int, constants: Inputs | None = None
+) -> PeerTime | None:
     """The time of ONNX Runtime on this machine's CPU, with its own optimisation and threads; None if it is not installed.
 
     Args:
         model: as for `layer_errors`, which accepted it.
         inputs: by name, in the network's dtypes and layouts.
+        constants: as of `layer_errors`.
     """
     import numpy as np
 
@@ -98,7 +106,7 @@ def onnxruntime_time(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any,
     except ImportError:
         return None
     plain = {port.name: port.in_model_order(np.asarray(inputs[port.name])) for port in net.inputs}
-    proto, feeds = _with_feeds(model, plain)
+    proto, feeds = _with_feeds(model, plain, constants)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -108,7 +116,7 @@ def onnxruntime_time(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any,
 
 
 def _with_feeds(
-    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]]
+    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], constants: Inputs | None
 ) -> tuple[ModelProto, dict[str, np.ndarray[Any, Any]]]:
     """A model with its weights, and the inputs in its own dtypes."""
     from schedsearch.network.model import needed, read_proto
@@ -116,12 +124,15 @@ def _with_feeds(
     needed()
     import onnx
 
-    model, _ = read_proto(path)
+    model, _ = read_proto(path, constants)
     onnx.load_external_data_for_model(model, str(path.resolve().parent))
     taken = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
     taken = {name: kind for name, kind in taken.items() if name not in {each.name for each in model.graph.initializer}}
     if sorted(taken) != sorted(inputs):
-        raise UsageError(f"{path} has the inputs {', '.join(taken)}, the network {', '.join(inputs)}; give its own model")
+        got = f"{path} has the inputs {', '.join(taken)}, the network {', '.join(inputs)}"
+        more = sorted({*taken} - {*inputs})
+        built = f", and the values that it was built with, e.g. --input {more[0]}=VALUE" if more else ""
+        raise UsageError(f"{got}; give its own model{built}")
     for each in model.graph.input:
         extents = [dimension.dim_value for dimension in each.type.tensor_type.shape.dim]  # 0: dynamic
         given = inputs[each.name].shape if each.name in inputs else tuple(extents)
@@ -131,10 +142,10 @@ def _with_feeds(
 
 
 def _evaluated(
-    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], names: list[str]
+    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], names: list[str], constants: Inputs | None
 ) -> Mapping[str, np.ndarray[Any, Any]]:
     """The values of a model by name, as far as it has them."""
-    model, feeds = _with_feeds(path, inputs)
+    model, feeds = _with_feeds(path, inputs, constants)
     import onnx
 
     from schedsearch.network_check.evaluators import NotEvaluableError, OnnxReference, evaluators

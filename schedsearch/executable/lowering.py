@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from schedsearch.executable.build_options import BuildOptions
+from schedsearch.executable.onnx_runtime import check_runs
 from schedsearch.network.graph import Network, Subgraph
 from schedsearch.text import counted
 
@@ -43,6 +44,7 @@ def lowered(graph: ir.Model, options: BuildOptions, fallback: str | None = None)
         network = lower_with_subgraphs(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
     for each in network.nodes:
         if isinstance(each, Subgraph):
+            check_runs(each)
             options.say(_text(each))
     return network.with_io_layout(options.io_layout)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.device.contract import Device, Workspaces, check_address
@@ -11,6 +11,7 @@ from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.executable.program import Call
+    from schedsearch.network.graph import Subgraph
 
 ONNX_RUNTIME = "onnxruntime"
 _GPU_PROVIDER = "CUDAExecutionProvider"
@@ -39,6 +40,41 @@ def require(what: str) -> Any:
     return onnxruntime
 
 
+def check_runs(subgraph: Subgraph) -> None:
+    """Looks whether ONNX Runtime takes a subgraph, before anything is compiled for the nodes around it.
+
+    Raises:
+        UsageError: as `OnnxModel`.
+    """
+    label = ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in subgraph.reasons))
+    _session(subgraph.model, f"{subgraph.name} ({label})", label, subgraph.sources, None)
+
+
+def _session(model: bytes, what: str, label: str, sources: Sequence[str], ordinal: int | None) -> Any:
+    """A session of ONNX Runtime.
+
+    Args:
+        what, label, sources: the subgraph, its operators, and its nodes, for messages.
+        ordinal: of the GPU; None: on the CPU.
+
+    Raises:
+        UsageError: onnxruntime is not installed, or it cannot run the model.
+    """
+    module = require(what)
+    options = module.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are those of our kernels, too
+    on_gpu = ordinal is not None and _GPU_PROVIDER in module.get_available_providers()
+    providers: list[Any] = [(_GPU_PROVIDER, {"device_id": ordinal})] if on_gpu else []
+    try:
+        return module.InferenceSession(model, options, providers=[*providers, _CPU_PROVIDER])
+    except Exception as error:  # ONNX Runtime's errors have no common base
+        raise UsageError(
+            f"ONNX Runtime {module.__version__} cannot run {label} ({', '.join(sources)}): {error}. Replace these nodes in "
+            "the model, or install a version of ONNX Runtime that has them"
+        ) from error
+
+
 class OnnxModel:
     """A subgraph in ONNX Runtime, ready to be bound; see `schedsearch.device.LoadedKernel`.
 
@@ -53,20 +89,11 @@ class OnnxModel:
     """
 
     def __init__(self, device: Device, model: bytes, call: Call) -> None:
-        module = require(f"{call.name} ({call.label})")
         self.device, self.call = device, call
-        options = module.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are those of our kernels, too
-        on_gpu = device.target.kind == "cuda" and _GPU_PROVIDER in module.get_available_providers()
-        providers: list[Any] = [(_GPU_PROVIDER, {"device_id": device.target.ordinal})] if on_gpu else []
-        try:
-            self.session = module.InferenceSession(model, options, providers=[*providers, _CPU_PROVIDER])
-        except Exception as error:  # ONNX Runtime's errors have no common base
-            raise UsageError(
-                f"ONNX Runtime {module.__version__} cannot run {call.label} ({', '.join(call.sources)}): {error}. Replace "
-                "these nodes in the model, or install a version of ONNX Runtime that has them"
-            ) from error
+        on_gpu = device.target.kind == "cuda"
+        self.session = _session(
+            model, f"{call.name} ({call.label})", call.label, call.sources, device.target.ordinal if on_gpu else None
+        )
         self.provider: str = self.session.get_providers()[0]
         self.ports = {f"x{number}": port for number, port in enumerate(self.session.get_inputs())}
         self.ports |= {f"y{number}": port for number, port in enumerate(self.session.get_outputs())}

@@ -58,6 +58,10 @@ def read(
     """
     if options.weights == "reference" and not isinstance(model, str | os.PathLike):
         raise UsageError(NEEDS_FILES)
+    if options.inputs and not isinstance(model, str | os.PathLike):
+        raise UsageError(
+            f"inputs is for ONNX files: it gives inputs of a file their value; model is {type_text(model)}. Leave out inputs"
+        )
     if isinstance(model, Network):
         if example is not None or options.dtype is not None or shapes:
             raise UsageError(OF_A_NETWORK)
@@ -92,7 +96,7 @@ def read_file(path: Path, options: BuildOptions) -> tuple[Loaded, ReadModel]:
     stage(f"reading {path.name}")
     from schedsearch.network.model import load
 
-    loaded = load(path)
+    loaded = load(path, options.inputs)
     return loaded, ReadModel(path.name, path, functools.partial(_source, loaded, path, options) if options.check else None)
 
 

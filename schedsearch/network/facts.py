@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedsearch.network.invalid import ModelError
+from schedsearch.network.invalid import ModelError, UnknownShapeError
 from schedsearch.typed import Array
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 FLOATS = ("float16", "bfloat16", "float32")
 INTEGERS = ("int8", "uint8")
 OF_RUNTIME = ("SimplifiedLayerNormalization",)  # ONNX Runtime's own operators which it has in ONNX's domain
+RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+"""Operators whose results may differ from run to run."""
 _DTYPES = {"FLOAT": "float32", "DOUBLE": "float64", "BOOL": "uint8"}  # where a dtype has another name than ONNX's
 
 
@@ -53,13 +55,12 @@ def extents_of(node: ir.Node, value: ir.Value) -> list[int]:
     """The shape of a value that a node reads or writes.
 
     Raises:
-        ModelError: it is not known.
+        UnknownShapeError: it is not known.
     """
     if value.shape is None or not value.shape.is_static():
         got = "is unknown" if value.shape is None else f"is {value.shape}"
-        raise ModelError(
-            f"the shape of {value.name!r} at node {name_of(node)} ({node.op_type}) {got}: a node before it hides it, "
-            "such as one of a domain other than ONNX's; add this shape to the value_info of the model"
+        raise UnknownShapeError(
+            f"the shape of {value.name!r} at node {name_of(node)} ({node.op_type}) {got}: {why_unknown(value)}"
         )
     return [int(extent) for extent in value.shape]
 
@@ -78,6 +79,29 @@ def partial_shape(value: ir.Value) -> list[int | None] | None:
 def differ(one: int | None, other: int | None) -> bool:
     """Whether two extents are known and not the same."""
     return one is not None and other is not None and one != other
+
+
+def is_known(value: ir.Value) -> bool:
+    """Whether the shape of a value is known."""
+    return value.const_value is not None or (value.shape is not None and value.shape.is_static())
+
+
+def why_unknown(value: ir.Value) -> str:
+    """Where it comes from that the shape of a value is not known, and what to do."""
+    maker = value.producer()
+    while maker is not None:
+        before = next((each for each in maker.inputs if each is not None and not is_known(each)), None)
+        if before is None:
+            break
+        value, maker = before, before.producer()
+    if maker is None:
+        return f"the input {value.name!r} has open extents; give its shape, e.g. with --shape"
+    node = f"node {name_of(maker)} ({maker.op_type})"
+    if not is_onnx(maker):
+        return f"{node} is of the domain {maker.domain!r}, of which ONNX knows no shapes; add it to the model's value_info"
+    if has_bodies(maker):
+        return f"{node} has branches or turns, which may give several shapes"
+    return f"{node} makes {value.name!r}, whose extents depend on numbers that are computed or given in a call"
 
 
 def dtype_of(value: ir.Value) -> str:

@@ -9,6 +9,10 @@ class ModelError(UsageError):
     """A model file cannot be read, or its graph cannot be compiled."""
 
 
+class UnknownShapeError(ModelError):
+    """A node reads or makes an array whose shape is not known when the model is read."""
+
+
 class NoOperatorError(ModelError):
     """Nodes of a model have no operator.
 
@@ -16,8 +20,9 @@ class NoOperatorError(ModelError):
         nodes: what they are, without a remedy, for callers that run them in another way.
     """
 
-    def __init__(self, nodes: str) -> None:
+    def __init__(self, nodes: str, remedy: str | None = None) -> None:
+        """`remedy`: None: ONNX Runtime."""
         self.nodes = nodes
-        super().__init__(
-            f"{nodes}. Run them in ONNX Runtime: build with --fallback onnxruntime (in Python fallback='onnxruntime')"
-        )
+        if remedy is None:
+            remedy = "Run them in ONNX Runtime: build with --fallback onnxruntime (in Python fallback='onnxruntime')"
+        super().__init__(f"{nodes}. {remedy}" if remedy else nodes)

@@ -25,7 +25,6 @@ from schedsearch.network.facts import (
     constant_of,
     dtype_of,
     extents_of,
-    has_bodies,
     inputs_of,
     is_onnx,
     name_of,
@@ -33,13 +32,14 @@ from schedsearch.network.facts import (
 from schedsearch.network.graph import Constant, Network, Node, Subgraph, Value, View, axes_of
 from schedsearch.network.implementations import IMAGE, implementations_of
 from schedsearch.network.indexing import INDEXED
-from schedsearch.network.invalid import NoOperatorError
+from schedsearch.network.invalid import UnknownShapeError
 from schedsearch.network.layouts import same_bytes
 from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, SOFTMAXES
 from schedsearch.network.products import PRODUCTS
 from schedsearch.network.recurrences import RECURRENCES
 from schedsearch.network.reductions import REDUCTIONS
+from schedsearch.network.refusals import LACKS, is_array, refused, why_left
 from schedsearch.network.slices import without_concatenations, without_slices
 from schedsearch.network.subgraphs import Cut, nodes_inside, subgraph
 from schedsearch.network.views import VIEWS, random_problem, size_problem
@@ -91,6 +91,10 @@ class Lowering:
     left: Mapping[ir.Node, str]
     nodes: Mapping[str, tuple[ir.Node, ...]]
 
+    def is_other(self, node: ir.Node) -> bool:
+        """Whether a node of `left` is one of `others`: not one that only moves what such nodes make."""
+        return name_of(node) in self.others.get(node.op_type, ())
+
 
 def lower(
     model: ir.Model,
@@ -119,11 +123,7 @@ def lower(
     """
     found = lowering(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
     if found.others:
-        lines = []
-        for op, names in found.others.items():
-            reason = f" ({found.reasons[op]})" if op in found.reasons else ""
-            lines.append(f"{op}: {', '.join(names)}{reason}")
-        raise NoOperatorError(f"schedsearch has no operator for these nodes of the model: {'; '.join(lines)}")
+        raise refused({node: why for node, why in found.left.items() if found.is_other(node)})
     return found.network
 
 
@@ -212,7 +212,10 @@ class _Graph:
             for node in sorted(places, key=places.__getitem__, reverse=family in _LAST_FIRST):
                 if node in self.taken or node.op_type not in family or not is_onnx(node) or self._is_unread(node):
                     continue
-                chain = size_problem(node) or family[node.op_type](node, self.taken | apart if apart else self.taken)
+                try:
+                    chain = size_problem(node) or family[node.op_type](node, self.taken | apart if apart else self.taken)
+                except UnknownShapeError as error:
+                    chain = str(error)
                 if isinstance(chain, str) or chain.op not in BUILT_IN:
                     self.reasons[node] = chain if isinstance(chain, str) else ""
                     continue
@@ -232,6 +235,11 @@ class _Graph:
             elif self._is_known(node):
                 self.taken.add(node)
                 self.calls.append((place, self._view(node)))
+            elif node.inputs and node.inputs[0] is not None and is_array(node.outputs[0]):
+                try:
+                    [extents_of(node, value) for value in (node.inputs[0], node.outputs[0])]
+                except UnknownShapeError as error:
+                    self.reasons[node] = str(error)
 
     def _sort(self) -> None:
         """Gives every call a place behind those that make what it reads, in the order of before where that is possible: a
@@ -279,13 +287,11 @@ class _Graph:
         nodes = tuple(call for _, call in sorted(self.calls, key=lambda each: each[0]))
         network = Network(inputs, outputs, self.values, self.constants, nodes, self.fixed if outputs else {})
         listed = {op: tuple(names) for op, names in others.items()}
-        why = {node: self._reason(node) or "schedsearch lacks this operator" for node in left if node.op_type != "Constant"}
+        why = {node: self._reason(node) or LACKS for node in reversed(left) if node.op_type != "Constant"}
         return Lowering(network, listed, reasons, why, self.members)
 
     def _reason(self, node: ir.Node) -> str:
-        if has_bodies(node):
-            return "nodes inside of it are not read"
-        return self.reasons.get(node) or noted(node)
+        return why_left(node, TAKEN) or self.reasons.get(node) or noted(node)
 
     def _is_unread(self, node: ir.Node) -> bool:
         """Whether nothing reads the result of a conversion or transposition, because chains read what is before it."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedsearch.errors import did_you_mean, first_line, root_cause
+from schedsearch.network.given_inputs import Inputs, with_given_inputs
 from schedsearch.network.invalid import ModelError, NoOperatorError
 
 if TYPE_CHECKING:
@@ -30,19 +31,22 @@ _MOST_BYTES = 1 << 31  # of a file
 _MOST_NAMES = 5  # of a list in a message
 
 
-def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
+def read_model(
+    path: str | Path, shapes: Mapping[str, Sequence[int]] | None = None, inputs: Inputs | None = None
+) -> ir.Model:
     """The simplified graph of an ONNX file.
 
     Args:
         path: a file in ONNX's binary format. Weights may lie in files beside it.
         shapes: input -> its shape, for inputs with dynamic dimensions.
+        inputs: input -> the value that it always has; see `given_inputs`. The graph does not have these inputs.
 
     Raises:
         ModelError: the file is missing, truncated or no ONNX model, its opset is unknown, weights are missing or lie outside
             of its folder, the graph is empty or has a cycle, an input is unknown, has a dynamic dimension or another rank,
             or onnx, onnx-ir or onnxscript is not installed.
     """
-    return load(Path(path)).graph(shapes)
+    return load(Path(path), inputs).graph(shapes)
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,11 @@ class Loaded:
         return replace(self, model=model)
 
 
-def load(model: Path | onnx.ModelProto) -> Loaded:
-    """The graph of an ONNX file, or of a model in memory, as it is.
+def load(model: Path | onnx.ModelProto, inputs: Inputs | None = None) -> Loaded:
+    """The graph of an ONNX file, or of a model in memory, as it is but for inputs that become constants.
+
+    Args:
+        inputs: as of `read_model`.
 
     Raises:
         ModelError: the file is missing, truncated or not a valid ONNX model, or the model has no inputs.
@@ -88,10 +95,11 @@ def load(model: Path | onnx.ModelProto) -> Loaded:
 
     if isinstance(model, Path):
         name, folder = str(model), model.resolve().parent
-        proto, outline = read_proto(model)
+        proto, outline = read_proto(model, inputs)
     else:
         name, folder = "the model", None
         proto = copy.deepcopy(model)  # the check changes what is written in several ways
+        with_given_inputs(proto, inputs or {}, name)
         outline = check(proto, name)
     graph = graph_of(proto, name, folder)
     if all(value.name in graph.graph.initializers for value in graph.graph.inputs):
@@ -99,7 +107,7 @@ def load(model: Path | onnx.ModelProto) -> Loaded:
     return Loaded(name, graph, outline, proto)
 
 
-def read_proto(path: Path) -> tuple[onnx.ModelProto, Outline]:
+def read_proto(path: Path, inputs: Inputs | None = None) -> tuple[onnx.ModelProto, Outline]:
     """An ONNX file after it was checked, as `load`. Weights in external data stay there."""
     needed()
     import onnx
@@ -122,6 +130,7 @@ def read_proto(path: Path) -> tuple[onnx.ModelProto, Outline]:
         proto = onnx.ModelProto.FromString(data)
     except Exception as error:  # protobuf's errors have no common base
         raise ModelError(f"{path} is not an ONNX model, or it is damaged: {error}. Export or copy it again") from error
+    with_given_inputs(proto, inputs or {}, str(path))
     return proto, check(proto, str(path), path.resolve().parent)
 
 
@@ -170,6 +179,7 @@ def simplified(
         ModelError: as `read_model`.
     """
     _fix_shapes(model, shapes or {}, name)
+    _forget_symbols(model)
     return _for_kernels(prepared(model, name, outline))
 
 
@@ -299,6 +309,17 @@ def _shared(declared: Mapping[str, ir.Shape | None], given: Mapping[str, Sequenc
             if not isinstance(old, int):
                 found.setdefault(str(old.value), set()).add(new)
     return {name: extents.pop() for name, extents in found.items() if len(extents) == 1}
+
+
+def _forget_symbols(model: ir.Model) -> None:
+    """Forgets declared shapes of results that have names for extents: with fixed inputs shapes follow anew, and a declared
+    one may even have another rank."""
+    from schedsearch.network.facts import has_bodies, is_onnx
+
+    for node in model.graph:
+        for value in node.outputs if is_onnx(node) and not has_bodies(node) else ():
+            if value.shape is not None and not value.shape.is_static():
+                value.shape = None
 
 
 def _example(value: ir.Value) -> list[int]:

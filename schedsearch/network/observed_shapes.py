@@ -69,6 +69,8 @@ def _run(model: ir.Model, wanted: list[ir.Value], turn: int) -> list[Any]:
         import onnxruntime
 
         proto = ir.to_proto(model)
+        for node in proto.graph.node:
+            node.name = ""  # nodes that became several share one, which ONNX Runtime refuses
         del proto.graph.output[:]
         proto.graph.output.extend(_port(value) for value in wanted)
         options = onnxruntime.SessionOptions()

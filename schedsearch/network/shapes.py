@@ -1,4 +1,4 @@
-"""Shapes where onnx's inference is wrong.
+"""Shapes where onnx's inference is wrong, or lacks an operator.
 
 A pool with `ceil_mode` has one window more than without where pixels are left over, but not if that window would begin in
 the padding behind the image, nor with `auto_pad` SAME. onnx's shape inference counts it all the same, and its checker
@@ -8,12 +8,15 @@ inference is right.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedsearch.network.facts import is_onnx, name_of
+from schedsearch.network.control.bodies import graphs_of
+from schedsearch.network.facts import has_bodies, is_onnx, name_of
 from schedsearch.network.invalid import ModelError
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 _POOLS = ("MaxPool", "AveragePool", "LpPool")
@@ -75,6 +78,60 @@ def _pad_open_pool(node: ir.Node) -> None:
         after = [pad + stride - 1 for pad, stride in zip(after, strides)]
         read["pads"] = ir.AttrInt64s("pads", [*before, *after])
         read.pop("ceil_mode")
+
+
+def infer_functions(model: ir.Model) -> bool:
+    """Gives results of operators that ONNX defines by other operators, such as GreaterOrEqual, their shapes, in the graph
+    and in bodies: onnx infers these for whole models only, and onnxscript infers node by node. Returns whether there was
+    any."""
+    changed = False
+    for node in (node for graph in graphs_of(model.graph) for node in graph):
+        unknown = [value for value in node.outputs if value.name and (value.shape is None or value.dtype is None)]
+        if unknown and is_onnx(node) and not has_bodies(node) and _is_function(node, model):
+            for value in unknown:
+                changed = _typed(value, _inferred_alone(node, model)) or changed
+    return changed
+
+
+def _is_function(node: ir.Node, model: ir.Model) -> bool:
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, model.opset_imports.get("", 1), "")
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _inferred_alone(node: ir.Node, model: ir.Model) -> Mapping[str, onnx.TypeProto]:
+    """The types of the results of a node by those of its inputs."""
+    import onnx
+    from onnx_ir import serde
+
+    given = {str(value.name): value for value in node.inputs if value is not None}
+    if any(value.dtype is None or value.shape is None or not value.shape.is_static() for value in given.values()):
+        return {}
+    info, empty = onnx.helper.make_tensor_value_info, onnx.helper.make_empty_tensor_value_info
+    inputs = [info(name, int(value.dtype or 0), [int(each) for each in value.shape or ()]) for name, value in given.items()]
+    outputs = [empty(str(value.name)) for value in node.outputs if value.name]
+    graph = onnx.helper.make_graph([serde.serialize_node(node)], "one", inputs, outputs)
+    imports = [onnx.helper.make_opsetid("", model.opset_imports.get("", 1))]
+    try:
+        found = onnx.shape_inference.infer_shapes(onnx.helper.make_model(graph, opset_imports=imports), strict_mode=True)
+    except onnx.shape_inference.InferenceError:  # of a node against its rules, which others refuse
+        return {}
+    return {value.name: value.type for value in found.graph.output}
+
+
+def _typed(value: ir.Value, types: Mapping[str, onnx.TypeProto]) -> bool:
+    import onnx_ir as ir
+
+    found = types.get(str(value.name))
+    if found is None or not found.HasField("tensor_type") or not found.tensor_type.HasField("shape"):
+        return False
+    value.shape = ir.serde.deserialize_type_proto_for_shape(found)
+    value.type = ir.serde.deserialize_type_proto_for_type(found)
+    return True
 
 
 class _Axis(NamedTuple):

@@ -1,7 +1,8 @@
 """Graphs without what can be computed or written in a simpler way before they run.
 
-Rounds of folding and of rules alternate until nothing changes. onnxscript infers shapes, computes with them and folds; what
-may be folded is decided here, by bytes. Its rules are used where they are right; where they are not
+Rounds of folding and of rules alternate until nothing changes; branches, loops and sequences are part of them, because a
+branch that is taken has constants, and a constant decides a branch. onnxscript infers shapes, computes with them and folds;
+what may be folded is decided here, by bytes. Its rules are used where they are right; where they are not
 (findings/onnxscript_wrong_rewrites.sh), and for all that changes numbers, `schedsearch.network.fusions` has our own.
 """
 
@@ -14,12 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.network.compositions.contributed import rewrite_contributed_shapes
+from schedsearch.network.contributed import rewrite_contributed
+from schedsearch.network.control.bodies import graphs_of
+from schedsearch.network.control.branches import compute_both, take_branches
+from schedsearch.network.control.loops import unroll
+from schedsearch.network.control.sequences import read_sequences
 from schedsearch.network.evaluated import computed
-from schedsearch.network.facts import INTEGERS, dtype_of, has_bodies, is_onnx, name_of
+from schedsearch.network.facts import INTEGERS, RANDOM, dtype_of, has_bodies, is_onnx, name_of
 from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.new_nodes import constant
 from schedsearch.network.node_rules import check_nodes
+from schedsearch.network.shapes import infer_functions
 from schedsearch.network.transposed import write_pads
 from schedsearch.typed import GivenParams
 
@@ -31,7 +38,6 @@ _MOST_BYTES = 1 << 30  # of a result that is folded and is larger than what it i
 _MOST_UNKNOWN = 1 << 16  # bytes of what a result of unknown shape is folded from
 _MOST_SLOW = 8192  # elements that an operator reads whose reference is slow
 _MOST_ROUNDS = 16
-_RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 _SLOW = (
     *("Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv", "AveragePool", "MaxPool", "LpPool", "Resize"),
     *("GridSample", "RoiAlign", "NonMaxSuppression", "RNN", "GRU", "LSTM", "Attention"),
@@ -72,20 +78,37 @@ def simplify(model: ir.Model, name: str) -> None:
         )
 
     unknown = sum(node.op_type in _SAME_SHAPE for node in model.graph)
-    for turn in range(_MOST_ROUNDS + unknown):
+    is_new, bodies = True, _count_bodies(model)  # whether there are nodes that were not checked
+    for _ in range(_MOST_ROUNDS + unknown):
         counted = _count_from_the_front(model)
         padded = write_pads(model)
         found = fold()
-        while not turn and rewrite_contributed_shapes(model):
+        while is_new and rewrite_contributed_shapes(model):
             fold()
         whole = _write_splits(model) | _write_same_shapes(model)
-        if not turn:  # functions are inlined, shapes are known, and no rule has relied on them yet
+        if is_new:  # functions are inlined, shapes are known, and no rule has relied on them yet
             check_nodes(model, name)
-        changed = [counted, padded, whole, bool(found), _fold(model), rules(model).modified, fuse(model)]
+        inferred = infer_functions(model)
+        controlled = any([take_branches(model), unroll(model), read_sequences(model)])
+        changed = [
+            controlled,
+            inferred,
+            counted,
+            padded,
+            whole,
+            bool(found),
+            _fold(model),
+            rules(model).modified,
+            fuse(model),
+        ]
         for clean in (common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass):
             clean()(model)
-        if not any(changed):
+        if not any(changed) and not compute_both(model):
             break
+        before, bodies = bodies, _count_bodies(model)
+        is_new = bodies < before
+        if is_new:
+            rewrite_contributed(model)
     for tidy in (
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.LiftSubgraphInitializersToMainGraphPass(),
@@ -95,6 +118,11 @@ def simplify(model: ir.Model, name: str) -> None:
         common.NameFixPass(),
     ):
         tidy(model)
+
+
+def _count_bodies(model: ir.Model) -> int:
+    """The number of nodes of the graph that have bodies: fewer, if their nodes came into the graph."""
+    return sum(map(has_bodies, model.graph))
 
 
 def _rules() -> list[Any]:
@@ -224,7 +252,7 @@ def is_foldable(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     Raises:
         ConstantIndexError: as `simplify`.
     """
-    if not is_onnx(node) or node.op_type in (*_RANDOM, "Constant") or has_bodies(node):
+    if not is_onnx(node) or node.op_type in (*RANDOM, "Constant") or has_bodies(node):
         return False
     given = [value for value in node.inputs if value is not None]
     if any(value.const_value is None or value.is_graph_input() for value in given):
@@ -239,10 +267,6 @@ def is_foldable(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     if made is None:
         return read <= _MOST_UNKNOWN and node.op_type not in _GROWING
     return bool(made <= max(read, _MOST_BYTES))
-
-
-def _has_bodies(node: ir.Node) -> bool:
-    return any(each.type.name in ("GRAPH", "GRAPHS") for each in node.attributes.values())
 
 
 def _stays_quantised(node: ir.Node) -> bool:
@@ -310,7 +334,7 @@ def _fold(model: ir.Model) -> bool:
     import onnx_ir as ir
 
     changed = False
-    for node in list(model.graph):
+    for node in [node for graph in graphs_of(model.graph) for node in graph]:
         if not is_foldable(node, model.opset_imports):
             continue
         arrays = computed(node, model.opset_imports)
@@ -322,6 +346,7 @@ def _fold(model: ir.Model) -> bool:
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
             old.name = f"{old.name}.computed"
             model.graph.register_initializer(new)
-        model.graph.remove(node, safe=True)
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
         changed = True
     return changed
