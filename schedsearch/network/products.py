@@ -133,7 +133,8 @@ def _integer_chain(node: ir.Node, axes: str, x: Quantised, weight: Quantised) ->
 
 def _chain(node: ir.Node, axes: str, x: ir.Value, name: str, matrix: Array, params: ParamsByName) -> Chain:
     matrix = matrix.reshape(matrix.shape[-2:])
-    sizes, shape = dict(zip(axes, matrix.shape)), extents_of(node, x)
+    sizes: dict[str, int] = dict(zip(axes, matrix.shape))
+    shape = extents_of(node, x)
     arguments: dict[str, Operand] = {"x": x, "weight": Constant(name, axes, matrix)}
     params = {"m": math.prod(shape[:-1]), "n": sizes["N"], "k": sizes["K"], **params}
     return Chain(
@@ -209,7 +210,7 @@ def _integer_batch(node: ir.Node, x: Quantised, weight: Quantised, axes: Sequenc
     params = _integers(node, x, weight)
     if isinstance(params, str):
         return params
-    chain = _batch(node, *(Factor(each.value, layout) for each, layout in zip((x, weight), axes)), params)
+    chain = _batch(node, Factor(x.value, axes[0]), Factor(weight.value, axes[1]), params)
     if not isinstance(chain, str):
         chain.scalars |= _zero_points(x, weight)
     return chain

@@ -144,16 +144,16 @@ def _quantise(model: ir.Model, node: ir.Node) -> None:
     """Of numbers that were dequantised with the same scale: the 8-bit numbers before. Two roundings do not change them."""
     import onnx_ir as ir
 
-    if node.attributes.get_int("block_size", 0):
-        return quantised.QUANTISED_IN_BLOCKS(model, node)
+    quantised.QUANTISED_BY_MANY(model, node)
+    if node.graph is None:
+        return
     y, part = converted_to(node), None if node.inputs[0] is None else converted_from(node.inputs[0])
     if y is None or part is None or part.scale is None or y.scale is None or max(part.scale.size, y.scale.size) > 1:
-        return None
+        return
     if (part.dtype, part.zero_point, part.scale.tolist()) == (y.dtype, y.zero_point, y.scale.tolist()):
         replace(
             model, node, [ir.Node("", "Identity", [part.value], outputs=[result(y.value, "same", None)], name=node.name)]
         )
-    return None
 
 
 _REWRITES = {

@@ -385,10 +385,10 @@ def _grouped(c: Composition) -> str | None:
     q, k, v = (split_heads(c, each, count) for each, count in zip((q, k, v), (heads[0], *heads[1:] * 2)))
     if read.get_int("do_rotary", 0):
         cos, sin = (c.slice(c.needed(place), 0, before, before + rows) for place in (7, 8))
-        tables = [c.reshape(each, [1, *shape_of(each)]) for each in (cos, sin)]
+        by_cos, by_sin = (c.reshape(each, [1, *shape_of(each)]) for each in (cos, sin))
         turned = 2 * shape_of(cos)[1]
         mixed = bool(read.get_int("rotary_interleaved", 0))
-        q, k = (rotated(c, each, *tables, None, heads=0, turned=turned, interleaved=mixed) for each in (q, k))
+        q, k = (rotated(c, each, by_cos, by_sin, None, heads=0, turned=turned, interleaved=mixed) for each in (q, k))
     if past is not None:
         k, v = c.concat([past, k], 2), c.concat([c.needed(4), v], 2)
     scores, sizes = Scores(), sizes_of(q, k, v)

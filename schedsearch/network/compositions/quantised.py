@@ -183,10 +183,9 @@ def _extreme(c: Composition, op: str, x: ir.Value) -> ir.Value:
 
 
 def _dequantise(c: Composition) -> str | None:
-    """int32, whose zero point is 0, and scales of blocks."""
+    """Integers of more than 8 bits, scales of blocks, and several that are computed."""
     q, scale = c.needed(0), c.needed(1)
-    blocks = c.node.attributes.get_int("block_size", 0)
-    if constant_of(q) is not None or not (blocks or dtype_of(q) in ("int32", "int16", "uint16")):
+    if constant_of(q) is not None or not (_has_many(c) or dtype_of(q) in ("int32", "int16", "uint16")):
         return None
     by, zero = (_by_element(c, each, q) for each in (scale, c.input(2)))
     assert by is not None
@@ -200,9 +199,9 @@ def _dequantise(c: Composition) -> str | None:
 
 
 def _quantise(c: Composition) -> str | None:
-    """Scales of blocks."""
+    """Scales of blocks, and several that are computed."""
     x, y = c.needed(0), c.node.outputs[0]
-    if not c.node.attributes.get_int("block_size", 0):
+    if not _has_many(c):
         return None
     if dtype_of(y) not in INTEGERS or y.dtype is None:
         return f"makes {dtype_of(y)}; allowed: {', '.join(INTEGERS)}"
@@ -217,6 +216,12 @@ def _quantise(c: Composition) -> str | None:
         c.cast(c.add("Clip", [rounded, *(c.constant(bound, x) for bound in (limits.min, limits.max))], shape_of(x)), y.dtype)
     )
     return None
+
+
+def _has_many(c: Composition) -> bool:
+    """Whether a node has scales of blocks, or several scales or zero points that are computed."""
+    linear = [value for value in (c.input(1), c.input(2)) if value is not None and value.const_value is None]
+    return bool(c.node.attributes.get_int("block_size", 0)) or any(math.prod(shape_of(value)) > 1 for value in linear)
 
 
 def _by_element(c: Composition, numbers: ir.Value | None, of: ir.Value) -> ir.Value | None:
@@ -244,9 +249,8 @@ def _qlinear_matmul(c: Composition) -> str | None:
         return None
     if y.dtype is None or dtype_of(a) not in INTEGERS or dtype_of(b) not in INTEGERS:
         return f"is of {dtype_of(a)} and {dtype_of(b)}; allowed: {', '.join(INTEGERS)}"
-    factors = [_float(c, a, 1, -1), _float(c, b, 4, -2)]
     kind = c.needed(1).dtype
-    product = c.matmul(*factors, dtype=kind)
+    product = c.matmul(_float(c, a, 1, -1), _float(c, b, 4, -2), kind)
     scale, zero = (_rows_or_columns(c, c.needed(place), -1) for place in (6, 7))
     rounded = c.add("Round", [c.add("Div", [product, scale], shape_of(product))])
     assert kind is not None
@@ -277,4 +281,4 @@ REWRITTEN: Mapping[str, Rewrite] = {
     "DequantizeLinear": rewrite(_dequantise),
     "QLinearMatMul": rewrite(_qlinear_matmul),
 }
-QUANTISED_IN_BLOCKS: Rewrite = rewrite(_quantise)
+QUANTISED_BY_MANY: Rewrite = rewrite(_quantise)
