@@ -284,3 +284,59 @@ def test_exported_layers_are_those_of_pytorch(name: str, tmp_path: Path) -> None
         y, *states = module(x)
     right = [y, *(each for state in states for each in (state if isinstance(state, tuple) else (state,)))]
     assert_close([values[output] for output in network.outputs], [each.numpy() for each in right], 1e-5)
+
+
+# ---- 8-bit weights
+
+
+def dynamic_quantised(channels: bool) -> tuple[Any, Any]:
+    """A DynamicQuantizeLSTM, and the LSTM of its dequantised weights."""
+    rng = np.random.default_rng(0)
+    d, i, h = 2, 6, 16
+    arrays = {name: rng.integers(-100, 101, (d, extent, 4 * h)).astype(np.int8) for name, extent in (("W", i), ("R", h))}
+    scale = {name: np.float32(0.004) + rng.random((d, 4 * h) if channels else d).astype(np.float32) / 1000 for name in "WR"}
+    zeros = {name: rng.integers(-3, 4, scale[name].shape).astype(np.int8) for name in "WR"}
+    bias = rng.standard_normal((d, 8 * h)).astype(np.float32)
+    linear = {"Ws": scale["W"], "Wz": zeros["W"], "Rs": scale["R"], "Rz": zeros["R"]}
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", ["X", "W", "R", "B", "", "", "", "", *linear], ["Y", "Y_h", "Y_c"], "layer",
+        domain="com.microsoft", hidden_size=h, direction="bidirectional",
+    )  # fmt: skip
+    ports = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("X", (5, 3, i)),)]
+    outputs = [helper.make_tensor_value_info("Y", 1, (5, d, 3, h))]
+    weights = [numpy_helper.from_array(array, name) for name, array in {**arrays, "B": bias, **linear}.items()]
+    opsets = [helper.make_opsetid("", 14), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(
+        helper.make_graph([node], "layer", ports, outputs, weights), opset_imports=opsets, ir_version=8
+    )
+    whole = {
+        name: (arrays[name] - zeros[name].astype(np.float32).reshape(d, 1, -1)) * scale[name].reshape(d, 1, -1)
+        for name in "WR"
+    }
+    changed = {name: array.transpose(0, 2, 1).copy() for name, array in whole.items()} | {"B": bias}
+    layer = Layer(
+        t=5, n=3, i=i, h=h, given="B", results=["Y"], attributes={"direction": "bidirectional"}, changed=changed, seed=1
+    )  # fmt: skip
+    return model, layer
+
+
+@pytest.mark.parametrize("channels", [False, True], ids=["a scale", "scales of gates"])
+def test_an_lstm_of_8_bit_weights_is_that_of_the_dequantised_ones(channels: bool) -> None:
+    model, layer = dynamic_quantised(channels)
+    network = lower(load(model).graph())
+    found = evaluate(network, layer.inputs())["Y"]
+    assert_close([found], layer.evaluated(), 1e-6)
+    if not channels:
+        (right,) = onnx_runtime(model, layer.inputs())
+        apart = np.sqrt(np.mean((found.reshape(right.shape) - right) ** 2))
+        assert 0 < apart < 0.01 * np.sqrt(np.mean(right**2))
+
+
+@pytest.mark.long
+def test_a_network_with_8_bit_weights_agrees_with_its_model(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
+    model, layer = dynamic_quantised(channels=False)
+    said: list[str] = []
+    with schedsearch.build(saved(model, tmp_path), target="cpu", say=said.append) as net:
+        assert net.checked
+        assert_close(called(net, layer.inputs()), layer.evaluated())

@@ -1,7 +1,9 @@
 """ONNX Runtime's operators of quantised numbers (domain com.microsoft) as ONNX's own.
 
 Each is defined as DequantizeLinear of its inputs, an operator of ONNX in floating point, and QuantizeLinear of the result,
-and is replaced by these nodes before anything else looks at the graph. Source: ONNX Runtime, docs/ContribOperators.md.
+and is replaced by these nodes before anything else looks at the graph. A DynamicQuantizeLSTM becomes an LSTM of dequantised
+weights: ONNX Runtime makes 8-bit numbers of x and of the states for speed, which no kernel here gains anything from.
+Source: ONNX Runtime, docs/ContribOperators.md.
 """
 
 from __future__ import annotations
@@ -43,8 +45,12 @@ _OPERATORS = {
     "QLinearGlobalAveragePool": _Contributed("GlobalAveragePool", 1),
     "QLinearSoftmax": _Contributed("Softmax", 1, ("axis",)),
 }
+_WEIGHT_AXES = 3  # of an LSTM's weights
+_LSTM_INPUTS = 8
 _RENAMED = ("QuantizeLinear", "DequantizeLinear")  # of 8 bits they are as ONNX's
-TAKEN = frozenset({*_OPERATORS, *_RENAMED, "QLinearConcat"})  # operators of the domain that become ONNX's
+TAKEN = frozenset(
+    {*_OPERATORS, *_RENAMED, "QLinearConcat", "DynamicQuantizeLSTM"}
+)  # operators of the domain that become ONNX's
 
 
 def rewrite_contributed(model: ir.Model) -> None:
@@ -55,6 +61,8 @@ def rewrite_contributed(model: ir.Model) -> None:
             continue
         if node.op_type in _RENAMED:
             node.domain = ""
+        elif node.op_type == "DynamicQuantizeLSTM":
+            _dequantised_lstm(model, node)
         elif node.op_type == "QLinearConcat":
             arrays = [node.inputs[place : place + 3] for place in range(2, len(node.inputs), 3)]
             _between(model, node, _Contributed("Concat", len(arrays), ("axis",)), arrays, node.inputs[:2])
@@ -84,6 +92,30 @@ def _between(model: ir.Model, node: ir.Node, kind: _Contributed, arrays: Sequenc
     codes = ir.Value(name=f"{y.name}.codes", type=y.type, shape=y.shape)
     nodes.append(ir.Node("", "QuantizeLinear", inputs, outputs=[codes], name=node.name))
     replace(model, node, nodes)
+
+
+def _dequantised_lstm(model: ir.Model, node: ir.Node) -> None:
+    """Makes a DynamicQuantizeLSTM an LSTM. Its W and R are (directions, inputs, gates), with a scale and a zero point for
+    each direction, or for each gate of these. A node whose weights are computed stays."""
+    weights = []
+    for place, scale, zero_point in ((1, 8, 9), (2, 10, 11)):
+        values = [node.inputs[each] if each < len(node.inputs) else None for each in (place, scale, zero_point)]
+        if any(value is None or value.const_value is None for value in values):
+            return
+        whole, factors, zeros = (value.const_value.numpy() for value in values)  # type: ignore[union-attr]
+        if whole.ndim != _WEIGHT_AXES or any(
+            each.size not in (len(whole), len(whole) * whole.shape[2]) for each in (factors, zeros)
+        ):
+            return
+        factors, zeros = (each.astype("float32").reshape(len(whole), 1, -1) for each in (factors, zeros))
+        weights.append((place, (whole.astype("float32") - zeros) * factors))
+    for place, array in weights:
+        value = node.inputs[place]
+        assert value is not None
+        rows_first = array.transpose(0, 2, 1).copy()
+        node.replace_input_with(place, constant(model, f"{value.name}.dequantised", rows_first))
+    node.resize_inputs(_LSTM_INPUTS)
+    node.domain, node.op_type = "", "LSTM"
 
 
 def _numbers(model: ir.Model, linear: _Inputs) -> list[ir.Value | None]:

@@ -54,8 +54,9 @@ _ROWS = (
     "LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "LpPool", "CumSum",
     "RMSNormalization", "LpNormalization", "LRN", "SimplifiedLayerNormalization", "SkipLayerNormalization",
 )  # fmt: skip
-_RECURRENT = {"LSTM": (0, 5, 6), "GRU": (0, 5), "RNN": (0, 5)}
-"""Inputs of nodes whose products are sums of gates, which the network keeps in the dtype of the first."""
+_RECURRENT = {"LSTM": (0, 5, 6), "GRU": (0, 5), "RNN": (0, 5), "DynamicQuantizeLSTM": (0, 5, 6)}
+"""Inputs of nodes whose products are sums of gates, which the network keeps in the dtype of the first. ONNX Runtime makes
+8-bit numbers of those of the last one."""
 _CANCELLING = (
     "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "LogSoftmax", "HardSwish", "Swish", "Erf", *_RECURRENT,
 )  # fmt: skip
@@ -348,6 +349,8 @@ class _Cut:
         if node.op_type == "QuantizeLinear" and place == 0:
             return ROUNDOFF[TensorProto.FLOAT]
         if place in _RECURRENT.get(node.op_type, ()):
+            if node.op_type == "DynamicQuantizeLSTM":
+                return _MOST_NOISE
             length = _length(node, [source.shapes.get(each) for each in node.input])
             return min(_MOST_NOISE, max(_SINGLE * length, ROUNDOFF.get(source.format_of(name), 0.0)))
         if place < 2 and node.op_type in (*_PRODUCTS, *_ROWS):

@@ -175,14 +175,14 @@ class Recurrent(Op[RecurrentParams]):
         cell = CELLS.get(params["cell"]) if isinstance(params.get("cell"), str) else None
         if cell is None:
             return found
-        names = params.get("activations")
         repeats = 2 if params.get("direction") == "bidirectional" else 1
-        if not isinstance(names, list | tuple):
-            names = found["activations"] = list(cell.functions * repeats)
+        usual = found["activations"] = cell.functions * repeats
+        given = params.get("activations")
+        names: Sequence[object] = given if isinstance(given, list | tuple) else usual
         if len(names) == len(cell.functions):
             names = [*names] * repeats
         kinds = [FUNCTIONS.get(name, Function()) if isinstance(name, str) else Function() for name in names]
-        found |= {"alpha": [kind.alpha or 0.0 for kind in kinds], "beta": [kind.beta or 0.0 for kind in kinds]}
+        found |= {"alpha": tuple(kind.alpha or 0.0 for kind in kinds), "beta": tuple(kind.beta or 0.0 for kind in kinds)}
         return found
 
     def normalise(self, params: Mapping[str, object]) -> tuple[ParamsByName, list[Problem]]:

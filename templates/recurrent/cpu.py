@@ -12,7 +12,7 @@ from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.cpu_tiles import lanes_of
-from schedsearch.templates.parts.cpu_threads import threads_knob
+from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.templates.recurrent.cpu_kernels import Plan, pack_kernel, steps_kernel
 from schedsearch.workload import Workload
 
@@ -56,14 +56,14 @@ class RecurrentCpu(Template[RecurrentParams]):
 
     def default(self, workload: Workload[RecurrentParams], target: Target, space: ConfigSpace) -> Config:
         """Whole vectors; about eight sums, so that a product does not wait for the one before; no more rows than give every
-        core work. A thread for each work item."""
+        core work. As many threads as have work for some microseconds."""
         p = workload.params
         lanes = space.values["lanes"][-1]
         share = -(-p.n * p.directions // target.sms)
         rows = max(n for n in space.values["rows"] if n == 1 or n <= min(share, 4))
         vectors = {1: 8, 2: 6, 4: 4}[rows] if target.simd_bits >= 512 else {1: 6, 2: 4, 4: 2}[rows]
         items = -(-p.n // rows) * p.directions
-        threads = max(n for n in space.values["threads"] if n == 1 or n <= items)
+        threads = busy_threads(workload, target, [n for n in space.values["threads"] if n == 1 or n <= items])
         return Config(rows=rows, vectors=vectors, lanes=lanes, unroll=4, threads=threads)
 
     def kernel(self, workload: Workload[RecurrentParams], target: Target, config: Config) -> KernelSource:
