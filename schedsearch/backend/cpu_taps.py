@@ -6,7 +6,7 @@ of the machine code, so a tap costs one load and one fused multiply-add.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,70 @@ class MoveOps:
     put: DeviceFunction
 
 
+_STORED: dict[str, ir.Type] = {
+    "float32": _F32, "float16": ir.HalfType(), "bfloat16": ir.IntType(16), "int8": _I8, "uint8": _I8,
+}  # fmt: skip
+
+
+def _as_float32(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
+    """A vector of numbers as they are stored, as float32."""
+    vector, words = (ir.VectorType(kind, value.type.count) for kind in (_F32, _I32))
+    if dtype == "float16":
+        return builder.fpext(value, vector)
+    if dtype == "bfloat16":
+        return builder.bitcast(builder.shl(builder.zext(value, words), words([16] * value.type.count)), vector)
+    if dtype in ("int8", "uint8"):
+        return builder.sitofp((builder.sext if dtype == "int8" else builder.zext)(value, words), vector)
+    return value
+
+
+def _by_vectors(builder: ir.IRBuilder, count: int, lanes: int, apply: Callable[[ir.Value, int], None]) -> None:
+    """Calls `apply(first, width)` so that vectors of `lanes`, and shorter ones at the end, cover `count` numbers."""
+    done = count - count % lanes
+    if done == lanes:
+        apply(_I64(0), lanes)
+    elif done:
+        with cgutils.for_range(builder, _I64(done // lanes)) as loop:
+            apply(builder.mul(loop.index, _I64(lanes)), lanes)
+    width = lanes // 2
+    while done < count:
+        if count - done >= width:
+            apply(_I64(done), width)
+            done += width
+        else:
+            width //= 2
+
+
+def combine_op(dtype: str, lanes: int, count: int, *, largest: bool) -> DeviceFunction:
+    """An operation `combine(array, numbers)` on addresses: adds each of `count` neighbours of an array of any format to the
+    float32 at its place, or keeps the larger of both; NaN is larger than all."""
+    stored = _STORED[dtype]
+    nbytes = {_F32: 4, _I8: 1}.get(stored, 2)
+
+    @intrinsic
+    def combine(typing_context: TypingContext, array: types.Type, numbers: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
+            def apply(first: ir.Value, width: int) -> None:
+                source = builder.add(args[0], builder.mul(first, _I64(nbytes)))
+                target = builder.add(args[1], builder.mul(first, _I64(4)))
+                value = _as_float32(builder, load_vector(builder, source, 0, ir.VectorType(stored, width), nbytes), dtype)
+                before = load_vector(builder, target, 0, ir.VectorType(_F32, width))
+                if largest:
+                    is_nan = builder.fcmp_unordered("uno", value, value)
+                    replaces = builder.or_(builder.fcmp_ordered(">", value, before), is_nan)
+                    result = builder.select(replaces, value, before)
+                else:
+                    result = builder.fadd(before, value)
+                _store_vector(builder, target, 0, result)
+
+            _by_vectors(builder, count, lanes, apply)
+            return context.get_dummy_value()
+
+        return types.void(array, numbers), generate
+
+    return combine
+
+
 def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
     """Operations for `count` numbers of float32, float16 or bfloat16, in vectors of `lanes` and shorter ones at the end.
 
@@ -60,22 +124,18 @@ def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
         step: 1, or 2: `fetch` takes every second number of the array and reads none beyond the last one that it takes, and
             `put` writes every second one and leaves those between them alone.
     """
-    stored: ir.Type = {"float32": _F32, "float16": ir.HalfType(), "bfloat16": ir.IntType(16)}[dtype]
+    stored = _STORED[dtype]
     nbytes = 4 if dtype == "float32" else 2
 
     def fetch_vector(builder: ir.IRBuilder, array: ir.Value, numbers: ir.Value, width: int) -> None:
-        vector, words = (ir.VectorType(kind, width) for kind in (_F32, _I32))
+        words = ir.VectorType(_I32, width)
         memory = ir.VectorType(stored, width)
         value = load_vector(builder, array, 0, memory, nbytes)
         if step == 2 and width > 1:
             rest = load_vector(builder, builder.add(array, _I64((width - 1) * nbytes)), 0, memory, nbytes)
             places = [2 * i if 2 * i < width else 2 * i + 1 for i in range(width)]  # `rest` begins at number width - 1
             value = builder.shuffle_vector(value, rest, words(places))
-        if dtype == "float16":
-            value = builder.fpext(value, vector)
-        elif dtype == "bfloat16":
-            value = builder.bitcast(builder.shl(builder.zext(value, words), words([16] * width)), vector)
-        _store_vector(builder, numbers, 0, value)
+        _store_vector(builder, numbers, 0, _as_float32(builder, value, dtype))
 
     def put_vector(builder: ir.IRBuilder, numbers: ir.Value, array: ir.Value, width: int) -> None:
         memory, words = ir.VectorType(stored, width), ir.VectorType(_I32, width)
@@ -98,23 +158,11 @@ def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
         @intrinsic
         def operation(typing_context: TypingContext, source: types.Type, target: types.Type) -> Typed:
             def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
-                def at(index: Any) -> tuple[Any, Any]:
-                    steps = (builder.mul(index, _I64(size)) for size in (from_bytes, to_bytes))
-                    return tuple(builder.add(arg, step) for arg, step in zip(args, steps))
+                def apply(first: ir.Value, width: int) -> None:
+                    steps = (builder.mul(first, _I64(size)) for size in (from_bytes, to_bytes))
+                    move(builder, *(builder.add(arg, step) for arg, step in zip(args, steps)), width)
 
-                done = count - count % lanes
-                if done == lanes:
-                    move(builder, *args, lanes)
-                elif done:
-                    with cgutils.for_range(builder, _I64(done // lanes)) as loop:
-                        move(builder, *at(builder.mul(loop.index, _I64(lanes))), lanes)
-                width = lanes // 2
-                while done < count:
-                    if count - done >= width:
-                        move(builder, *at(_I64(done)), width)
-                        done += width
-                    else:
-                        width //= 2
+                _by_vectors(builder, count, lanes, apply)
                 return context.get_dummy_value()
 
             return types.void(source, target), generate

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from schedsearch.backend.cpu_ops import as_array
-from schedsearch.backend.cpu_taps import stack_memory
+from schedsearch.backend.cpu_taps import combine_op, move_ops, stack_memory
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.images import planes_of
 from schedsearch.ops.pool2d import Pool2dParams
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.parts.casts import f32
-from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.conv2d.cpu_tiles import lanes_of
+from schedsearch.templates.parts.casts import f32, i64
+from schedsearch.templates.parts.cpu_elements import element_type, narrowed
 from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.templates.parts.slices import place_of
 from schedsearch.templates.pool2d.windows import Axis
@@ -64,13 +66,12 @@ class Pool2dCpu(Template[Pool2dParams]):
     def kernel(self, workload: Workload[Pool2dParams], target: Target, config: Config) -> KernelSource:
         block, width = config["channels"], config["columns"]
         items = _items(workload, block, width)
-        step = KernelStep(
-            pool_kernel(workload, block, width), (Pointer("x"), Pointer("y")), Grid(items), min(config["threads"], items)
-        )
+        function = pool_kernel(workload, block, width, lanes_of(target))
+        step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(items), min(config["threads"], items))
         return KernelSource("cpu", "native", (step,))
 
 
-def pool_kernel(workload: Workload[Pool2dParams], block: int, width: int) -> Callable[..., None]:
+def pool_kernel(workload: Workload[Pool2dParams], block: int, width: int, lanes: int) -> Callable[..., None]:
     """The kernel (x, y, start, stop) over work items of `width` columns of a row and `block` channels."""
     p = workload.params
     _, channels = planes_of(p)
@@ -80,21 +81,24 @@ def pool_kernel(workload: Workload[Pool2dParams], block: int, width: int) -> Cal
     step_h, step_w, top, left = rows.dilation, columns.dilation, rows.before, columns.before
     blocks, parts = math.ceil(channels / block), math.ceil(across / width)
     block = min(block, channels)
-    whole, numbers, memory = channels % block == 0, block * width, stack_memory(4 * block * width)
-    x_size, y_size, stored = workload.signature[0].size, workload.output.whole, place_of(workload.output)
-    element, widen, narrow = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype)
-    combine, mean = _larger if p.mode == "max" else _added, p.mode == "average"
+    last_block, numbers, memory = channels % block or block, block * width, stack_memory(4 * block * width)
+    y_size, stored = workload.output.whole, place_of(workload.output)
+    element, narrow = element_type(p.dtype), narrowed(p.dtype)
+    mean, nbytes = p.mode == "average", dtype_of(p.dtype).nbytes
+    is_float = dtype_of(p.dtype).is_float
+    combine, combine_last = (combine_op(p.dtype, lanes, n, largest=not mean) for n in (block, last_block))
+    put, put_last = (move_ops(p.dtype if is_float else "float32", lanes, n).put for n in (block, last_block))
     first = f32(-math.inf if p.mode == "max" else 0.0)
     count_rows, count_columns = rows.counted(), columns.counted()
 
     def pool(x: Any, y: Any, start: Any, stop: Any) -> None:
-        source, out = as_array(x, (x_size,), element), as_array(y, (y_size,), element)
-        found = as_array(memory(), (numbers,), f32)
+        x, y, held = i64(x), i64(y), memory()
+        out, found = as_array(y, (y_size,), element), as_array(held, (numbers,), f32)
         for item in range(start, stop):
             channel, rest = item % blocks * block, item // blocks
             column, rest = rest % parts * width, rest // parts
             row, plane = rest % rows_out, rest // rows_out
-            count = block if whole else min(block, channels - channel)
+            is_last = channel + block >= channels
             end = min(column + width, across)
             for i in range(numbers):
                 found[i] = first
@@ -108,26 +112,26 @@ def pool_kernel(workload: Workload[Pool2dParams], block: int, width: int) -> Cal
                     last = min(end, (image_width - 1 - offset) // stride_w + 1)
                     for q in range(begin, last):
                         at = ((plane * height + h) * image_width + q * stride_w + offset) * channels + channel
-                        to = (q - column) * block
-                        for c in range(count):
-                            found[to + c] = combine(found[to + c], widen(source[at + c]))
+                        to = held + (q - column) * block * 4
+                        if is_last:
+                            combine_last(x + at * nbytes, to)
+                        else:
+                            combine(x + at * nbytes, to)
             for q in range(column, end):
                 to = stored(((plane * rows_out + row) * across + q) * channels + channel)
-                divisor = f32(1)
                 if mean:
                     divisor = f32(count_rows(row * stride_h - top) * count_columns(q * stride_w - left))
-                for c in range(count):
-                    out[to + c] = narrow(found[(q - column) * block + c] / divisor)
+                    for c in range(block):
+                        found[(q - column) * block + c] /= divisor
+                if not is_float:
+                    for c in range(last_block if is_last else block):
+                        out[to + c] = narrow(found[(q - column) * block + c])
+                elif is_last:
+                    put_last(held + (q - column) * block * 4, y + to * nbytes)
+                else:
+                    put(held + (q - column) * block * 4, y + to * nbytes)
 
     return pool
-
-
-def _larger(a: Any, b: Any) -> Any:
-    return b if (b > a) | (b != b) else a
-
-
-def _added(a: Any, b: Any) -> Any:
-    return a + b
 
 
 def _items(p: Workload[Pool2dParams], block: int, width: int) -> int:
