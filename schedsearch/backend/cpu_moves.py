@@ -148,6 +148,48 @@ def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
     return rows
 
 
+def read_op(element: types.Type) -> DeviceFunction:
+    """An operation `read(address, index)`: an element of an array that nothing writes while `write_op` writes another.
+
+    LLVM makes vectors of loops with such reads and writes without looking at run time whether the arrays overlap.
+    """
+
+    @intrinsic
+    def read(typing_context: TypingContext, address: types.Type, index: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
+            kind = context.get_data_type(element)
+            index = context.cast(builder, args[1], signature.args[1], types.int64)
+            array = builder.inttoptr(context.cast(builder, args[0], signature.args[0], types.int64), kind.as_pointer())
+            value = builder.load(builder.gep(array, [index], inbounds=True))
+            value.align = context.get_abi_sizeof(kind)
+            return _tagged(builder, value, "read")
+
+        return element(address, index), generate
+
+    return read
+
+
+def write_op(element: types.Type) -> DeviceFunction:
+    """An operation `write(address, index, value)`: see `read_op`."""
+
+    @intrinsic
+    def write(typing_context: TypingContext, address: types.Type, index: types.Type, value: types.Type) -> Typed:
+        def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
+            kind = context.get_data_type(element)
+            index = context.cast(builder, args[1], signature.args[1], types.int64)
+            array = builder.inttoptr(context.cast(builder, args[0], signature.args[0], types.int64), kind.as_pointer())
+            stored = builder.store(
+                context.cast(builder, args[2], signature.args[2], element), builder.gep(array, [index], inbounds=True)
+            )
+            stored.align = context.get_abi_sizeof(kind)
+            _tagged(builder, stored, "written")
+            return context.get_dummy_value()
+
+        return types.void(address, index, value), generate
+
+    return write
+
+
 def _plus(builder: ir.IRBuilder, at: ir.Value, step: ir.Value, times: int) -> ir.Value:
     return builder.add(at, builder.mul(step, _I64(times)))
 

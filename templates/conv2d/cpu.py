@@ -22,7 +22,14 @@ from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import ConfigSpace, Constraint
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.conv2d.cpu_kernels import Plan, Shape, convolve_kernel, pack_weight_kernel, pack_x_kernel
+from schedsearch.templates.conv2d.cpu_kernels import (
+    Plan,
+    Shape,
+    convolve_kernel,
+    pack_weight_kernel,
+    pack_x_kernel,
+    pad_x_kernel,
+)
 from schedsearch.templates.conv2d.cpu_tiles import cheapest_tile, lanes_of, plain_tile, tile_space, useful_share
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.templates.parts.cpu_threads import busy_threads
@@ -50,7 +57,11 @@ class Conv2dCpu(Template[Conv2dParams]):
 
     def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
-        x_layouts = ("packed", "direct") if shape.fits_unpadded else ("packed",)
+        x_layouts: tuple[str, ...] = ("packed",)
+        if shape.fits_unpadded:
+            x_layouts = ("packed", "direct")
+        elif workload.params.layout == "NHWC" and not shape.depthwise:
+            x_layouts = ("packed", "padded")
         rules = (
             Constraint(
                 f"unroll <= the channel block, min(block, {shape.reduced})",
@@ -96,7 +107,7 @@ class Conv2dCpu(Template[Conv2dParams]):
             "order": "channels",
             "threads": busy_threads(workload, target, allowed["threads"]),
         }
-        preferred = "direct" if "direct" in layouts and workload.params.layout == "NHWC" else "packed"
+        preferred = str(layouts[-1]) if workload.params.layout == "NHWC" else "packed"
         return cheapest_tile(shape, space, base, (preferred, "packed"), cycles)
 
     def plain(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config | None:
@@ -116,7 +127,8 @@ def source_of(plan: Plan, epilogue: CpuEpilogue, threads: int, *, constant_weigh
     steps = [pack_weight, KernelStep(convolve_kernel(plan, epilogue), arguments, Grid(plan.items), threads)]
     workspaces = {"w_packed": 4 * plan.weight_size}
     if not plan.direct:
-        pack = KernelStep(pack_x_kernel(plan), (Pointer("x"), Pointer("x_packed")), Grid(plan.x_rows), threads)
+        copy = pad_x_kernel if plan.padded else pack_x_kernel
+        pack = KernelStep(copy(plan), (Pointer("x"), Pointer("x_packed")), Grid(plan.x_rows), threads)
         steps.insert(0, pack)
         workspaces["x_packed"] = 4 * plan.x_size
     return KernelSource("cpu", "native", tuple(steps), workspaces, alignments=dict.fromkeys(("x", "weight", "y"), 4))

@@ -8,7 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from numba import types
+
+from schedsearch.backend.cpu_finish import finish_op
+from schedsearch.backend.cpu_moves import read_op, write_op
 from schedsearch.backend.cpu_ops import as_array, tile_ops
 from schedsearch.config import Config
 from schedsearch.ops.conv2d import Conv2dParams
@@ -112,9 +117,9 @@ class TilePlan:
 class Plan(TilePlan):
     """Sizes that follow from shape and configuration; sizes and strides in float32 elements.
 
-    x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block). w_packed is (sets, groups, tiles, channel blocks, r, s,
-    channel of the block, tile_channels); only its last channel block may be narrower. Strides are distances along
-    (n, c, h, w), (k, c, r, s) and (n, k, p, q).
+    x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block), or (n, padded_h, padded_w, channels) if `padded`.
+    w_packed is (sets, groups, tiles, channel blocks, r, s, channel of the block, tile_channels); only its last channel
+    block may be narrower. Strides are distances along (n, c, h, w), (k, c, r, s) and (n, k, p, q).
     """
 
     shape: Shape
@@ -129,6 +134,7 @@ class Plan(TilePlan):
     w_strides: tuple[int, ...]
     y_strides: tuple[int, ...]
     own_weights: bool = False
+    padded: bool = False
 
     @classmethod
     def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
@@ -136,6 +142,7 @@ class Plan(TilePlan):
         return cls(
             shape=Shape.of(workload), ow_tile=config["ow_tile"], oc_vectors=config["oc_vectors"], block=config["block"],
             unroll=config["unroll"], oh_tile=config["oh_tile"], direct=config["x_layout"] == "direct",
+            padded=config["x_layout"] == "padded",
             channels_inner=config["order"] == "channels", x_strides=x.strides("NCHW"), w_strides=weight.strides("OIHW"),
             y_strides=workload.output.strides("NCHW"),
         )  # fmt: skip
@@ -159,11 +166,15 @@ class Plan(TilePlan):
 
     @property
     def x_rows(self) -> int:
-        return self.shape.n * self.shape.groups * self.x_blocks * self.shape.padded_h
+        return self.shape.n * self.shape.padded_h * (1 if self.padded else self.shape.groups * self.x_blocks)
 
     @property
     def x_size(self) -> int:
-        return self.x_rows * self.shape.padded_w * self.x_block
+        return self.x_rows * self.shape.padded_w * (self.x_channels if self.padded else self.x_block)
+
+    @property
+    def x_channels(self) -> int:
+        return self.shape.groups * self.shape.reduced
 
     @property
     def weight_tile(self) -> int:
@@ -184,6 +195,9 @@ class Plan(TilePlan):
         if self.direct:
             n, c, h, w = self.x_strides
             return n, c * self.shape.reduced, c * self.x_block, h, w, c
+        if self.padded:
+            w, h = self.x_channels, self.x_channels * self.shape.padded_w
+            return h * self.shape.padded_h, self.shape.reduced, self.x_block, h, w, 1
         w = self.x_block
         h = w * self.shape.padded_w
         block = h * self.shape.padded_h
@@ -230,6 +244,34 @@ def pack_x_kernel(plan: Plan) -> Callable[..., None]:
     return pack_x
 
 
+def pad_x_kernel(plan: Plan) -> Callable[..., None]:
+    """A work item is one row of an image in NHWC with all of its channels."""
+    shape = plan.shape
+    n_stride, _, h_stride, w_stride = plan.x_strides
+    rows, size, top, height = shape.padded_h, shape.padded_w * plan.x_channels, shape.top, shape.h
+    first = min(shape.left, shape.padded_w) * plan.x_channels
+    inside = min(shape.left + shape.w, shape.padded_w) * plan.x_channels - first
+    assert w_stride == plan.x_channels
+    read, write = read_op(types.float32), write_op(types.float32)
+
+    def pad_x(x, padded, start, stop):  # type: ignore[no-untyped-def]
+        for item in range(start, stop):
+            row, to = item % rows - top, item * size
+            if row < 0 or row >= height:
+                for i in range(size):
+                    write(padded, to + i, f32(0))
+                continue
+            at = item // rows * n_stride + row * h_stride
+            for i in range(first):
+                write(padded, to + i, f32(0))
+            for i in range(inside):
+                write(padded, to + first + i, read(x, at + i))
+            for i in range(first + inside, size):
+                write(padded, to + i, f32(0))
+
+    return pad_x
+
+
 def pack_weight_kernel(plan: Plan) -> Callable[..., None]:
     """A work item is one (set, group, tile, channel block, kernel row)."""
     shape = plan.shape
@@ -269,7 +311,7 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
     tile_stride = block_stride if shape.depthwise else 0  # every tile of a depthwise convolution has its own input
     if shape.depthwise and plan.direct:
         tile_stride = 4 * plan.tile_channels
-    yn_stride, yk_stride, yh_stride, yw_stride = plan.y_strides
+    yn_stride, _, yh_stride, yw_stride = plan.y_strides
     groups, outputs, reduced, tiles, row_tiles = shape.groups, shape.outputs, shape.reduced, plan.tiles, plan.row_tiles
     kr, ks, oh, ow = shape.r, shape.s, shape.oh, shape.ow
     stride_h, dilation_h, stride_w, dilation_w = shape.stride[0], shape.dilation[0], shape.stride[1], shape.dilation[1]
@@ -279,17 +321,15 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
     whole_blocks = reduced % block == 0  # the width of a block is then a constant, and there is no code for a remainder
     weight_tile_bytes = 4 * plan.weight_tile
     channels_inner, image_tiles = plan.channels_inner, plan.image_weight_tiles
-    y_size = shape.n * yn_stride  # of the larger array, if y is a slice
     ops = tile_ops(
         ow_tile, plan.oc_vectors, plan.block, unroll,
         x_row_bytes=stride_w * w_stride, x_depth_bytes=c_stride, broadcast=not shape.depthwise,
     )  # fmt: skip
-    zero, multiply_add, multiply_add_one, spill = ops.zero, ops.multiply_add, ops.multiply_add_one, ops.spill
-    fused = epilogue.apply
+    zero, multiply_add, multiply_add_one = ops.zero, ops.multiply_add, ops.multiply_add_one
+    store = store_kernel(plan, epilogue, ops.spill)
 
     def convolve(x, w, y, *operands, start, stop):  # type: ignore[no-untyped-def]
         x, w = i64(x), i64(w)
-        out = as_array(y, (y_size,), f32)
         for item in range(start, stop):
             if channels_inner:
                 tile, row_tile = item % tiles, item // tiles % row_tiles
@@ -299,8 +339,6 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
             n = item // (tiles * row_tiles * groups)
             x_item = x + n * n_stride + group * group_stride + tile * tile_stride
             w_item = w + (n * image_tiles + group * tiles + tile) * weight_tile_bytes
-            k0 = tile * lanes
-            used = min(lanes, outputs - k0)
             for p in range(row_tile * oh_tile, min(row_tile * oh_tile + oh_tile, oh)):
                 for q_tile in range(ow_tiles):
                     q = min(q_tile * ow_tile, ow - ow_tile)  # the last tile overlaps its neighbour
@@ -322,17 +360,48 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
                                     total = multiply_add_one(total, x_at, w_at)
                                     x_at += c_stride
                                     w_at += 4 * lanes
-                    sums = as_array(spill(total), (ow_tile, lanes), f32)
-                    at = n * yn_stride + (group * outputs + k0) * yk_stride + p * yh_stride + q * yw_stride
-                    if yk_stride == 1:
-                        for i in range(ow_tile):
-                            for k in range(used):
-                                to = at + i * yw_stride + k
-                                out[to] = fused(sums[i, k], group * outputs + k0 + k, to, operands)
-                    else:
-                        for k in range(used):
-                            for i in range(ow_tile):
-                                to = at + k * yk_stride + i * yw_stride
-                                out[to] = fused(sums[i, k], group * outputs + k0 + k, to, operands)
+                    store(total, y, n * yn_stride + p * yh_stride + q * yw_stride, group * outputs, tile, operands)
 
     return convolve
+
+
+def store_kernel(plan: Plan, epilogue: CpuEpilogue, spill: Any) -> Callable[..., None]:
+    """`store(tile, y, first, first channel of the group, number of the tile, operands)`: the epilogue of a register tile,
+    and its elements of y. `first` is the place in y of the first pixel's channel 0.
+
+    Whole vectors are stored where channels are neighbours; otherwise numbers, one pixel after the other.
+    """
+    _, k_stride, _, pixel_stride = plan.y_strides
+    pixels, lanes, tiles, fused = plan.ow_tile, plan.tile_channels, plan.tiles, epilogue.apply
+    last_lanes = plan.shape.outputs - (tiles - 1) * lanes
+    stages = epilogue.vector_stages
+    if k_stride == 1 and stages is not None:
+        whole, last = (finish_op(stages, pixels, plan.block, channels, pixel_stride) for channels in (lanes, last_lanes))
+        several = tiles > 1
+
+        def store_vectors(total, y, first, channel, tile, operands):  # type: ignore[no-untyped-def]
+            k = channel + tile * lanes
+            if several and tile < tiles - 1:
+                whole(total, y, first + k, k, operands)
+            else:
+                last(total, y, first + k, k, operands)
+
+        return store_vectors
+    read, write = read_op(types.float32), write_op(types.float32)
+
+    def store(total, y, first, channel, tile, operands):  # type: ignore[no-untyped-def]
+        sums, k0 = spill(total), channel + tile * lanes
+        at = first + k0 * k_stride
+        used = lanes if tile < tiles - 1 else last_lanes
+        if k_stride == 1:
+            for i in range(pixels):
+                for k in range(used):
+                    to = at + i * pixel_stride + k
+                    write(y, to, fused(read(sums, i * lanes + k), k0 + k, to, operands))
+        else:
+            for k in range(used):
+                for i in range(pixels):
+                    to = at + k * k_stride + i * pixel_stride
+                    write(y, to, fused(read(sums, i * lanes + k), k0 + k, to, operands))
+
+    return store

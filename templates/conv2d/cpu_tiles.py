@@ -18,6 +18,7 @@ OW_TILES = (*range(1, 17), 20, 24, 28)
 OC_VECTORS = (1, 2, 3, 4, 6)
 OH_TILES = (1, 2, 4, 7, 8, 14, 16, 28, 32)
 UNROLLS = (1, 2, 4, 8)
+_X_LAYOUT = "packed: copy x to NCHW[x]c with its padding; direct: read x in place; padded: copy x with its padding"
 
 
 def up_to(values: Sequence[int], limit: int) -> tuple[int, ...]:
@@ -65,7 +66,7 @@ def tile_space(
     """The space of a register tile of `ow_tile` pixels x `oc_vectors` vectors of `block` output channels.
 
     Args:
-        x_layouts: "packed", and "direct" if x may be read in place.
+        x_layouts: "packed", and "direct" if x may be read in place, or "padded" if padding is all that it lacks.
         lanes_doc, step_doc: of the knobs `block` and `unroll`.
         weight_bytes: of an element of packed weights.
         rules: the template's own.
@@ -88,7 +89,7 @@ def tile_space(
             Knob("oc_vectors", OC_VECTORS, "vectors of output channels in the register tile"),
             Knob("unroll", (1,) if shape.depthwise else UNROLLS, step_doc),
             Knob("oh_tile", up_to(OH_TILES, shape.oh), "output rows per work item"),
-            Knob("x_layout", x_layouts, "packed: copy x to NCHW[x]c with its padding; direct: read x in place"),
+            Knob("x_layout", x_layouts, _X_LAYOUT),
             Knob("order", ("channels", "rows"), "whether neighbouring work items differ in output channels or in rows"),
             Knob("threads", thread_counts(target.sms), "threads that share the work items of every step"),
         ],

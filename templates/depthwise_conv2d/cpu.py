@@ -40,7 +40,7 @@ _TILES = (1, 2, 3, 4, 6, 8)
 _ROWS = (1, 2, 4, 7, 8, 14, 16, 28, 56, 112)
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _STACK_BYTES = 1 << 20  # of a thread's work item; threads have 8 MiB
-_CACHE_BYTES = 1 << 15  # in which the default keeps a work item
+_CACHE_BYTES = 1 << 17  # of the second-level cache, in which the default keeps a work item
 
 
 class DepthwiseConv2dCpu(Template[DepthwiseConv2dParams]):
@@ -87,7 +87,7 @@ class DepthwiseConv2dCpu(Template[DepthwiseConv2dParams]):
 
     def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
         """Vectors of a register, or of a row's pixels if these are fewer; and the most rows that stay in the cache and leave
-        each thread four work items."""
+        each thread two work items."""
         p = workload.params
         values = {knob.name: [int(value) for value in knob.values] for knob in space.knobs}
         threads = busy_threads(workload, target, values["threads"])
@@ -97,7 +97,7 @@ class DepthwiseConv2dCpu(Template[DepthwiseConv2dParams]):
 
         def fits(rows: int) -> bool:
             tiles = blocks * math.ceil(max(values["rows"]) / rows)
-            return _stack_bytes(workload, block, rows) <= _CACHE_BYTES and tiles >= 4 * threads
+            return _stack_bytes(workload, block, rows) <= _CACHE_BYTES and tiles >= 2 * threads
 
         rows = max((rows for rows in values["rows"] if fits(rows)), default=1)
         items = blocks // p.n
@@ -141,13 +141,13 @@ def _sums_over_taps(workload: Workload[DepthwiseConv2dParams], config: Config) -
     forward = p.direction == "forward"
     plan = (forward_plan if forward else grad_input_plan)(workload, config)
     source, weight = workload.signature[:2]
-    finish, operands = None, _before(workload)
+    finish, operands, stages = None, _before(workload), None
     if p.epilogue:
         epilogue = CpuEpilogue(workload)
-        finish, operands = epilogue.apply, epilogue.params
+        finish, operands, stages = epilogue.apply, epilogue.params, epilogue.vector_stages
     elif p.accumulate:
         finish = gradient_finish(workload.output, True)
-    kernel = correlate_kernel(plan, source, weight, workload.output, finish)
+    kernel = correlate_kernel(plan, source, weight, workload.output, finish, stages)
     arguments = (Pointer(source.name), Pointer("weight"), Pointer(workload.output.name), *operands)
     return KernelStep(kernel, arguments, Grid(plan.items), config["threads"])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from schedsearch.backend.cpu_finish import Stages, finish_op
 from schedsearch.backend.cpu_ops import as_array, narrow_op, widen_op
 from schedsearch.backend.cpu_taps import Tap, correlate_op, move_ops, reduce_op, stack_memory
 from schedsearch.ops import ArgSpec
@@ -39,13 +40,19 @@ class Numbers:
 
 
 def correlate_kernel(
-    plan: Plan, source: ArgSpec, weight: ArgSpec, output: ArgSpec, finish: Callable[..., Any] | None
+    plan: Plan,
+    source: ArgSpec,
+    weight: ArgSpec,
+    output: ArgSpec,
+    finish: Callable[..., Any] | None,
+    stages: Stages | None = None,
 ) -> Callable[..., None]:
     """From x to y, or from dy to dx. A work item is `plan.rows` rows of results of a block of channels.
 
     Args:
         finish: `finish(value, k, at, operands) -> element` for a sum of output channel k, whose place in the output is `at`.
             None: it is only rounded.
+        stages: the same for whole vectors; None if there is no such way.
     """
     image_memory, result_memory = stack_memory(4 * plan.planes_size), stack_memory(4 * plan.run_vectors * plan.lanes)
     filters = plan.source_factor * plan.output_factor
@@ -60,7 +67,7 @@ def correlate_kernel(
     rows, first_row, output_factor = plan.rows, plan.first_row, plan.output_factor
     filter_bytes = 4 * plan.taps * place
     pack, pack_weights = _all_planes(plan, source), _weights_packer(plan, weight)
-    compute = _all_phases(plan, output, finish)
+    compute = _all_phases(plan, output, finish, stages)
 
     def correlate(source, weight, output, *operands, start, stop):  # type: ignore[no-untyped-def]
         image, results, weights = image_memory(), result_memory(), weight_memory()
@@ -115,6 +122,7 @@ def _plane_packer(plan: Plan, plane: Plane, start: int, source: ArgSpec) -> Call
     fetch = move_ops(
         source.dtype, plan.lanes, place if place > 1 else max(1, last - first), column_step if in_row else 1
     ).fetch  # fmt: skip
+    fetch_part = move_ops(source.dtype, plan.lanes, plan.channels % place or place).fetch  # the last channels
 
     def pack(source, image, places, n, channel, used, row):  # type: ignore[no-untyped-def]
         values = as_array(source, (size,), element)
@@ -135,6 +143,10 @@ def _plane_packer(plan: Plan, plane: Plane, start: int, source: ArgSpec) -> Call
                 at = source + nbytes * (corner + line * h_stride)
                 for column in range(last - first):
                     fetch(at + nbytes * column * column_step, image + 4 * (to + begin + column * place))
+            elif whole:
+                at = source + nbytes * (corner + line * h_stride)
+                for column in range(last - first):
+                    fetch_part(at + nbytes * column * column_step, image + 4 * (to + begin + column * place))
             else:
                 at = corner + line * h_stride
                 for column in range(last - first):
@@ -166,10 +178,12 @@ def _weights_packer(plan: Plan, weight: ArgSpec) -> Callable[..., None]:
     return pack
 
 
-def _all_phases(plan: Plan, output: ArgSpec, finish: Callable[..., Any] | None) -> Callable[..., None]:
+def _all_phases(
+    plan: Plan, output: ArgSpec, finish: Callable[..., Any] | None, stages: Stages | None
+) -> Callable[..., None]:
     compute: Callable[..., None] = _no_phase
     for phase in plan.phases:
-        compute = _then_phase(compute, _phase(plan, phase, output, finish))
+        compute = _then_phase(compute, _phase(plan, phase, output, finish, stages))
     return compute
 
 
@@ -185,7 +199,9 @@ def _then_phase(before: Callable[..., None], phase: Callable[..., None]) -> Call
     return compute
 
 
-def _phase(plan: Plan, phase: Phase, output: ArgSpec, finish: Callable[..., Any] | None) -> Callable[..., None]:
+def _phase(
+    plan: Plan, phase: Phase, output: ArgSpec, finish: Callable[..., Any] | None, stages: Stages | None
+) -> Callable[..., None]:
     """Sums the taps of a phase for the rows of a work item, and stores the results that lie inside the output."""
     element, size = Numbers.of(output.dtype).element, output.size
     n_stride, c_stride, h_stride, w_stride = output.strides("NCHW")
@@ -207,6 +223,9 @@ def _phase(plan: Plan, phase: Phase, output: ArgSpec, finish: Callable[..., Any]
     in_row = place == 1 and (pixel_step == 1 or strided) and finish is None and last > first
     count, step = (place, 1) if place > 1 else (max(1, last - first), pixel_step if in_row else 1)
     nbytes, put = dtype(output.dtype).nbytes, move_ops(output.dtype, lanes, count, step).put
+    vectors = stages is not None and place > 1 and lane_step == 1
+    part = plan.channels % place or place
+    finish_whole, finish_part = (finish_op(stages or (), 1, place, width, 0) for width in (place, part))
     finish = finish or gradient_finish(output, False)
 
     def compute(image, results, weights, output, n, channel, used, j, row, operands):  # type: ignore[no-untyped-def]
@@ -230,6 +249,12 @@ def _phase(plan: Plan, phase: Phase, output: ArgSpec, finish: Callable[..., Any]
                 elif whole and used == place:
                     for v in range(first, last):
                         put(results + 4 * v * lanes, output + nbytes * (at + v * pixel_step))
+                elif vectors and used == place:
+                    for v in range(first, last):
+                        finish_whole(results + 4 * v * lanes, output, at + v * pixel_step, channel, operands)
+                elif vectors:
+                    for v in range(first, last):
+                        finish_part(results + 4 * v * lanes, output, at + v * pixel_step, channel, operands)
                 else:
                     for v in range(first, last):
                         for lane in range(used):

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from schedsearch.backend.cpu_finish import StageOperand, Stages
+from schedsearch.backend.cpu_moves import read_op
 from schedsearch.backend.cpu_ops import as_array, narrow_op, widen_op
 from schedsearch.launch import Param
 from schedsearch.ops import ArgSpec, Layout, Stage
@@ -45,7 +47,7 @@ class CpuEpilogue:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._operands = epilogue_operands(workload)
+        self._workload, self._operands = workload, epilogue_operands(workload)
         self.params: tuple[Param, ...] = tuple(operand.param for operand in self._operands)
         self.element = _element(workload.output.dtype)
         self.apply: Callable[..., Any] = _identity
@@ -54,6 +56,27 @@ class CpuEpilogue:
             self.apply = _after(self.apply, stage, number, self._operands, dense)
         if self.element == u16:
             self.apply = _rounded(self.apply, narrow_op(workload.output.dtype))
+
+    @property
+    def vector_stages(self) -> Stages | None:
+        """The stages for `finish_op`; None if not all is in float32, or if arrays like y do not lie as y does."""
+        stages = FactorParams.of(self._workload.params).epilogue
+        numbers = {*stage_inputs(self._workload), self._workload.output.dtype}
+        numbers |= {operand.dtype for operand in self._operands if operand.present}
+        dense = not self._workload.output.slice_of or all(operand.axes != "y" for operand in self._operands)
+        if numbers != {"float32"} or not dense:
+            return None
+        found = [(STAGE_CODES[stage.name].vector, self._vector_operands(stage)) for stage in stages]
+        return tuple((vector, named) for vector, named in found if vector is not None) if all(v for v, _ in found) else None
+
+    def _vector_operands(self, stage: Stage) -> tuple[StageOperand, ...]:
+        names = [operand.name for operand in self._operands]
+        arrays = [
+            StageOperand("elements" if each.axes == "y" else "channels", names.index(each.name))
+            for each in stage.kind.operands
+        ]
+        scalars = [StageOperand("scalar", names.index(each.name)) for each in stage.kind.scalars]
+        return (*arrays, *scalars, *(StageOperand("constant", 0, value) for value in numeric_parameters(stage).values()))
 
     def index(self, name: str) -> int | None:
         """The index of the operand `name` in `params` and therefore in a kernel's `*operands`; None if it has none."""
@@ -154,12 +177,16 @@ def _with_element(index: int, like_y: bool, dtype: str, rest: Callable[..., Any]
     kind = _element(dtype)
     number = widen_op(dtype) if kind == u16 else kind  # a cast to its own type changes nothing
 
-    def values(k, at, operands):  # type: ignore[no-untyped-def]
-        element = at if like_y else k
-        array = as_array(operands[index], (element + 1,), kind)
-        return (number(array[element]), *rest(k, at, operands))
+    read = read_op(kind)
 
-    return values
+    def of_channel(k, at, operands):  # type: ignore[no-untyped-def]
+        return (number(read(operands[index], k)), *rest(k, at, operands))
+
+    def of_element(k, at, operands):  # type: ignore[no-untyped-def]
+        array = as_array(operands[index], (at + 1,), kind)  # which may be y
+        return (number(array[at]), *rest(k, at, operands))
+
+    return of_element if like_y else of_channel
 
 
 def _with_dense_element(index: int, dtype: str, dense: Callable[..., Any], rest: Callable[..., Any]) -> Callable[..., Any]:

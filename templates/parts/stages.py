@@ -51,6 +51,8 @@ class StageCode:
             s32 or u32. Registers may hold either kind of number.
         after_relu: `integer` for a value that is not negative, if that takes fewer instructions; else "".
         with_relu: `integer` for a stage whose parameter `relu` is true; "" if it has no such parameter.
+        vector: `vector(math, value, operands) -> value`, `function` for whole vectors of float32, in the operations of
+            `schedsearch.backend.cpu_finish.VectorMath`; None if there is none.
         older: `ptx` without instructions of compute capability 8.0; "" if it has none.
     """
 
@@ -61,6 +63,7 @@ class StageCode:
     older: str = ""
     after_relu: str = ""
     with_relu: str = ""
+    vector: Callable[[Any, Any, Any], Any] | None = None
 
 
 def _add(value: Any, operands: Any) -> Any:
@@ -102,6 +105,39 @@ def _hard_swish(value: Any, operands: Any) -> Any:
 
 def _gelu(value: Any, operands: Any) -> Any:
     return np.float32(_HALF * value) * (_ONE + np.float32(math.erf(value * _SQRT_HALF)))
+
+
+def _add_vector(m: Any, value: Any, operands: Any) -> Any:
+    return m.add(value, operands[0])
+
+
+def _scale_shift_vector(m: Any, value: Any, operands: Any) -> Any:
+    return m.add(m.multiply(value, operands[0]), operands[1])
+
+
+def _relu_vector(m: Any, value: Any, operands: Any) -> Any:
+    return m.larger(value, m.number(0))
+
+
+def _leaky_relu_vector(m: Any, value: Any, operands: Any) -> Any:
+    return m.where(m.less(value, m.number(0)), m.multiply(value, operands[0]), value)
+
+
+def _clip_vector(m: Any, value: Any, operands: Any) -> Any:
+    return m.smaller(m.larger(value, operands[0]), operands[1])
+
+
+def _sigmoid_vector(m: Any, value: Any, operands: Any) -> Any:
+    return m.divide(m.number(1), m.add(m.number(1), m.exp(m.subtract(m.number(0), value))))
+
+
+def _silu_vector(m: Any, value: Any, operands: Any) -> Any:
+    return m.divide(value, m.add(m.number(1), m.exp(m.subtract(m.number(0), value))))
+
+
+def _hard_swish_vector(m: Any, value: Any, operands: Any) -> Any:
+    gate = m.add(m.multiply(value, m.number(_SIXTH)), m.number(0.5))
+    return m.multiply(value, m.smaller(m.larger(gate, m.number(0)), m.number(1)))
 
 
 # The product is rounded to an integer, half to even, by adding 1.5 * 2^23: from 2^23 to 2^24, neighbours in float32 are
@@ -193,20 +229,26 @@ _GELU = (
 )
 
 STAGE_CODES: dict[str, StageCode] = {
-    "bias": StageCode("add.f32 {value}, {value}, {bias};", _add, integer="add.{int} {value}, {value}, {bias};"),
-    "scale_shift": StageCode("fma.rn.f32 {value}, {value}, {scale}, {shift};", _scale_shift),
-    "residual": StageCode("add.f32 {value}, {value}, {residual};", _add, integer="add.{int} {value}, {value}, {residual};"),
+    "bias": StageCode(
+        "add.f32 {value}, {value}, {bias};", _add, integer="add.{int} {value}, {value}, {bias};", vector=_add_vector
+    ),
+    "scale_shift": StageCode("fma.rn.f32 {value}, {value}, {scale}, {shift};", _scale_shift, vector=_scale_shift_vector),
+    "residual": StageCode(
+        "add.f32 {value}, {value}, {residual};", _add, integer="add.{int} {value}, {value}, {residual};", vector=_add_vector
+    ),
     "relu": StageCode(
         "max.NaN.f32 {value}, {value}, 0f00000000;",
         _relu,
         integer="max.{int} {value}, {value}, 0;",
         older="setp.lt.f32 q, {value}, 0f00000000; selp.f32 {value}, 0f00000000, {value}, q;",
+        vector=_relu_vector,
     ),
     "leaky_relu": StageCode(
         "mul.f32 {temporary0}, {value}, {leaky_relu_slope}; setp.gt.f32 q, {value}, 0f00000000; "
         "selp.f32 {value}, {value}, {temporary0}, q;",
         _leaky_relu,
         temporaries=1,
+        vector=_leaky_relu_vector,
     ),
     "clip": StageCode(
         "max.NaN.f32 {value}, {value}, {clip_min}; min.NaN.f32 {value}, {value}, {clip_max};",
@@ -216,13 +258,15 @@ STAGE_CODES: dict[str, StageCode] = {
         temporaries=1,
         older="setp.lt.f32 q, {value}, {clip_min}; selp.f32 {value}, {clip_min}, {value}, q; "
         "setp.gt.f32 q, {value}, {clip_max}; selp.f32 {value}, {clip_max}, {value}, q;",
+        vector=_clip_vector,
     ),
-    "sigmoid": StageCode(_GATE + "mov.f32 {value}, {temporary0};", _sigmoid, temporaries=1),
-    "silu": StageCode(_GATE + "mul.f32 {value}, {value}, {temporary0};", _silu, temporaries=1),
+    "sigmoid": StageCode(_GATE + "mov.f32 {value}, {temporary0};", _sigmoid, temporaries=1, vector=_sigmoid_vector),
+    "silu": StageCode(_GATE + "mul.f32 {value}, {value}, {temporary0};", _silu, temporaries=1, vector=_silu_vector),
     "hard_swish": StageCode(
         "fma.rn.sat.f32 {temporary0}, {value}, 0f3E2AAAAB, 0f3F000000; mul.f32 {value}, {value}, {temporary0};",
         _hard_swish,
         temporaries=1,
+        vector=_hard_swish_vector,
     ),
     "gelu": StageCode(_GELU, _gelu, temporaries=3),
     # The result is not saturated to 8 bits: the instruction that packs it does so.
