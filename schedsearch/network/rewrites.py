@@ -2,7 +2,8 @@
 
 - Convolutions and pools with one dimension are those of images with one row (`schedsearch.network.compositions.rows`).
 - A transposed convolution is a convolution of blocks of pixels (`schedsearch.network.transposed`).
-- x * Sigmoid(x) is Swish, and x * HardSigmoid(x) of the usual slope is HardSwish.
+- x * Sigmoid(x) is Swish, and x * HardSigmoid(x) of the usual slope is HardSwish; so is what models write out for it
+  (`schedsearch.network.compositions.gates`).
 - A Concat of dequantised numbers that is quantised is one of 8-bit numbers, and a view of dequantised numbers is one of
   8-bit numbers.
 - Reductions over any axes are pools of whole images (`schedsearch.network.reductions`).
@@ -20,6 +21,7 @@ import numpy as np
 from schedsearch.network.compositions import (
     attention,
     einsum,
+    gates,
     normalisations,
     pads,
     pools,
@@ -173,4 +175,5 @@ _REWRITES = {
     **einsum.REWRITTEN,
     **rotary.REWRITTEN,
     **resizing.REWRITTEN,
+    **gates.REWRITTEN,
 }
