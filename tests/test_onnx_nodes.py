@@ -37,16 +37,14 @@ COMPUTED = {*ELEMENTWISE, "Concat", "MatMul", "Einsum", "Attention", "RotaryEmbe
 DTYPE = r"(reads|makes|is) (an unknown dtype|\w+); allowed: "
 REFUSED: Mapping[str, str] = {
     "Attention": "Where|Equal",  # of masks that are computed
-    "AveragePool": "has 3 spatial dimensions",
     "BatchNormalization": "in training mode",
     "Clip": "is computed, where only a constant",
     "ConvInteger": "zero point that is computed or differs",
-    "ConvTranspose": "allowed: 1 or 2 spatial|more pixels than there are",
+    "ConvTranspose": "more pixels than there are",
     "DequantizeLinear": "scales of blocks",
     "Dropout": "in training mode or gives its mask|ConstantOfShape",
     "Identity": "of unknown rank",  # a sequence
-    "LpPool": "has 3 spatial dimensions",
-    "MaxPool": "has 3 spatial dimensions|the places of the largest pixels",
+    "MaxPool": "the places of the largest pixels",
     "Pow": "is computed, where only a constant",
     "QLinearMatMul": "computed, or not a matrix",
     "QuantizeLinear": "scales of blocks",

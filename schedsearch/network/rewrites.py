@@ -29,6 +29,7 @@ from schedsearch.network.compositions import (
     quantised,
     resizing,
     rotary,
+    volumes,
 )
 from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import is_onnx, only_reader
@@ -50,6 +51,7 @@ def rewrite_nodes(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     lift_rows(model)
+    volumes.rewrite_volumes(model)
     seen: set[ir.Node] = set()
     while new := [node for node in model.graph if node not in seen]:
         seen.update(new)
@@ -176,4 +178,5 @@ _REWRITES = {
     **rotary.REWRITTEN,
     **resizing.REWRITTEN,
     **gates.REWRITTEN,
+    **volumes.REWRITTEN,
 }

@@ -66,20 +66,20 @@ def _pixels(value: ir.Value | None) -> list[int] | None:
 def transposed_problem(node: ir.Node) -> str:
     """Why a ConvTranspose cannot become a convolution; empty if it can."""
     x, weight = node.inputs[0], node.inputs[1]
-    if x is None or x.shape is None or not x.shape.is_static() or len(x.shape) != 4:
-        return "has an input of another shape than N, C, (H,) W; allowed: 1 or 2 spatial dimensions, of known extents"
+    if x is None or x.shape is None or not x.shape.is_static() or len(x.shape) not in (4, 5):
+        return "has an input of another shape than N, C, (D, H,) W; allowed: 1 to 3 spatial dimensions, of known extents"
     if weight is None or weight.const_value is None:
         return "has a weight that is computed; allowed: a constant"
     if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or "output_shape" in node.attributes:
         return "has auto_pad or output_shape that asks for more pixels than there are; allowed: pads and output_padding"
-    rows, columns = (_Axis.of(node, axis) for axis in (0, 1))
-    if any(min(axis.before, axis.after) < 0 for axis in (rows, columns)):
+    axes = [Axis.of(node, axis) for axis in range(len(x.shape) - 2)]
+    if any(min(axis.before, axis.after) < 0 for axis in axes):
         return "has pads that are larger than its filters; allowed: smaller ones"
     return ""
 
 
-class _Axis:
-    """Height or width of a transposed convolution, as a convolution of blocks of `stride` pixels.
+class Axis:
+    """Depth, height or width of a transposed convolution, as a convolution of blocks of `stride` pixels.
 
     Pixel stride * q + f of the result is the sum of x[q + d] * weight[f + pad - stride * d]. The taps d that any phase f of
     a block has are those of the convolution; a phase has weight 0 where its own filter has no such tap. Source: Shi et al.,
@@ -107,15 +107,15 @@ class _Axis:
         self.after = self.blocks - extent - self.before + self.taps - 1
 
     @classmethod
-    def of(cls, node: ir.Node, axis: int) -> _Axis:
+    def of(cls, node: ir.Node, axis: int) -> Axis:
         x, weight = node.inputs[0], node.inputs[1]
         assert x is not None and x.shape is not None and weight is not None and weight.shape is not None
-        read = node.attributes
-        pads = read.get_ints("pads", (0, 0, 0, 0))
-        stride, dilation = read.get_ints("strides", (1, 1))[axis], read.get_ints("dilations", (1, 1))[axis]
-        more = read.get_ints("output_padding", (0, 0))[axis]
+        read, rank = node.attributes, len(x.shape) - 2
+        pads, ones = read.get_ints("pads", (0,) * 2 * rank), (1,) * rank
+        stride, dilation = read.get_ints("strides", ones)[axis], read.get_ints("dilations", ones)[axis]
+        more = read.get_ints("output_padding", (0,) * rank)[axis]
         extents = int(x.shape[2 + axis]), int(weight.shape[2 + axis])
-        return cls(*extents, stride, dilation, (pads[axis], pads[2 + axis]), more)
+        return cls(*extents, stride, dilation, (pads[axis], pads[rank + axis]), more)
 
     def selection(self) -> Array:
         """(phase, tap of the convolution, tap of the filter): 1 where they belong together, else 0."""
@@ -128,11 +128,11 @@ def transposed_convolution(model: ir.Model, node: ir.Node) -> None:
     """Replaces a transposed convolution; one with a `transposed_problem` stays."""
     import onnx_ir as ir
 
-    if transposed_problem(node):
+    if transposed_problem(node) or len(node.inputs[0].shape) != 4:
         return
     x, weight, y = node.inputs[0], node.inputs[1], node.outputs[0]
     assert x is not None and x.shape is not None and weight is not None and weight.const_value is not None
-    rows, columns = (_Axis.of(node, axis) for axis in (0, 1))
+    rows, columns = (Axis.of(node, axis) for axis in (0, 1))
     groups, strides = node.attributes.get_int("group", 1), (rows.stride, columns.stride)
     block = rows.stride * columns.stride
     by_phase = rows.stride == 1 < columns.stride and groups == 1

@@ -31,20 +31,20 @@ def window_of(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> Par
     """Stride, dilation and padding of a convolution or pool over two dimensions."""
     read = node.attributes
     stride, dilation = (list(read.get_ints(name, (1, 1))) for name in ("strides", "dilations"))
-    padding = _padding(read.get_string("auto_pad", "NOTSET"), image, kernel, stride, dilation)
+    padding = auto_pads(read.get_string("auto_pad", "NOTSET"), image, kernel, stride, dilation)
     if padding is None:
         padding = list(read.get_ints("pads", (0, 0, 0, 0)))
     return {"stride": stride, "dilation": dilation, "padding": padding}
 
 
-def _padding(
+def auto_pads(
     auto_pad: str, image: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> list[int] | None:
-    """[top, left, bottom, right] by ONNX's `auto_pad`; None if the node's `pads` count."""
+    """The padding in front of each axis, then that behind each, by ONNX's `auto_pad`; None if the node's `pads` count."""
     if auto_pad == "NOTSET":
         return None
     if auto_pad == "VALID":
-        return [0, 0, 0, 0]
+        return [0] * 2 * len(image)
     before, after = [], []
     for extent, taps, step, gap in zip(image, kernel, stride, dilation):
         total = max((-(-extent // step) - 1) * step + (taps - 1) * gap + 1 - extent, 0)
@@ -61,7 +61,7 @@ def _pool(mode: str, *, whole: bool = False) -> Read:
         (x,) = inputs_of(node, 1)
         extents = extents_of(node, x)
         if len(extents) != 4:
-            return f"{name_of(node)} has {len(extents) - 2} spatial dimensions; allowed: 1 or 2"
+            return f"{name_of(node)} has {len(extents) - 2} spatial dimensions; allowed: 1 to 3"
         if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
             return f"{name_of(node)} gives the places of the largest pixels; allowed: only their values"
         if whole:
