@@ -136,6 +136,7 @@ CASES |= {
     "a slice of rows of 62 channels": (
         {**SHAPE, "c": 24, "k": 40, "slice_of": 62}, {**SMALL, "bn": 48, "persistent": True, "warpgroups": 2}
     ),
+    "x is the last channels of a larger array": ({**TAILS, "n": 2, "c": 40, "x_slice": (64, 24)}, {**SMALL, "stages": 2}),
     "an odd slice of rows of 64 channels": ({**SHAPE, "c": 24, "k": 21, "slice_of": 64}, {**SMALL, "bn": 16}),
 }  # fmt: skip
 # The modules that the kernel is made of.
@@ -212,7 +213,8 @@ def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str
     of_maps = {"x": halves["x"], "weight": by_taps, "y": memory_of_y if workload.output.slice_of else y}
     emulator.run(step, {"y": memory.add(memory_of_y), "bias": memory.add(bias)}, 2, of_maps)
 
-    right = convolve(workload, arrays["x"], arrays["weight"]) + bias.astype(np.float32)
+    own_x = arrays["x"][..., -workload.c :]
+    right = convolve(workload.replace(x_slice=()), own_x, arrays["weight"]) + bias.astype(np.float32)
     for stage in workload.epilogue:
         right = depth_to_space(right, workload.output_layout, **stage.params)
     assert np.isfinite(larger).sum() == right.size, "nothing around a slice is written"

@@ -49,7 +49,7 @@ def kernels(net: Net, **options: Any) -> list[str]:
 @pytest.mark.parametrize("n", [1, 3])
 def test_units_of_shufflenet_have_one_kernel_for_concatenation_and_shuffle(n: int) -> None:
     net = two_units(n)
-    of_unit = ["strided_slice", "conv2d", "elementwise"]  # the half that stays is read where it is
+    of_unit = ["conv2d", "elementwise"]  # both read their half where it is
     assert kernels(net) == ["conv2d", *of_unit, *of_unit, "conv2d"]
     assert_as_onnxruntime(net.model(), {"x": normal(n, 12, *PIXELS)})
 
@@ -95,6 +95,20 @@ def test_other_orders_and_results_that_are_read_elsewhere_keep_their_nodes() -> 
     assert operators() == ["conv2d", "conv2d", "elementwise"]
     assert "concat" in operators(read_twice=True)
     assert "transpose" in operators((0, 2, 1, 4, 3))
+
+
+def test_convolutions_of_pixels_read_slices_that_a_copy_would_not_make_faster() -> None:
+    """The last channels, or channels that fill no 16 bytes; others keep the kernels that read whole arrays."""
+
+    def operators(first: int, channels: int, size: int = 1, of: int = 32) -> list[str]:
+        net = Net(1, of, *PIXELS)
+        part = net.node("Slice", "x", net.row(first), net.row(first + channels), net.row(1))
+        net.conv(part, 8, channels, size)
+        assert_as_onnxruntime(net.model(), {"x": normal(1, of, *PIXELS)}, atol=1e-4)
+        return kernels(net)
+
+    assert operators(16, 16) == operators(0, 12) == operators(4, 16) == ["conv2d"]
+    assert operators(0, 16) == operators(16, 16, size=3) == ["strided_slice", "conv2d"]
 
 
 def test_a_slice_of_rows_is_copied_before_a_shuffle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 from schedsearch.constructors import FactorOptions, ProductOptions, WindowOptions, made
@@ -15,6 +16,7 @@ from schedsearch.workload import Workload
 class _Conv2dOptions(WindowOptions, ProductOptions, total=False):
     output_layout: str | None
     slice_of: int | None
+    x_slice: Sequence[int]
     weight_layout: str | None
 
 
@@ -65,6 +67,8 @@ def conv2d(
         output_layout: axes of y in memory: NHWC or NCHW if x has one of these; default: `layout`.
         slice_of: channels of a larger array that holds y. Kernels then take a slice of it along the channels as `out`, and
             leave its other channels alone: a concatenation of several results costs nothing. Default: the channels of y.
+        x_slice: channels of a larger array, and which of them is the first of x. Kernels then take the larger array, in NHWC
+            or NCHW, so that half of an array needs no copy. Default: x is an array of its own.
         weight_layout: OHWI, OIHW or OIHW[x]o[x]i; default: the one that belongs to `layout`.
         epilogue: an `Epilogue`, or stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
 
@@ -90,6 +94,8 @@ def conv2d(
         (1, 32, 28, 28)
         >>> conv2d(n=1, h=14, w=14, c=64, k=32, r=1, s=1, slice_of=256).output.strides("NHWC")
         (50176, 3584, 256, 1)
+        >>> conv2d(n=1, h=14, w=14, c=58, k=58, r=1, s=1, x_slice=(116, 58)).signature[0].shape
+        (1, 14, 14, 116)
     """
     return made(CONV2D, locals())
 

@@ -192,7 +192,8 @@ class _Graph:
             self.needed.update(cut.reads)
         self._views_of_transposes(places)
         chains = self._chains(places)
-        for chain in without_concatenations(without_slices(chains, self.unread) if self.cuts else chains, self.slices):
+        chains = without_slices(chains, self.unread, self.slices) if self.cuts else chains
+        for chain in without_concatenations(chains, self.slices):
             chain.nodes.sort(key=places.__getitem__)
             made = self._node(chain)
             self.members[made.name] = tuple(chain.nodes)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand
-from schedsearch.network.facts import only_reader
+from schedsearch.network.facts import FLOATS, only_reader
 from schedsearch.network.graph import Constant
 from schedsearch.network.shuffles import takes_slice
 from schedsearch.ops.registry import operator
@@ -16,6 +16,7 @@ from schedsearch.ops.registry import operator
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+ALIGNED_READS = 8  # channels of 16-bit numbers that fill 16 bytes
 ALIGNED_CHANNELS = 16  # a slice then begins at a multiple of 16 bytes in every dtype and layout
 
 
@@ -56,13 +57,17 @@ def without_concatenations(chains: Sequence[Chain], dtypes: Sequence[str] | None
     return kept
 
 
-def without_slices(chains: Sequence[Chain], unread: Collection[ir.Node] = ()) -> list[Chain]:
-    """The chains without slices that element-wise chains alone read: these read them where they are.
+def without_slices(
+    chains: Sequence[Chain], unread: Collection[ir.Node] = (), dtypes: Sequence[str] | None = None
+) -> list[Chain]:
+    """The chains without slices that element-wise chains and convolutions alone read: these read them where they are.
 
-    Splits are slices. Of slices of slices, only the last one is read in place. Slices that go backwards stay.
+    Splits are slices. Of slices of slices, only the last one is read in place. Slices that go backwards stay, and those that
+    some convolution would read more slowly than a copy of its own (`_reads_slice`).
 
     Args:
         unread: nodes whose results nothing reads, because chains read what is before them.
+        dtypes: of convolutions that can read slices; None: no convolution reads them.
     """
     kept = list(chains)
     for chain in chains:
@@ -75,8 +80,7 @@ def without_slices(chains: Sequence[Chain], unread: Collection[ir.Node] = ()) ->
         ones = set(strides) == {1}
         if (
             not readers
-            or any(each.op != "elementwise" for each in readers)
-            or any(each.shuffles and not (ones and takes_slice(x, begin, shape)) for each in readers)
+            or not all(_reads_slice(each, chain.value, dtypes, x, begin, shape, ones) for each in readers)
             or not all(user in inside or user in unread for user, _ in chain.value.uses())
             or chain.value.is_graph_output()
             or min(*strides, *shape) < 1
@@ -86,12 +90,36 @@ def without_slices(chains: Sequence[Chain], unread: Collection[ir.Node] = ()) ->
             names = [name for name, operand in reader.arguments.items() if operand is chain.value]
             for name in names:
                 reader.arguments[name] = source
+            if reader.op == "conv2d":
+                reader.params["x_slice"] = [x[1], begin[1]]
+                continue
             reader.params["inputs"] = [
                 [*each, list(x), begin, strides] if each[0] in names else each for each in reader.params["inputs"]
             ]
         readers[0].nodes[:0] = chain.nodes
         kept.remove(chain)
     return kept
+
+
+def _reads_slice(
+    reader: Chain, value: Operand, dtypes: Sequence[str] | None, x: Sequence[int], begin: Sequence[int],
+    shape: Sequence[int], ones: bool,
+) -> bool:  # fmt: skip
+    """Whether a chain reads a slice of an array of extents `x` where it is; `ones`: of neighbours along every axis.
+
+    A convolution of single pixels does, if the slice is of channels and either they are the last of the array, which TMA
+    reads as well, or they fill no 16 bytes, so that TMA would not read a copy either.
+    """
+    of_channels = ones and len(x) == 4 and takes_slice(x, begin, shape)
+    if reader.op == "elementwise":
+        return of_channels if reader.shuffles else True
+    if reader.op != "conv2d" or dtypes is None or reader.params["dtype"] not in dtypes or not of_channels:
+        return False
+    p = reader.params
+    others = [operand for name, operand in reader.arguments.items() if name != "x"]
+    pointwise = (p["r"], p["s"], p.get("groups", 1)) == (1, 1, 1) and not p.get("zero_points")
+    last, unaligned = begin[1] + shape[1] == x[1], shape[1] % ALIGNED_READS != 0 or begin[1] % ALIGNED_READS != 0
+    return pointwise and p["dtype"] in FLOATS and value not in others and (last or unaligned)
 
 
 def _positions(chain: Chain) -> tuple[list[int], list[int], list[int]]:

@@ -102,6 +102,18 @@ class Conv2dParams(SumOfProductsParams, WindowParams):
             {"type": "integer", "minimum": 1, "maximum": MAX_INT},
         )
     )
+    x_slice: tuple[int, ...] = declared(
+        Parameter(
+            "x is a slice of the channels of a larger array, which kernels take: how many channels that has, and the first "
+            "of x; default: x is an array of its own",
+            {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT},
+                "maxItems": 2,
+                "default": [],
+            },
+        )
+    )
     weight_layout: str = declared(
         Parameter(
             "OHWI, OIHW, or OIHW[x]o[x]i (OIHW32o32i); default: the one that belongs to layout",
@@ -139,6 +151,7 @@ class Conv2d(SumOfProducts[Conv2dParams]):
             "layout": "NHWC",
             "output_layout": params.get("layout", "NHWC"),
             "slice_of": _own_channels(params),
+            "x_slice": (),
             "weight_layout": default_weight_layout(params.get("layout", "NHWC")),
             "epilogue": (),
         }
@@ -156,7 +169,9 @@ class Conv2d(SumOfProducts[Conv2dParams]):
             p = self.typed(out)
             problems += [*_group_problems(p), *window_problems(p), *_block_problems(p)]
             problems += number_problems(p, self.accumulator(p), p.out_dtype, moves=True)
-            problems = problems or _slice_problems(p)
+            problems = problems or [*_slice_problems(p), *_x_slice_problems(p)]
+            if not problems and p.x_slice == (p.c, 0):
+                out["x_slice"] = ()
         return out, problems
 
     def output_hw(self, p: Conv2dParams) -> tuple[int, int]:
@@ -164,7 +179,7 @@ class Conv2d(SumOfProducts[Conv2dParams]):
         return output_hw(p)
 
     def arguments(self, p: Conv2dParams) -> tuple[ArgSpec, ...]:
-        image = {"N": p.n, "C": p.c, "H": p.h, "W": p.w}
+        image = {"N": p.n, "C": p.x_slice[0] if p.x_slice else p.c, "H": p.h, "W": p.w}
         weight = {"O": p.k, "I": p.c // p.groups, "H": p.r, "W": p.s}
         weight_shape = Layout.parse(p.weight_layout).shape(weight)
         return (
@@ -196,7 +211,9 @@ class Conv2d(SumOfProducts[Conv2dParams]):
         read = p.n * p.c * rows.inputs * columns.inputs + p.k * channels * rows.taps * columns.taps
         written = p.n * out_h * out_w * p.k
         least_bytes = read * dtype_of(p.dtype).nbytes + written * dtype_of(p.out_dtype).nbytes
-        return Work(flops, super().work(p).nbytes, reduction, least_flops, least_bytes)
+        # What lies around a slice need not be read.
+        nbytes = super().work(p.replace(x_slice=()) if p.x_slice else p).nbytes
+        return Work(flops, nbytes, reduction, least_flops, least_bytes)
 
     def label(self, p: Conv2dParams) -> str:
         words = [f"conv2d {p.n}x{p.h}x{p.w}x{p.c} k{p.k} {p.r}x{p.s}"]
@@ -205,6 +222,7 @@ class Conv2d(SumOfProducts[Conv2dParams]):
             words.append(f"g{p.groups}")
         words += self.format_words(p)
         words.append(p.layout if p.layout == p.output_layout else f"{p.layout}->{p.output_layout}")
+        words += [f"x in {p.x_slice[0]} from {p.x_slice[1]} on"] if p.x_slice else []
         words += [f"into {p.slice_of}"] if p.slice_of != _own_channels(p) else []
         return " ".join(words) + "".join(f"+{stage}" for stage in p.epilogue)
 
@@ -261,4 +279,24 @@ def _slice_problems(p: Conv2dParams) -> list[Problem]:
         return [Problem("slice_of", f"slice_of is {whole}; allowed: multiples of {block}, the blocks of {p.output_layout}")]
     if pixel_shuffle(p.epilogue, p.k) is not None:
         return [Problem("slice_of", f"slice_of is {whole}; leave it out or leave out depth_to_space: y has one of them")]
+    return []
+
+
+def first_channel(p: Conv2dParams) -> int:
+    """The first channel of x in the array that kernels take."""
+    return int(p.x_slice[1]) if p.x_slice else 0
+
+
+def _x_slice_problems(p: Conv2dParams) -> list[Problem]:
+    """An array that x cannot be a slice of."""
+    if not p.x_slice:
+        return []
+    if len(p.x_slice) != 2 or p.x_slice[1] + p.c > p.x_slice[0]:
+        got = f"x_slice is {list(p.x_slice)} and x has {p.c} channels"
+        allowed = "[channels of the array, first channel of x], so that x lies inside of it"
+        return [Problem("x_slice", f"{got}; allowed: {allowed}")]
+    if Layout.parse(p.layout).blocks:
+        return [Problem("x_slice", f"x_slice is {list(p.x_slice)} in {p.layout}; allowed: in NHWC and NCHW")]
+    if p.zero_points:
+        return [Problem("x_slice", f"x_slice is {list(p.x_slice)} with zero points; give x as an array of its own")]
     return []

@@ -53,14 +53,14 @@ class Conv2dCpu(Template[Conv2dParams]):
             return f"layout is {p.layout}; allowed: NHWC, NCHW"
         if p.output_layout != p.layout:
             return f"output_layout is {p.output_layout}; allowed: {p.layout}, as that of x"
-        return epilogue_problem(workload, dtypes=("float32",), slices=True)
+        return epilogue_problem(workload, dtypes=("float32",), slices=True, x_slices=True)
 
     def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
         x_layouts: tuple[str, ...] = ("packed",)
         if shape.fits_unpadded:
             x_layouts = ("packed", "direct")
-        elif workload.params.layout == "NHWC" and not shape.depthwise:
+        elif workload.params.layout == "NHWC" and not shape.depthwise and not workload.params.x_slice:
             x_layouts = ("packed", "padded")
         rules = (
             Constraint(

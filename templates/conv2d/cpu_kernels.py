@@ -16,7 +16,7 @@ from schedsearch.backend.cpu_finish import finish_op
 from schedsearch.backend.cpu_moves import read_op, write_op
 from schedsearch.backend.cpu_ops import as_array, tile_ops
 from schedsearch.config import Config
-from schedsearch.ops.conv2d import Conv2dParams
+from schedsearch.ops.conv2d import Conv2dParams, first_channel
 from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.workload import Workload
@@ -119,7 +119,8 @@ class Plan(TilePlan):
 
     x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block), or (n, padded_h, padded_w, channels) if `padded`.
     w_packed is (sets, groups, tiles, channel blocks, r, s, channel of the block, tile_channels); only its last channel
-    block may be narrower. Strides are distances along (n, c, h, w), (k, c, r, s) and (n, k, p, q).
+    block may be narrower. Strides are distances along (n, c, h, w), (k, c, r, s) and (n, k, p, q). `x_first` is the first
+    element of x in the array that has it.
     """
 
     shape: Shape
@@ -135,6 +136,7 @@ class Plan(TilePlan):
     y_strides: tuple[int, ...]
     own_weights: bool = False
     padded: bool = False
+    x_first: int = 0
 
     @classmethod
     def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
@@ -145,6 +147,7 @@ class Plan(TilePlan):
             padded=config["x_layout"] == "padded",
             channels_inner=config["order"] == "channels", x_strides=x.strides("NCHW"), w_strides=weight.strides("OIHW"),
             y_strides=workload.output.strides("NCHW"),
+            x_first=first_channel(workload.params) * x.strides("NCHW")[1],
         )  # fmt: skip
 
     @property
@@ -213,7 +216,7 @@ def pack_x_kernel(plan: Plan) -> Callable[..., None]:
     groups, blocks, block = shape.groups, plan.x_blocks, plan.x_block
     rows, columns, top, left, height = shape.padded_h, shape.padded_w, shape.top, shape.left, shape.h
     first, last = min(left, columns), min(left + shape.w, columns)  # columns inside of the image
-    x_size, packed_size = shape.n * n_stride, plan.x_size
+    x_size, packed_size, x_first = shape.n * n_stride, plan.x_size, plan.x_first
 
     def pack_x(x, packed, start, stop):  # type: ignore[no-untyped-def]
         source = as_array(x, (x_size,), f32)
@@ -231,7 +234,7 @@ def pack_x_kernel(plan: Plan) -> Callable[..., None]:
                 continue
             for i in range(first * block):
                 target[to + i] = f32(0)
-            at = n * n_stride + (group * channels + c0) * c_stride + row * h_stride
+            at = x_first + n * n_stride + (group * channels + c0) * c_stride + row * h_stride
             for column in range(first, last):
                 pixel = at + (column - left) * w_stride
                 for c in range(width):
@@ -326,7 +329,7 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
         x_row_bytes=stride_w * w_stride, x_depth_bytes=c_stride, broadcast=not shape.depthwise,
     )  # fmt: skip
     zero, multiply_add, multiply_add_one = ops.zero, ops.multiply_add, ops.multiply_add_one
-    store = store_kernel(plan, epilogue, ops.spill)
+    store, x_first_bytes = store_kernel(plan, epilogue, ops.spill), 4 * plan.x_first if plan.direct else 0
 
     def convolve(x, w, y, *operands, start, stop):  # type: ignore[no-untyped-def]
         x, w = i64(x), i64(w)
@@ -337,7 +340,7 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
                 tile, row_tile = item // row_tiles % tiles, item % row_tiles
             group = item // (tiles * row_tiles) % groups
             n = item // (tiles * row_tiles * groups)
-            x_item = x + n * n_stride + group * group_stride + tile * tile_stride
+            x_item = x + x_first_bytes + n * n_stride + group * group_stride + tile * tile_stride
             w_item = w + (n * image_tiles + group * tiles + tile) * weight_tile_bytes
             for p in range(row_tile * oh_tile, min(row_tile * oh_tile + oh_tile, oh)):
                 for q_tile in range(ow_tiles):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schedsearch.ops.conv2d import CONV2D, Conv2dParams
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams, first_channel
 from schedsearch.ops.conv2d_formats import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import pixel_shuffle
@@ -96,6 +96,7 @@ class Im2col:
         filter_block: input and output channels of a block of the weights in OIHW[x]o[x]i; 0: the weights are OHWI.
         shuffle: depth_to_space through which y is stored. `y` is then the output before it.
         own_weights: each image has weights of its own, one set after the other in memory; no tile straddles two images.
+        first_channel: of x in the array that has it, whose channels end with those of x; `x` is then that array.
     """
 
     rows: int
@@ -117,6 +118,7 @@ class Im2col:
     filter_block: int
     shuffle: PixelShuffle | None = None
     own_weights: bool = False
+    first_channel: int = 0
 
     @classmethod
     def of(cls, workload: Workload[Conv2dParams], x: Blocks | None = None, y: Blocks | None = None) -> Im2col:
@@ -125,14 +127,14 @@ class Im2col:
         out_h, out_w = CONV2D.output_hw(w)
         top, left, bottom, right = w.padding
         upper = (right - (w.s - 1) * w.dilation[1], bottom - (w.r - 1) * w.dilation[0])
-        x, y = x or Blocks.of(w.c, w.n, w.layout), y or Blocks.of(w.k, w.n, w.layout)
+        x, y = x or Blocks.of(w.x_slice[0] if w.x_slice else w.c, w.n, w.layout), y or Blocks.of(w.k, w.n, w.layout)
         images = 1 if w.n == 1 or x.image_step == y.image_step == 1 else w.n
         rows = w.n * out_h * out_w
         return cls(
             rows, w.k, w.c // w.groups, out_h, out_w, w.r, w.s, w.stride, w.dilation, (-left, -top), upper, images,
             rows // images, x, y, w.groups,
             Layout.parse(w.weight_layout).block("I") if w.weight_layout != "OHWI" else 0,
-            pixel_shuffle(w.epilogue, w.k),
+            pixel_shuffle(w.epilogue, w.k), first_channel=first_channel(w),
         )  # fmt: skip
 
     @property
@@ -213,6 +215,7 @@ def problem(
     slices: bool = False,
     weight_zero_point: bool = False,
     any_k: bool = False,
+    x_slices: bool = False,
     staged: Sequence[str] | None = None,
 ) -> str | None:
     """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None.
@@ -225,6 +228,7 @@ def problem(
         slices: stores into a slice of a larger array.
         weight_zero_point: corrects sums for a zero point of the weight.
         any_k: stores 16-bit floats in rows that do not begin at multiples of 16 bytes (`parts.store_rows`).
+        x_slices: reads x out of a larger array, if its channels are the last of it: others would not be zeros past the end.
         takes_groups: takes any groups; otherwise only those of integers whose rows of weights `weight_rows` can widen.
         staged: as in `stages.epilogue_problem`.
     """
@@ -244,7 +248,9 @@ def problem(
         return reason
     of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32", *INTEGERS), "converting": CONVERTING}
     of_type = of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {}
-    if reason := epilogue_problem(workload, staged=staged, shuffles=shuffles, slices=slices, **of_type):
+    if reason := epilogue_problem(workload, staged=staged, shuffles=shuffles, slices=slices, x_slices=x_slices, **of_type):
+        return reason
+    if reason := _x_slice_problem(workload):
         return reason
     any_k = any_k and w.layout == "NHWC" and {w.dtype, w.out_dtype} <= set(DTYPES) and not pixel_shuffle(w.epilogue, w.k)
     if reason := _slice_problem(workload, any_k):
@@ -289,6 +295,20 @@ def _slice_problem(workload: Workload[Conv2dParams], any_pitch: bool) -> str | N
     multiple = 1 if any_pitch else ALIGNMENT_BYTES // dtype_of(w.out_dtype).nbytes
     if w.slice_of % multiple:
         return f"slice_of is {w.slice_of}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
+    return None
+
+
+def _x_slice_problem(workload: Workload[Conv2dParams]) -> str | None:
+    """Why x cannot be read out of a larger array by TMA."""
+    w = workload.params
+    if not w.x_slice:
+        return None
+    (whole, first), multiple = w.x_slice, ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes
+    if w.layout != "NHWC" or w.groups != 1 or first + w.c != whole:
+        got = f"x is channels {first} to {first + w.c - 1} of {whole} in {w.layout} with {w.groups} groups"
+        return f"{got}; allowed: the last channels, in NHWC, one group"
+    if whole % multiple or first % multiple:
+        return f"x_slice is {list(w.x_slice)}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
     return None
 
 

@@ -69,7 +69,7 @@ class Conv2dMma(Template[Conv2dParams]):
             "converting": CONVERTING,
         }
         if reason := epilogue_problem(
-            workload, shuffles=True, slices=True, **(of_one_byte if w.dtype in (*FLOAT8, *INTEGERS) else {})
+            workload, shuffles=True, slices=True, x_slices=True, **(of_one_byte if w.dtype in (*FLOAT8, *INTEGERS) else {})
         ):
             return reason
         if reason := moved_residual_problem(workload):

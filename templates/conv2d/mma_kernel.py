@@ -15,7 +15,7 @@ from typing import Any
 from numba import cuda
 
 from schedsearch.backend.ops import shared_base
-from schedsearch.ops.conv2d import CONV2D, Conv2dParams
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams, first_channel
 from schedsearch.templates.conv2d.mma_sizes import Plan
 from schedsearch.templates.conv2d.mma_store import ChannelCorrections, output
 from schedsearch.templates.conv2d.ring import CHUNK_BYTES, OUTSIDE, filter_sets, swizzle
@@ -208,7 +208,7 @@ def pixels(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., None]:
     count, rows, row_step, element_bytes = _count(plan), plan.rows_x, plan.row_step, plan.gemm.element_bytes
     out_w, out_pixels = CONV2D.output_hw(workload.params)[1], plan.gemm.pixels
     (stride_h, stride_w), (pad_top, pad_left) = workload.params.stride, workload.params.padding[:2]
-    pixel_of, group_elements = _pixel(workload), _group_elements(workload, plan)
+    pixel_of, group_elements = _first_pixel(workload), _group_elements(workload, plan)
 
     def locate(
         x: Any, m_first: Any, m_stop: Any, row: Any, group: Any, h0: Any, w0: Any, x_rows: Any
@@ -239,6 +239,17 @@ def _pixel(workload: Workload[Conv2dParams]) -> Callable[[Any, Any, Any], Any]:
         return ((i64(n) * rows + row) * columns + column) * pixel_elements
 
     return pixel_of
+
+
+def _first_pixel(workload: Workload[Conv2dParams]) -> Callable[[Any, Any, Any], Any]:
+    """As `_pixel`, of the array that has x: of the first channel of x in it."""
+    pixel_of, of_slice = _pixel(workload), first_channel(workload.params)
+    first = strides_of(workload, "x")["C"].outer * of_slice
+
+    def first_of(n: Any, row: Any, column: Any) -> Any:
+        return pixel_of(n, row, column) + first
+
+    return first_of if of_slice else pixel_of
 
 
 def _group_elements(workload: Workload[Conv2dParams], plan: Plan) -> int:

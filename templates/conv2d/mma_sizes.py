@@ -73,7 +73,7 @@ class Gemm(RingGemm):
             element_bytes=mma.element_bytes,
             row=row,
             repacked=repacked,
-            piece_x=_piece(strides_of(workload, "x")["C"].run(c), chunk),
+            piece_x=_piece(math.gcd(strides_of(workload, "x")["C"].run(c), *w.x_slice), chunk),
             piece_w=_piece(row, chunk),
             vector=next(size for size in _VECTORS[out_bytes] if run % size == 0),
             out_bytes=out_bytes,

@@ -63,6 +63,8 @@ class Conv2dPacked(Template[Conv2dParams]):
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         p = workload.params
+        if p.x_slice:
+            return f"x is a slice of an array of {p.x_slice[0]} channels; allowed: an array of its own"
         if any(stage.kind.moves for stage in p.epilogue):
             return "the epilogue has depth_to_space; allowed: without, as y may have to be packed"
         if workload.output.slice_of:

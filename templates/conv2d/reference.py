@@ -14,7 +14,7 @@ import numpy as np
 
 from schedsearch.backend.access import access
 from schedsearch.ops import ArgSpec
-from schedsearch.ops.conv2d import CONV2D, Conv2dParams
+from schedsearch.ops.conv2d import CONV2D, Conv2dParams, first_channel
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.ops.layout import Layout
@@ -72,7 +72,7 @@ def _kernel(workload: Workload[Conv2dParams], target: Target) -> Callable[..., N
     x_channel, y_channel = offset_along("C", x_arg, x_bytes), offset_along("C", y_arg)
     filter_offset, weight_channel = offset_along("O", w_arg, weight_bytes), offset_along("I", w_arg, weight_bytes)
     oh, ow = CONV2D.output_hw(p)
-    height, width, kr, ks = p.h, p.w, p.r, p.s
+    height, width, kr, ks, of_slice = p.h, p.w, p.r, p.s, first_channel(p)
     groups, reduced, outputs = p.groups, p.c // p.groups, p.k // p.groups
     quads = math.ceil(outputs / _CHANNELS)
     stride_h, stride_w = p.stride
@@ -108,7 +108,7 @@ def _kernel(workload: Workload[Conv2dParams], target: Target) -> Callable[..., N
                     x_pixel = x + n * xn + h * xh + w * xw
                     tap = r * wr + s * ws
                     for c in range(reduced):
-                        value = load(x_pixel + x_channel(group * reduced + c)) - x_zero
+                        value = load(x_pixel + x_channel(of_slice + group * reduced + c)) - x_zero
                         w_at = tap + weight_channel(c)
                         product = value * (load_weight(w0 + w_at) - weight_zero)
                         sum0 += product
@@ -163,7 +163,7 @@ def _sums(workload: Workload[Conv2dParams], arrays: Mapping[str, Any], scalars: 
                                     computed_output(workload).shape)  # fmt: skip
     reduced, outputs = p.c // p.groups, p.k // p.groups
     x, weight = workload.signature[:2]
-    channel = (k // outputs * reduced)[:, None] + np.arange(reduced)
+    channel = first_channel(p) + (k // outputs * reduced)[:, None] + np.arange(reduced)
     h = (row * p.stride[0] - p.padding[0])[:, None] + np.arange(p.r) * p.dilation[0]
     w = (q * p.stride[1] - p.padding[1])[:, None] + np.arange(p.s) * p.dilation[1]
     inside = ((h >= 0) & (h < p.h))[:, None, :, None] & ((w >= 0) & (w < p.w))[:, None, None, :]

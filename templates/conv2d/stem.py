@@ -104,6 +104,8 @@ class Conv2dStem(Template[Conv2dParams]):
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         w = workload.params
+        if w.x_slice:
+            return f"x is a slice of an array of {w.x_slice[0]} channels; allowed: an array of its own"
         if w.groups != 1:
             return f"groups is {w.groups}; allowed: 1"
         if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
@@ -198,7 +200,7 @@ class Conv2dStem(Template[Conv2dParams]):
             plan.threads,
             plan.shared_bytes,
             min_blocks_per_sm=plan.blocks_per_sm,
-            shaped_by=SHAPED_BY - OF_FRAGMENTS if staging.sums_bytes else SHAPED_BY,
+            shaped_by=SHAPED_BY - OF_FRAGMENTS | {"finish.store_rows.held"} if staging.sums_bytes else SHAPED_BY,
         )
         weight_bytes = dtype_of(workload.params.weight_dtype).nbytes * piece(workload)
         if zero and workload.params.c % 4 == 0:

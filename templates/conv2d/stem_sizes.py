@@ -61,7 +61,7 @@ def wide(workload: Workload[Conv2dParams]) -> bool:
 
 
 def patch_boxes(values: Any, element_bytes: int) -> Any:
-    """(boxes, values of a box) for a row of `values` values of a patch: one box, or a few that start at multiples of 128 B."""
+    """(boxes, values of a box) for a row of `values` values of a patch: one box, or several of multiples of 128 bytes."""
     unit = BOX_UNIT_BYTES // element_bytes
     boxes = -(-values // MAX_BOX)
     return boxes, np.where(boxes == 1, values, -(-values // (boxes * unit)) * unit)

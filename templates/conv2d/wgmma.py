@@ -116,7 +116,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         reason = geometry.problem(
             workload, target, every_dtype=True, takes_blocks=True, shuffles=True, slices=True, weight_zero_point=True,
-            any_k=True,
+            any_k=True, x_slices=True,
         )  # fmt: skip
         if reason:
             return reason
@@ -291,7 +291,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
             plan.shared_bytes,
             cluster=plan.cluster,
             min_blocks_per_sm=plan.blocks_per_sm,
-            shaped_by=SHAPED_BY - {"finish.words_ahead"} if rows else SHAPED_BY,
+            shaped_by=SHAPED_BY - {"finish.words_ahead"} | {"finish.store_rows.held"} if rows else SHAPED_BY,
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
         if rows:

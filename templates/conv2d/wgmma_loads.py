@@ -116,7 +116,12 @@ def _first_channel(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
     def of_one_group(column: Any) -> Any:
         return i32(0)
 
-    return first if gemm.groups > 1 else of_one_group
+    of_slice = gemm.first_channel
+
+    def of_a_slice(column: Any) -> Any:
+        return i32(of_slice)
+
+    return first if gemm.groups > 1 else of_a_slice if of_slice else of_one_group
 
 
 def _first_filter(gemm: Im2col) -> Callable[[Any, Any], Any]:

@@ -361,6 +361,7 @@ def epilogue_problem(
     converting: Sequence[str] = (),
     shuffles: bool = False,
     slices: bool = False,
+    x_slices: bool = False,
 ) -> str | None:
     """Why a template cannot fuse the epilogue of `workload` (one sentence: what, got, allowed), or None if it can.
 
@@ -372,11 +373,14 @@ def epilogue_problem(
         converting: stages that may change the output's dtype.
         shuffles: the template stores through depth_to_space.
         slices: it stores into a slice of a larger array (`ArgSpec.slice_of`).
+        x_slices: it reads x out of a larger array (`x_slice` of conv2d).
         staged: the arrays like the output that the kernel loads to shared memory, if it can read no others; None: it reads
             all of them from global memory.
     """
     if workload.output.slice_of and not slices:
         return f"y is a slice of an array of shape {workload.output.slice_of}; allowed: an array of its own"
+    if workload.params.get("x_slice") and not x_slices:
+        return f"x is a slice of an array of {workload.params['x_slice'][0]} channels; allowed: an array of its own"
     for stage in FactorParams.of(workload.params).epilogue:
         if stage.kind.moves and not shuffles:
             return f"the epilogue has {stage}; allowed: stages that leave every element where it is"

@@ -3,7 +3,8 @@
 Registers hold two neighbours of a row: a warp that stores them writes 8 pieces of 8 bytes or less. So each warp writes its
 16 rows of sums to shared memory as they are, and reads them back as neighbours of one row, 1, 2 or 4 at a time, whatever
 divides the channels. It applies the epilogue to these and stores them: a store of the warp has up to 256 neighbouring bytes.
-Warps do not wait for each other. Several loads are in flight before the first store.
+Warps do not wait for each other. Lanes keep their columns from row to row, so that few instructions find an address; that
+many instructions, not bytes, are what this way of storing costs. Several loads are in flight before the first store.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fragments of D).
 """
@@ -87,34 +88,45 @@ class StagedRows:
         the number (i64) of the pixel of one of the 64 rows, and whether it is inside of y.
         """
         octets, bytes_of_row, unit, channels, pitch = self.octets, self.row_bytes, self.unit, self.channels, self.pitch
-        units, rows_8_bytes, in_flight = 8 * octets // unit, 8 * bytes_of_row, _IN_FLIGHT
-        items, at_once = WARP_ROWS * units, _IN_FLIGHT // unit
+        units, columns, rows_8_bytes = 8 * octets // unit, 8 * octets, 8 * bytes_of_row
+        lanes = min(32, 1 << (units - 1).bit_length())  # of a row
+        turns, rows_at_once = -(-units // lanes), 32 // lanes
+        steps = WARP_ROWS // rows_at_once
+        together = min(steps, max(1, _IN_FLIGHT // (turns * unit)))  # steps, of which loads are in flight
+        held = together * turns * unit
         store_pair = ptx.store_shared_pair("float32")
         load, finish = _load(unit), _finish(epilogue, out_dtype, unit)
 
         def store(values: Any, y: Any, place: Any, tile: Any, k: Any, inside_columns: Any, operands: Any) -> None:
             lane, warp_row, rows, first_pair = place
-            sums = cuda.local.array(in_flight, f32)
+            sums = cuda.local.array(held, f32)
+            own_row, own_unit = i32(u32(lane) // u32(lanes)), i32(u32(lane) % u32(lanes))
+            stop = i32(min(inside_columns, columns))
             ptx.warp_barrier()  # all lanes have read the rows of the tile before
             for octet in range(octets):
                 at = u32(first_pair + octet * (8 * SUM_BYTES))
                 store_pair(at, values[4 * octet], values[4 * octet + 1])
                 store_pair(u32(at + rows_8_bytes), values[4 * octet + 2], values[4 * octet + 3])
             ptx.warp_barrier()
-            for first in range(i32(lane), i32(items), i32(32 * at_once)):
-                for number in range(at_once):
-                    item = u32(min(first + 32 * number, items - 1))
-                    row = u32(item // u32(units))
-                    load(sums, number * unit, u32(rows + row * bytes_of_row + (item - row * units) * (unit * SUM_BYTES)))
-                for number in range(at_once):
-                    item = u32(first + 32 * number)
-                    row = u32(item // u32(units))
-                    column = i32((item - row * units) * unit)
+            for first in range(i32(0), i32(steps), i32(together)):
+                for number in range(together):
+                    row = i32((first + number) * rows_at_once + own_row)
+                    for turn in range(turns):
+                        of_row = i32(min(own_unit + turn * lanes, units - 1))
+                        staged = u32(rows + row * bytes_of_row + of_row * (unit * SUM_BYTES))
+                        load(sums, (number * turns + turn) * unit, staged)
+                for number in range(together):
+                    row = i32((first + number) * rows_at_once + own_row)
                     pixel, inside = pixel_of(tile, i32(warp_row + row))
-                    if inside and item < items and column < inside_columns:
-                        channel = i32(k + column)
-                        address = u64(y + u64((pixel * pitch + channel) * ELEMENT_BYTES))
-                        finish(address, sums, number * unit, channel, i64(pixel * channels + channel), operands)
+                    if inside:
+                        to = u64(y + u64((pixel * pitch + k) * ELEMENT_BYTES))
+                        offset = i64(pixel * channels + k)
+                        for turn in range(turns):
+                            column = i32((own_unit + turn * lanes) * unit)
+                            if column < stop:
+                                at = (number * turns + turn) * unit
+                                address = u64(to + u32(column * ELEMENT_BYTES))
+                                finish(address, sums, at, i32(k + column), i64(offset + column), operands)
 
         return store
 
