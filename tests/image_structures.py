@@ -20,7 +20,7 @@ def _c2f(g: Structure, x: str, c: int, blocks: int = 1) -> str:
     return g.silu(g.conv(g.op("Concat", *parts, axis=1), (2 + blocks) * c // 2, c))
 
 
-def _anchors(g: Structure, map_: str) -> tuple[str, str]:
+def anchors(g: Structure, map_: str) -> tuple[str, str]:
     """Centres of the pixels of a map, and how many there are, by Shape, Range, Expand and Concat."""
     extents = [g.op("Gather", g.op("Shape", map_), g.array(axis, np.int64)) for axis in (2, 3)]
     rows, columns = (
@@ -54,7 +54,7 @@ def detector(*shape: int | str) -> Any:
     boxes, scores = g.op("Split", every, g.ints(4 * bins, classes), outputs=2, axis=1)
     points, strides = [], []
     for number, head in enumerate(heads):
-        point, count = _anchors(g, head)
+        point, count = anchors(g, head)
         zeros = g.op("ConstantOfShape", g.op("Concat", count, g.ints(1), axis=0))
         points.append(point)
         strides.append(g.op("Add", zeros, g.array(4.0 * 2**number)))

@@ -1,4 +1,5 @@
-"""The structures of real ONNX files are built natively for a CPU and compute what ONNX Runtime computes, or onnx's evaluator where that is not installed.
+"""The structures of real ONNX files are built natively for a CPU and compute what ONNX Runtime computes, or onnx's evaluator
+where that is not installed.
 
 `REFUSED` has those that are not built yet, with the causes: it shrinks, and a structure that is built has no place in it.
 """

@@ -58,7 +58,8 @@ class Unknown:
     def __add__(self, other: object) -> Unknown:
         if isinstance(other, Unknown):
             terms = (*self.terms, *other.terms)
-            return Unknown(" + ".join(sorted(each.name for each in terms)), self.is_extent and other.is_extent, terms)
+            name, chosen = " + ".join(sorted(each.name for each in terms)), self.chosen and other.chosen
+            return Unknown(name, self.is_extent and other.is_extent, terms, chosen=chosen)
         if type(other) is not int:
             return NotImplemented
         times, plus, over = self.line
@@ -239,6 +240,7 @@ def traced(name: str, op: str, function: ShapeFunction, dims: Dims, elements: Di
         if isinstance(count, Unknown) and count.is_extent:  # 0, 1 ... for each row of something
             return (count,)
     found: list[Dim] = []
+    chosen = all(not isinstance(each, _Values) and _chosen(each) for each in given)  # the host computes it then
     for axis in range(len(bound)):
         try:
             extent = function.extent(axis, *given)
@@ -246,7 +248,8 @@ def traced(name: str, op: str, function: ShapeFunction, dims: Dims, elements: Di
             extent = None
         if isinstance(extent, int) and not op:  # numbers wrap on the device
             extent = (extent + 2**63) % 2**64 - 2**63
-        found.append(extent if isinstance(extent, int | Unknown) else Unknown(f"{name}:{axis}", bool(op)))
+        new = Unknown(f"{name}:{axis}", bool(op), chosen=chosen)
+        found.append(extent if isinstance(extent, int | Unknown) else new)
     return tuple(found)
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.dynamic.dims import must_read_x
+from schedsearch.dynamic.dims import Unknown, must_read_x, same
 from schedsearch.dynamic.image_nodes import MEANS, global_pool, resize
 from schedsearch.dynamic.node_arrays import Nodes
-from schedsearch.dynamic.numbers import Range
+from schedsearch.dynamic.numbers import Range, Row
 from schedsearch.network.chain import Chain
-from schedsearch.network.facts import inputs_of, is_given, name_of
+from schedsearch.network.facts import constant_of, inputs_of, is_given, name_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.others import RESIZES
@@ -82,9 +82,15 @@ def _slice(nodes: Nodes, node: ir.Node) -> _Arguments:
     return workload.replace(bound=nodes.traced_bound(workload, arrays)), arrays
 
 
-def _range(nodes: Nodes, node: ir.Node) -> _Arguments:
-    names = nodes.taken(node, 3)
+def _range(nodes: Nodes, node: ir.Node) -> _Arguments | list[str]:
     rows = [nodes.rows.row(value) for value in inputs_of(node, 3)]
+    if any(row is not None and row.is_float for row in rows):
+        return _range_of_floats(nodes, node)
+    names = nodes.taken(node, 3)
+    return _counted(nodes, node, rows, nodes.dtype(names[0])), names
+
+
+def _counted(nodes: Nodes, node: ir.Node, rows: Sequence[Row | None], dtype: str) -> Workload:
     most: int | None = None
     if all(row is not None for row in rows):
         start, limit, delta = (row.ranges[0] for row in rows if row is not None)
@@ -92,7 +98,43 @@ def _range(nodes: Nodes, node: ir.Node) -> _Arguments:
             far = (limit[1] - start[0]) if delta[0] > 0 else (start[1] - limit[0])  # type: ignore[operator]
             most = max(0, -(-far // abs(delta[0])))
     (bound,) = nodes.bounds(node, [(0, most)])
-    return Workload("arange", {"bound": bound, "dtype": nodes.dtype(names[0])}), names
+    return Workload("arange", {"bound": bound, "dtype": dtype})
+
+
+def _range_of_floats(nodes: Nodes, node: ir.Node) -> list[str]:
+    """Of sizes in float32, such as the pixels of a map that an export counts: the same numbers as integers, converted. The
+    host then knows how many there are."""
+    rows = [_as_integer(nodes, value) for value in inputs_of(node, 3)]
+    if None in rows:
+        raise ModelError(
+            f"{name_of(node)} (Range) counts by floats that are computed from sizes; allowed: integers below {_EXACT:,}, "
+            "which a Cast may have made floats. Count by integers and Cast the result"
+        )
+    workload = _counted(nodes, node, rows, "int64")
+    (counted,) = nodes.call(node, workload, [nodes.array_of(row) for row in rows if row is not None])
+    shape = nodes.shape(counted)
+    params = {"y": shape, "expression": "a", "inputs": [["a", "int64", shape]], "dtype": "float32"}
+    return nodes.call(node, Workload("elementwise", params), [counted])
+
+
+_EXACT = 1 << 24  # up to here every integer is a number of float32
+
+
+def _as_integer(nodes: Nodes, value: ir.Value) -> Row | None:
+    """The integer that a float is: a constant, or what a Cast made it of."""
+    numbers, maker = constant_of(value), value.producer()
+    if numbers is not None:
+        number = float(numbers.reshape(-1)[0])
+        if numbers.size != 1 or number != int(number) or abs(number) > _EXACT:
+            return None
+        name = nodes.graph.constant(nodes.graph.unused(f"{value.name} as an integer"), np.array([int(number)]))
+        return Row(name, (), ((int(number), int(number)),))
+    row = None
+    if maker is not None and maker.op_type == "Cast" and maker.inputs[0] is not None:
+        row = nodes.rows.row(maker.inputs[0])
+    if row is None or row.is_float or row.count != 1:
+        return None
+    return row if all(end is not None and abs(end) <= _EXACT for end in row.ranges[0]) else None
 
 
 def _expand(nodes: Nodes, node: ir.Node) -> _Arguments | list[str]:
@@ -122,7 +164,7 @@ def _constant_of_shape(nodes: Nodes, node: ir.Node) -> _Arguments:
 def _reshape(nodes: Nodes, node: ir.Node) -> _Arguments:
     x, shape = nodes.taken(node, 2)
     of_x = nodes.rows.ranges(x)
-    size = math.prod(high or 0 for _, high in of_x)
+    size = _size_left(nodes, x, node.inputs[1])
     allowzero = bool(node.attributes.get_int("allowzero", 0))
     wanted: list[Range] = []
     for axis, (low, high) in enumerate(nodes.wanted(node, shape)):
@@ -136,6 +178,21 @@ def _reshape(nodes: Nodes, node: ir.Node) -> _Arguments:
     wanted = [(low, size // max(known, 1) if high is None else high) for low, high in wanted]
     params = {"x": nodes.shape(x), "bound": nodes.bounds(node, wanted), "allowzero": allowzero, "dtype": nodes.dtype(x)}
     return Workload("reshape", params | nodes.dynamic({"x": x})), [x, shape]
+
+
+def _size_left(nodes: Nodes, x: str, shape: ir.Value | None) -> int:
+    """The most elements that an array has, without its extents that are known at run time only and stay extents: a batch
+    that stays leaves the others no more than there are of one image."""
+    row = None if shape is None else nodes.rows.of.get(shape)
+    wanted = [each for each in (() if row is None else nodes.graph.elements(row.value) or ()) if isinstance(each, Unknown)]
+    size = 1
+    for dim, most in zip(nodes.graph.dims(x), nodes.shape(x)):
+        stays = next((place for place, each in enumerate(wanted) if same(each, dim)), None)
+        if stays is None:
+            size *= most
+        else:
+            del wanted[stays]
+    return size
 
 
 def _where(nodes: Nodes, node: ir.Node) -> _Arguments:

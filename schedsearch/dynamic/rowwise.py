@@ -99,7 +99,7 @@ def _of_images(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
     read = node.attributes
     padding = read.get_string("auto_pad", "NOTSET")
     if padding not in ("NOTSET", "VALID") and any(n != 1 for n in read.get_ints("strides", ())):
-        return f"auto_pad {padding} with strides depends on height and width; give pads"
+        return f"auto_pad {padding} with these strides puts other pads before some images than before others; give pads"
     if read.get_int("ceil_mode", 0):
         return "ceil_mode depends on height and width; give pads"
     padded = padding not in ("NOTSET", "VALID") or any(read.get_ints("pads", ()))

@@ -194,7 +194,7 @@ def prepared(model: ir.Model, name: str, outline: Outline | None = None) -> ir.M
         ModelError: as `read_model`.
     """
     from schedsearch.network.contributed import rewrite_contributed
-    from schedsearch.network.shapes import correct_shapes, pad_open_pools
+    from schedsearch.network.shapes import correct_shapes, pad_open_windows
     from schedsearch.network.simplify import simplify
 
     model.graph.sort()
@@ -204,7 +204,7 @@ def prepared(model: ir.Model, name: str, outline: Outline | None = None) -> ir.M
     with simplifying(name), names_of_inputs(model):
         correct_shapes(model)
         simplify(model, name)
-    pad_open_pools(model)
+    pad_open_windows(model)
     _check_ports(model, name)
     return model
 

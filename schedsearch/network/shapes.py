@@ -49,9 +49,9 @@ def correct_shapes(model: ir.Model) -> None:
         forget_shapes_behind(wrong)
 
 
-def pad_open_pools(model: ir.Model) -> None:
-    """Writes `ceil_mode` of maxima over images of open extents as padding, which does not depend on these, if no window can
-    begin behind an image.
+def pad_open_windows(model: ir.Model) -> None:
+    """Writes what windows over images of open extents do at the ends as padding, where that does not depend on the extents:
+    `ceil_mode` of maxima if no window can begin behind an image, and `auto_pad` SAME if it puts as much before any image.
 
     Args:
         model: a graph whose shapes were inferred. It is changed.
@@ -61,6 +61,38 @@ def pad_open_pools(model: ir.Model) -> None:
         is_open = x is not None and (x.shape is None or not x.shape.is_static())
         if is_open and node.op_type == "MaxPool" and is_onnx(node) and _is_ceil(node):
             _pad_open_pool(node)
+        if is_open and node.op_type in ("Conv", "MaxPool", "AveragePool") and is_onnx(node):
+            _pad_open_same(node)
+
+
+def _pad_open_same(node: ir.Node) -> None:
+    """SAME makes ceil(h / stride) windows. What it adds depends on the rest of h / stride: with strides, padding behind the
+    image that no window of most images reaches has the same windows."""
+    import onnx_ir as ir
+
+    read, x = node.attributes, node.inputs[0]
+    auto_pad, weight = read.get_string("auto_pad", "NOTSET"), node.inputs[1] if node.op_type == "Conv" else None
+    shape = None if weight is None else weight.shape
+    kernel = read.get_ints("kernel_shape", None) or (list(shape)[2:] if shape is not None else ())
+    ones = (1,) * len(kernel)
+    strides, dilations = (read.get_ints(name, ones) for name in ("strides", "dilations"))
+    if not auto_pad.startswith("SAME") or x is None or x.shape is None or len(x.shape) != len(kernel) + 2:
+        return
+    before, after = [], []
+    for extent, taps, stride, dilation in zip(list(x.shape)[2:], kernel, strides, dilations):
+        if node.op_type != "Conv" and (dilation > 1 or stride > int(taps)):
+            return  # which runtimes pad in different ways
+        reach, rests = (int(taps) - 1) * dilation + 1, range(stride)
+        if isinstance(extent, int):
+            rests = range(extent % stride, extent % stride + 1)
+        totals = [max(reach - (rest or stride), 0) for rest in rests]
+        first = {total // 2 if auto_pad == "SAME_UPPER" else -(-total // 2) for total in totals}
+        if len(first) > 1:
+            return
+        before += first
+        after.append(max(totals) - before[-1])
+    read.pop("auto_pad")
+    read["pads"] = ir.AttrInt64s("pads", [*before, *after])
 
 
 def _pad_open_pool(node: ir.Node) -> None:
