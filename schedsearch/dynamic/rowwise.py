@@ -71,10 +71,10 @@ def _along(default: int, does: str) -> Callable[[ir.Node, Axes, int], Axes | str
 
 
 def _softmax(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
-    """Before opset 13 of a matrix whose rows are all axes from `axis` on."""
+    """Before opset 13 of a matrix whose rows are all axes from `axis` on, which is the same if that is the last one."""
     old = node.graph is not None and node.graph.opset_imports.get("", SOFTMAX_OPSET) < SOFTMAX_OPSET
-    if not old:
-        return _along(-1, "along which it sums")(node, axes, rank)
+    if not old or node.attributes.get_int("axis", 1) % rank == rank - 1:
+        return _along(1 if old else -1, "along which it sums")(node, axes, rank)
     return axes if axes <= {0} and node.attributes.get_int("axis", 1) % rank == 1 else _but_the_first(axes | {1})
 
 
