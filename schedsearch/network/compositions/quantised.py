@@ -24,6 +24,7 @@ from schedsearch.network.windows import window_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_SHORT = ("int16", "uint16")
 _MOST_AT_ONCE = 256  # numbers of which the largest is sought by one thread
 
 
@@ -116,24 +117,46 @@ def _of_vectors(c: Composition, a: ir.Value, b: ir.Value) -> str | None:
 
 
 def _conv_integer(c: Composition) -> str | None:
-    x, weight = c.needed(0), c.needed(1)
+    x, filters = c.needed(0), constant_of(c.needed(1))
     zx, zw = _ZeroPoint.of(c, 0, c.input(2)), _ZeroPoint.of(c, 1, c.input(3))
-    filters = constant_of(weight)
-    if zx.stays or zx.value is None or filters is None or len(shape_of(x)) != 4 or math.prod(shape_of(zx.value)) > 1:
+    zero = np.zeros(1, np.int64) if zw.value is None else constant_of(zw.value)
+    if (zx.stays and zw.stays) or filters is None or zero is None or len(shape_of(x)) != 4:
         return None
-    zero = constant_of(zw.value)
-    if zw.value is not None and zero is None:
-        return None
-    whole = filters.astype(np.int64)
-    if zero is not None:
-        whole -= zero.astype(np.int64).reshape(-1, *[1] * 3) if zero.size > 1 else zero.astype(np.int64)
-    attributes = {name: each.value for name, each in c.node.attributes.items()}
-    inputs = [x, weight, None, zw.value] if zw.value is not None else [x, weight]
-    y = c.add("ConvInteger", inputs, shape_of(c.node.outputs[0]), _type("INT32"), **attributes)
-    by = c.reshape(c.cast(zx.value, _type("INT32")), [1] * 4)
-    sums = c.constant(_sums_of_taps(c.node, whole, shape_of(x), shape_of(y)))
-    c.finish(c.add("Sub", [y, c.add("Mul", [by, sums])], shape_of(y)))
+    if not zx.stays and math.prod(shape_of(zx.value or x)) > 1:
+        return "has several zero points of its input; allowed: one"
+    whole = filters.astype(np.int64) - zero.astype(np.int64).reshape(-1, 1, 1, 1)
+    weight, of_weight, apart = c.needed(1), zw.value, None
+    if not zw.stays:
+        kinds = [kind for kind in (np.int8, np.uint8) if _holds(kind, whole)]
+        weight, of_weight = (c.constant(whole.astype(kinds[0])) if kinds else weight), None
+        apart = None if kinds else zero.astype(np.int32).reshape(1, -1, 1, 1)
+    if apart is not None and c.node.attributes.get_int("group", 1) > 1:
+        return "has several zero points of filters in groups; allowed: one, or filters less their zero points of 8 bits"
+    y = _convolved(c, weight, zx, of_weight)
+    if apart is not None:  # less the zero point times the sums of x
+        ones = c.constant(np.ones((1, *filters.shape[1:]), np.int8))
+        y = c.add("Sub", [y, c.add("Mul", [_convolved(c, ones, zx, None), c.constant(apart)])], shape_of(y))
+    if not zx.stays and zx.value is not None:
+        by = c.reshape(c.cast(zx.value, _type("INT32")), [1] * 4)
+        sums = c.constant(_sums_of_taps(c.node, whole, shape_of(x), shape_of(y)))
+        y = c.add("Sub", [y, c.add("Mul", [by, sums])], shape_of(y))
+    c.finish(y)
     return None
+
+
+def _convolved(c: Composition, weight: ir.Value, zx: _ZeroPoint, zw: ir.Value | None) -> ir.Value:
+    """The node with other filters, and without a zero point of x that no kernel takes."""
+    inputs = [c.needed(0), weight, zx.value if zx.stays else None, zw]
+    while inputs[-1] is None:
+        inputs.pop()
+    n, _, *pixels = shape_of(c.node.outputs[0])
+    attributes = {name: each.value for name, each in c.node.attributes.items()}
+    return c.add("ConvInteger", inputs, [n, shape_of(weight)[0], *pixels], _type("INT32"), **attributes)
+
+
+def _holds(kind: Any, numbers: Any) -> bool:
+    limits = np.iinfo(kind)
+    return bool(limits.min <= numbers.min() and numbers.max() <= limits.max)
 
 
 def _sums_of_taps(node: ir.Node, filters: Any, image: list[int], out: list[int]) -> Any:
@@ -185,7 +208,7 @@ def _extreme(c: Composition, op: str, x: ir.Value) -> ir.Value:
 def _dequantise(c: Composition) -> str | None:
     """Integers of more than 8 bits, scales of blocks, and several that are computed."""
     q, scale = c.needed(0), c.needed(1)
-    if constant_of(q) is not None or not (_has_many(c) or dtype_of(q) in ("int32", "int16", "uint16")):
+    if constant_of(q) is not None or not (_has_many(c) or dtype_of(q) in ("int32", *_SHORT)):
         return None
     by, zero = (_by_element(c, each, q) for each in (scale, c.input(2)))
     assert by is not None
@@ -199,12 +222,12 @@ def _dequantise(c: Composition) -> str | None:
 
 
 def _quantise(c: Composition) -> str | None:
-    """Scales of blocks, and several that are computed."""
+    """Integers of 16 bits, scales of blocks, and several that are computed."""
     x, y = c.needed(0), c.node.outputs[0]
-    if not _has_many(c):
+    if not (_has_many(c) or dtype_of(y) in _SHORT):
         return None
-    if dtype_of(y) not in INTEGERS or y.dtype is None:
-        return f"makes {dtype_of(y)}; allowed: {', '.join(INTEGERS)}"
+    if dtype_of(y) not in (*INTEGERS, *_SHORT) or y.dtype is None:
+        return f"makes {dtype_of(y)}; allowed: {', '.join((*INTEGERS, *_SHORT))}"
     by, zero = (_by_element(c, each, x) for each in (c.needed(1), c.input(2)))
     assert by is not None
     rounded = c.add("Round", [c.add("Div", [x, by], shape_of(x))])
