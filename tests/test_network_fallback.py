@@ -52,14 +52,16 @@ def anything(workload: Any) -> str:
     return ""
 
 
-def hardmaxes() -> Model:
-    """a -> {one -> view -> two -> view2} -> b + one -> relu -> {three}; Hardmax has no operator here."""
+def crops() -> Model:
+    """a -> {one -> view -> two -> view2} -> b + one -> relu -> {three}; CenterCropPad has no operator here."""
     net = Model(1, 8, 6, 6)
-    one = net.node("Hardmax", net.conv("x", 16, 8, name="a"), name="one", axis=1)
-    two = net.node("Hardmax", net.node("Reshape", one, net.row(1, 16, 36), name="view"), name="two", axis=1)
+    image = net.row(1, 16, 6, 6)
+    one = net.node("CenterCropPad", net.conv("x", 16, 8, name="a"), image, name="one")
+    row = net.row(1, 16, 36)
+    two = net.node("CenterCropPad", net.node("Reshape", one, row, name="view"), row, name="two")
     back = net.node("Reshape", two, net.row(1, 16, 6, 6), name="view2")
     total = net.node("Add", net.conv(back, 16, 16, name="b"), one, name="add")
-    net.results = [total, net.node("Hardmax", net.node("Relu", total, name="relu"), name="three")]
+    net.results = [total, net.node("CenterCropPad", net.node("Relu", total, name="relu"), image, name="three")]
     return net
 
 
@@ -126,13 +128,13 @@ def test_values_that_a_body_reads_belong_to_its_node() -> None:
 
 
 def test_views_between_two_parts_belong_to_them(tmp_path: Path) -> None:
-    network = lower_with_subgraphs(read_model(hardmaxes().save(tmp_path)), anything)
+    network = lower_with_subgraphs(read_model(crops().save(tmp_path)), anything)
     first, second = subgraphs_of(network)
     assert first.sources == ("one", "view", "two") and second.sources == ("three",)
     assert first.reasons == (
-        "Hardmax: schedsearch lacks this operator",
+        "CenterCropPad: schedsearch lacks this operator",
         "Reshape: only subgraphs read and write it",
-        "Hardmax: schedsearch lacks this operator",
+        "CenterCropPad: schedsearch lacks this operator",
     )
     assert (first.reads, first.writes) == (("a.out",), ("one.out", "two.out"))
 
@@ -195,7 +197,7 @@ def read(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("dtype", [None, "float16"])
 def test_a_network_with_parts_computes_what_its_model_does(read: Any, dtype: str | None) -> None:
-    network = check(hardmaxes().model(), {"x": np.round(image(1, 8, 6, 6) * 4) / 4}, read=read, dtype=dtype)
+    network = check(crops().model(), {"x": np.round(image(1, 8, 6, 6) * 4) / 256}, read=read, dtype=dtype)
     (port,) = onnx.load_model_from_string(subgraphs_of(network)[0].model).graph.input
     assert port.type.tensor_type.elem_type == (TensorProto.FLOAT if dtype is None else TensorProto.FLOAT16)
 
@@ -236,8 +238,9 @@ def test_results_of_unknown_shape_are_refused(read: Any) -> None:
 
 
 def test_all_nodes_are_listed_with_the_remedy(read: Any) -> None:
-    with pytest.raises(ModelError, match=r"Hardmax: one, two, three\. Run them in ONNX Runtime: .*--fallback onnxruntime"):
-        lower(read(hardmaxes().model()))
+    wanted = r"CenterCropPad: one, two, three\. Run them in ONNX Runtime: .*--fallback onnxruntime"
+    with pytest.raises(ModelError, match=wanted):
+        lower(read(crops().model()))
 
 
 # --- Files --------------------------------------------------------------------------------------------------------------
@@ -458,14 +461,15 @@ def test_a_part_reads_and_writes_the_networks_memory(runtime: Any, path: Path) -
 
 @pytest.mark.integrations
 def test_the_command_builds_runs_and_compares(runtime: Any, tmp_path: Path) -> None:
-    model = hardmaxes().save(tmp_path)
+    model = crops().save(tmp_path)
     # One layout: which one predicted times prefer depends on the processor.
     options = ("--layout", "NCHW", "--target", "cpu", "--db", tmp_path / "none.db", "-o", tmp_path / "net.ssx")
     done = command("build", model, *options)
-    assert done.exit_code == 2 and "Hardmax: one, two, three" in done.stderr and "--fallback onnxruntime" in done.stderr
+    assert done.exit_code == 2
+    assert "CenterCropPad: one, two, three" in done.stderr and "--fallback onnxruntime" in done.stderr
     done = command("build", model, *options, "--fallback", "onnxruntime", "--explain")
     assert done.exit_code == 0, done.stderr
-    assert "ONNX Runtime computes 3 nodes as one: one: Hardmax: schedsearch lacks this operator; view:" in done.stderr
+    assert "ONNX Runtime computes 3 nodes as one: one: CenterCropPad: schedsearch lacks this operator; view:" in done.stderr
     assert "3 kernel calls and 2 subgraphs in ONNX Runtime" in done.stdout
     assert "3 of 3 kernels have no record" in done.stderr
     done = command("run", tmp_path / "net.ssx", "--compare", "onnx", "--repeat", "2", "--json")

@@ -219,10 +219,12 @@ def test_division_truncates_and_by_zero_gives_zero(device: CpuDevice, monkeypatc
     assert computed(device, monkeypatch, "fmod(i, j)", "int64", i=i, j=j).tolist() == [1, -1, 1, -1, 0, 0, 0]
 
 
-def test_shifts_beyond_the_bits_give_zero(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shifts_beyond_the_bits_leave_zero_or_the_sign(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     m, i = np.array([1, 2**31, 255, 1], np.uint32), np.array([31, 1, 64, -1])
     assert computed(device, monkeypatch, "m << i", "uint32", m=m, i=i).tolist() == [2**31, 0, 0, 0]
     assert computed(device, monkeypatch, "m >> i", "uint32", m=m, i=i).tolist() == [0, 2**30, 0, 0]
+    v = np.array([-5, -5, -5, 7], np.int8)
+    assert computed(device, monkeypatch, "v >> i", "int8", v=v, i=i).tolist() == [-1, -3, -1, 0]
 
 
 def test_powers_of_integers_are_exact(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:

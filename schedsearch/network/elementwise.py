@@ -1,25 +1,38 @@
 """Chains of element-wise nodes as one expression.
 
 A chain ends at one node and grows towards its inputs: a node in front of it belongs to it if nothing outside of the chain
-reads its result. A chain computes in float32 and rounds its result, so a Cast to a shorter dtype ends one; other nodes in
-such a dtype are not rounded one by one. Nodes of a smaller shape are computed again for every element that they are
-broadcast to, and integers are dequantised by every chain that reads them.
+reads its result. A chain computes floats in float32 and rounds its result, so a Cast to a shorter dtype ends one. Others in
+such a dtype are not rounded one by one, unless a comparison decides by them. Integers are exact. Nodes of smaller shapes are
+computed again for every element that they are broadcast to, and integers are dequantised by every chain that reads them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from schedsearch.network.chain import Chain, Operand, Read
-from schedsearch.network.epilogue import LARGEST, batch_norm_operands, clip_bounds, not_finite
+from schedsearch.network.element_texts import (
+    MOST_LITERAL,
+    OPERATORS,
+    Element,
+    Kind,
+    decides,
+    literal,
+    problem,
+    reads_of,
+    rounds,
+    whole_literal,
+    write,
+)
+from schedsearch.network.epilogue import batch_norm_operands
 from schedsearch.network.facts import FLOATS, INTEGERS, constant_of, dtype_of, extents_of, folded, is_given, is_onnx, name_of
 from schedsearch.network.graph import Constant, axes_of
-from schedsearch.ops.expressions import MAX_CHARACTERS
+from schedsearch.ops.expressions import ExpressionError, parse_expression
 from schedsearch.typed import Array
 
 if TYPE_CHECKING:
@@ -30,157 +43,32 @@ MOST_NODES = 32
 _LETTERS = "abcdefghijklmnop"  # as many as `elementwise` has inputs
 
 
-_Format = Callable[["ir.Node", Sequence[str]], "str | None"]  # (node, strings of its inputs) -> text of its result
-
-
-def _binary(operator: str) -> _Format:
-    return lambda node, args: f"({f' {operator} '.join(args)})"
-
-
-def _call(function: str) -> _Format:
-    return lambda node, args: f"{function}({', '.join(args)})"
-
-
-def _folded_call(function: str) -> _Format:
-    """A function of two numbers, of a list of them."""
-
-    def write(node: ir.Node, args: Sequence[str]) -> str:
-        text = args[0]
-        for each in args[1:]:
-            text = f"{function}({text}, {each})"
-        return text
-
-    return write
-
-
-def _text(template: str) -> _Format:
-    return lambda node, args: template.format(*args)
-
-
-def _leaky_relu(node: ir.Node, args: Sequence[str]) -> str:
-    return f"leaky_relu({args[0]}, {_literal(node.attributes.get_float('alpha', 0.01))})"
-
-
-def _hard_sigmoid(node: ir.Node, args: Sequence[str]) -> str:
-    alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
-    return f"hard_sigmoid({args[0]}, {_literal(alpha)}, {_literal(beta)})"
-
-
-def _gelu(node: ir.Node, args: Sequence[str]) -> str:
-    """The exact function, or ONNX's approximation by tanh: the factor is sqrt(2 / pi)."""
-    (x,) = args
-    if node.attributes.get_string("approximate", "none") == "none":
-        return f"gelu({x})"
-    return f"(0.5 * {x} * (1 + tanh(0.7978845608 * ({x} + 0.044715 * {x} * {x} * {x}))))"
-
-
-def _exponential(node: ir.Node, args: Sequence[str]) -> str:
-    """Elu, Selu and Celu: x above 0, and below it an exponential function that meets it there."""
-    (x,), read, op = args, node.attributes, node.op_type
-    alpha = read.get_float("alpha", 1.67326319217681884765625 if op == "Selu" else 1.0)  # defaults of ONNX
-    below = f"min({x}, 0)" if op != "Celu" else f"(min({x}, 0) / {_literal(alpha)})"
-    text = f"(max({x}, 0) + {_literal(alpha)} * (exp({below}) - 1))"
-    return text if op != "Selu" else f"({_literal(read.get_float('gamma', 1.05070102214813232421875))} * {text})"
-
-
-def _softplus(x: str) -> str:
-    """log(1 + exp(x)) without overflow."""
-    return f"(max({x}, 0) + log(1 + exp(0 - abs({x}))))"
-
-
-def _swish(node: ir.Node, args: Sequence[str]) -> str:
-    (x,), alpha = args, node.attributes.get_float("alpha", 1.0)
-    return f"silu({x})" if alpha == 1.0 else f"({x} * sigmoid({_literal(alpha)} * {x}))"
-
-
-def _clip(node: ir.Node, args: Sequence[str]) -> str | None:
-    bounds = clip_bounds(node)
-    if bounds is None:
-        return None
-    low, high = (_literal(bound) for bound in bounds)
-    if bounds[0] <= -LARGEST:
-        return f"min({args[0]}, {high})" if bounds[1] < LARGEST else args[0]
-    return f"clip({args[0]}, {low}, {high})" if bounds[1] < LARGEST else f"max({args[0]}, {low})"
-
-
-def _power(node: ir.Node, args: Sequence[str]) -> str | None:
-    return f"({args[0]} ** {args[1]})" if _is_number(args[1]) else None
-
-
-_FORMATS: Mapping[str, _Format] = {
-    "Add": _binary("+"),
-    "Sub": _binary("-"),
-    "Mul": _binary("*"),
-    "Div": _binary("/"),
-    "Sum": _binary("+"),
-    "Pow": _power,
-    "Max": _folded_call("max"),
-    "Min": _folded_call("min"),
-    "Neg": _text("(0 - {0})"),
-    "Reciprocal": _text("(1 / {0})"),
-    "Softsign": _text("({0} / (1 + abs({0})))"),
-    "PRelu": _text("(max({0}, 0) + {1} * min({0}, 0))"),
-    "Swish": _swish,
-    "Softplus": lambda node, args: _softplus(args[0]),
-    "Mish": lambda node, args: f"({args[0]} * tanh({_softplus(args[0])}))",
-    **dict.fromkeys(("Elu", "Selu", "Celu"), _exponential),
-    "Relu": _call("relu"),
-    "Sigmoid": _call("sigmoid"),
-    "Tanh": _call("tanh"),
-    "Erf": _call("erf"),
-    "Exp": _call("exp"),
-    "Log": _call("log"),
-    "Sqrt": _call("sqrt"),
-    "Abs": _call("abs"),
-    "Round": _call("round"),
-    "HardSwish": _call("hard_swish"),
-    "LeakyRelu": _leaky_relu,
-    "HardSigmoid": _hard_sigmoid,
-    "Gelu": _gelu,
-    "Clip": _clip,
-}
 _ENDS = ("QuantizeLinear", "DequantizeLinear")  # others may read the integers between these
-_CONVERSIONS = (*_ENDS, "Cast", "BatchNormalization")
+_CONVERSIONS = (*_ENDS, "BatchNormalization")
+_SHORT = ("float16", "bfloat16")
 
 
 def _read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     """The chain that ends at a node."""
-    if problem := _problem(node):
-        return problem
+    if wrong := problem(node):
+        return wrong
     nodes = _grown(node, taken)
     while True:
         expression = _Expression(node.outputs[0])
         text = expression.written(nodes)
-        if (
-            text is not None
-            and expression.inputs
-            and len(expression.inputs) <= len(_LETTERS)
-            and len(text) <= MAX_CHARACTERS
-        ):
+        if text is not None and expression.inputs and len(expression.inputs) <= len(_LETTERS) and _is_possible(text):
             return expression.chain(nodes, text)
         if len(nodes) == 1:
             return f"{name_of(node)} has an input that is computed, where only a constant is possible"
-        nodes = nodes[-1:]  # a node in front has no text; it stands alone, or is reported
+        nodes = nodes[1:]  # the node in front has no text, or makes it too long; it stands alone, or is reported
 
 
-def _problem(node: ir.Node) -> str:
-    """Why a node's dtypes have no expression; empty if they have."""
-    allowed = {"DequantizeLinear": INTEGERS, "Cast": (*FLOATS, *INTEGERS)}.get(node.op_type, FLOATS)
-    made = {"QuantizeLinear": INTEGERS}.get(node.op_type, FLOATS)
-    read = dtype_of(node.inputs[0]) if node.inputs and node.inputs[0] is not None else ""
-    if read not in allowed:
-        return f"{name_of(node)} reads {read or 'an unknown dtype'}; allowed: {', '.join(allowed)}"
-    if node.attributes.get_int("training_mode", 0):
-        return f"{name_of(node)} is in training mode; export the model for inference"
-    if node.attributes.get_int("block_size", 0):
-        return f"{name_of(node)} has scales of blocks; allowed: one scale, or one for each index along an axis"
-    if strange := not_finite(node):
-        return f"{name_of(node)} has {strange}; allowed: finite numbers"
-    if node.op_type == "Clip" and clip_bounds(node) is None:
-        return f"{name_of(node)} has a bound that is computed, NaN, or beyond all numbers; allowed: other constants"
-    if (to := dtype_of(node.outputs[0])) not in made:
-        return f"{name_of(node)} makes {to or 'an unknown dtype'}; allowed: {', '.join(made)}"
-    return ""
+def _is_possible(text: str) -> bool:
+    try:
+        parse_expression(text)
+    except ExpressionError:  # too long or too deep
+        return False
+    return True
 
 
 def _grown(root: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
@@ -200,19 +88,12 @@ def _grown(root: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
 
 
 def _joins(node: ir.Node, chain: Sequence[ir.Node]) -> bool:
-    if node.op_type not in ELEMENTWISE or node.op_type in _ENDS or not is_onnx(node) or _problem(node) or _rounds(node):
+    if node.op_type not in ELEMENTWISE or node.op_type in _ENDS or not is_onnx(node) or problem(node) or rounds(node):
         return False
     value = node.outputs[0]
-    return not value.is_graph_output() and all(user in chain for user, _ in value.uses())
-
-
-def _rounds(node: ir.Node) -> bool:
-    """Whether a node is a Cast to a dtype that lacks some of the numbers that it reads."""
-    if node.op_type != "Cast" or node.inputs[0] is None:
+    if dtype_of(value) in _SHORT and any(user in chain and decides(user) for user, _ in value.uses()):
         return False
-    return (
-        dtype_of(node.outputs[0]) not in ("float32", dtype_of(node.inputs[0])) and dtype_of(node.inputs[0]) not in INTEGERS
-    )
+    return not value.is_graph_output() and all(user in chain for user, _ in value.uses())
 
 
 def _sorted(nodes: Iterable[ir.Node]) -> list[ir.Node]:
@@ -240,34 +121,35 @@ class _Expression:
 
     y: ir.Value
     inputs: dict[str, Operand] = field(default_factory=dict)
-    texts: dict[ir.Value, str] = field(default_factory=dict)
+    texts: dict[ir.Value, Element] = field(default_factory=dict)
     steps: list[str] = field(default_factory=list)
 
     def written(self, nodes: Sequence[ir.Node]) -> str | None:
         """The text; None if a node cannot be written."""
-        text: str | None = ""
+        found: Element | None = None
         for node in nodes:
-            text = self._node(node)
-            if text is None:
+            found = self._node(node, last=node is nodes[-1])
+            if found is None:
                 return None
             value = node.outputs[0]
             if len(list(value.uses())) > 1 and node is not nodes[-1]:
-                self.steps.append(f"t{len(self.steps)} = {_bare(text)}")
-                text = f"t{len(self.steps) - 1}"
-            self.texts[value] = text
-        return "; ".join([*self.steps, _bare(text or "")])
+                self.steps.append(f"t{len(self.steps)} = {_bare(found.text)}")
+                found = Element(f"t{len(self.steps) - 1}", found.kind)
+            self.texts[value] = found
+        return "; ".join([*self.steps, _bare(found.text if found is not None else "")])
 
-    def _node(self, node: ir.Node) -> str | None:
-        if node.op_type in _FORMATS:
-            reading = node.inputs[:1] if node.op_type == "Clip" else node.inputs
-            texts = [self._text(node, value) for value in reading if value is not None]
-            return None if None in texts else _FORMATS[node.op_type](node, [text for text in texts if text is not None])
+    def _node(self, node: ir.Node, *, last: bool) -> Element | None:
+        if node.op_type in OPERATORS:
+            elements = [self._element(node, value) for value in reads_of(node)]
+            known = [each for each in elements if each is not None]
+            return write(node, known, last=last) if len(known) == len(elements) else None
         assert node.inputs[0] is not None
-        x = self._text(node, node.inputs[0])
-        if x is None:
-            return None
-        if node.op_type == "Cast":
-            return x
+        x = self._element(node, node.inputs[0])
+        text = None if x is None else self._converted(node, x.text)
+        return None if text is None else Element(text, "float")
+
+    def _converted(self, node: ir.Node, x: str) -> str | None:
+        """BatchNormalization, QuantizeLinear and DequantizeLinear."""
         if node.op_type == "BatchNormalization":
             operands = batch_norm_operands(node)
             if operands is None:
@@ -286,30 +168,39 @@ class _Expression:
         offset = "0" if zero is None else self._along(node, zero.astype(np.float32), axis, ".zero_point")
         return f"{'quantise' if node.op_type == 'QuantizeLinear' else 'dequantise'}({x}, {by}, {offset})"
 
-    def _text(self, node: ir.Node, value: ir.Value) -> str | None:
+    def _element(self, node: ir.Node, value: ir.Value) -> Element | None:
         if value in self.texts:
             return self.texts[value]
         constant, producer = folded(value), value.producer()
-        text: str | None
-        if producer is not None and producer.op_type == "DequantizeLinear" and not _problem(producer):  # also of constants
+        if producer is not None and producer.op_type == "DequantizeLinear" and not problem(producer):  # also of constants
             assert producer.inputs[0] is not None
             text = self._conversion(producer, self._input(producer.inputs[0]))
             if text is None:
                 return None
+            found = Element(text, "float")
         elif constant is None:
-            text = self._input(value)
-        elif constant.size == 1 and np.isfinite(constant).all():
-            text = _literal(float(constant.flat[0]))
+            found = Element(self._input(value), _kind_of(dtype_of(value)))
         else:
-            shape = (*(1,) * (len(extents_of(node, self.y)) - constant.ndim), *constant.shape)
-            text = self._input(Constant(str(value.name), axes_of(len(shape)), constant.reshape(shape)))
-        self.texts[value] = text
-        return text
+            found = self._constant(node, value, constant)
+        self.texts[value] = found
+        return found
+
+    def _constant(self, node: ir.Node, value: ir.Value, constant: Array) -> Element:
+        """A literal if it has one finite number that is not too large."""
+        if constant.dtype.kind == "b":
+            constant = constant.astype(np.uint8)
+        if constant.size == 1 and constant.dtype.kind in "iu":
+            return Element(whole_literal(int(constant.flat[0])), "number")
+        if constant.size == 1 and abs(float(constant.flat[0])) <= MOST_LITERAL:
+            return Element(literal(float(constant.flat[0])), "number")
+        shape = (*(1,) * (len(extents_of(node, self.y)) - constant.ndim), *constant.shape)
+        name = self._input(Constant(str(value.name), axes_of(len(shape)), constant.reshape(shape)))
+        return Element(name, _kind_of(_constant_dtype(constant)))
 
     def _along(self, node: ir.Node, numbers: Array, axis: int, name: str) -> str:
         """Numbers for each index along an axis of the node's result; one number is a literal."""
         if (numbers == numbers.flat[0]).all() and np.isfinite(numbers.flat[0]):
-            return _literal(float(numbers.flat[0]))
+            return literal(float(numbers.flat[0]))
         rank, own = len(extents_of(node, self.y)), len(extents_of(node, node.outputs[0]))
         shape = [1] * rank
         shape[rank - own + axis % own] = numbers.size
@@ -330,7 +221,7 @@ class _Expression:
         inputs = []
         for name, operand in arguments.items():
             if isinstance(operand, Constant):
-                inputs.append([name, "float32", list(operand.array.shape)])
+                inputs.append([name, _constant_dtype(operand.array), list(operand.array.shape)])
             else:
                 inputs.append([name, dtype_of(operand), extents_of(nodes[-1], operand) or [1]])
         floats = [each[1] for each in inputs if each[1] in FLOATS]
@@ -344,18 +235,12 @@ class _Expression:
         return Chain("elementwise", params, list(nodes), self.y, arguments)
 
 
-def _literal(number: float) -> str:
-    """The shortest text of a float32."""
-    text = f"{int(number)}" if number == int(number) and abs(number) < 1e7 else str(np.float32(number))
-    return f"({text})" if number < 0 else text
+def _constant_dtype(array: Array) -> str:
+    return array.dtype.name if array.dtype.kind in "iu" else "float32"
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text.strip("()"))
-    except ValueError:
-        return False
-    return True
+def _kind_of(dtype: str) -> Kind:
+    return "float" if dtype in FLOATS else "byte" if dtype in INTEGERS else "whole"
 
 
 def _bare(text: str) -> str:
@@ -370,4 +255,4 @@ def _bare(text: str) -> str:
     return text[1:-1]
 
 
-ELEMENTWISE: Mapping[str, Read] = dict.fromkeys((*_FORMATS, *_CONVERSIONS), _read)
+ELEMENTWISE: Mapping[str, Read] = dict.fromkeys((*OPERATORS, *_CONVERSIONS), _read)

@@ -12,6 +12,7 @@ from schedsearch.network.facts import FLOATS, extents_of, name_of
 from schedsearch.network.graph import Constant, axes_of
 from schedsearch.network.invalid import ModelError
 from schedsearch.ops import Layout
+from schedsearch.ops.data_movement import DTYPES as MOVED
 from schedsearch.typed import GivenParams, ParamsByName
 from schedsearch.workload import Workload
 
@@ -134,13 +135,16 @@ def _plain(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bo
 
 
 def _elementwise(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
-    """Inputs of as many dimensions as y have its layout, others are only possible in the plain order."""
+    """Inputs of as many dimensions as y have its layout, others are only possible in the plain order. So are arrays of
+    formats that no kernel brings into another layout."""
     if chain.shuffles:
         yield from shuffles.candidates(chain, params, layouts)
         return
     rank = len(params["y"])
     axes = axes_of(rank)
-    for layout in memory_layouts(rank, layouts):
+    dtypes = {params["out_dtype"], *(dtype for _, dtype, *_ in params["inputs"])}
+    possible_layouts = memory_layouts(rank, layouts) if dtypes <= set(MOVED) else [Layout.parse(axes)]
+    for layout in possible_layouts:
         inputs, names = [], {"y": layout.text}
         possible = fills(layout, dict(zip(axes, params["y"])))
         for name, dtype, shape, *cut in params["inputs"]:

@@ -14,7 +14,7 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand, Read
-from schedsearch.network.compositions import attention, einsum, rotary
+from schedsearch.network.compositions import attention, einsum, places, rotary, sums
 from schedsearch.network.compositions.composition import left_of, noted
 from schedsearch.network.compositions.resizing import RESIZED
 from schedsearch.network.convolutions import CONVOLUTIONS
@@ -65,6 +65,8 @@ _FAMILIES: tuple[Mapping[str, Read], ...] = (
     RECURRENCES,
     REDUCTIONS,
     left_of({**attention.REWRITTEN, **einsum.REWRITTEN, **rotary.REWRITTEN}),
+    sums.LEFT,
+    places.LEFT,
     ELEMENTWISE,
 )
 TAKEN = frozenset(

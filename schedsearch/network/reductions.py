@@ -48,21 +48,29 @@ def reduction_of(node: ir.Node) -> Reduction | str:
     (x,) = inputs_of(node, 1)
     if x.shape is None or not x.shape.is_static():
         return "has an input of unknown extents"
-    shape = extents_of(node, x)
+    shape, axes = extents_of(node, x), reduced_axes(node)
+    if isinstance(axes, str):
+        return axes
+    if dtype_of(x) not in FLOATS:
+        return f"reads {dtype_of(x) or 'an unknown dtype'}; allowed: {', '.join(FLOATS)}"
+    if not math.prod(shape):
+        return "reads an array without elements; allowed: at least one"
+    return Reduction(x, shape, axes)
+
+
+def reduced_axes(node: ir.Node) -> list[int] | str:
+    """The axes that a node reduces, sorted, from 0; or what is wrong with them."""
+    (x,) = inputs_of(node, 1)
     axes = constant_input(node, 1)
     if axes is None and is_given(node, 1):
         return "has axes that are computed; allowed: constants"
-    rank = len(shape)
+    rank = 0 if x.shape is None else len(x.shape)
     given = [int(axis) for axis in (node.attributes.get_ints("axes", ()) if axes is None else axes.ravel())]
     if strange := [axis for axis in given if not -rank <= axis < rank]:
         return f"has axis {strange[0]}, but {rank} axes; allowed: {-rank} to {rank - 1}"
     if not given and not node.attributes.get_int("noop_with_empty_axes", 0):
         given = list(range(rank))
-    if dtype_of(x) not in FLOATS:
-        return f"reads {dtype_of(x) or 'an unknown dtype'}; allowed: {', '.join(FLOATS)}"
-    if not math.prod(shape):
-        return "reads an array without elements; allowed: at least one"
-    return Reduction(x, shape, sorted({axis % rank for axis in given}))
+    return sorted({axis % rank for axis in given})
 
 
 def rewrite_reduction(model: ir.Model, node: ir.Node) -> None:

@@ -24,18 +24,19 @@ from schedsearch.network.compositions import (
     gates,
     normalisations,
     pads,
+    places,
     pools,
     products,
     quantised,
     resizing,
     rotary,
+    sums,
     volumes,
 )
 from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import is_onnx, only_reader
 from schedsearch.network.new_nodes import constant, replace, result
 from schedsearch.network.quantised import converted_from, converted_to
-from schedsearch.network.reductions import REWRITTEN
 from schedsearch.network.transposed import transposed_convolution
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def _product(model: ir.Model, node: ir.Node) -> None:
     """x * Sigmoid(x) and x * HardSigmoid(x)."""
     import onnx_ir as ir
 
+    if len(node.inputs) != 2:  # a product of several, of a reduction
+        return
     first, second = node.inputs
     for x, gate in ((first, second), (second, first)):
         maker = None if gate is None else gate.producer()
@@ -167,8 +170,9 @@ _REWRITES = {
     "Concat": _concat,
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view),
     "QuantizeLinear": _quantise,
-    **REWRITTEN,
     **pools.REWRITTEN,
+    **sums.REWRITTEN,
+    **places.REWRITTEN,
     **pads.REWRITTEN,
     **normalisations.REWRITTEN,
     **products.REWRITTEN,

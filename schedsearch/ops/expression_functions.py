@@ -110,14 +110,19 @@ def _whole_power(base: Any, exponent: Any) -> Any:
     return np.where((exponent < 0) & (np.abs(base) != 1), 0, found)
 
 
-def _shift(name: str) -> Callable[..., Any]:
-    def shift(a: Any, b: Any) -> Any:
-        import numpy as np
+def _shift_left(a: Any, b: Any) -> Any:
+    """0 beyond the 64 bits."""
+    import numpy as np
 
-        inside = (b >= 0) & (b <= _MOST_SHIFT)
-        return np.where(inside, getattr(np, name)(a, np.where(inside, b, 0)), 0)
+    inside = (b >= 0) & (b <= _MOST_SHIFT)
+    return np.where(inside, np.left_shift(a, np.where(inside, b, 0)), 0)
 
-    return shift
+
+def _shift_right(a: Any, b: Any) -> Any:
+    """The sign beyond the 64 bits."""
+    import numpy as np
+
+    return np.right_shift(a, np.where((b >= 0) & (b <= _MOST_SHIFT), b, _MOST_SHIFT))
 
 
 def wrap(dtype: str) -> Callable[[Any], Any]:
@@ -247,8 +252,8 @@ OPERATORS: Mapping[str, Function] = {
     "bit_or": _whole(_numpy("bitwise_or")),
     "bit_xor": _whole(_numpy("bitwise_xor")),
     "invert": _whole(_numpy("invert"), 1),
-    "shift_left": _whole(_shift("left_shift")),
-    "shift_right": _whole(_shift("right_shift")),
+    "shift_left": _whole(_shift_left),
+    "shift_right": _whole(_shift_right),
 }
 RESERVED = frozenset(_FIRST)
 """Functions whose names inputs and steps cannot have. Later ones may be names, too: `a * cos + b * sin` stays possible."""

@@ -125,8 +125,9 @@ def shift_left(a: Any, b: Any) -> Any:
 
 
 def shift_right(a: Any, b: Any) -> Any:
+    """The sign beyond the 64 bits."""
     inside = (b >= i64(0)) & (b < i64(_BITS))
-    return i64(a >> b) if inside else i64(0)
+    return i64(a >> (b if inside else i64(_BITS - 1)))
 
 
 def to_float(a: Any) -> Any:
