@@ -56,23 +56,18 @@ def _along(count: int, axis: int, rank: int) -> Any:
     return np.arange(count, dtype=np.int64).reshape([count if place == axis else 1 for place in range(rank)])
 
 
-def _truths(steps: Steps, op: str, inputs: Sequence[Any], shape: Sequence[int], like: ir.Value) -> ir.Value:
+def _truths(steps: Steps, op: str, inputs: Sequence[Any], shape: Sequence[int]) -> ir.Value:
     import onnx_ir as ir
 
-    value = steps.add(op, inputs, shape, like=like)
-    value.type = ir.TensorType(ir.DataType.BOOL)
-    return value
+    given = [each if isinstance(each, ir.Value) else steps.constant(each) for each in inputs]
+    return steps.add(op, given, shape, ir.DataType.BOOL)
 
 
-def _whole(steps: Steps, x: ir.Value, shape: Sequence[int]) -> ir.Value:
+def _whole(steps: Steps, x: ir.Value) -> ir.Value:
     """x as int64."""
     import onnx_ir as ir
 
-    if dtype_of(x) == "int64":
-        return x
-    value = steps.add("Cast", [x], shape, to=int(ir.DataType.INT64))
-    value.type = ir.TensorType(ir.DataType.INT64)
-    return value
+    return steps.cast(x, ir.DataType.INT64)
 
 
 def _one_hot_problem(node: ir.Node) -> str:
@@ -95,21 +90,21 @@ def _one_hot(model: ir.Model, node: ir.Node) -> None:
     axis = node.attributes.get_int("axis", -1) % rank
     steps = Steps(model, node)
     one = [*shape[:axis], 1, *shape[axis:]]
-    index = steps.reshape(_whole(steps, indices, shape), one)
-    negative = _truths(steps, "Less", [index, np.array(0, np.int64)], one, index)
-    behind = steps.add("Add", [index, np.array(count, np.int64)], one, like=index)
-    index = steps.add("Where", [negative, behind, index], one, like=index)
+    index = steps.reshape(_whole(steps, indices), one)
+    negative = _truths(steps, "Less", [index, np.array(0, np.int64)], one)
+    behind = steps.step("Add", [index, np.array(count, np.int64)], one, like=index)
+    index = steps.step("Where", [negative, behind, index], one, like=index)
     made = [*shape[:axis], count, *shape[axis:]]
-    hot = _truths(steps, "Equal", [index, _along(count, axis, rank)], made, index)
+    hot = _truths(steps, "Equal", [index, _along(count, axis, rank)], made)
     pair = constant_of(values)
     if pair is not None:
         off, on = (np.array(each) for each in pair)
     else:
         off, on = (
-            steps.add("Slice", [values, *(np.array([n], np.int64) for n in (at, at + 1, 0))], [1], like=values)
+            steps.step("Slice", [values, *(np.array([n], np.int64) for n in (at, at + 1, 0))], [1], like=values)
             for at in (0, 1)
         )
-    steps.add("Where", [hot, on, off], made)
+    steps.step("Where", [hot, on, off], made)
     steps.replace()
 
 
@@ -147,11 +142,11 @@ def _trilu(model: ir.Model, node: ir.Node) -> None:
     x, shape, k = node.inputs[0], extents(node.inputs[0]), optional_input(node, 1)
     assert x is not None and shape is not None and x.dtype is not None
     (rows, columns), steps = shape[-2:], Steps(model, node)
-    like = constant(model, f"{node.outputs[0].name}.rows", _along(rows, 0, 2))
-    right = steps.add("Sub", [_along(columns, 1, 2), like], [rows, columns], like=like)
     op = "GreaterOrEqual" if node.attributes.get_int("upper", 1) else "LessOrEqual"
-    kept = _truths(steps, op, [right, np.array(0, np.int64) if k is None else k], [rows, columns], like)
-    steps.add("Where", [kept, x, np.array(0).astype(x.dtype.numpy())], shape)
+    shift: Any = np.array(0, np.int64) if k is None else k
+    begin = steps.step("Add", [_along(rows, 0, 2), shift], [rows, 1], like=steps.constant(np.array(0, np.int64)))
+    kept = _truths(steps, op, [_along(columns, 1, 2), begin], [rows, columns])
+    steps.step("Where", [kept, x, np.array(0).astype(x.dtype.numpy())], shape)
     steps.replace()
 
 
@@ -192,8 +187,8 @@ def _tile(model: ir.Model, node: ir.Node) -> None:
     steps = Steps(model, node)
     value = steps.reshape(x, before)
     if after != before:
-        value = steps.add("Expand", [value, np.array(after, np.int64)], after)
-    steps.reshape(value, [extent * int(count) for extent, count in zip(shape, repeats)])
+        value = steps.step("Expand", [value, np.array(after, np.int64)], after)
+    steps.last = steps.reshape(value, [extent * int(count) for extent, count in zip(shape, repeats)])
     steps.replace()
 
 
@@ -218,25 +213,26 @@ def _extreme(model: ir.Model, node: ir.Node) -> None:
     index = _first(steps, given, whole, axis, largest=node.op_type == "ArgMax")
     made = [*whole[:axis], 1, *whole[axis + 1 :]]
     if last:
-        index = steps.add("Sub", [np.array(whole[axis] - 1, np.int64), index], made)
+        index = steps.step("Sub", [np.array(whole[axis] - 1, np.int64), index], made)
     kept = node.attributes.get_int("keepdims", 1) and shape
-    steps.reshape(index, made if kept else [*whole[:axis], *whole[axis + 1 :]])
+    steps.last = steps.reshape(index, made if kept else [*whole[:axis], *whole[axis + 1 :]])
     steps.replace()
 
 
 def _backwards(steps: Steps, x: ir.Value, shape: Sequence[int], axis: int) -> ir.Value:
     bounds = [np.array([number], np.int64) for number in (-1, -shape[axis] - 1, axis, -1)]
-    return steps.add("Slice", [x, *bounds], shape, like=x)
+    return steps.step("Slice", [x, *bounds], shape, like=x)
 
 
 def _first(steps: Steps, x: ir.Value, shape: Sequence[int], axis: int, *, largest: bool) -> ir.Value:
     """The place of the largest or smallest number along an axis, the first of equal ones; int64 with this axis."""
     import onnx_ir as ir
 
-    values = steps.add(
+    values = steps.step(
         "TopK", [x, np.array([1], np.int64)], [*shape[:axis], 1, *shape[axis + 1 :]], like=x, axis=axis, largest=int(largest)
     )
-    node = steps.nodes[-1]
+    node = values.producer()
+    assert node is not None
     node.resize_outputs(2)
     index = node.outputs[1]
     index.name, index.type = f"{values.name}.place", ir.TensorType(ir.DataType.INT64)
@@ -254,12 +250,8 @@ def _hardmax(model: ir.Model, node: ir.Node) -> None:
         whole, axis = [math.prod(shape[:axis]), math.prod(shape[axis:])], 1
         given = steps.reshape(x, whole)
     index = _first(steps, given, whole, axis, largest=True)
-    hot = _truths(steps, "Equal", [index, _along(whole[axis], axis, len(whole))], whole, index)
-    dtype = node.outputs[0].dtype
-    assert dtype is not None
-    value = steps.add("Cast", [hot], whole, to=int(dtype))
-    if old:
-        steps.reshape(value, shape)
+    hot = _truths(steps, "Equal", [index, _along(whole[axis], axis, len(whole))], whole)
+    steps.last = steps.reshape(steps.cast(hot, node.outputs[0].dtype), shape)
     steps.replace()
 
 
@@ -288,16 +280,16 @@ def _reverse_sequence(model: ir.Model, node: ir.Node) -> None:
         places = (np.where(at < length, length - 1 - at, at) * step + start).reshape(rows)
     else:
         one = [shape[batch] if axis == batch else 1 for axis in (0, 1)]
-        length = steps.reshape(_whole(steps, lengths, [shape[batch]]), one)
-        inside = _truths(steps, "Less", [at, length], plane, length)
-        last = steps.add("Sub", [length, np.array(1, np.int64)], one, like=length)
-        back = steps.add("Sub", [last, at], plane, like=length)
-        chosen = steps.add("Where", [inside, back, at], plane, like=length)
-        scaled = steps.add("Mul", [chosen, np.array(step, np.int64)], plane, like=length)
-        places = steps.reshape(steps.add("Add", [scaled, start], plane, like=length), [rows])
+        length = steps.reshape(_whole(steps, lengths), one)
+        inside = _truths(steps, "Less", [at, length], plane)
+        last = steps.step("Sub", [length, np.array(1, np.int64)], one, like=length)
+        back = steps.step("Sub", [last, at], plane, like=length)
+        chosen = steps.step("Where", [inside, back, at], plane, like=length)
+        scaled = steps.step("Mul", [chosen, np.array(step, np.int64)], plane, like=length)
+        places = steps.reshape(steps.step("Add", [scaled, start], plane, like=length), [rows])
     wide = [rows, math.prod(shape[2:])]
-    moved = steps.add("Gather", [steps.reshape(x, wide), places], wide, like=x, axis=0)
-    steps.reshape(moved, shape)
+    moved = steps.step("Gather", [steps.reshape(x, wide), places], wide, like=x, axis=0)
+    steps.last = steps.reshape(moved, shape)
     steps.replace()
 
 
@@ -315,7 +307,7 @@ def _compress(model: ir.Model, node: ir.Node) -> None:
     whole = shape if given is not None else [math.prod(shape)]
     axis = 0 if given is None else int(given.as_int()) % len(shape)
     places = np.flatnonzero(condition[: whole[axis]])
-    steps.add("Gather", [value, places], [*whole[:axis], len(places), *whole[axis + 1 :]], axis=axis)
+    steps.step("Gather", [value, places], [*whole[:axis], len(places), *whole[axis + 1 :]], axis=axis)
     steps.replace()
 
 
