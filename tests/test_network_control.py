@@ -190,12 +190,22 @@ BELOW = [helper.make_node("Less", ["i", "last"], ["on"])]
 X = np.array([1, -0.5], np.float32)
 
 
+def assert_turned(model: Any, turns: int) -> None:
+    value, before = X, []
+    for turn in range(turns):
+        before.append(-value)
+        value = 2 * value + np.float32(turn)
+    found = ours(model, {"x": X})
+    np.testing.assert_array_equal(found[0], value)
+    np.testing.assert_array_equal(found[1], np.array(before, np.float32).reshape(turns, 2))
+
+
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
 @pytest.mark.parametrize("opset", [11, 17])
 def test_a_loop_of_a_known_number_of_turns_is_its_turns(turns: int, opset: int) -> None:
     model = model_of([loop("m", "", ALWAYS)], [info("x", FLOAT, [2])], ["y", "all"], {"m": np.int64(turns)}, opset)
     assert not is_left(model)
-    assert_right(model, {"x": X})
+    assert_turned(model, turns)
 
 
 @pytest.mark.parametrize("most", [None, 2, 4, 100])
@@ -205,7 +215,8 @@ def test_a_condition_that_starts_from_constants_is_counted(most: int | None, sta
     node = loop("" if most is None else "m", "" if starts is None else "c", BELOW, {"last": np.int64(3)})
     model = model_of([node], [info("x", FLOAT, [2])], ["y", "all"], constants)
     assert not is_left(model)
-    assert_right(model, {"x": X})
+    after = 4  # the condition behind turn 3 is false
+    assert_turned(model, 0 if starts is False else after if most is None else min(after, most))
 
 
 @given(st.lists(st.sampled_from([0, 1]), min_size=2, max_size=2), st.sampled_from([0, 1, -1]), st.sampled_from([9, 12, 17]))
@@ -223,10 +234,54 @@ def test_a_scan_is_its_turns(directions: list[int], axis: int, opset: int) -> No
     )
     random = np.random.default_rng(0)
     feeds = {"x": random.random((3, 2), np.float32), "z": random.random((2, 3), np.float32)}
-    found, wanted = ours(model, feeds), right(model, feeds)
+    state, rows = np.zeros(2, np.float32), []
+    for turn in range(3):
+        first, second = (2 - turn if backwards else turn for backwards in directions)
+        state = state + feeds["x"][first]
+        rows.append(state - feeds["z"][:, second])
     assert not is_left(model)
-    for mine, theirs in zip(found, wanted):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+    end, stacked = ours(model, feeds)
+    np.testing.assert_allclose(end, state, rtol=1e-6)
+    np.testing.assert_allclose(stacked, np.stack(rows[::-1] if directions[0] else rows, axis), rtol=1e-5, atol=1e-6)
+
+
+def test_a_branch_that_the_turn_of_a_loop_decides_is_taken_in_each_turn() -> None:
+    """Even turns double, odd ones negate; the body has another condition on the shape of what is carried."""
+    inner = helper.make_node(
+        "If", ["pair"], ["t"], then_branch=branch("Add", "v", "v", result="d"), else_branch=branch("Exp", "v")
+    )
+    even = body_of([inner], [], [info("t", FLOAT, None)])
+    nodes = [
+        helper.make_node("Identity", ["cond"], ["on"]),
+        helper.make_node("Mod", ["i", "two"], ["rest"]),
+        helper.make_node("Equal", ["rest", "none"], ["is_even"]),
+        helper.make_node("Size", ["v"], ["count"]),
+        helper.make_node("Equal", ["count", "two"], ["pair"]),
+        helper.make_node("If", ["is_even"], ["w"], then_branch=even, else_branch=branch("Neg", "v", result="n")),
+    ]
+    inputs = [info("i", INT64, []), info("cond", BOOL, []), info("v", FLOAT, [2])]
+    body = body_of(nodes, inputs, [info("on", BOOL, []), info("w", FLOAT, [2])])
+    constants = {"m": np.int64(5), "c": np.array(True), "two": np.int64(2), "none": np.int64(0)}
+    model = model_of(
+        [helper.make_node("Loop", ["m", "c", "x"], ["y"], body=body)], [info("x", FLOAT, [2])], ["y"], constants
+    )
+    assert not is_left(model)
+    np.testing.assert_allclose(ours(model, {"x": X})[0], 8 * X)
+
+
+def test_functions_with_branches_are_the_branches_that_are_taken() -> None:
+    chosen = helper.make_node("If", ["flag"], ["z"], then_branch=branch("Neg", "a"), else_branch=branch("Exp", "a"))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "Choice", ["flag", "a"], ["z"], [chosen], opsets)
+    calls = [
+        helper.make_node("Choice", ["yes", "x"], ["b"], domain="own"),
+        helper.make_node("Choice", ["no", "b"], ["y"], domain="own"),
+    ]
+    model = model_of(calls, [info("x", FLOAT, [2])], ["y"], {"yes": np.array(True), "no": np.array(False)})
+    model.opset_import.append(opsets[1])
+    model.functions.append(function)
+    assert not is_left(model)
+    np.testing.assert_allclose(ours(model, {"x": X})[0], np.exp(-X), rtol=1e-6)
 
 
 # --- Sequences ----------------------------------------------------------------------------------------------------------
@@ -282,7 +337,7 @@ def test_a_loop_that_fills_a_sequence_is_a_concatenation() -> None:
         [info("x", FLOAT, [2])], ["y"], {"m": np.int64(3)},
     )  # fmt: skip
     assert not is_left(model)
-    assert_right(model, {"x": X})
+    np.testing.assert_array_equal(ours(model, {"x": X})[0], [X, X + 1, X + 2])
 
 
 def test_a_map_of_known_arrays_is_a_copy_for_each() -> None:
@@ -387,14 +442,19 @@ def test_loops_of_unknown_turns_are_refused_with_the_reason(node: Any, inputs: S
 def test_a_refusal_lists_every_node_also_inside_of_branches() -> None:
     outer = two_branches(then="ReduceSum", inputs=["h"], keepdims=0)
     then = next(each.g for each in outer.graph.node[2].attribute if each.name == "then_branch")
-    then.node.insert(0, helper.make_node("Hardmax", ["x"], ["h"], name="inner"))
-    nodes = [helper.make_node("Hardmax", [f"h{n - 1}" if n else "x"], [f"h{n}"], name=f"hard{n}") for n in range(7)]
+    then.node.insert(0, helper.make_node("RandomNormalLike", ["x"], ["h"], name="inner"))
+    nodes = [
+        helper.make_node("RandomUniformLike", [f"h{n - 1}" if n else "x"], [f"h{n}"], name=f"hard{n}") for n in range(7)
+    ]
     outer.graph.node.extend(nodes)
     outer.graph.output.extend(helper.make_empty_tensor_value_info(f"h{n}") for n in range(7))
     with pytest.raises(ModelError) as caught:
         lower(load(outer).graph())
     text = str(caught.value)
-    assert "Hardmax: hard0, hard1, hard2, hard3, hard4, hard5, hard6" in text and "inside of it: Hardmax: inner" in text
+    assert (
+        "RandomUniformLike: hard0, hard1, hard2, hard3, hard4, hard5, hard6" in text
+        and "inside of it: RandomNormalLike: inner" in text
+    )
 
 
 @pytest.mark.parametrize(

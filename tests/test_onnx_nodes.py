@@ -41,7 +41,7 @@ REFUSED: Mapping[str, str] = {
     "DequantizeLinear": "scales of blocks",
     **dict.fromkeys(("Tile", "Trilu", "ReduceProd"), "an array without elements"),
     "Dropout": "in training mode or gives its mask|ConstantOfShape",
-    "Identity": "of unknown rank",  # a sequence
+    "Identity": "is a (sequence|value that may be missing); allowed: arrays",
     "MaxPool": "the places of the largest pixels",
     "QLinearMatMul": "computed, or not a matrix",
     "QuantizeLinear": "scales of blocks",

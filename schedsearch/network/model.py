@@ -178,6 +178,7 @@ def simplified(
     Raises:
         ModelError: as `read_model`.
     """
+    _check_inputs(model, name)
     _fix_shapes(model, shapes or {}, name)
     _forget_symbols(model)
     return _for_kernels(prepared(model, name, outline))
@@ -198,6 +199,7 @@ def prepared(model: ir.Model, name: str, outline: Outline | None = None) -> ir.M
     from schedsearch.network.simplify import simplify
 
     model.graph.sort()
+    _check_inputs(model, name)
     if outline is not None:
         _check_shapes(model, outline)
     rewrite_contributed(model)
@@ -216,6 +218,17 @@ def _for_kernels(model: ir.Model) -> ir.Model:
     _without_splits(model)
     rewrite_nodes(model)
     return model
+
+
+def _check_inputs(model: ir.Model, name: str) -> None:
+    """Refuses inputs that are no arrays."""
+    from schedsearch.network.refusals import is_array, kind_of
+
+    for value in model.graph.inputs:
+        if not is_array(value):
+            raise ModelError(
+                f"{name}: input {value.name!r} is a {kind_of(value)}; allowed: arrays. Make each array an input of its own"
+            )
 
 
 def _check_ports(model: ir.Model, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.network.facts import has_bodies, is_onnx
+from schedsearch.network.older_opsets import runnable
 from schedsearch.network.subgraphs import inputs_of_all
 from schedsearch.typed import Array
 
@@ -69,8 +70,8 @@ def _run(model: ir.Model, wanted: list[ir.Value], turn: int) -> list[Any]:
         import onnxruntime
 
         proto = ir.to_proto(model)
-        for node in proto.graph.node:
-            node.name = ""  # nodes that became several share one, which ONNX Runtime refuses
+        del proto.graph.node[:]
+        proto.graph.node.extend(runnable(model.graph, model.opset_imports.get("", 1)))
         del proto.graph.output[:]
         proto.graph.output.extend(_port(value) for value in wanted)
         options = onnxruntime.SessionOptions()

@@ -1,21 +1,54 @@
-"""Nodes of a later opset than a model declares, as the nodes of its opset that ONNX defines them by.
+"""Nodes of a graph that was rewritten as ONNX Runtime takes them.
 
-Rewriting makes such nodes: x * Sigmoid(x) becomes Swish, which opset 24 has. Kernels compute them whatever the model
-declares; ONNX Runtime does not.
+Rewriting makes nodes of a later opset than the model declares: x * Sigmoid(x) becomes Swish, which opset 24 has. Kernels
+compute them whatever the model declares; for ONNX Runtime they become the nodes of its opset that ONNX defines them by. It
+also makes several nodes of one, which have one name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from schedsearch.network.invalid import ModelError
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir as ir
 
 
-def in_opset(node: onnx.NodeProto, opset: int, types: Mapping[str, onnx.TypeProto]) -> list[onnx.NodeProto]:
+def runnable(nodes: Iterable[ir.Node], opset: int) -> list[onnx.NodeProto]:
+    """Nodes as ONNX Runtime takes them in a model of an opset, each with a name of its own.
+
+    Raises:
+        ModelError: ONNX does not define a node by operators of the opset.
+    """
+    from onnx_ir import serde
+
+    found = [each for node in nodes for each in _in_opset(serde.serialize_node(node), opset, _types(node))]
+    seen: set[str] = set()
+    for node in found:
+        name, number = node.name, 1
+        while node.name and node.name in seen:
+            number += 1
+            node.name = f"{name}.{number}"
+        seen.add(node.name)
+    return found
+
+
+def _types(node: ir.Node) -> dict[str, onnx.TypeProto]:
+    """Those of what a node reads."""
+    from onnx import helper
+
+    types = {}
+    for value in node.inputs:
+        if value is not None and value.dtype is not None:
+            shape = None if value.shape is None else [each if isinstance(each, int) else None for each in value.shape]
+            types[str(value.name)] = helper.make_tensor_type_proto(int(value.dtype), shape)
+    return types
+
+
+def _in_opset(node: onnx.NodeProto, opset: int, types: Mapping[str, onnx.TypeProto]) -> list[onnx.NodeProto]:
     """The node itself, or those that it is defined by if the opset lacks its operator.
 
     Args:
@@ -32,12 +65,21 @@ def in_opset(node: onnx.NodeProto, opset: int, types: Mapping[str, onnx.TypeProt
     version = next((each for each in range(opset, onnx.defs.onnx_opset_version() + 1) if _has(node.op_type, each)), None)
     if version is None:
         return [node]  # an operator of nobody, which ONNX Runtime will name
-    inputs = [onnx.ValueInfoProto(name=name, type=types[name]) for name in dict.fromkeys(node.input) if name]
+    given = {each.name for each in node.attribute}
+    defaults = (each.default_value for each in onnx.defs.get_schema(node.op_type, version, "").attributes.values())
+    node.attribute.extend(each for each in defaults if each.name and each.name not in given)  # the inliner wants them all
+    inputs = [onnx.ValueInfoProto(name=name, type=types.get(name)) for name in dict.fromkeys(node.input) if name]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
     graph = helper.make_graph([node], "one", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
-    functions = [("", node.op_type), *([] if _has("CastLike", opset) else [("", "CastLike")])]
-    found = inliner.inline_selected_functions(model, functions, inline_schema_functions=True)
+    found = inliner.inline_selected_functions(model, [("", node.op_type)], inline_schema_functions=True)
+    for each in found.graph.node:
+        if each.op_type == "CastLike" and each.input[1] in types:  # which definitions use for constants, and opset 15 has
+            to = types[each.input[1]].tensor_type.elem_type
+            each.CopyFrom(helper.make_node("Cast", each.input[:1], each.output, to=to))
+        elif each.op_type == "Constant" and each.attribute[0].name == "value_float":  # which opset 12 has
+            tensor = helper.make_tensor("value", onnx.TensorProto.FLOAT, [], [each.attribute[0].f])
+            each.CopyFrom(helper.make_node("Constant", [], each.output, value=tensor))
     made = list(found.graph.node)
     if later := [each.op_type for each in made if not _has(each.op_type, opset)]:
         raise ModelError(

@@ -9,14 +9,14 @@ See docs/decisions/143-parts-in-onnx-runtime.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedsearch.network.facts import FLOATS, dtype_of, extents_of, is_onnx, name_of
 from schedsearch.network.graph import Subgraph
 from schedsearch.network.invalid import ModelError
-from schedsearch.network.older_opsets import in_opset
+from schedsearch.network.older_opsets import runnable
 from schedsearch.network.views import VIEWS
 from schedsearch.ops.dtypes import DTYPES
 
@@ -172,9 +172,7 @@ def _model(model: ir.Model, cut: Cut, dtype: str | None) -> bytes:
     from onnx import helper
     from onnx_ir import serde
 
-    opset = model.opset_imports.get("", 1)
-    nodes = [each for node in cut.reasons for each in in_opset(serde.serialize_node(node), opset, _types(node))]
-    _name_apart(nodes)
+    nodes = runnable(cut.reasons, model.opset_imports.get("", 1))
     before, after = [], []
     inputs, outputs = [], []
     for value in cut.reads:
@@ -198,30 +196,6 @@ def _model(model: ir.Model, cut: Cut, dtype: str | None) -> bytes:
         )
     data: bytes = made.SerializeToString(deterministic=True)
     return data
-
-
-def _name_apart(nodes: Sequence[onnx.NodeProto]) -> None:
-    """Gives each node a name of its own, as ONNX Runtime wants: nodes that became several share one."""
-    seen: set[str] = set()
-    for node in nodes:
-        name, number = node.name, 1
-        while node.name and node.name in seen:
-            number += 1
-            node.name = f"{name}.{number}"
-        seen.add(node.name)
-
-
-def _types(node: ir.Node) -> dict[str, onnx.TypeProto]:
-    from onnx import helper
-
-    values = [value for value in node.inputs if value is not None and value.dtype is not None]
-    shapes = [
-        None if value.shape is None else [each if isinstance(each, int) else None for each in value.shape]
-        for value in values
-    ]
-    return {
-        str(value.name): helper.make_tensor_type_proto(int(value.dtype or 0), shape) for value, shape in zip(values, shapes)
-    }
 
 
 def _port(value: ir.Value, dtype: str | None) -> onnx.ValueInfoProto:

@@ -9,6 +9,7 @@ what is wrong there is left out of the comparison.
 | ONNX Runtime | 1.31, 1.32 | with optimisation, a MatMul of a weight after DequantizeLinear of opset 21 is half a percent off | optimisation is off |
 | ONNX Runtime | 1.31, 1.32 | a NaN in a window of MaxPool survives only as its last element | NaN is not compared after MaxPool |
 | onnx | 1.23 | BatchNormalization of opsets 7 to 13 mixes the input's own mean and variance into those that are given (`BatchNormalization_6` and `_9` of onnx.reference take it for one in training) | `own_operators` has one after ONNX's definition |
+| onnx | 1.23 | a Loop without a condition takes no turn | it gets a condition that is true |
 | onnx | 1.23 | a NaN in a window of MaxPool survives only as its first element | NaN is not compared after MaxPool |
 """  # noqa: E501  (a table)
 
@@ -25,7 +26,11 @@ def replacement(node: NodeProto, kind: int) -> list[NodeProto]:
     Args:
         kind: ONNX's number of the dtype of the result.
     """
-    if node.domain not in ("", "ai.onnx") or kind != TensorProto.FLOAT:
+    if node.domain not in ("", "ai.onnx"):
+        return [node]
+    if node.op_type == "Loop" and (len(node.input) < 2 or not node.input[1]):
+        return _loop(node)
+    if kind != TensorProto.FLOAT:
         return [node]
     if node.op_type == "Sigmoid":
         return _sigmoid(node.input[0], node.output[0])
@@ -35,6 +40,18 @@ def replacement(node: NodeProto, kind: int) -> list[NodeProto]:
         scaled = [_constant(alpha, f"{y}/alpha"), helper.make_node("Mul", [x, f"{y}/alpha"], [f"{y}/ax"])]
         return [*scaled, *_sigmoid(f"{y}/ax", f"{y}/gate"), helper.make_node("Mul", [x, f"{y}/gate"], [y])]
     return [node]
+
+
+def _loop(node: NodeProto) -> list[NodeProto]:
+    condition = f"{node.output[0]}/goes on"
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    del copy.input[:]
+    copy.input.extend([*(node.input[:1] or [""]), condition, *node.input[2:]])
+    return [
+        helper.make_node("Constant", [], [condition], value=helper.make_tensor("true", TensorProto.BOOL, [], [True])),
+        copy,
+    ]
 
 
 def _sigmoid(x: str, y: str) -> list[NodeProto]:
