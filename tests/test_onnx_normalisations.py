@@ -202,5 +202,5 @@ def test_normalisations_run_on_the_cpu(tmp_path: Path) -> None:
 def test_groups_that_do_not_divide_the_channels_are_refused() -> None:
     net = Net(*SHAPE)
     net.node("GroupNormalization", "x", net.weight("s", 6), net.weight("b", 6), num_groups=4, name="guilty")
-    with pytest.raises(ModelError, match=r"guilty makes 4 groups of 6 channels; allowed: a number that divides them"):
+    with pytest.raises(ModelError, match=r"guilty \(makes 4 groups of 6 channels; allowed: a number that divides them"):
         lowered(net.model())

@@ -89,7 +89,7 @@ def test_pads_run_on_the_cpu(tmp_path: Path) -> None:
 # --- What is refused ----------------------------------------------------------------------------------------------------
 def test_a_reflection_wider_than_the_image_is_refused() -> None:
     with pytest.raises(
-        ModelError, match=r"pad reflects 5 pixels along axis 2, which has 5; allowed: up to 4\. Use mode edge"
+        ModelError, match=r"pad \(reflects 5 pixels along axis 2, which has 5; allowed: up to 4\. Use mode edge"
     ):
         lowered(padded(SHAPE, "reflect", [5, 0], [2]).model())
 

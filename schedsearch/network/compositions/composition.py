@@ -35,6 +35,11 @@ class Composition:
         self.model, self.node = model, node
         self._nodes: list[ir.Node] = []
 
+    @property
+    def nodes(self) -> Sequence[ir.Node]:
+        """Those that were added, in order."""
+        return self._nodes
+
     # --- What the node has ---
     def input(self, place: int) -> ir.Value | None:
         """An input that may be missing."""

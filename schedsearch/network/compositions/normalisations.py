@@ -41,7 +41,7 @@ def _rows_normalised(steps: Steps, x: ir.Value, rows: Sequence[int], epsilon: fl
     """x viewed as [..., numbers of a row], each row normalised."""
     row = steps.reshape(x, rows)
     ones = np.ones(rows[-1], np.float32)
-    return steps.step("LayerNormalization", [row, ones], rows, like=x, axis=len(rows) - 1, epsilon=epsilon)
+    return steps.add("LayerNormalization", [row, ones], rows, like=x, axis=len(rows) - 1, epsilon=epsilon)
 
 
 def _of_channels(steps: Steps, node: ir.Node, place: int, shape: Sequence[int]) -> ir.Value | None:
@@ -52,9 +52,9 @@ def _of_channels(steps: Steps, node: ir.Node, place: int, shape: Sequence[int]) 
 
 def _scaled(steps: Steps, x: ir.Value, scale: ir.Value | None, bias: ir.Value | None, shape: Sequence[int]) -> None:
     if scale is not None:
-        x = steps.step("Mul", [x, scale], shape)
+        x = steps.add("Mul", [x, scale], shape)
     if bias is not None:
-        steps.step("Add", [x, bias], shape)
+        steps.add("Add", [x, bias], shape)
 
 
 # --- Rows of a channel or group -----------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def _softmax(model: ir.Model, node: ir.Node) -> None:
         return
     steps = Steps(model, node)
     matrix = [math.prod(shape[:axis]), math.prod(shape[axis:])]
-    steps.reshape(steps.step(node.op_type, [steps.reshape(x, matrix)], matrix, axis=1), shape)
+    steps.reshape(steps.add(node.op_type, [steps.reshape(x, matrix)], matrix, axis=1), shape)
     steps.replace()
 
 
@@ -128,7 +128,7 @@ def _layer_norm(model: ir.Model, node: ir.Node) -> None:
         axis = node.attributes.get_int("axis", -1) % len(shape)
         ones = np.ones(shape[axis:], np.float32)
         options: dict[str, Any] = {"axis": axis, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
-        rows = steps.step(node.op_type, [x, ones], shape, like=x, **options)
+        rows = steps.add(node.op_type, [x, ones], shape, like=x, **options)
         _scaled(steps, steps.cast(rows, y.dtype), given[0], given[1], shape)
         steps.replace()
 
@@ -139,17 +139,17 @@ def _moments(model: ir.Model, node: ir.Node, x: ir.Value, shape: list[int]) -> N
     axis = node.attributes.get_int("axis", -1) % len(shape)
     axes, of_rows = list(range(axis, len(shape))), [*shape[:axis], *(1,) * (len(shape) - axis)]
     whole = steps.in_float32(x)
-    mean = steps.step("ReduceMean", [whole], of_rows, like=whole, axes=axes)
-    centred = steps.step("Sub", [whole, mean], shape, like=whole)
-    squares = steps.step("Mul", [centred, centred], shape, like=whole)
-    variance = steps.step("ReduceMean", [squares], of_rows, like=whole, axes=axes)
-    more = steps.step("Add", [variance, node.attributes.get_float("epsilon", 1e-5)], of_rows, like=whole)
-    inverse = steps.step("Reciprocal", [steps.step("Sqrt", [more], of_rows, like=whole)], of_rows, like=whole)
-    made = steps.step("Mul", [centred, inverse], shape, like=whole)
+    mean = steps.add("ReduceMean", [whole], of_rows, like=whole, axes=axes)
+    centred = steps.add("Sub", [whole, mean], shape, like=whole)
+    squares = steps.add("Mul", [centred, centred], shape, like=whole)
+    variance = steps.add("ReduceMean", [squares], of_rows, like=whole, axes=axes)
+    more = steps.add("Add", [variance, node.attributes.get_float("epsilon", 1e-5)], of_rows, like=whole)
+    inverse = steps.add("Reciprocal", [steps.add("Sqrt", [more], of_rows, like=whole)], of_rows, like=whole)
+    made = steps.add("Mul", [centred, inverse], shape, like=whole)
     for place, op in ((1, "Mul"), (2, "Add")):
         value = optional_input(node, place)
         if value is not None:
-            made = steps.step(op, [made, steps.in_float32(value)], shape, like=whole)
+            made = steps.add(op, [made, steps.in_float32(value)], shape, like=whole)
     steps.cast(made, y.dtype)
     steps.replace({old: new for old, new in zip(node.outputs[1:], (mean, inverse)) if _is_read(old)})
 
@@ -163,13 +163,13 @@ def _mean_variance(model: ir.Model, node: ir.Node) -> None:
     steps = Steps(model, node)
     axes = sorted({axis % len(shape) for axis in node.attributes.get_ints("axes", (0, 2, 3))})
     of_rows = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
-    centred = steps.step("Sub", [x, steps.step("ReduceMean", [x], of_rows, axes=axes)], shape)
+    centred = steps.add("Sub", [x, steps.add("ReduceMean", [x], of_rows, axes=axes)], shape)
     whole = steps.in_float32(centred)
-    variance = steps.step(
-        "ReduceMean", [steps.step("Mul", [whole, whole], shape, like=whole)], of_rows, like=whole, axes=axes
+    variance = steps.add(
+        "ReduceMean", [steps.add("Mul", [whole, whole], shape, like=whole)], of_rows, like=whole, axes=axes
     )  # fmt: skip
-    deviation = steps.step("Add", [steps.step("Sqrt", [variance], of_rows, like=whole), 1e-9], of_rows, like=whole)
-    steps.cast(steps.step("Div", [whole, deviation], shape, like=whole), x.dtype)
+    deviation = steps.add("Add", [steps.add("Sqrt", [variance], of_rows, like=whole), 1e-9], of_rows, like=whole)
+    steps.cast(steps.add("Div", [whole, deviation], shape, like=whole), x.dtype)
     steps.replace()
 
 
@@ -185,12 +185,12 @@ def _norm(model: ir.Model, node: ir.Node) -> None:
     of_rows = [*shape[:axis], 1, *shape[axis + 1 :]]
     whole = steps.in_float32(x)
     if p == 2:  # squares of large numbers are infinite, and those of small ones 0
-        largest = steps.step("ReduceMax", [steps.step("Abs", [whole], shape, like=whole)], of_rows, like=whole, axes=[axis])
-        largest = steps.step("Max", [largest, _LEAST], of_rows, like=whole)
-        whole = steps.step("Div", [whole, largest], shape, like=whole)
-    norm = steps.step(f"ReduceL{p}", [whole], of_rows, like=whole, axes=[axis])
-    divisor = steps.step("Max", [norm, _LEAST], of_rows, like=whole)
-    steps.cast(steps.step("Div", [whole, divisor], shape, like=whole), x.dtype)
+        largest = steps.add("ReduceMax", [steps.add("Abs", [whole], shape, like=whole)], of_rows, like=whole, axes=[axis])
+        largest = steps.add("Max", [largest, _LEAST], of_rows, like=whole)
+        whole = steps.add("Div", [whole, largest], shape, like=whole)
+    norm = steps.add(f"ReduceL{p}", [whole], of_rows, like=whole, axes=[axis])
+    divisor = steps.add("Max", [norm, _LEAST], of_rows, like=whole)
+    steps.cast(steps.add("Div", [whole, divisor], shape, like=whole), x.dtype)
     steps.replace()
 
 
@@ -207,16 +207,16 @@ def _local_response(model: ir.Model, node: ir.Node) -> None:
     size, area = read.get_int("size", 1), math.prod(pixels)
     steps = Steps(model, node)
     whole = steps.in_float32(x)
-    squares = steps.step("Mul", [whole, whole], shape, like=whole)
+    squares = steps.add("Mul", [whole, whole], shape, like=whole)
     columns = steps.transpose(steps.reshape(squares, [n, c, 1, area]), [0, 3, 1, 2])
     before = (size - 1) // 2
     window = {"kernel_shape": [size, 1], "pads": [before, 0, size - 1 - before, 0], "count_include_pad": 1}
-    means = steps.step("AveragePool", [columns], [n, area, c, 1], like=whole, **window)
+    means = steps.add("AveragePool", [columns], [n, area, c, 1], like=whole, **window)
     means = steps.reshape(steps.transpose(means, [0, 2, 3, 1]), shape)
-    scaled = steps.step("Mul", [means, read.get_float("alpha", 1e-4)], shape, like=whole)
-    base = steps.step("Add", [scaled, read.get_float("bias", 1.0)], shape, like=whole)
-    divisor = steps.step("Pow", [base, read.get_float("beta", 0.75)], shape, like=whole)
-    steps.cast(steps.step("Div", [whole, divisor], shape, like=whole), x.dtype)
+    scaled = steps.add("Mul", [means, read.get_float("alpha", 1e-4)], shape, like=whole)
+    base = steps.add("Add", [scaled, read.get_float("bias", 1.0)], shape, like=whole)
+    divisor = steps.add("Pow", [base, read.get_float("beta", 0.75)], shape, like=whole)
+    steps.cast(steps.add("Div", [whole, divisor], shape, like=whole), x.dtype)
     steps.replace()
 
 
@@ -236,10 +236,10 @@ def _batch_norm(model: ir.Model, node: ir.Node) -> None:
     steps = Steps(model, node)
     parts = [steps.in_float32(steps.shaped(value, along)) for value in given if value is not None]
     whole, (scale, bias, mean, variance) = steps.in_float32(x), parts
-    more = steps.step("Add", [variance, read.get_float("epsilon", 1e-5)], along, like=whole)
-    factor = steps.step("Div", [scale, steps.step("Sqrt", [more], along, like=whole)], along, like=whole)
-    scaled = steps.step("Mul", [steps.step("Sub", [whole, mean], shape, like=whole), factor], shape, like=whole)
-    steps.cast(steps.step("Add", [scaled, bias], shape, like=whole), x.dtype)
+    more = steps.add("Add", [variance, read.get_float("epsilon", 1e-5)], along, like=whole)
+    factor = steps.add("Div", [scale, steps.add("Sqrt", [more], along, like=whole)], along, like=whole)
+    scaled = steps.add("Mul", [steps.add("Sub", [whole, mean], shape, like=whole), factor], shape, like=whole)
+    steps.cast(steps.add("Add", [scaled, bias], shape, like=whole), x.dtype)
     steps.replace()
 
 

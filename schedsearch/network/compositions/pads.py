@@ -102,7 +102,7 @@ def rewrite_pad(model: ir.Model, node: ir.Node) -> None:
         if before or after:
             x = _padded(steps, x, pads, axis)
     if steps.last is None:
-        steps.step("Identity", [x], y)
+        steps.add("Identity", [x], y)
     steps.replace()
 
 
@@ -118,13 +118,13 @@ def _padded(steps: Steps, x: ir.Value, pads: Pads, axis: int) -> ir.Value:
     parts.append(x)
     if after > 0:
         parts.append(_gathered(steps, x, axis, pads.table(axis, range(count, count + after))))
-    return steps.step("Concat", parts, [*shape[:axis], count + margins, *shape[axis + 1 :]], axis=axis)
+    return steps.add("Concat", parts, [*shape[:axis], count + margins, *shape[axis + 1 :]], axis=axis)
 
 
 def _gathered(steps: Steps, x: ir.Value, axis: int, places: Sequence[int]) -> ir.Value:
     shape = extents(x)
     assert shape is not None
-    return steps.step("Gather", [x, np.array(places, np.int64)], [*shape[:axis], len(places), *shape[axis + 1 :]], axis=axis)
+    return steps.add("Gather", [x, np.array(places, np.int64)], [*shape[:axis], len(places), *shape[axis + 1 :]], axis=axis)
 
 
 REWRITTEN: Mapping[str, Callable[[Any, Any], None]] = {"Pad": rewrite_pad}

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 def _power(steps: Steps, x: ir.Value, shape: list[int], p: int) -> ir.Value:
     """|x|^p."""
     if p == 2:
-        return steps.step("Mul", [x, x], shape)
-    found = steps.step("Abs", [x], shape)
-    return found if p == 1 else steps.step("Pow", [found, float(p)], shape)
+        return steps.add("Mul", [x, x], shape)
+    found = steps.add("Abs", [x], shape)
+    return found if p == 1 else steps.add("Pow", [found, float(p)], shape)
 
 
 def _root(steps: Steps, x: ir.Value, shape: list[int], p: int) -> None:
     if p == 2:
-        steps.step("Sqrt", [x], shape)
+        steps.add("Sqrt", [x], shape)
     elif p != 1:
-        steps.step("Pow", [x, 1 / p], shape)
+        steps.add("Pow", [x, 1 / p], shape)
 
 
 def _norm_pool(model: ir.Model, node: ir.Node) -> None:
@@ -44,9 +44,9 @@ def _norm_pool(model: ir.Model, node: ir.Node) -> None:
     window |= {name: list(read.get_ints(name, ())) for name in ("strides", "dilations") if name in read}
     auto_pad = read.get_string("auto_pad", "NOTSET")
     window |= {"auto_pad": auto_pad} if auto_pad.startswith("SAME") else {"pads": pads_of_windows(node)}
-    sums = steps.step("AveragePool", [powers], made, **window)
+    sums = steps.add("AveragePool", [powers], made, **window)
     if (count := math.prod(kernel)) > 1 or p == 1:
-        sums = steps.step("Mul", [sums, float(count)], made)
+        sums = steps.add("Mul", [sums, float(count)], made)
     _root(steps, sums, made, p)
     steps.replace()
 
@@ -66,7 +66,7 @@ def _global_norm_pool(model: ir.Model, node: ir.Node) -> None:
     axes = list(range(2, len(shape)))
     steps = Steps(model, node)
     powers = _power(steps, x, shape, p)
-    sums = steps.step("ReduceSum", [powers], made, axes=axes)
+    sums = steps.add("ReduceSum", [powers], made, axes=axes)
     _root(steps, sums, made, p)
     steps.replace()
 

@@ -213,7 +213,7 @@ def rewrite_resize(model: ir.Model, node: ir.Node) -> None:
             pixels[outside, 0], weights[outside] = axis.size, [1.0, *[0.0] * (weights.shape[1] - 1)]
         x = _resampled(steps, x, axis.axis, pixels, weights)
     if steps.last is None:
-        steps.step("Identity", [x], extents(x) or [])
+        steps.add("Identity", [x], extents(x) or [])
     steps.cast(x, node.outputs[0].dtype)
     steps.replace()
 
@@ -230,7 +230,7 @@ def _resampled(steps: Steps, x: ir.Value, axis: int, pixels: Array, weights: Arr
     pixels, weights = pixels[:, used], weights[:, used]
     count, terms = pixels.shape
     gathered = [*shape[:axis], count * terms, *shape[axis + 1 :]]
-    moved = steps.step("Gather", [x, pixels.T.ravel().astype(np.int64)], gathered, like=x, axis=axis)
+    moved = steps.add("Gather", [x, pixels.T.ravel().astype(np.int64)], gathered, like=x, axis=axis)
     if terms == 1 and (weights == 1).all():
         return moved
     made = [*shape[:axis], count, *shape[axis + 1 :]]
@@ -238,9 +238,9 @@ def _resampled(steps: Steps, x: ir.Value, axis: int, pixels: Array, weights: Arr
     total: ir.Value | None = None
     for term in range(terms):
         ends = [np.array([number], np.int64) for number in (term * count, (term + 1) * count, axis)]
-        part = steps.in_float32(steps.step("Slice", [moved, *ends], made, like=x) if terms > 1 else moved)
-        weighted = steps.step("Mul", [part, weights[:, term].astype(np.float32).reshape(along)], made, like=part)
-        total = weighted if total is None else steps.step("Add", [total, weighted], made, like=part)
+        part = steps.in_float32(steps.add("Slice", [moved, *ends], made, like=x) if terms > 1 else moved)
+        weighted = steps.add("Mul", [part, weights[:, term].astype(np.float32).reshape(along)], made, like=part)
+        total = weighted if total is None else steps.add("Add", [total, weighted], made, like=part)
     assert total is not None
     return total
 
@@ -252,7 +252,7 @@ def _with_one_more(steps: Steps, x: ir.Value, axis: int, number: float) -> ir.Va
     pads = [0] * 2 * len(shape)
     pads[len(shape) + axis] = 1
     made = [*shape[:axis], shape[axis] + 1, *shape[axis + 1 :]]
-    return steps.step("Pad", [x, np.array(pads, np.int64), number], made, like=x)
+    return steps.add("Pad", [x, np.array(pads, np.int64), number], made, like=x)
 
 
 def _read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:

@@ -17,18 +17,29 @@ if TYPE_CHECKING:
 Given = Union["ir.Value", Array, float, None]  # an input of a new node; numbers become constants
 
 
-class Steps(Composition):
+class Steps:
     """The nodes that replace a node, one behind another; the last one makes its first result.
 
     >>> steps = Steps(model, node)
-    >>> squares = steps.step("Mul", [x, x], shape)
-    >>> steps.step("Sqrt", [squares], shape)
+    >>> squares = steps.add("Mul", [x, x], shape)
+    >>> steps.add("Sqrt", [squares], shape)
     >>> steps.replace()
+
+    Attributes:
+        last: the result of the last one; None if there is none yet.
     """
 
-    last: ir.Value | None = None
+    def __init__(self, model: ir.Model, node: ir.Node) -> None:
+        self.model, self.node = model, node
+        self.last: ir.Value | None = None
+        self._made = Composition(model, node)
 
-    def step(
+    @property
+    def nodes(self) -> Sequence[ir.Node]:
+        """Those that were added, in order."""
+        return self._made.nodes
+
+    def add(
         self, op: str, inputs: Sequence[Given], shape: Sequence[int], *, like: ir.Value | None = None, **attributes: Any
     ) -> ir.Value:
         """Appends a node and returns its result.
@@ -37,19 +48,27 @@ class Steps(Composition):
             inputs: values, None for one that is missing, or numbers: an array as it is, a number in the dtype of `like`.
             shape: of the result.
             like: has the dtype of the result; default: the first result of the node that is replaced.
+            attributes: integers, lists of integers, floats and strings by name.
         """
         like = like or self.node.outputs[0]
         given = [self._input(each, like) for each in inputs]
-        self.last = self.add(op, given, shape, like.dtype, **attributes)
-        return self.last
+        return self._put(self._made.add(op, given, shape, like.dtype, **attributes))
 
-    def add(self, *args: Any, **options: Any) -> ir.Value:
-        self.last = super().add(*args, **options)
-        return self.last
+    def reshape(self, x: ir.Value, shape: Sequence[int]) -> ir.Value:
+        return self._put(self._made.reshape(x, shape))
 
-    def cast(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-        """The value in a dtype; itself if it has it, or if it is not known."""
-        return value if dtype is None else super().cast(value, dtype)
+    def transpose(self, x: ir.Value, order: Sequence[int]) -> ir.Value:
+        return self._put(self._made.transpose(x, order))
+
+    def slice(self, x: ir.Value, axis: int, start: int, stop: int, step: int = 1) -> ir.Value:
+        return self._put(self._made.slice(x, axis, start, stop, step))
+
+    def concat(self, values: Sequence[ir.Value], axis: int) -> ir.Value:
+        return self._put(self._made.concat(values, axis))
+
+    def cast(self, x: ir.Value, to: ir.DataType | None) -> ir.Value:
+        """x in another dtype; itself if it has it, or if it is not known."""
+        return x if to is None else self._put(self._made.cast(x, to))
 
     def in_float32(self, x: ir.Value) -> ir.Value:
         import onnx_ir as ir
@@ -69,12 +88,16 @@ class Steps(Composition):
             others: results of the old node, other than the first one -> values that the nodes make.
         """
         more = others or {}
-        self.finish(self.last, *(more.get(value) for value in self.node.outputs[1:]))
+        self._made.finish(self.last, *(more.get(value) for value in self.node.outputs[1:]))
+
+    def _put(self, value: ir.Value) -> ir.Value:
+        self.last = value
+        return value
 
     def _input(self, given: Given, like: ir.Value) -> ir.Value | None:
         if isinstance(given, float | int):
-            return self.constant(given, like)
-        return self.constant(given) if isinstance(given, np.ndarray) else given
+            return self._made.constant(given, like)
+        return self._made.constant(given) if isinstance(given, np.ndarray) else given
 
 
 def extents(value: ir.Value | None) -> list[int] | None:

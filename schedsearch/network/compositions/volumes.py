@@ -72,8 +72,8 @@ def _volume(steps: Steps, images: ir.Value, shape: Sequence[int]) -> ir.Value:
     """The volume of images."""
     n, c, d, h, w = shape
     if 1 in (c, d):
-        return steps.step("Reshape", [images, np.array(shape)], shape, like=images)
-    return steps.transpose(steps.step("Reshape", [images, np.array([n, d, c, h, w])], [n, d, c, h, w], like=images), _SWAP)
+        return steps.add("Reshape", [images, np.array(shape)], shape, like=images)
+    return steps.transpose(steps.add("Reshape", [images, np.array([n, d, c, h, w])], [n, d, c, h, w], like=images), _SWAP)
 
 
 def _images_behind(value: ir.Value | None) -> ir.Value | None:
@@ -106,7 +106,7 @@ def _sink(model: ir.Model, node: ir.Node, made: _Made) -> None:
     inputs = [value if value is None else _operand(steps, value, made) for value in read] + given[len(read) :]
     n, c, d, h, w = y
     attributes = {name: each.value for name, each in node.attributes.items()}
-    images = steps.step(node.op_type, inputs, [n * d, c, h, w], **attributes)
+    images = steps.add(node.op_type, inputs, [n * d, c, h, w], **attributes)
     _volume(steps, images, y)
     steps.replace()
 
@@ -151,7 +151,7 @@ def _convolution(model: ir.Model, node: ir.Node, made: _Made) -> None:
         images = _planes(steps, images, shape, (pads[0], pads[3]), places, depth, groups)
     filters = weight.transpose(0, 2, 1, 3, 4).reshape(k, planes * each, *weight.shape[3:])
     window = {"strides": strides[1:], "dilations": dilations[1:], "pads": [*pads[1:3], *pads[4:]], "group": groups}
-    convolved = steps.step("Conv", [images, filters, bias], [n * depth, k, *y[3:]], like=x, **window)
+    convolved = steps.add("Conv", [images, filters, bias], [n * depth, k, *y[3:]], like=x, **window)
     _volume(steps, convolved, y)
     steps.replace()
 
@@ -180,7 +180,7 @@ def _planes(
         margins = np.zeros(2 * len(made), np.int64)
         margins[axis], margins[len(made) + axis] = pads
         made[axis] += sum(pads)
-        x = steps.step("Pad", [x, margins, 0.0], made, like=images)
+        x = steps.add("Pad", [x, margins, 0.0], made, like=images)
     parts = []
     for start, step in places:
         part = steps.slice(x, axis, start, start + (depth - 1) * step + 1, step)
@@ -216,7 +216,7 @@ def _transposed(model: ir.Model, node: ir.Node) -> ir.Node | None:
     repeated = None if bias is None else bias.const_value.numpy().repeat(block)
     blocks = [axis.blocks for axis in axes]
     pads = [*(axis.before for axis in axes), *(axis.after for axis in axes)]
-    value = steps.step("Conv", [x, filters, repeated], [n, channels * block, *blocks], like=x, pads=pads, group=groups)
+    value = steps.add("Conv", [x, filters, repeated], [n, channels * block, *blocks], like=x, pads=pads, group=groups)
     conv = value.producer()
     if block > 1:
         value = steps.reshape(value, [n * channels, *strides, *blocks])
@@ -242,14 +242,14 @@ def _pool(model: ir.Model, node: ir.Node) -> None:
     images = _images_behind(x)
     planes = [n, c * d] if images is None else [n * d, c]
     images = steps.reshape(x, [n, c * d, h, w]) if images is None else images
-    pooled = steps.step(node.op_type, [images], [*planes, *sides], like=x, **_window(node, slice(1, 3)))
+    pooled = steps.add(node.op_type, [images], [*planes, *sides], like=x, **_window(node, slice(1, 3)))
     if planes == [n, c * d]:
         pooled = steps.reshape(pooled, [n, c, d, math.prod(sides)])
     else:
         pooled = steps.reshape(_volume(steps, pooled, [n, c, d, *sides]), [n, c, d, math.prod(sides)])
     window = _window(node, slice(0, 1))
     if window["kernel_shape"] != [1, 1] or window.get("strides", [1, 1]) != [1, 1] or depth != d:
-        pooled = steps.step(node.op_type, [pooled], [n, c, depth, math.prod(sides)], like=x, **window)
+        pooled = steps.add(node.op_type, [pooled], [n, c, depth, math.prod(sides)], like=x, **window)
     steps.reshape(pooled, y)
     steps.replace()
 
@@ -277,7 +277,7 @@ def _global_pool(model: ir.Model, node: ir.Node) -> None:
         return
     n, c, d, h, w = shape
     steps = Steps(model, node)
-    steps.reshape(steps.step(node.op_type, [steps.reshape(x, [n, c, d * h, w])], [n, c, 1, 1], like=x), y)
+    steps.reshape(steps.add(node.op_type, [steps.reshape(x, [n, c, d * h, w])], [n, c, 1, 1], like=x), y)
     steps.replace()
 
 
