@@ -36,15 +36,11 @@ COMPUTED = {*ELEMENTWISE, "Concat", "MatMul", "Einsum", "Attention", "RotaryEmbe
 DTYPE = r"(reads|makes|is) (an unknown dtype|\w+); allowed: "
 REFUSED: Mapping[str, str] = {
     "BatchNormalization": "in training mode",
-    "ConvInteger": "zero point that is computed or differs",
     "ConvTranspose": "more pixels than there are",
-    "DequantizeLinear": "scales of blocks",
     **dict.fromkeys(("Tile", "Trilu", "ReduceProd"), "an array without elements"),
     "Dropout": "in training mode or gives its mask|ConstantOfShape",
     "Identity": "is a (sequence|value that may be missing); allowed: arrays",
     "MaxPool": "the places of the largest pixels",
-    "QLinearMatMul": "computed, or not a matrix",
-    "QuantizeLinear": "scales of blocks",
     **dict.fromkeys(REDUCTIONS, "array without elements|axes that are computed"),
     "ReduceMean": "axes that are computed",
     "Resize": "has align_corners and scales",

@@ -8,6 +8,7 @@ computed again for every element that they are broadcast to, and integers are de
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -160,12 +161,10 @@ class _Expression:
 
     def _conversion(self, node: ir.Node, x: str) -> str | None:
         """QuantizeLinear or DequantizeLinear."""
-        scale, zero = (constant_of(value) for value in (*node.inputs[1:3], None)[:2])
-        if scale is None or (zero is None and is_given(node, 2)):
+        by = self._linear(node, 1, ".scale")
+        offset = self._linear(node, 2, ".zero_point") if is_given(node, 2) else "0"
+        if by is None or offset is None:
             return None
-        axis = node.attributes.get_int("axis", 1)
-        by = self._along(node, scale, axis, ".scale")
-        offset = "0" if zero is None else self._along(node, zero.astype(np.float32), axis, ".zero_point")
         return f"{'quantise' if node.op_type == 'QuantizeLinear' else 'dequantise'}({x}, {by}, {offset})"
 
     def _element(self, node: ir.Node, value: ir.Value) -> Element | None:
@@ -196,6 +195,15 @@ class _Expression:
         shape = (*(1,) * (len(extents_of(node, self.y)) - constant.ndim), *constant.shape)
         name = self._input(Constant(str(value.name), axes_of(len(shape)), constant.reshape(shape)))
         return Element(name, _kind_of(_constant_dtype(constant)))
+
+    def _linear(self, node: ir.Node, place: int, name: str) -> str | None:
+        """A scale or zero point: constants, or one number that is computed."""
+        value = node.inputs[place]
+        assert value is not None
+        numbers = constant_of(value)
+        if numbers is None:
+            return self._input(value) if math.prod(extents_of(node, value)) == 1 else None
+        return self._along(node, numbers.astype(np.float32), node.attributes.get_int("axis", 1), name)
 
     def _along(self, node: ir.Node, numbers: Array, axis: int, name: str) -> str:
         """Numbers for each index along an axis of the node's result; one number is a literal."""
