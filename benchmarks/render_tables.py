@@ -153,6 +153,16 @@ def dynamic_ops(data: dict[str, Any]) -> str:
     return markdown(("what, us", "ours", "PyTorch", "ratio"), rows)
 
 
+def recurrences(data: dict[str, Any]) -> str:
+    """Calls of one LSTM on a CPU beside ONNX Runtime."""
+    rows = [
+        (row["name"], *(f"{row[f'{who}_us']:,.1f}" for who in ("ours", "ort1", "ort2")), f"{row['ratio']:.2f}")
+        for row in data["rows"]
+    ]
+    header = ("a call, us", "ours", "ONNX Runtime, 1 thread", "2 threads", "its better time over ours")
+    return markdown(header, rows)
+
+
 def dynamic_slice(data: dict[str, Any]) -> str:
     """A row for each slice of an array on the device."""
     shown = {
@@ -390,6 +400,7 @@ TABLES = {
     "torch_dispatch_gpu": Table("torch_dispatch_h200", "torch_dispatch.py", torch_dispatch),
     "c_call": Table("c_call_h200", "c_call.py --times", c_call),
     "dynamic_ops": Table("dynamic_ops_h200", "dynamic_ops.py", dynamic_ops),
+    "recurrences": Table("recurrences_cpu", "recurrences.py", recurrences),
     "dynamic_slice": Table("dynamic_slice_h200", "dynamic_slice.py", dynamic_slice),
     "own_kernels": Table("own_kernels_h200", "own_kernels.py", own_kernels),
     "depthwise": Table("depthwise_tuned_h100", "depthwise.py", depthwise),
