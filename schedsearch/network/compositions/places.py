@@ -92,8 +92,8 @@ def _one_hot(model: ir.Model, node: ir.Node) -> None:
     one = [*shape[:axis], 1, *shape[axis:]]
     index = steps.reshape(_whole(steps, indices), one)
     negative = _truths(steps, "Less", [index, np.array(0, np.int64)], one)
-    behind = steps.step("Add", [index, np.array(count, np.int64)], one, like=index)
-    index = steps.step("Where", [negative, behind, index], one, like=index)
+    behind = steps.add("Add", [index, np.array(count, np.int64)], one, like=index)
+    index = steps.add("Where", [negative, behind, index], one, like=index)
     made = [*shape[:axis], count, *shape[axis:]]
     hot = _truths(steps, "Equal", [index, _along(count, axis, rank)], made)
     pair = constant_of(values)
@@ -101,10 +101,10 @@ def _one_hot(model: ir.Model, node: ir.Node) -> None:
         off, on = (np.array(each) for each in pair)
     else:
         off, on = (
-            steps.step("Slice", [values, *(np.array([n], np.int64) for n in (at, at + 1, 0))], [1], like=values)
+            steps.add("Slice", [values, *(np.array([n], np.int64) for n in (at, at + 1, 0))], [1], like=values)
             for at in (0, 1)
         )
-    steps.step("Where", [hot, on, off], made)
+    steps.add("Where", [hot, on, off], made)
     steps.replace()
 
 
@@ -144,9 +144,9 @@ def _trilu(model: ir.Model, node: ir.Node) -> None:
     (rows, columns), steps = shape[-2:], Steps(model, node)
     op = "GreaterOrEqual" if node.attributes.get_int("upper", 1) else "LessOrEqual"
     shift: Any = np.array(0, np.int64) if k is None else k
-    begin = steps.step("Add", [_along(rows, 0, 2), shift], [rows, 1], like=steps.constant(np.array(0, np.int64)))
+    begin = steps.add("Add", [_along(rows, 0, 2), shift], [rows, 1], like=steps.constant(np.array(0, np.int64)))
     kept = _truths(steps, op, [_along(columns, 1, 2), begin], [rows, columns])
-    steps.step("Where", [kept, x, np.array(0).astype(x.dtype.numpy())], shape)
+    steps.add("Where", [kept, x, np.array(0).astype(x.dtype.numpy())], shape)
     steps.replace()
 
 
@@ -187,7 +187,7 @@ def _tile(model: ir.Model, node: ir.Node) -> None:
     steps = Steps(model, node)
     value = steps.reshape(x, before)
     if after != before:
-        value = steps.step("Expand", [value, np.array(after, np.int64)], after)
+        value = steps.add("Expand", [value, np.array(after, np.int64)], after)
     steps.last = steps.reshape(value, [extent * int(count) for extent, count in zip(shape, repeats)])
     steps.replace()
 
@@ -213,7 +213,7 @@ def _extreme(model: ir.Model, node: ir.Node) -> None:
     index = _first(steps, given, whole, axis, largest=node.op_type == "ArgMax")
     made = [*whole[:axis], 1, *whole[axis + 1 :]]
     if last:
-        index = steps.step("Sub", [np.array(whole[axis] - 1, np.int64), index], made)
+        index = steps.add("Sub", [np.array(whole[axis] - 1, np.int64), index], made)
     kept = node.attributes.get_int("keepdims", 1) and shape
     steps.last = steps.reshape(index, made if kept else [*whole[:axis], *whole[axis + 1 :]])
     steps.replace()
@@ -221,14 +221,14 @@ def _extreme(model: ir.Model, node: ir.Node) -> None:
 
 def _backwards(steps: Steps, x: ir.Value, shape: Sequence[int], axis: int) -> ir.Value:
     bounds = [np.array([number], np.int64) for number in (-1, -shape[axis] - 1, axis, -1)]
-    return steps.step("Slice", [x, *bounds], shape, like=x)
+    return steps.add("Slice", [x, *bounds], shape, like=x)
 
 
 def _first(steps: Steps, x: ir.Value, shape: Sequence[int], axis: int, *, largest: bool) -> ir.Value:
     """The place of the largest or smallest number along an axis, the first of equal ones; int64 with this axis."""
     import onnx_ir as ir
 
-    values = steps.step(
+    values = steps.add(
         "TopK", [x, np.array([1], np.int64)], [*shape[:axis], 1, *shape[axis + 1 :]], like=x, axis=axis, largest=int(largest)
     )
     node = values.producer()
@@ -282,13 +282,13 @@ def _reverse_sequence(model: ir.Model, node: ir.Node) -> None:
         one = [shape[batch] if axis == batch else 1 for axis in (0, 1)]
         length = steps.reshape(_whole(steps, lengths), one)
         inside = _truths(steps, "Less", [at, length], plane)
-        last = steps.step("Sub", [length, np.array(1, np.int64)], one, like=length)
-        back = steps.step("Sub", [last, at], plane, like=length)
-        chosen = steps.step("Where", [inside, back, at], plane, like=length)
-        scaled = steps.step("Mul", [chosen, np.array(step, np.int64)], plane, like=length)
-        places = steps.reshape(steps.step("Add", [scaled, start], plane, like=length), [rows])
+        last = steps.add("Sub", [length, np.array(1, np.int64)], one, like=length)
+        back = steps.add("Sub", [last, at], plane, like=length)
+        chosen = steps.add("Where", [inside, back, at], plane, like=length)
+        scaled = steps.add("Mul", [chosen, np.array(step, np.int64)], plane, like=length)
+        places = steps.reshape(steps.add("Add", [scaled, start], plane, like=length), [rows])
     wide = [rows, math.prod(shape[2:])]
-    moved = steps.step("Gather", [steps.reshape(x, wide), places], wide, like=x, axis=0)
+    moved = steps.add("Gather", [steps.reshape(x, wide), places], wide, like=x, axis=0)
     steps.last = steps.reshape(moved, shape)
     steps.replace()
 
@@ -307,7 +307,7 @@ def _compress(model: ir.Model, node: ir.Node) -> None:
     whole = shape if given is not None else [math.prod(shape)]
     axis = 0 if given is None else int(given.as_int()) % len(shape)
     places = np.flatnonzero(condition[: whole[axis]])
-    steps.step("Gather", [value, places], [*whole[:axis], len(places), *whole[axis + 1 :]], axis=axis)
+    steps.add("Gather", [value, places], [*whole[:axis], len(places), *whole[axis + 1 :]], axis=axis)
     steps.replace()
 
 

@@ -40,19 +40,31 @@ class Steps:
         return self._made.nodes
 
     def add(
-        self, op: str, inputs: Sequence[Given], shape: Sequence[int], *, like: ir.Value | None = None, **attributes: Any
+        self,
+        op: str,
+        inputs: Sequence[Given],
+        shape: Sequence[int],
+        dtype: ir.DataType | None = None,
+        *,
+        like: ir.Value | None = None,
+        **attributes: Any,
     ) -> ir.Value:
         """Appends a node and returns its result.
 
         Args:
             inputs: values, None for one that is missing, or numbers: an array as it is, a number in the dtype of `like`.
             shape: of the result.
-            like: has the dtype of the result; default: the first result of the node that is replaced.
+            dtype: of the result; default: that of `like`.
+            like: default: the first result of the node that is replaced.
             attributes: integers, lists of integers, floats and strings by name.
         """
         like = like or self.node.outputs[0]
         given = [self._input(each, like) for each in inputs]
-        return self._put(self._made.add(op, given, shape, like.dtype, **attributes))
+        return self._put(self._made.add(op, given, shape, dtype or like.dtype, **attributes))
+
+    def constant(self, array: Any, like: ir.Value | None = None) -> ir.Value:
+        """As of `Composition`."""
+        return self._made.constant(array, like)
 
     def reshape(self, x: ir.Value, shape: Sequence[int]) -> ir.Value:
         return self._put(self._made.reshape(x, shape))

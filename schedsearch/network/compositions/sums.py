@@ -51,7 +51,7 @@ def _running(op: str, neutral: float) -> Callable[[Any, Any], None]:
             count = min(_PARTS, -(-shape[axis] // distance))
             distances = [distance * place for place in range(count)]
             windows = _shifted(steps, value, shape, axis, distances, neutral, backwards)
-            value = steps.step(op, windows, shape, like=value)
+            value = steps.add(op, windows, shape, like=value)
             distance *= count
         steps.last = steps.cast(value, node.outputs[0].dtype)
         steps.replace()
@@ -69,7 +69,7 @@ def _shifted(
     padded = [*shape[:axis], extent + most, *shape[axis + 1 :]]
     assert x.dtype is not None
     fill = np.array(neutral).astype(x.dtype.numpy())
-    whole = steps.step("Pad", [x, np.array(pads, np.int64), fill], padded, like=x, mode="constant")
+    whole = steps.add("Pad", [x, np.array(pads, np.int64), fill], padded, like=x, mode="constant")
     starts = [each if backwards else most - each for each in distances]
     return [_cut(steps, whole, shape, axis, start, extent) for start in starts]
 
@@ -77,7 +77,7 @@ def _shifted(
 def _cut(steps: Steps, x: ir.Value, shape: Sequence[int], axis: int, start: int, count: int) -> ir.Value:
     bounds = [np.array([number], np.int64) for number in (start, start + count, axis)]
     cut = [*shape[:axis], count, *shape[axis + 1 :]]
-    return steps.step("Slice", [x, *bounds], cut, like=x)
+    return steps.add("Slice", [x, *bounds], cut, like=x)
 
 
 def _axis(node: ir.Node, rank: int) -> int:
@@ -112,9 +112,9 @@ def _reduction(model: ir.Model, node: ir.Node) -> None:
     steps = Steps(model, node)
     value = _in_float32(steps, x)
     if node.op_type == "ReduceL1":
-        value = steps.step("Abs", [value], shape, like=value)
+        value = steps.add("Abs", [value], shape, like=value)
     elif node.op_type == "ReduceSumSquare":
-        value = steps.step("Mul", [value, value], shape, like=value)
+        value = steps.add("Mul", [value, value], shape, like=value)
     sizes = list(shape)
     for first, last in _groups(axes):
         before, behind = math.prod(sizes[:first]), math.prod(sizes[last + 1 :])
@@ -123,7 +123,7 @@ def _reduction(model: ir.Model, node: ir.Node) -> None:
         sizes[first : last + 1] = [1] * (last + 1 - first)
     if node.op_type == "ReduceMean":
         count = math.prod(shape[axis] for axis in axes)
-        value = steps.step("Div", [value, count], extents(value) or [], like=value)
+        value = steps.add("Div", [value, count], extents(value) or [], like=value)
     kept = node.attributes.get_int("keepdims", 1)
     made = [1 if axis in axes else extent for axis, extent in enumerate(shape) if kept or axis not in axes]
     steps.last = steps.cast(steps.reshape(value, made), node.outputs[0].dtype)
@@ -139,11 +139,11 @@ def _folded(steps: Steps, op: str, x: ir.Value) -> ir.Value:
         size = extent // parts
         cuts = [_cut(steps, x, shape, 1, place * size, size) for place in range(parts)]
         made = [shape[0], size, shape[2]]
-        folded = steps.step(op, cuts, made, like=x)
+        folded = steps.add(op, cuts, made, like=x)
         if rest := extent - parts * size:
             left = _cut(steps, x, shape, 1, parts * size, rest)
             made[1] += rest
-            folded = steps.step("Concat", [folded, left], made, like=x, axis=1)
+            folded = steps.add("Concat", [folded, left], made, like=x, axis=1)
         x, shape = folded, made
     return x
 
