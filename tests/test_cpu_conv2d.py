@@ -265,12 +265,15 @@ def test_the_template_is_found_by_name():
     assert isinstance(load_templates(["conv2d_cpu"])["conv2d_cpu"], Conv2dCpu)
 
 
-def test_packing_is_charged_to_every_launch():
+@pytest.mark.parametrize(("x_layout", "copy"), [("packed", "pack_x"), ("padded", "pad_x")])
+def test_packing_is_charged_to_every_launch(x_layout, copy):
     """Packing is a step of the plan, so it is measured. A caller can pack the weight once."""
     workload = Workload.conv2d(**SHAPES["3x3"], dtype="float32")
-    source = TEMPLATE.kernel(workload, HOST, TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST)))
+    space = TEMPLATE.space(workload, HOST)
+    config = TEMPLATE.default(workload, HOST, space.restrict({"x_layout": [x_layout]}))
+    source = TEMPLATE.kernel(workload, HOST, config)
     assert [(step.function.__name__, step.constant) for step in source.steps] == [
-        ("pack_x", False), ("pack_weight", True), ("convolve", False),
+        (copy, False), ("pack_weight", True), ("convolve", False),
     ]  # fmt: skip
 
 

@@ -333,6 +333,18 @@ def note_index(typing_context: TypingContext, address: types.Type, place: types.
     return types.void(address, types.int64, types.int64), generate
 
 
+@intrinsic
+def unknown(typing_context: TypingContext, value: types.Type) -> Typed:
+    """The same int64, which LLVM does not know: it then makes vectors of a short loop, instead of taking it apart first."""
+
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
+        word = ir.IntType(64)
+        value = context.cast(builder, args[0], signature.args[0], types.int64)
+        return builder.asm(ir.FunctionType(word, [word]), "", "=r,0", [value], side_effect=False)
+
+    return types.int64(value), generate
+
+
 def constant(value: int) -> DeviceFunction:
     """An operation `constant() -> i64` that always returns `value`."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from schedsearch.backend.cpu_ops import as_array, round_to_even, rounded_product
+from schedsearch.backend.cpu_moves import read_op, write_op
+from schedsearch.backend.cpu_ops import round_to_even, rounded_product, unknown
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -25,6 +26,7 @@ from schedsearch.workload import Workload
 
 _PIECES = (1024, 4096, 16384)
 _MAX_ITEMS = 2**31 - 1
+_SHORT = 32  # LLVM takes loops of fewer elements apart, and makes worse vectors of what is left
 
 
 class ElementwiseCpu(Template[ElementwiseParams]):
@@ -64,7 +66,7 @@ class ElementwiseCpu(Template[ElementwiseParams]):
 def elementwise_kernel(workload: Workload[ElementwiseParams], piece: int) -> Callable[..., None]:
     """The kernel (y, *inputs, start, stop) over pieces of runs."""
     p = workload.params
-    size, run, place = workload.output.whole, _run(workload), place_of(workload.output)
+    run, place = _run(workload), place_of(workload.output)
     found = typed_of(p)
     whole = is_whole(p.out_dtype) or (found.whole and not dtype_of(p.out_dtype).is_float)
     pieces, element = -(-run // piece), element_type(p.out_dtype)
@@ -72,21 +74,23 @@ def elementwise_kernel(workload: Workload[ElementwiseParams], piece: int) -> Cal
     compute = program(
         stored(found, p.out_dtype), [spec.name for spec in workload.signature], nearest(_nearest_whole, rounded_product)
     )
+    count: Callable[[Any], Any] = unknown if run < _SHORT else i64
+    # y may be the memory of an input, but then every element is read before it is written.
+    write = write_op(element)
     fetch: Callable[..., Any] = _no_numbers
     places: Callable[..., Any] = _no_places
     for slot, (spec, read) in enumerate(zip(workload.signature, reads_of(p))):
         spread = Spread.of(read, p.y)
         places = _then_place(places, spread.offset(i64))
-        fetch = _then_number(fetch, slot, spec.size, element_type(spec.dtype), _widened(spec.dtype), spread.step)
+        fetch = _then_number(fetch, slot, element_type(spec.dtype), _widened(spec.dtype), spread.step)
 
     def apply(y: Any, *arrays: Any, start: Any, stop: Any) -> None:
-        out = as_array(y, (size,), element)
         for item in range(start, stop):
             inside = item % pieces * piece
             first = item // pieces * run + inside
             at, to = places(first), place(first)
-            for i in range(min(piece, run - inside)):
-                out[to + i] = narrow(compute(fetch(arrays, at, i)))
+            for i in range(count(min(piece, run - inside))):
+                write(y, to + i, narrow(compute(fetch(arrays, at, i))))
 
     return apply
 
@@ -110,10 +114,11 @@ def _no_numbers(arrays: Any, at: Any, i: Any) -> Any:
     return ()
 
 
-def _then_number(before: Any, slot: int, size: int, element: Any, widen: Any, step: int) -> Callable[..., Any]:
+def _then_number(before: Any, slot: int, element: Any, widen: Any, step: int) -> Callable[..., Any]:
+    read = read_op(element)
+
     def numbers(arrays: Any, at: Any, i: Any) -> Any:
-        values = as_array(arrays[slot], (size,), element)
-        return before(arrays, at, i) + (widen(values[at[slot] + i * step]),)  # noqa: RUF005 - Numba knows no *
+        return before(arrays, at, i) + (widen(read(arrays[slot], at[slot] + i * step)),)  # noqa: RUF005 - Numba knows no *
 
     return numbers
 
