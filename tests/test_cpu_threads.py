@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv2d_support import run_on_cpu
 from numba import types
 from records_support import forked
 
+import schedsearch
 from schedsearch.backend import compile_source
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.device import cpu_native
@@ -24,6 +26,8 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceError
 from schedsearch.launch import Artifact, Grid, Pointer
 from schedsearch.template import KernelSource, KernelStep
+from schedsearch.template.registry import load_templates
+from schedsearch.workload import Workload
 
 TARGET = detect("cpu")
 N = 5000
@@ -204,3 +208,45 @@ def test_a_process_that_forks_after_its_workers_fell_asleep_has_workers_of_its_o
     assert forked(in_the_copy) == "right"
     counter.bound.launch()
     assert (counter.counts() == 2).all()
+
+
+@pytest.mark.parametrize("cores", [1, 2, 16])
+def test_a_default_gives_every_thread_work_for_some_microseconds(cores):
+    """A concatenation of 64 floats, or a small layer, is computed by the caller alone; a large one by all."""
+    target = replace(TARGET, sms=cores)
+    templates = load_templates()
+
+    def threads(workload: Workload) -> int:
+        template = next(each for each in templates.matching(workload, target) if not each.name.endswith("int8"))
+        return template.default(workload, target, template.space(workload, target))["threads"]
+
+    image = {"n": 1, "h": 1, "w": 1, "dtype": "float32"}
+    few = [
+        Workload.conv2d(**image, c=16, k=16, r=1, s=1),
+        schedsearch.elementwise(y=(64,), expression="a + b", dtype="float32"),
+        schedsearch.concat(x=((1, 32), (1, 32)), axis=1, dtype="float32"),
+    ]
+    many = [
+        Workload.conv2d(n=8, h=112, w=112, c=64, k=64, r=3, s=3, dtype="float32"),
+        schedsearch.elementwise(y=(1 << 24,), expression="a + b", dtype="float32"),
+    ]
+    assert [threads(workload) for workload in few] == [1] * len(few)
+    assert [threads(workload) for workload in many] == [cores] * len(many)
+
+
+@pytest.mark.parametrize("function", ["sigmoid", "silu"])
+def test_exponentials_of_whole_vectors_are_those_of_numpy(device, function):
+    """Every float32 exponent, both signs, and what is no number: to a few units in the last place of float64's result."""
+    numbers = np.concatenate(
+        [sign * np.ldexp(1 + np.linspace(0, 1, 7, endpoint=False), power) for power in range(-30, 9) for sign in (1, -1)]
+    )
+    x = np.concatenate([numbers, [0.0, np.inf, np.nan, 88.72, -88.72, -103.5]]).astype(np.float32)
+    workload = Workload.conv2d(n=1, h=len(x), w=1, c=1, k=1, r=1, s=1, dtype="float32", layout="NHWC", epilogue=[function])
+    template = load_templates()["conv2d_cpu"]
+    source = template.kernel(workload, TARGET, template.default(workload, TARGET, template.space(workload, TARGET)))
+    arrays = {"x": x.reshape(1, -1, 1, 1), "weight": np.ones((1, 1, 1, 1), np.float32)}
+    y = run_on_cpu(device, source, arrays, {"y": ((1, len(x), 1, 1), np.float32)})["y"].ravel()
+    with np.errstate(all="ignore"):
+        wide = x.astype(np.float64)
+        wanted = (wide if function == "silu" else 1.0) / (1.0 + np.exp(-wide))
+    np.testing.assert_allclose(y, wanted, rtol=1e-6, atol=1e-37)
