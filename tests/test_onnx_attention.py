@@ -57,6 +57,30 @@ def test_constant_masks_of_any_rank_are_those_of_pytorch(shape: tuple[int, ...])
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(9,), (5, 9), (3, 1, 9), (2, 1, 5, 9)])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_computed_masks_are_constant_ones_and_rows_without_keys_are_zero(shape: tuple[int, ...], causal: int) -> None:
+    q, k, v = numbers(1, 2, 3, 5, 7), numbers(2, 2, 3, 9, 7), numbers(3, 2, 3, 9, 7)
+    allowed = np.random.default_rng(4).random(shape) < 0.4
+    if allowed.ndim > 1:
+        allowed[..., 0, :] = False
+    for mask in (allowed, np.where(allowed, numbers(5, *shape), np.float32(-np.inf))):
+        known = attend({"q": q, "k": k, "v": v}, {"mask": mask}, is_causal=causal)
+        found = attend({"q": q, "k": k, "v": v, "mask": mask}, is_causal=causal)
+        np.testing.assert_allclose(found, known, rtol=1e-5, atol=1e-6)
+        assert np.isfinite(found).all() and (allowed.ndim == 1 or not found[:, :, 0].any())
+
+
+def test_lengths_that_are_computed_mask_the_keys_behind_them() -> None:
+    arrays = {"q": numbers(1, 2, 3, 4, 7), "k": numbers(2, 2, 3, 9, 7), "v": numbers(3, 2, 3, 9, 7)}
+    lengths = np.array([6, 2])
+    for causal in (0, 1):
+        known = attend(arrays, {"lengths": lengths}, is_causal=causal)
+        np.testing.assert_allclose(attend({**arrays, "lengths": lengths}, is_causal=causal), known, rtol=1e-5, atol=1e-6)
+    rows = arrays["v"][1, :, :2]
+    assert not known[1, :, :2].any() and np.allclose(known[1, :, 2], rows[:, 0], atol=1e-6)  # 2 keys of 4 queries
+
+
 def test_rows_of_heads_that_share_keys_are_rows_of_one_product() -> None:
     arrays = {"q": numbers(1, 2, 6, 5, 7), "k": numbers(2, 2, 2, 9, 7), "v": numbers(3, 2, 2, 9, 7)}
     network = lowered([helper.make_node("Attention", list(arrays), ["y"])], arrays, {}, opset=23)

@@ -213,3 +213,13 @@ def test_what_has_no_composition_is_refused_with_the_reason(
     with pytest.raises(ModelError, match=said) as failed:
         lower(load(model(op, names, inputs, weights, ["y"], read)).graph())
     assert "\n" not in str(failed.value)
+
+
+def test_masks_of_keys_of_queries_and_lengths() -> None:
+    """A key that a mask leaves out counts little, as mask_filter_value says."""
+    keys = np.random.default_rng(1).integers(0, 2, (2, 5)).astype(np.int32)
+    queries = np.random.default_rng(2).integers(0, 2, (2, 5, 5)).astype(np.int32)
+    for mask in (keys, queries, np.array([3, 5], np.int32)):
+        check("Attention", "x w b m", {"x": X, "m": mask}, WEIGHT, num_heads=3)
+    others = np.random.default_rng(3).integers(0, 2, (2, 7)).astype(np.int32)
+    check("MultiHeadAttention", "q k v - m", {"q": X, **KEYS, "m": others}, NONE, num_heads=3)

@@ -153,6 +153,20 @@ def test_numbers_are_quantised_by_their_range_as_in_onnx_runtime(shape: tuple[in
     np.testing.assert_allclose(found["s"].reshape(()), scale, rtol=2e-7)
 
 
+def test_numbers_behind_a_relu_have_the_zero_point_0_so_that_products_need_no_correction() -> None:
+    nodes = [
+        node("Relu", "x", "r"), node("MaxPool", "r", "m", kernel_shape=[2, 2]),
+        helper.make_node("DynamicQuantizeLinear", ["m"], ["q", "s", "z"]), node("ConvInteger", "q w z", "c"),
+        node("Cast", "c", "f", to=1), node("Mul", "f s"),
+    ]  # fmt: skip
+    x, weights = numbers(1, 1, 4, 9, 9), {"w": integers(2, np.int8, 6, 4, 3, 3)}
+    network = lowered(nodes, {"x": x}, weights)
+    (convolution,) = (each for each in network.nodes if getattr(each, "name", "").startswith("ConvInteger"))
+    assert convolution.implementations[0].params["zero_points"] == ()
+    (wanted,) = by_runtime(nodes, {"x": x}, weights, ["y"])
+    np.testing.assert_allclose(evaluate(network, {"x": x})["y"], wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize("kinds", [np.int8, np.uint8])
 def test_products_in_onnx_runtime_quantise_their_input(kinds: Any) -> None:
     weights = {

@@ -25,6 +25,17 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _SHORT = ("int16", "uint16")
+_SAME_SIGN = (
+    "MaxPool",
+    "AveragePool",
+    "GlobalAveragePool",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Slice",
+)
 _MOST_AT_ONCE = 256  # numbers of which the largest is sought by one thread
 
 
@@ -176,33 +187,46 @@ def _sums_of_taps(node: ir.Node, filters: Any, image: list[int], out: list[int])
 
 # --- Numbers ------------------------------------------------------------------------------------------------------------
 def _dynamic(c: Composition) -> str | None:
-    """DynamicQuantizeLinear. The scale of zeros only is 1, as in ONNX Runtime: ONNX's formula divides by zero."""
+    """DynamicQuantizeLinear. The scale of zeros only is 1, as in ONNX Runtime: ONNX's formula divides by zero. The smallest
+    number is the negative of the largest negative."""
     x = c.needed(0)
     if dtype_of(x) != "float32":
         return f"reads {dtype_of(x)}; allowed: float32"
     zero = c.constant(np.float32(0))
-    low, high = c.add("Min", [_extreme(c, "ReduceMin", x), zero]), c.add("Max", [_extreme(c, "ReduceMax", x), zero])
-    range_ = c.add("Sub", [high, low])
+    positive = _is_positive(x)
+    high = c.add("Max", [_largest(c, x), zero])
+    low = zero if positive else c.add("Min", [c.add("Neg", [_largest(c, c.add("Neg", [x]))]), zero])
+    range_ = high if positive else c.add("Sub", [high, low])
     alike = c.add("Equal", [range_, zero], [], _type("BOOL"))
-    scale = c.add(
-        "Where", [alike, c.constant(np.float32(1)), c.add("Div", [range_, c.constant(np.float32(255))])], [], x.dtype
-    )
-    middle = c.add("Sub", [zero, c.add("Div", [low, scale])], [])
-    bounds = [c.constant(np.float32(bound)) for bound in (0, 255)]
-    zero_point = c.cast(c.add("Round", [c.add("Clip", [middle, *bounds], [])], []), _type("UINT8"))
+    step = c.add("Div", [range_, c.constant(np.float32(255))])
+    scale = c.add("Where", [alike, c.constant(np.float32(1)), step], [], x.dtype)
+    if positive:
+        zero_point = c.constant(np.uint8(0))
+    else:
+        bounds = [c.constant(np.float32(bound)) for bound in (0, 255)]
+        middle = c.add("Sub", [zero, c.add("Div", [low, scale])], [])
+        zero_point = c.cast(c.add("Round", [c.add("Clip", [middle, *bounds], [])], []), _type("UINT8"))
     y = c.add("QuantizeLinear", [x, scale, zero_point], shape_of(x), _type("UINT8"))
     c.finish(y, scale, zero_point)
     return None
 
 
-def _extreme(c: Composition, op: str, x: ir.Value) -> ir.Value:
-    """The largest or smallest number of an array, many in two stages."""
+def _is_positive(x: ir.Value) -> bool:
+    """Whether no number can be negative, because of the node that makes it: the zero point is then 0."""
+    node = x.producer()
+    while node is not None and node.op_type in _SAME_SIGN and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type in ("Relu", "Sigmoid", "Softmax")
+
+
+def _largest(c: Composition, x: ir.Value) -> ir.Value:
+    """The largest number of an array, of many in two stages."""
     size = math.prod(shape_of(x))
     parts = next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0) if size > _MOST_AT_ONCE else 1
     found = c.reshape(x, [parts, size // parts])
     if parts > 1:
-        found = c.reshape(c.last_axis(op, found), [1, parts])
-    return c.reshape(c.last_axis(op, found), [])
+        found = c.reshape(c.last_axis("ReduceMax", found), [1, parts])
+    return c.reshape(c.last_axis("ReduceMax", found), [])
 
 
 def _dequantise(c: Composition) -> str | None:
