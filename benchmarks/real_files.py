@@ -30,7 +30,7 @@ class RealFile:
         path: in the package, or the end of it.
         shapes: of inputs with open extents.
         below: input of integers -> what its elements are less than; others hold 0 and 1.
-        given: input -> the number that all its elements are.
+        given: input -> its value, which never changes, such as a sampling rate that decides a branch.
     """
 
     name: str
@@ -39,6 +39,11 @@ class RealFile:
     shapes: Shapes = field(default_factory=dict)
     below: Mapping[str, int] = field(default_factory=dict)
     given: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def open_shapes(self) -> Shapes:
+        """Shapes of inputs that are not given."""
+        return {name: shape for name, shape in self.shapes.items() if name not in self.given}
 
     def file(self, folder: Path) -> Path | None:
         """Where the file lies below a folder, if it does."""
@@ -114,7 +119,7 @@ FILES = (
 
 
 def inputs_of(file: RealFile, path: Path, seed: int = 0) -> dict[str, Any]:
-    """An array for each input: normal numbers, and integers of the range that the file says."""
+    """An array for each input, also for given ones: normal numbers, and integers of the range that the file says."""
     import onnx
 
     rng = np.random.default_rng(seed)
