@@ -80,11 +80,11 @@ FILES = (
     RealFile("magika", "magika==1.0.3", "standard_v3_3/model.onnx", {"bytes": (1, 2048)}, {"bytes": 257}),
     _voice("silero_vad", _SILERO, "silero_vad/data/silero_vad.onnx"),
     _voice("silero_vad_op15", _SILERO, "silero_vad/data/silero_vad_16k_op15.onnx"),
-    _voice("silero_vad_half", _SILERO, "silero_vad/data/silero_vad_half.onnx"),
+    _voice("silero_vad_half", _SILERO, "silero_vad/data/silero_vad_half.onnx", given={}),
     _voice("silero_vad_ifless", _SILERO, "silero_vad/data/silero_vad_op18_ifless.onnx"),
-    _voice("silero_vad_openvino", _SILERO, "silero_vad/data/silero_vad_openvino_16k.onnx", shapes={}),
+    _voice("silero_vad_openvino", _SILERO, "silero_vad/data/silero_vad_openvino_16k.onnx", shapes={}, given={}),
     _voice(
-        "silero_vad_sequence", _SILERO, "silero_vad/data/silero_vad_16k_sequence.onnx", shapes={"input": (8, 576)}
+        "silero_vad_sequence", _SILERO, "silero_vad/data/silero_vad_16k_sequence.onnx", shapes={"input": (8, 576)}, given={}
     ),
     RealFile("nudenet", "nudenet==3.4.2", "nudenet/320n.onnx", {"images": (1, 3, 320, 320)}),
     RealFile("ddddocr", _DDDDOCR, "ddddocr/common.onnx", {"input1": (1, 1, 64, 160)}),
