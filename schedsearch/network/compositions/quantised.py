@@ -148,7 +148,7 @@ def _conv_integer(c: Composition) -> str | None:
         ones = c.constant(np.ones((1, *filters.shape[1:]), np.int8))
         y = c.add("Sub", [y, c.add("Mul", [_convolved(c, ones, zx, None), c.constant(apart)])], shape_of(y))
     if not zx.stays and zx.value is not None:
-        by = c.reshape(c.cast(zx.value, _type("INT32")), [1] * 4)
+        by = c.cast(zx.value, _type("INT32"))
         sums = c.constant(_sums_of_taps(c.node, whole, shape_of(x), shape_of(y)))
         y = c.add("Sub", [y, c.add("Mul", [by, sums])], shape_of(y))
     c.finish(y)
