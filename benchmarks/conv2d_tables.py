@@ -27,6 +27,24 @@ def conv2d_grouped(data: dict[str, Any]) -> str:
     return _conv2d({**data, "rows": rows}, {**CUDNN, "conv2d_mma": ("mma",)})
 
 
+def conv2d_awkward(data: dict[str, Any]) -> str:
+    """Layers whose channels fill no 16 bytes: both of cuDNN's layouts, the fastest kernel of each template."""
+    names = sorted({name for row in data["rows"] for name in row["template_us"]})
+    rows = [
+        (
+            layer_text(row["workload"]),
+            *(f"{row[f'cudnn_{layout}_us']:.2f}" for layout in ("nchw", "nhwc")),
+            *(f"{row['template_us'][name]:.2f}" if name in row["template_us"] else "" for name in names),
+            f"{row['ratio']:.2f}",
+            f"{row['cudnn_nhwc_us'] / row['us']:.2f}",
+        )
+        for row in data["rows"]
+    ]
+    nhwc = common.geometric_mean([row["cudnn_nhwc_us"] / row["us"] for row in data["rows"]])
+    rows.append(("geometric mean", *[""] * (2 + len(names)), f"**{data['geometric_mean_ratio']:.2f}**", f"**{nhwc:.2f}**"))
+    return markdown(("layer, us", *CUDNN, *names, "ratio", "of cuDNN NHWC"), rows)
+
+
 def conv2d_fused(data: dict[str, Any]) -> str:
     """The same with a fused epilogue: PyTorch's ways, each in the faster of its layouts."""
     ways = {"conv, bias, relu": "separate", "cuDNN fused": "fused", "torch.compile": "compiled"}

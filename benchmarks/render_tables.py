@@ -21,6 +21,7 @@ import summary_tables
 from conv2d_tables import (
     before_after,
     blocks,
+    conv2d_awkward,
     conv2d_fastest,
     conv2d_float8,
     conv2d_float32,
@@ -367,6 +368,7 @@ TABLES = {
     "conv2d_fp16": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16),
     "conv2d_fp16_short": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16_short, origin=False),
     "conv2d_fp16_random": Table("conv2d_fp16_random_h200", "conv2d_fp16.py --suite random", conv2d_fp16),
+    "conv2d_awkward": Table("conv2d_awkward_h200", "awkward.py", conv2d_awkward),
     "conv2d_bf16": Table("conv2d_bf16_h200", "conv2d_fp16.py --dtype bfloat16", conv2d_fp16),
     "conv2d_grouped": Table("conv2d_grouped_h200", "conv2d_fp16.py --suite grouped", conv2d_grouped),
     "conv2d_int8": Table(

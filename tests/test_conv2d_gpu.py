@@ -47,6 +47,22 @@ FIRST_LAYERS = {  # template -> first layers of networks
         RGB_3X3.replace(c=20, r=5, s=5, padding=2, w=61),
     ],
 }
+PIXELS = conv2d(n=3, h=13, w=11, c=58, k=58, r=1, s=1)
+AWKWARD_LAYERS = {  # template -> layers whose channels fill no 16 bytes: 4, 2 and 1 at once
+    "conv2d_stem": [
+        PIXELS.replace(epilogue=["bias", "residual", "relu"]),
+        PIXELS.replace(c=24, k=255, epilogue=["bias"]),
+        PIXELS.replace(c=36, k=36, r=3, s=3, padding=1, w=56),
+        PIXELS.replace(c=17, k=17, r=3, s=3, padding=1, epilogue=["bias", "residual"]),
+        PIXELS.replace(c=6, k=20, r=5, s=5, padding=2, stride=2, h=40, w=40, slice_of=33),
+    ],
+    "conv2d_wgmma": [
+        PIXELS.replace(c=64, k=255, epilogue=["bias", "residual", "relu"]),
+        PIXELS.replace(c=24, k=58, slice_of=116),
+        PIXELS.replace(c=128, k=76, r=3, s=3, padding=1, epilogue=["scale_shift", "clip"]),
+        PIXELS.replace(n=64, h=1, w=1, c=1024, k=1001, epilogue=["bias"]),
+    ],
+}
 BYTES_7X7, BYTES_3X3 = stem_integers.RGB_7X7, stem_integers.RGB_3X3
 INTEGER_LAYERS: dict[str, list[dict[str, Any]]] = {
     "conv2d_wgmma": list(wgmma_integers.LAYERS.values()),
@@ -74,7 +90,8 @@ def float_cases() -> list[Any]:
             larger = {**stores.SHAPE, "h": 9, "w": 40, "c": 24, **form, "k": 288}
             cases += [("conv2d_wgmma", name, larger), ("conv2d_mma", name, larger)]
     layers = [(template, f"{template}-{name}", conv2d(**params)) for template, name, params in cases]
-    layers += [(name, f"{name}-{layer.label}", layer) for name, some in FIRST_LAYERS.items() for layer in some]
+    for first in (FIRST_LAYERS, AWKWARD_LAYERS):
+        layers += [(name, f"{name}-{layer.label}", layer) for name, some in first.items() for layer in some]
     return [pytest.param(template, layer, number, id=id) for number, (template, id, layer) in enumerate(layers)]
 
 
