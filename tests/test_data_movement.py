@@ -22,8 +22,8 @@ from schedsearch.ops.transpose import TRANSPOSE
 from schedsearch.testing.op_contract import OpContract
 
 FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-DTYPES = st.sampled_from(["uint8", "int8", "float16", "bfloat16", "float32", "int32"])
-BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+DTYPES = st.sampled_from(["uint8", "int8", "float16", "bfloat16", "float32", "int32", "int64"])
+BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def random_bits(workload: Workload) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def random_bits(workload: Workload) -> dict[str, Any]:
         BITS[workload.definition.movement(workload.params).element_bytes],
     )
     return {
-        spec.name: rng.integers(0, 2 ** (8 * bits().itemsize), spec.shape, bits, endpoint=False)
+        spec.name: rng.integers(0, 2 ** (8 * bits().itemsize) - 1, spec.shape, bits, endpoint=True)
         for spec in workload.signature
     }
 

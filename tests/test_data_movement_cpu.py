@@ -19,13 +19,13 @@ from schedsearch.templates.data_movement.cpu_kernels import parts_of
 from schedsearch.testing.template_contract import TemplateContract
 
 CPU = DataMovementCpu()
-DTYPES = ("int8", "bfloat16", "float32")
+DTYPES = ("int8", "bfloat16", "float32", "int64")
 
 
 def random_workload(rng: np.random.Generator) -> Workload:
     """Any operator, with runs of all lengths: those that fill blocks, those that do not, and single elements."""
     op = CPU.ops[rng.integers(len(CPU.ops))]
-    dtype = DTYPES[rng.integers(3)]
+    dtype = DTYPES[rng.integers(len(DTYPES))]
     extents = [int(rng.choice([1, 2, 3, 5, 8, 16, 17, 33, 70])) for _ in range(rng.integers(1, 5))]
     while np.prod(extents) > 40_000:
         extents.pop()

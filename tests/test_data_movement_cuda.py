@@ -187,6 +187,8 @@ OPERATORS: dict[str, Workload] = {
     "odd planes to NCHW": transpose(x=(2, 49, 20), permutation=(0, 2, 1), dtype="int8"),
     "five axes": transpose(x=(3, 4, 5, 2, 6), permutation=(4, 1, 3, 0, 2), dtype="float32"),
     "the same": transpose(x=(7, 9), permutation=(0, 1)),
+    "integers of 64 bits": transpose(x=(7, 3, 10), permutation=(2, 1, 0), dtype="int64"),
+    "integers of 64 bits between others": pad(x=(3, 5, 7), before=(0, 2, 3), after=(1, 0, 1), value=7, dtype="int64"),
     **{
         f"{make.__name__} {mode} {layout} {dtype}": make(**IMAGES, mode=mode, layout=layout, dtype=dtype)
         for make in (depth_to_space, space_to_depth)

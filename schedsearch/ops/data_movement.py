@@ -17,10 +17,11 @@ from schedsearch.ops.params import MAX_INT, Parameter, Params
 from schedsearch.ops.slices import slice_problems, without_own_shape
 from schedsearch.typed import Array, ParamsByName
 
-ELEMENT_BYTES = (1, 2, 4)
-DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in ELEMENT_BYTES)
+ELEMENT_BYTES = (1, 2, 4, 8)
+DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in ELEMENT_BYTES and name != "float64")
+"""Nothing computes in float64."""
 AXES = "ABCDEFGH"  # names of the dimensions of arrays that are not images
-DTYPE = Parameter.choice("of every array: any of 1, 2 or 4 bytes; default float16", DTYPES)
+DTYPE = Parameter.choice("of every array: any of 1, 2 or 4 bytes, or int64; default float16", DTYPES)
 _WIDEST_DATA = 1 << 31
 
 

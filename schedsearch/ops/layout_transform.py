@@ -46,7 +46,7 @@ class LayoutTransformParams(Params):
     w: int = declared(Parameter.count("width"))
     layout: str = declared(_layout("of x: NCHW, NHWC, NCHW32c, OIHW, OHWI, OIHW32o32i ..."))
     to: str = declared(_layout("layout of y, over the same axes"))
-    dtype: str = declared(Parameter.choice("of x and y: any of 1, 2 or 4 bytes; default float16", DTYPES))
+    dtype: str = declared(Parameter.choice("of x and y: any of 1, 2 or 4 bytes, or int64; default float16", DTYPES))
 
 
 _PARAMETERS = LayoutTransformParams.parameters()
