@@ -471,6 +471,22 @@ def test_bodies_with_another_number_of_results_are_refused(body: Any, reason: st
         load(model).graph()
 
 
+def test_a_graph_of_computed_sizes_takes_constant_branches_and_says_why_others_stay() -> None:
+    from schedsearch.dynamic.graph import Size
+    from schedsearch.dynamic.model import read_graph
+
+    model = two_branches()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    with pytest.raises(
+        ModelError, match=r"dynamic graphs have no .*: If: either \(its condition 'c' is computed; allowed: a const"
+    ):
+        read_graph(model, {"n": Size("n", 1, 4)})
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "c"))
+    del model.graph.node[:2]
+    program = read_graph(model, {"n": Size("n", 1, 4)}).program()
+    assert ["exp(a)" in call.workload.label for segment in program.segments for call in segment.calls] == [True]
+
+
 # --- Inputs that become constants ---------------------------------------------------------------------------------------
 def scaled() -> Any:
     nodes = [helper.make_node("Cast", ["k"], ["f"], to=FLOAT), helper.make_node("Mul", ["x", "f"], ["y"])]

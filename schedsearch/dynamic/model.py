@@ -29,7 +29,8 @@ from schedsearch.network.facts import constant_of, dtype_of, folded, is_onnx, na
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.lower import TAKEN as OF_NETWORKS
-from schedsearch.network.model import Loaded, listed, load, needed, prepared
+from schedsearch.network.model import Loaded, load, needed, prepared
+from schedsearch.network.refusals import grouped, why_left
 from schedsearch.network.simplify import is_foldable
 from schedsearch.network.views import VIEWS
 from schedsearch.typed import Array
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 
 TAKEN = tuple(sorted({*nodes.READERS, *VIEWS, *OF_ROWS, *OF_NETWORKS}))
+_FIXED_ONLY = "takes arrays of fixed extents only; allowed: nodes that docs/dynamic-shapes.md lists"
 _SHAPED_BY = {"Slice": (1, 2, 3, 4), "Expand": (1,), "Reshape": (1,)}  # inputs whose values a result's extents depend on
 
 
@@ -69,17 +71,14 @@ def read_graph(
     read = prepared(of_model, what, found.outline)
     missing = [node for node in read.graph if not is_onnx(node) or node.op_type not in (*TAKEN, "Constant")]
     if missing:
-        raise ModelError(f"{_without_operator(what, dict.fromkeys(missing, ''))}; allowed: {', '.join(TAKEN)}")
+        raise ModelError(
+            f"{_without_operator(what, {node: why_left(node, TAKEN) for node in missing})}; allowed: {', '.join(TAKEN)}"
+        )
     return _Reader(read, what, sizes or {}, planner or Planner()).read()
 
 
 def _without_operator(what: str, reasons: Mapping[ir.Node, str]) -> str:
-    found: dict[str, list[str]] = {}
-    for node in reasons:
-        found.setdefault(node.op_type, []).append(name_of(node))
-    why = {node.op_type: reason for node, reason in reasons.items() if reason}
-    lines = (f"{op}: {listed(names)}{f' ({why[op]})' if op in why else ''}" for op, names in found.items())
-    return f"dynamic graphs have no operator for these nodes of {what}: {'; '.join(lines)}"
+    return f"dynamic graphs have no operator for these nodes of {what}: {'; '.join(grouped(reasons))}"
 
 
 class _Reader:
@@ -203,7 +202,7 @@ class _Reader:
     # ---- nodes
 
     def _why_not(self, node: ir.Node) -> str:
-        return self.refused.get(node) or self.unfit.get(node) or self._of_floats(node)
+        return self.refused.get(node) or self.unfit.get(node) or self._of_floats(node) or _FIXED_ONLY
 
     def _of_floats(self, node: ir.Node) -> str:
         floats = [f"{value.name!r}" for value in node.inputs if value in self.rows.of and self.rows.of[value].is_float]

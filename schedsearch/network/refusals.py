@@ -41,16 +41,16 @@ def refused(left: Mapping[ir.Node, str]) -> NoOperatorError:
         for node in left
         if (reason := why_nothing(node))
     }
-    groups = _grouped({node: reason for node, reason in left.items() if node not in nothing})
+    groups = grouped({node: reason for node, reason in left.items() if node not in nothing})
     text = ""
     if groups:
         text = f"schedsearch has no operator for these nodes of the model: {'; '.join(groups)}"
     if nothing:
-        text += f"{'. ' if text else ''}Nothing here computes these nodes of the model: {'; '.join(_grouped(nothing))}"
+        text += f"{'. ' if text else ''}Nothing here computes these nodes of the model: {'; '.join(grouped(nothing))}"
     return NoOperatorError(text, "" if nothing else None)
 
 
-def _grouped(left: Mapping[ir.Node, str]) -> list[str]:
+def grouped(left: Mapping[ir.Node, str]) -> list[str]:
     """Nodes of one operator with one cause together, with all their names."""
     found: dict[tuple[str, str], list[str]] = {}
     for node, reason in left.items():
@@ -115,7 +115,7 @@ def why_left(node: ir.Node, taken: Iterable[str]) -> str:
         cause = why_not_unrolled(node, opset)
     else:
         cause = "nodes inside of it are not read"
-    inside = _grouped({inner: "" for inner in _within(node) if inner.op_type not in taken or not is_onnx(inner)})
+    inside = grouped({inner: "" for inner in _within(node) if inner.op_type not in taken or not is_onnx(inner)})
     lacking = f"; without a kernel inside of it: {'; '.join(inside)}" if inside else ""
     return cause + lacking
 
