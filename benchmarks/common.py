@@ -22,6 +22,7 @@ _PACKAGES = (
     "numba",
     "numba-cuda",
     "numpy",
+    "onnxruntime",
     "torch",
     "xgboost",
     "xgboost-cpu",

@@ -252,11 +252,15 @@ def main() -> None:
         one(files[0], args)
         return
     download(files, args.folder)
-    rows = []
+    from schedsearch.device.detect import detect
+
+    machine = {"cpu": detect("cpu").name, "cores": os.cpu_count()}
+    data = {"device": args.target, "burning": args.burn, "machine": machine}
+    rows: list[dict[str, Any]] = []
     for file in files:
         rows.append(row_of(file, args))
         print(f"{file.name}: {rows[-1]['state']} {rows[-1].get('fallback_cause') or rows[-1].get('cause', '')}", flush=True)
-        common.write(args.out, {"target": args.target, "burning": args.burn, "rows": rows})
+        common.write(args.out, {**data, "rows": rows})
     print(common.table(HEADER, [line_of(row) for row in rows]))
     print(summary(rows))
 

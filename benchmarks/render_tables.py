@@ -324,6 +324,27 @@ def bandwidth_ops(data: dict[str, Any]) -> str:
     return markdown(("what, us", "ours", "PyTorch", "ratio", "of a copy's speed"), rows)
 
 
+def real_models(data: dict[str, Any]) -> str:
+    """ONNX files that packages ship: what builds them, how long that takes, and times beside ONNX Runtime's."""
+    rows: list[Sequence[object]] = []
+    ratios = []
+    for row in data["rows"]:
+        times = [row.get(f"{name}_us") for name in ("ours", "ort1", "ort2")]
+        if None not in times:
+            ratios.append(times[0] / min(times[1:]))
+        rows.append(
+            (
+                row["file"], row["state"], row.get("calls", ""), f"{row.get('user_s') or 0:.0f}",
+                f"{row['error']:.0e}" if "error" in row else "", *("" if us is None else f"{us:.0f}" for us in times),
+                "" if None in times else f"{ratios[-1]:.2f}",
+            )
+        )  # fmt: skip
+    if ratios:
+        rows.append((f"geometric mean of {len(ratios)}", *[""] * 7, f"**{common.geometric_mean(ratios):.2f}**"))
+    header = ("built", "kernel calls", "CPU s", "error", "ours", "ONNX Runtime, 1 thread", "2 threads", "ratio")
+    return markdown(("file, us", *header), rows)
+
+
 def _short(value: float) -> str:
     """About three significant digits, never an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -397,6 +418,7 @@ TABLES = {
     "two_versions": Table("two_versions_h200", "two_versions.py --target cuda", two_versions, origin=False),
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
+    "real_models": Table("real_models_cpu", "real_models.py --folder FOLDER", real_models),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "torch_dispatch": Table("torch_dispatch_cpu", "torch_dispatch.py --without-gpu", torch_dispatch),
     "torch_dispatch_gpu": Table("torch_dispatch_h200", "torch_dispatch.py", torch_dispatch),
