@@ -54,7 +54,7 @@ TRAINED = {
     "eager": "PyTorch", "compile": "torch.compile", "graphs": "its reduce-overhead", "ours": "backend of ours",
     "ours_graphs": "ours, reduce-overhead",
 }  # fmt: skip
-_MACHINE_OPTIONS = r" --(db|out) \S+"  # where a run kept its files says nothing to a reader
+_MACHINE_OPTIONS = r" --(dbs?|out) \S+"  # where a run kept its files says nothing to a reader
 
 
 def origin(data: dict[str, Any], name: str) -> str:
