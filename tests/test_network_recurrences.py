@@ -24,6 +24,7 @@ from schedsearch.network.graph import Node  # noqa: E402
 from schedsearch.network.invalid import ModelError  # noqa: E402
 from schedsearch.network.lower import lower  # noqa: E402
 from schedsearch.network.model import load, simplified  # noqa: E402
+from schedsearch.network_check.evaluators import OnnxReference  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -138,6 +139,13 @@ def random_layer(number: int) -> Layer:
 def test_random_nodes_are_those_of_onnx_runtime(number: int) -> None:
     layer = random_layer(number)
     assert_close(layer.evaluated(), onnx_runtime(layer.model(), layer.inputs()), 1e-5)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_networks_are_checked_by_the_definition_where_onnx_runtime_is_missing(number: int) -> None:
+    layer = random_layer(number)
+    opened = OnnxReference().open(layer.model())
+    assert_close(layer.evaluated(), opened.run(layer.inputs()), 1e-5)
 
 
 def test_the_product_with_the_input_is_one_call() -> None:

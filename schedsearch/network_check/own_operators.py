@@ -7,6 +7,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfArrays
 
+from schedsearch.network_check.own_recurrences import GRU, LSTM, RNN
 from schedsearch.typed import Array
 
 _FIRST_KNOWN = 19  # the opset from which onnx's evaluator has DequantizeLinear
@@ -61,7 +62,7 @@ class BatchNormalization(OpRun):  # type: ignore[misc]
 
 def of_opset(version: int) -> list[type[OpRun]]:
     """What a model of this opset needs in the place of onnx's operators."""
-    found: list[type[OpRun]] = [RandomUniformLike]
+    found: list[type[OpRun]] = [RandomUniformLike, LSTM, GRU, RNN]
     if version < _FIRST_KNOWN:
         found.append(DequantizeLinear)
     if version in _BATCH_NORM_MISREAD:
