@@ -135,7 +135,7 @@ class Nest:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_nested_branches_of_constant_conditions_are_those_that_are_taken(data: st.DataObject) -> None:
     nest = Nest(data.draw)
     nodes, result, weights = nest.graph(["x"], 0)
