@@ -213,7 +213,7 @@ _LOGIC: Mapping[str, _Format] = {
 
 def _whole_power(node: ir.Node, elements: Sequence[Element]) -> str:
     base, exponent = elements
-    if dtype_of(node.inputs[1]) in FLOATS:  # type: ignore[arg-type] # a node has its inputs
+    if dtype_of(node.inputs[1]) in FLOATS:
         return f"pow(float32({base.text}), {exponent.text})"
     return f"pow({base.whole}, {exponent.whole})"
 
@@ -234,9 +234,9 @@ def _cast(node: ir.Node, elements: Sequence[Element]) -> Element:
     to = dtype_of(made)
     if to in FLOATS:
         return x if x.kind in ("float", "byte") else Element(f"float32({x.text})", "float")
-    if dtype_of(node.inputs[0]) in FLOATS:  # type: ignore[arg-type]
+    if dtype_of(node.inputs[0]) in FLOATS:
         return Element(f"{to}({x.text})", "whole")
-    return Element(x.whole if holds(to, dtype_of(node.inputs[0])) else f"{to}({x.text})", "whole")  # type: ignore[arg-type]
+    return Element(x.whole if holds(to, dtype_of(node.inputs[0])) else f"{to}({x.text})", "whole")
 
 
 def _is_inf(node: ir.Node, x: Element) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.expressions import FUNCTIONS
+from schedsearch.ops.expression_functions import FUNCTIONS
 from schedsearch.ops.params import Parameter, frozen, schema_defaults
 from schedsearch.ops.pixel_shuffle import MAX_BLOCK, MODES, shuffled
 from schedsearch.ops.specs import ArgSpec, Role, ScalarSpec

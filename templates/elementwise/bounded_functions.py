@@ -271,7 +271,8 @@ def _of_whole(function: Callable[..., Any], arity: int) -> Callable[..., Any]:
     def of_three(a: Any, b: Any, c: Any) -> Any:
         return function(a[0], b[0], c[0]), max(a[1], b[1], c[1])
 
-    return {1: of_one, 2: of_two, 3: of_three}[arity]
+    by_arity: Mapping[int, Callable[..., Any]] = {1: of_one, 2: of_two, 3: of_three}
+    return by_arity[arity]
 
 
 def _whole_power(exponent: int) -> Callable[[Any], Any]:

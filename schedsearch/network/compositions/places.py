@@ -120,7 +120,7 @@ def _eye(model: ir.Model, node: ir.Node) -> None:
     y = node.outputs[0]
     shape = extents(node.inputs[0])
     assert shape is not None and y.dtype is not None
-    array = np.eye(*shape, k=node.attributes.get_int("k", 0)).astype(y.dtype.numpy())
+    array = np.eye(shape[0], shape[1], k=node.attributes.get_int("k", 0)).astype(y.dtype.numpy())
     fixed = constant(model, f"{y.name}.eye", array)
     name = str(y.name)
     ir.convenience.replace_all_uses_with(y, fixed, replace_graph_outputs=True)
