@@ -16,6 +16,8 @@ from onnx import TensorProto  # noqa: E402
 from onnx_support import Net  # noqa: E402
 
 import schedsearch  # noqa: E402
+from schedsearch.dynamic.graph import Size  # noqa: E402
+from schedsearch.dynamic.model import read_graph  # noqa: E402
 from schedsearch.network.graph import Node  # noqa: E402
 from schedsearch.network.model import ModelError  # noqa: E402
 
@@ -204,3 +206,18 @@ def test_groups_that_do_not_divide_the_channels_are_refused() -> None:
     net.node("GroupNormalization", "x", net.weight("s", 6), net.weight("b", 6), num_groups=4, name="guilty")
     with pytest.raises(ModelError, match=r"guilty \(makes 4 groups of 6 channels; allowed: a number that divides them"):
         lowered(net.model())
+
+
+@pytest.mark.parametrize(
+    ("op", "row", "outputs", "reason"),
+    [
+        ("InstanceNormalization", 6, 1, "only the extent of its axis 0 may be known at run time only"),
+        ("LayerNormalization", 8, 2, "it gives the mean or deviation of rows whose number is known at run time only"),
+    ],
+)
+def test_open_heights_are_refused_with_a_reason(op: str, row: int, outputs: int, reason: str) -> None:
+    net = Net(1, 6, "h", 8)
+    net.node(op, "x", net.weight("s", row), net.weight("b", row), outputs=outputs, name="guilty")
+    net.results = ["guilty.out", "guilty.out1"][:outputs]
+    with pytest.raises(ModelError, match=f"guilty.*{reason}"):
+        read_graph(net.model(), {"h": Size("h", 3, 9)})

@@ -48,6 +48,14 @@ def test_negative_pads_cut_off_first(mode: str, pads: list[int]) -> None:
     assert_as_onnxruntime(padded(SHAPE, mode, pads, [-1, 2]).model(), {"x": normal(*SHAPE)}, rtol=0, atol=0)
 
 
+def test_a_computed_number_is_written_around_numbers_that_are_not_finite() -> None:
+    net = Net(3, 4)
+    net.node("Pad", "x", net.row(1, -1, 0, 2), net.node("ReduceMin", "x", keepdims=0))
+    x = normal(3, 4)
+    x[0, 2] = np.inf
+    assert_as_onnxruntime(net.model(), {"x": x}, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("opset", [9, 13, 18])
 def test_old_opsets_have_the_pads_in_an_attribute(opset: int) -> None:
     net = Net(*SHAPE)

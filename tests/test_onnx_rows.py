@@ -17,6 +17,8 @@ from compared_models import assert_as_onnxruntime, lowered, normal, referred, ru
 from onnx_support import Net  # noqa: E402
 
 import schedsearch  # noqa: E402
+from schedsearch.dynamic.graph import Size  # noqa: E402
+from schedsearch.dynamic.model import read_graph  # noqa: E402
 from schedsearch.network.graph import Node  # noqa: E402
 from schedsearch.network.model import ModelError  # noqa: E402
 
@@ -228,3 +230,10 @@ def test_a_computed_weight_is_refused_by_name() -> None:
     net.node("Conv", net.weight("image", 1, 4, WIDTH), net.node("Relu", "x"), name="guilty")
     with pytest.raises(ModelError, match=r"guilty \(has a weight that is computed; allowed: a constant"):
         lowered(net.model())
+
+
+def test_a_transposed_convolution_of_open_height_has_equal_strides() -> None:
+    net = Net(1, 4, "h", 6)
+    net.node("ConvTranspose", "x", net.weight("w", 4, 3, 2, 3), strides=[2, 3], name="guilty")
+    with pytest.raises(ModelError, match=r"guilty.*its strides are 2 and 3; allowed: equal ones where"):
+        read_graph(net.model(), {"h": Size("h", 3, 9)})

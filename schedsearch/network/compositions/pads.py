@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.network.compositions.steps import Steps, extents
-from schedsearch.network.facts import constant_input, is_given
+from schedsearch.network.facts import constant_input, is_given, optional_input
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -90,20 +91,33 @@ class Pads:
 
 
 def rewrite_pad(model: ir.Model, node: ir.Node) -> None:
-    """Replaces pads with another mode than constant; a pad with a `problem` stays."""
+    """Replaces pads with another mode than constant, or with a computed number; a pad with a `problem` stays."""
     pads = Pads.of(node)
     x, y = node.inputs[0], extents(node.outputs[0])
     if isinstance(pads, str) or x is None or y is None:
         return
-    if pads.mode == "constant":  # an operator of its own, which also cuts off
-        return
     steps = Steps(model, node)
+    if pads.mode == "constant":
+        value = optional_input(node, 2)
+        if value is not None and value.const_value is None:  # else it is an operator of its own
+            padded = steps.add("Pad", [x, np.array([*pads.before, *pads.after], np.int64)], y)
+            steps.add("Where", [_margins(pads, y), value, padded], y)
+            steps.replace()
+        return
     for axis, (before, after) in enumerate(zip(pads.before, pads.after)):
         if before or after:
             x = _padded(steps, x, pads, axis)
     if steps.last is None:
         steps.add("Identity", [x], y)
     steps.replace()
+
+
+def _margins(pads: Pads, shape: Sequence[int]) -> Array:
+    """Which elements of the result are not of the array."""
+    found = np.ones(shape, bool)
+    inside = (slice(max(first, 0), extent - max(last, 0)) for first, last, extent in zip(pads.before, pads.after, shape))
+    found[tuple(inside)] = False
+    return found
 
 
 def _padded(steps: Steps, x: ir.Value, pads: Pads, axis: int) -> ir.Value:
