@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def main() -> None:
             rows.append([name, state, *(f"{each[runtime]:.1f}" for runtime in RUNTIMES), f"{ratios[name]:.2f}"])
         rows.append(["geometric mean", state, "", "", "", f"{geometric_mean(list(ratios.values())):.2f}"])
     print(table(["network", "machine", "ours, us", "ORT, 1 thread", "2 threads", "ours / better ORT"], rows))
-    write(args.out, {"medians_us": medians})
+    facts = {"cpu": schedsearch.detect("cpu").key, "onnxruntime": version("onnxruntime")}
+    write(args.out, {**facts, "medians_us": medians})
 
 
 if __name__ == "__main__":

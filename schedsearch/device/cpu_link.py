@@ -64,7 +64,7 @@ class LinkedCode:
 
     def address(self, step: Step) -> int:
         """The address of a step's function: the first word of its block."""
-        return self._addresses[step.entry]
+        return int(self._addresses[step.entry])
 
 
 def _objects(artifact: Artifact, entries: Sequence[str]) -> list[bytes]:

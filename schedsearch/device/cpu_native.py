@@ -25,12 +25,12 @@ CHUNKS_PER_THREAD = 4  # of a step, if it has so many work items
 ENTRY_WORDS = 5  # of a step in a chain: code that calls it, its block, its work items, its threads, its chunks
 
 # Polls before a thread goes to sleep, of 10 to 40 ns each: a worker that waits for the next step, and the caller of a launch
-# that waits for chunks of others.
+# that waits for chunks of others. A worker on the caller's processor sleeps at once, because it would take the time away.
 _WORKER_POLLS, _CALLER_POLLS = 1000, 500
 
 # The memory of a pool, in bytes. What different threads write lies on different pairs of cache lines.
 _NUMBER, _QUIT = 0, 8  # of the published step, odd while it is written; whether the workers end
-_STEP = 128  # call, block, items, chunks, threads of the published step
+_STEP = 128  # call, block, items, chunks, threads of the published step, and the processor of its caller
 _DONE, _STATUS = 256, 264  # chunks that are done; all that calls returned
 _WAITING, _CALLER_SEMAPHORE = 384, 448  # whether the caller sleeps
 _MAILBOXES, _MAILBOX_BYTES = 512, 128  # of thread t
@@ -47,6 +47,7 @@ _IR = """
 declare i32 @sem_init(ptr, i32, i32)
 declare i32 @sem_wait(ptr)
 declare i32 @sem_post(ptr)
+declare i32 @sched_getcpu()
 
 define void @pool_init(ptr %pool) {{
   %semaphore = getelementptr i8, ptr %pool, i64 {caller_semaphore}
@@ -194,12 +195,13 @@ entry:
   %at_items = getelementptr i64, ptr %at_call, i64 2
   %at_chunks = getelementptr i64, ptr %at_call, i64 3
   %at_threads = getelementptr i64, ptr %at_call, i64 4
+  %at_processor = getelementptr i64, ptr %at_call, i64 5
   br label %poll
 poll:
   %seen = phi i64 [ 0, %entry ], [ %seen, %relax ], [ %seen, %undo ], [ %seen, %sleep ], [ %seen, %look ],
                   [ %number, %unwanted ], [ %number, %work ]
   %polls = phi i64 [ 0, %entry ], [ %more, %relax ], [ 0, %undo ], [ 0, %sleep ], [ %polls, %look ],
-                   [ %polls, %unwanted ], [ 0, %work ]
+                   [ %polls, %unwanted ], [ %polls_after, %work ]
   %number = load atomic i64, ptr %at_number acquire, align 8
   %is_new = icmp ne i64 %number, %seen
   %is_odd = trunc i64 %number to i1
@@ -250,6 +252,10 @@ unwanted:
 work:
   call void @wake_next(ptr %pool, i64 %thread, i64 %threads)
   call void @take_part(ptr %pool, i64 %thread, i64 %number, ptr %call, ptr %block, i64 %items, i64 %chunks, i64 %threads)
+  %callers = load atomic i32, ptr %at_processor monotonic, align 8
+  %own = call i32 @sched_getcpu()
+  %is_shared = icmp eq i32 %own, %callers
+  %polls_after = select i1 %is_shared, i64 {worker_polls}, i64 0
   br label %poll
 exit:
   ret void
@@ -273,6 +279,9 @@ entry:
   store atomic i64 %items, ptr %at_items monotonic, align 8
   store atomic i64 %chunks, ptr %at_chunks monotonic, align 8
   store atomic i64 %threads, ptr %at_threads monotonic, align 8
+  %at_processor = getelementptr i64, ptr %at_call, i64 5
+  %processor = call i32 @sched_getcpu()
+  store atomic i32 %processor, ptr %at_processor monotonic, align 8
   %done = getelementptr i8, ptr %pool, i64 {done}
   %status = getelementptr i8, ptr %pool, i64 {status}
   store atomic i64 0, ptr %done monotonic, align 8
