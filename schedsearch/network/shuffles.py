@@ -11,7 +11,7 @@ and infinity of one array stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,9 +114,7 @@ def takes_slice(whole: Sequence[int], begin: Sequence[int], shape: Sequence[int]
     return all(first == 0 and n == of for axis, (first, n, of) in enumerate(zip(begin, shape, whole)) if axis != 1)
 
 
-def candidates(
-    chain: Chain, params: ParamsByName, layouts: Sequence[str]
-) -> Iterator[tuple[ParamsByName, Mapping[str, str]]]:
+def candidates(chain: Chain, params: ParamsByName, layouts: Sequence[str]) -> Iterator[tuple[ParamsByName, dict[str, str]]]:
     """The parameters of a shuffle, and the layouts of its arrays: where channels are neighbours, and where pixels are."""
     for layout in layouts:
         if layout not in ("NHWC", "NCHW"):
