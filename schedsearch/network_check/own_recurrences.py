@@ -99,12 +99,14 @@ class _Recurrent(OpRun):  # type: ignore[misc]
             own = functions[d * count : (d + 1) * count]
             for row in range(rows):
                 order = range(int(lens[row]))
-                state = [np.zeros(hidden) if each is None else each[d, row].astype(np.float64) for each in (h, c)]
+                h_row, c_row = (np.zeros(hidden) if each is None else each[d, row].astype(np.float64) for each in (h, c))
                 for at in reversed(order) if backwards == "reverse" or d == 1 else order:
-                    state = self.step(of_x[at, row], *state, r[d].astype(np.float64), bias[gates:], peepholes, own, read)
-                    y[at, d, row] = state[0]
+                    h_row, c_row = self.step(
+                        of_x[at, row], h_row, c_row, r[d].astype(np.float64), bias[gates:], peepholes, own, read
+                    )
+                    y[at, d, row] = h_row
                 if len(order):
-                    last[:, d, row] = state
+                    last[:, d, row] = h_row, c_row
         found = [y, *last.astype(x.dtype)]
         if rows_first:
             found = [y.transpose(2, 0, 1, 3), *(each.swapaxes(0, 1) for each in found[1:])]
