@@ -519,3 +519,13 @@ def test_an_input_with_a_value_is_a_constant(given_k: Any) -> None:
 def test_values_that_do_not_fit_an_input_are_refused(inputs: Any, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
         load(scaled(), inputs)
+
+
+def test_the_evaluator_takes_the_turns_of_a_loop_without_a_condition_when_a_network_is_compared_with_it() -> None:
+    from schedsearch.network_check.known_faults import replacement
+
+    model = model_of([loop("m", "", ALWAYS)], [info("x", FLOAT, [2])], ["y", "all"], {"m": np.int64(2)})
+    made = replacement(model.graph.node[0], FLOAT)
+    del model.graph.node[:]
+    model.graph.node.extend(made)
+    np.testing.assert_array_equal(ReferenceEvaluator(model).run(None, {"x": X})[0], 4 * X + 1)

@@ -100,7 +100,8 @@ def why_unknown(value: ir.Value) -> str:
     if not is_onnx(maker):
         return f"{node} is of the domain {maker.domain!r}, of which ONNX knows no shapes; add it to the model's value_info"
     if has_bodies(maker):
-        return f"{node} has branches or turns, which may give several shapes"
+        several = f"{node} has branches or turns, which may give several shapes"
+        return f"{several}; where an input of the model decides that, give it a value: --input NAME=VALUE"
     return f"{node} makes {value.name!r}, whose extents depend on numbers that are computed or given in a call"
 
 
