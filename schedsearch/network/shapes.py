@@ -78,7 +78,8 @@ def _pad_open_same(node: ir.Node) -> None:
     strides, dilations = (read.get_ints(name, ones) for name in ("strides", "dilations"))
     if not auto_pad.startswith("SAME") or x is None or x.shape is None or len(x.shape) != len(kernel) + 2:
         return
-    before, after = [], []
+    before: list[int] = []
+    after: list[int] = []
     for extent, taps, stride, dilation in zip(list(x.shape)[2:], kernel, strides, dilations):
         if node.op_type != "Conv" and (dilation > 1 or stride > int(taps)):
             return  # which runtimes pad in different ways
