@@ -85,6 +85,15 @@ def two_versions(data: dict[str, Any]) -> str:
     return markdown(("", "before", "after", "after / before"), rows)
 
 
+def early_launch(data: dict[str, Any]) -> str:
+    rows = [
+        (row["network"], f"{row['one after another']:.1f}", f"{row['early']:.1f}",
+         f"{row['one after another'] / row['early']:.3f}", f"{row['differing']:.0f} of {row['replays']:,}")
+        for row in data["rows"]
+    ]  # fmt: skip
+    return markdown(("network, batch 1, float16, us", "one after another", "early", "ratio", "replays that differ"), rows)
+
+
 def faults(data: dict[str, Any]) -> str:
     """One row per scenario of a campaign of injected faults (tests/faults)."""
     tried = [row for row in data["scenarios"] if row["tries"]]
@@ -416,6 +425,7 @@ TABLES = {
     "faults_fuzz": Table("faults_fuzz", "make faults FAULTS='fuzz.*' OUT=", faults, origin=False),
     "faults_cuda": Table("faults_cuda", "make faults TARGET=cuda N=20 OUT=", faults, origin=False),
     "two_versions": Table("two_versions_h200", "two_versions.py --target cuda", two_versions, origin=False),
+    "early_launch": Table("early_launch_h200", "early_launch.py", early_launch),
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "real_models": Table("real_models_cpu", "real_models.py --folder FOLDER", real_models),

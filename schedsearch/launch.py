@@ -279,6 +279,8 @@ class Step:
         block_shape: extents of the block along x, y and z, whose product is `block_threads`; empty if it uses x only.
         restores: the step copies its first buffer, an argument, to its second, an output that later steps update in place.
             It is left out where both are the same memory.
+        early: on a GPU, each block waits for all kernels before it in the stream before it does anything else. The kernel may
+            then be launched while the one before it still runs (programmatic dependent launch).
     """
 
     entry: rules.Name
@@ -290,6 +292,7 @@ class Step:
     constant: bool = unless_default(False)
     block_shape: tuple[int, ...] = unless_default(())
     restores: bool = unless_default(False)
+    early: bool = unless_default(False)
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -317,6 +320,7 @@ class Step:
                 "grid.blocks_per_sm" if self.grid.blocks_per_sm else "",
                 "grid.shape" if self.grid.shape else "",
                 "block_shape" if self.block_shape else "",
+                "early" if self.early else "",
                 "tensor map" if any(isinstance(param, TensorMap) for param in self.params) else "",
             ]
             return next((f"a CPU kernel takes no {name}; allowed: leave it out" for name in wrong if name), "")

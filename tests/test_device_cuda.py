@@ -49,6 +49,8 @@ class FakeDriver:
         launches: (blocks, parameters as 64-bit words) of every launch that was accepted.
         launch_code: the return value of a launch in our context.
         nodes: (blocks, parameters) of the kernel nodes of the graph, in order.
+        after, early: numbers of the nodes, from 1, that begin when the one in front of them has ended, and of those that
+            may begin before.
         captured_stream: handle of the stream that is captured; 0: none.
         running: whether something was launched and not waited for.
         unloaded_while_running: how many modules were.
@@ -70,6 +72,8 @@ class FakeDriver:
         self.launches: list[tuple[int, tuple[int, ...]]] = []
         self.launch_code = 0
         self.nodes: list[tuple[int, tuple[int, ...]]] = []
+        self.after: list[int] = []
+        self.early: list[int] = []
         self.captured_stream = 0
         self.running = False
         self.unloaded_while_running = 0
@@ -170,10 +174,17 @@ class FakeDriver:
         return Result.CUDA_SUCCESS
 
     def cuGraphAddKernelNode_v2(self, node: Any, graph: Any, last: Any, count: Any, params: Any) -> int:
-        assert graph.value == GRAPH and count.value == (1 if self.nodes else 0)
-        assert last is None if not self.nodes else last._obj.value == len(self.nodes)  # after the node before
+        assert graph.value == GRAPH and count.value == (0 if last is None else 1)
+        assert last is None or last._obj.value == len(self.nodes)  # after the node before
         self.nodes.append(self._node(params._obj))
         node._obj.value = len(self.nodes)
+        self.after += [len(self.nodes)] if last is not None else []
+        return self._require_context()
+
+    def cuGraphAddDependencies_v2(self, graph: Any, last: Any, node: Any, edge: Any, count: Any) -> int:
+        assert graph.value == GRAPH and count.value == 1 and node._obj.value == last._obj.value + 1 == len(self.nodes)
+        assert bytes(edge._obj) == bytes([1, 0, 1, 0, 0, 0, 0, 0])  # from the programmatic port, of the programmatic type
+        self.early.append(node._obj.value)
         return self._require_context()
 
     def cuGraphExecKernelNodeSetParams_v2(self, executable: Any, node: Any, params: Any) -> int:
@@ -382,6 +393,21 @@ def test_a_graph_launches_kernels_in_order_with_the_arguments_of_the_last_update
     assert driver.launches == [(1, (5, 3)), (2, (3, 2)), (10, (2, 6))]
     graph.close()
     assert driver.contexts == []
+
+
+@pytest.mark.parametrize(("target", "expected"), [("h200", [2, 4]), ("a100", [])])
+def test_kernels_that_wait_themselves_may_begin_early(driver: FakeDriver, target: str, expected: list[int]) -> None:
+    """Of four kernels the second and the last one are bound so; the third does not wait for its predecessors."""
+    device = open_device(PRESETS[target])
+    assert isinstance(device, CudaDevice)
+    waiting, other = (
+        device.load(pointwise(Step("kernel_0", (Pointer("x"), Pointer("y")), Grid(10), 128, early=early)))
+        for early in (True, False)
+    )
+    chain = [waiting, waiting, other, waiting]
+    kernels = [kernel.bind({"x": 2, "y": 4}, {}, early=number > 0) for number, kernel in enumerate(chain)]
+    KernelGraph(device, kernels).close()
+    assert driver.early == expected and sorted(driver.early + driver.after) == [2, 3, 4]
 
 
 def test_a_graph_that_the_driver_refuses_leaves_nothing(driver: FakeDriver) -> None:

@@ -1,11 +1,12 @@
 """Python kernel -> PTX (Numba-CUDA, NVVM) -> cubin (nvJitLink). Needs no GPU and no driver.
 
-Numba-CUDA is used as a compiler only. Its PTX is then changed in three ways, as text:
+Numba-CUDA is used as a compiler only. Its PTX is then changed in four ways, as text:
 
 - names that differ from process to process (mangled entries, NumbaEnv globals) become stable ones, so that equal
   schedules give equal text;
 - a parameter declared as `TensorMap` becomes 128 bytes of `.param` space aligned to 64, and the kernel's argument becomes
   its generic address (PTX ISA, "Tensor-map": a tensor map must live in param, const or global space);
+- a kernel waits first for the one before it, so that it may be launched early (`schedsearch.backend.early_launch`);
 - the target gets its `a` suffix if the kernel asks for architecture-specific instructions.
 """
 
@@ -19,6 +20,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from schedsearch.backend import early_launch
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError, message_once
 from schedsearch.backend.elf import static_shared_bytes
 from schedsearch.backend.sharing import check_may_build
@@ -70,14 +72,15 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
 
 def launch_plan(source: KernelSource, target: Target) -> LaunchPlan:
     """How the compiled kernel is launched. Raises CompileError if the target cannot run its code."""
+    arch = _architecture(source.arch, target)
+    early = early_launch.is_possible(arch)
     steps = tuple(
         Step(
             f"kernel_{number}", step.launch_params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster,
-            step.constant, step.block_shape, step.restores,
+            step.constant, step.block_shape, step.restores, early,
         )
         for number, step in enumerate(source.steps)
     )  # fmt: skip
-    arch = _architecture(source.arch, target)
     return LaunchPlan("cuda", arch, steps, dict(source.workspaces), dict(source.alignments))
 
 
@@ -169,7 +172,8 @@ def _ptx(step: KernelStep, entry: str, arch: str) -> Ptx:
         # Explicit: otherwise the cluster's barriers also get code for a launch without a cluster.
         directives = rf"\1\n.explicitcluster\n.reqnctapercluster {step.cluster}, 1, 1"
         ptx = re.sub(r"(\.maxntid [^\n]*)", directives, ptx, count=1)
-    return dataclasses.replace(made, text=_tensor_map_params(_stable_names(ptx, entry), entry, step))
+    text = _tensor_map_params(_stable_names(ptx, entry), entry, step)
+    return dataclasses.replace(made, text=early_launch.with_wait(text, entry) if early_launch.is_possible(arch) else text)
 
 
 def _stable_names(ptx: str, entry: str) -> str:

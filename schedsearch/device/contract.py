@@ -110,7 +110,12 @@ class LoadedKernel(Protocol):
         """Where the code is."""
 
     def bind(
-        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
+        self,
+        buffers: Mapping[str, int],
+        scalars: Mapping[str, float],
+        prepared: Workspaces | None = None,
+        *,
+        early: bool = False,
     ) -> BoundKernel:
         """Packs the argument block.
 
@@ -119,6 +124,8 @@ class LoadedKernel(Protocol):
                 memory is then allocated for it.
             scalars: values of the call-time scalars.
             prepared: the result of `prepare`; the constant steps are then left out.
+            early: a GPU may begin with the steps while the kernel before them in the stream still runs, where their plan
+                allows it (`Step.early`). That kernel must be such a one itself, or be launched without `early`.
 
         Raises:
             ArgumentError: an address or scalar is missing, or an address lacks the alignment that the plan requires.

@@ -140,7 +140,12 @@ class CpuKernel:
         self.workspaces = Workspaces(device, plan.workspaces)
 
     def bind(
-        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
+        self,
+        buffers: Mapping[str, int],
+        scalars: Mapping[str, float],
+        prepared: Workspaces | None = None,
+        *,
+        early: bool = False,
     ) -> BoundCpuKernel:
         return BoundCpuKernel(
             self, self._chain(buffers) if prepared is None else self._not_constant, buffers, scalars, prepared

@@ -22,6 +22,20 @@ class _KernelNodeParams(ctypes.Structure):
     )
 
 
+class _EdgeData(ctypes.Structure):
+    """CUgraphEdgeData of the driver API."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_ubyte),
+        ("to_port", ctypes.c_ubyte),
+        ("type", ctypes.c_ubyte),
+        ("reserved", ctypes.c_ubyte * 5),
+    )
+
+
+_EARLY = _EdgeData(from_port=1, type=1)  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+
+
 class KernelGraph:
     """A graph that launches bound kernels one after the other. Any thread may call its methods, one at a time.
 
@@ -41,22 +55,24 @@ class KernelGraph:
             with destroyed_on_error(graph):
                 for kernel in kernels:
                     nodes = []
-                    for params in _params(kernel):
-                        last = self._add(int(graph), last, params)
+                    for params, early in _params(kernel):
+                        last = self._add(int(graph), last, params, early)
                         nodes.append((last, params))
                     self._nodes.append(nodes)
             self._graph = Graph(device, graph)
 
-    def _add(self, graph: int, last: ctypes.c_void_p | None, params: _KernelNodeParams) -> ctypes.c_void_p:
-        node = ctypes.c_void_p()
+    def _add(self, graph: int, last: ctypes.c_void_p | None, params: _KernelNodeParams, early: bool) -> ctypes.c_void_p:
+        node, whole, before = ctypes.c_void_p(), ctypes.c_void_p(graph), None if last is None else ctypes.byref(last)
+        at_once = before if not early else None
         self._device.call_quickly(
             "cuGraphAddKernelNode_v2",
-            ctypes.byref(node),
-            ctypes.c_void_p(graph),
-            None if last is None else ctypes.byref(last),
-            ctypes.c_size_t(last is not None),
-            ctypes.byref(params),
-        )
+            ctypes.byref(node), whole, at_once, ctypes.c_size_t(at_once is not None), ctypes.byref(params),
+        )  # fmt: skip
+        if early and before is not None:
+            edge = ctypes.byref(_EARLY)
+            self._device.call_quickly(
+                "cuGraphAddDependencies_v2", whole, before, ctypes.byref(node), edge, ctypes.c_size_t(1)
+            )
         return node
 
     def update(self, number: int) -> None:
@@ -73,19 +89,12 @@ class KernelGraph:
             self._graph.close()
 
 
-def _params(kernel: CudaBoundKernel) -> list[_KernelNodeParams]:
-    """The nodes of a kernel. They refer to its argument block, which must stay as long as the graph is updated."""
-    return [
-        _KernelNodeParams(
-            function,
-            config.grid_x,
-            config.grid_y,
-            config.grid_z,
-            config.block_x,
-            config.block_y,
-            config.block_z,
-            config.shared_bytes,
-            ctypes.addressof(parameters),
-        )
-        for config, function, parameters in kernel.launches
-    ]
+def _params(kernel: CudaBoundKernel) -> list[tuple[_KernelNodeParams, bool]]:
+    """The nodes of a kernel, and whether each may begin while the one before it still runs. They refer to its argument
+    block, which must stay as long as the graph is updated."""
+    nodes = []
+    for config, function, parameters in kernel.launches:
+        sizes = (getattr(config, name) for name, _ in GRID_FIELDS)
+        params = _KernelNodeParams(function, *sizes, ctypes.addressof(parameters))
+        nodes.append((params, config.attribute_count > 0))
+    return nodes

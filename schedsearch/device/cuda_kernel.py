@@ -40,11 +40,16 @@ class CudaKernel:
                 cuda_driver.call("cuFuncSetAttribute", function, limit, step.dynamic_shared_bytes)
 
     def bind(
-        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
+        self,
+        buffers: Mapping[str, int],
+        scalars: Mapping[str, float],
+        prepared: Workspaces | None = None,
+        *,
+        early: bool = False,
     ) -> CudaBoundKernel:
         plan = self.artifact.plan
         steps = needed_steps(plan.steps, buffers) if prepared is None else split_steps(plan)[1]
-        return CudaBoundKernel(self, buffers, scalars, steps, prepared)
+        return CudaBoundKernel(self, buffers, scalars, steps, prepared, early=early)
 
     def prepare(self, addresses: Mapping[str, int], stream: int = 0) -> Workspaces:
         plan = self.artifact.plan
@@ -79,6 +84,15 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of the driver API, whose value is an integer here."""
+
+    _fields_ = (("id", ctypes.c_uint), ("padding", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+_EARLY = _LaunchAttribute(6, 0, 1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_LEAST_EARLY = (9, 0)  # compute capability
+
 _Launch = tuple[
     _LaunchConfig, Any, ctypes.c_void_p, Any
 ]  # the configuration, a reference to it, the function, the parameters
@@ -94,6 +108,8 @@ class CudaBoundKernel:
         scalars: Mapping[str, float],
         steps: Sequence[int],
         prepared: Workspaces | None,
+        *,
+        early: bool = False,
     ) -> None:
         plan, device = kernel.artifact.plan, kernel.device
         self._kernel, self._prepared = kernel, prepared  # keeps the module and the workspaces alive
@@ -110,6 +126,10 @@ class CudaBoundKernel:
                 self._pack(kernel.functions[number], plan.steps[number], addresses, scalars, device.target)
                 for number in steps
             ]
+        if early and _starts_early(device.target):
+            for number, (config, *_) in zip(steps, self._launches):
+                if plan.steps[number].early:
+                    config.attributes, config.attribute_count = ctypes.addressof(_EARLY), 1
 
     def _pack(
         self, function: Any, step: Step, addresses: Mapping[str, int], scalars: Mapping[str, float], target: Target
@@ -199,6 +219,11 @@ class CudaBoundKernel:
     def set_scalar(self, name: str, value: float) -> None:
         for scalar, dtype in self._scalars.get(name, ()):
             scalar.value = number_bits(value, dtype)
+
+
+def _starts_early(target: Target) -> bool:
+    """Whether the card and the driver (CUDA 12.3 or later) can begin with a kernel before its predecessor ends."""
+    return target.compute_capability >= _LEAST_EARLY and hasattr(cuda_driver.libcuda(), "cuGraphAddDependencies_v2")
 
 
 def _clusters_at_once(function: Any, config: _LaunchConfig) -> int:

@@ -122,7 +122,12 @@ class OnnxModel:
         return Workspaces(self.device, {})
 
     def bind(
-        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
+        self,
+        buffers: Mapping[str, int],
+        scalars: Mapping[str, float],
+        prepared: Workspaces | None = None,
+        *,
+        early: bool = False,
     ) -> BoundOnnxModel:
         """Raises ArgumentError if an address lacks the alignment that it needs."""
         return BoundOnnxModel(self, buffers)

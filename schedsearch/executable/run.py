@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from schedsearch.launch import Artifact
 if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
 
+EARLY_LAUNCH = "SCHEDSEARCH_EARLY_LAUNCH"  # "0" in the environment when a network is loaded: no kernel begins early
 _KINDS = ("input", "output")  # of ports
 
 
@@ -118,6 +120,7 @@ class Weights:
         self._apart: dict[int, int] = {}  # with `shared`: offset among the constants -> address
         self._once: dict[int, int] = {}  # the same of those that are only read at load
         self.ports = _ports(bundle.program)
+        self._early = os.environ.get(EARLY_LAUNCH, "1") != "0"
         self._users = 0
         self._lock = threading.Lock()
         self.kernels: dict[str, LoadedKernel] = {}
@@ -261,8 +264,13 @@ class Weights:
             names = [name for name, place in places.items() if place.space != "once"]
             addresses = {name: self.address(call, name, arena, inputs, outputs) for name in names}
             addresses |= notes.buffers(number)
-            bound.append(self._loaded(call).bind(addresses, call.scalars, prepacked))
+            bound.append(self._loaded(call).bind(addresses, call.scalars, prepacked, early=self._may_begin_early(number)))
         return bound
+
+    def _may_begin_early(self, number: int) -> bool:
+        """Whether a GPU may begin with a call while the one before it still runs. Not with the first one: what stands before
+        it in the stream is not known."""
+        return self._early and number > 0 and self.program.calls[number - 1].foreign is None
 
     def check_address(self, number: int, name: str, address: int) -> None:
         """Raises ArgumentError if an address lacks the alignment that a call needs for an argument or output."""

@@ -15,9 +15,14 @@ class PreparedPath:
         self.artifact, self.device = kernel.artifact, kernel.device
 
     def bind(
-        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
+        self,
+        buffers: Mapping[str, int],
+        scalars: Mapping[str, float],
+        prepared: Workspaces | None = None,
+        *,
+        early: bool = False,
     ) -> BoundKernel:
-        return self._kernel.bind(buffers, scalars, prepared or self.prepare(buffers))
+        return self._kernel.bind(buffers, scalars, prepared or self.prepare(buffers), early=early)
 
     def prepare(self, addresses: Mapping[str, int], stream: int = 0) -> Workspaces:
         return self._kernel.prepare(addresses, stream)
