@@ -1,6 +1,6 @@
 """Kernels that begin before the one in front of them ends compute what they compute one after another.
 
-See docs/decisions/220-kernels-begin-early.md.
+See docs/decisions/230-kernels-begin-early.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 pytest.importorskip("onnxscript")
 
-from test_torch_optimize import Clock, Residual, close, image, prepared  # noqa: E402
+from test_torch_optimize import Clock, Residual, Sampled, close, image, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.compiler import selected_graph  # noqa: E402
@@ -137,18 +137,17 @@ class InPlace(nn.Module):  # type: ignore[misc, name-defined]
         return self.conv(torch.relu_(x))
 
 
-class Cumulative(nn.Module):  # type: ignore[misc, name-defined]
+class ConvolvedAndSampled(nn.Sequential):  # type: ignore[misc, name-defined]
     def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(8, 8, 1)
-
-    def forward(self, x: Any) -> Any:
-        return torch.cumsum(self.conv(x), 1)
+        super().__init__(nn.Conv2d(8, 8, 1), Sampled())
 
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [(InPlace, "the graph writes to its inputs"), (Cumulative, "no operator for these nodes of the model: CumSum")],
+    [
+        (InPlace, "the graph writes to its inputs"),
+        (ConvolvedAndSampled, "no operator for these nodes of the model: GridSample"),
+    ],
     ids=["writes", "unknown_operator"],
 )
 def test_a_graph_that_no_network_computes_keeps_its_layers(compiled: Any, model: Any, reason: str) -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integratio
 pytest.importorskip("onnxscript")
 
 from test_torch_backend import compiled, db  # noqa: E402, F401
-from test_torch_optimize import Clock, close, image, prepared  # noqa: E402
+from test_torch_optimize import Clock, Sampled, close, image, prepared  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
@@ -31,16 +31,17 @@ nn = torch.nn
 
 
 class Between(nn.Module):  # type: ignore[misc, name-defined]
-    """Two parts with a sum between them that schedsearch lacks; the second reads the first, too."""
+    """Two parts with an operator between them that schedsearch lacks; the second reads the first, too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1))
         self.last = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 1))
+        self.sampled = Sampled()
 
     def forward(self, x: Any) -> Any:
         y = self.first(x)
-        return self.last(torch.cumsum(y, 3) + y)
+        return self.last(self.sampled(y) + y)
 
 
 @pytest.fixture(autouse=True)
@@ -94,11 +95,15 @@ def reaches(start: Any, nodes: set[Any], outside: bool = False) -> bool:
 
 
 class Splits(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampled = Sampled()
+
     def forward(self, x: Any) -> Any:
         first, second = x.chunk(2, 1)
         y = torch.relu(first) * 2 + torch.sigmoid(second)
-        z = torch.cumsum(y, 1)
-        return torch.tanh(z) + torch.relu(y), torch.cumsum(z, 2)
+        z = self.sampled(y)
+        return torch.tanh(z) + torch.relu(y), self.sampled(z)
 
 
 @pytest.mark.parametrize(("make", "missing"), [(Between, 1), (Splits, 2)], ids=["between", "splits"])
@@ -106,8 +111,8 @@ def test_parts_are_convex_and_compute_what_their_nodes_do(make: Any, missing: in
     model, x = prepared(make()), image()
     graph, weights = exported(model, x)
     found, left = partition(graph, weights)
-    assert [(each.what, each.count) for each in left] == [("cumsum.default", missing)]
-    assert "no operator CumSum" in str(left[0])
+    assert [(each.what, each.count) for each in left] == [("grid_sampler.default", missing)]
+    assert "no operator GridSample" in str(left[0])
     values: dict[Any, Any] = {}
 
     class Keep(torch.fx.Interpreter):  # type: ignore[misc, name-defined]
@@ -217,7 +222,7 @@ def test_networks_compute_parts_of_a_model(optimize: Any, ran: list[str]) -> Non
     plain = copy.deepcopy(model)
     report = optimize(model, x)
     assert [(part.name, part.served) for part in report.parts] == [("add to last.2", True), ("first.0 to first.2", True)]
-    assert "PyTorch computes cumsum.default (cumsum): schedsearch has no operator CumSum" in str(report)
+    assert "PyTorch computes grid_sampler.default (sampled): schedsearch has no operator GridSample" in str(report)
     ran.clear()
     assert close(model(x), plain(x)) and model(x).stride() == plain(x).stride() and ran == ["network"] * 4
     fast = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -262,7 +267,7 @@ def test_the_backend_has_networks_for_parts_until_weights_change(compiled: Any, 
     assert close(fast(x), model(x))
     network = reports[0].network
     assert network.served and [part.served for part in network.parts] == [True, True]
-    assert network.left == ("PyTorch computes cumsum (cumsum): schedsearch has no operator CumSum",)
+    assert network.left == ("PyTorch computes grid_sample (sampled): schedsearch has no operator GridSample",)
     ran.clear()
     assert close(fast(2 * x), model(2 * x)) and ran == ["network"] * 2
     model.last[2].bias.add_(1)

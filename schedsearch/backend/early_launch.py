@@ -6,7 +6,7 @@ has waited for its own, may read whatever an earlier one wrote and overwrite wha
 of the launch both instructions do nothing.
 
 Source: PTX ISA, "griddepcontrol"; CUDA programming guide, "Programmatic dependent launch and synchronization".
-See docs/decisions/220-kernels-begin-early.md.
+See docs/decisions/230-kernels-begin-early.md.
 """
 
 from __future__ import annotations
