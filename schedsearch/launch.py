@@ -279,8 +279,8 @@ class Step:
         block_shape: extents of the block along x, y and z, whose product is `block_threads`; empty if it uses x only.
         restores: the step copies its first buffer, an argument, to its second, an output that later steps update in place.
             It is left out where both are the same memory.
-        early: on a GPU, each block waits for all kernels before it in the stream before it does anything else. The kernel may
-            then be launched while the one before it still runs (programmatic dependent launch).
+        early: on a GPU, each block waits for all kernels before it in the stream before it does anything else. The kernel
+            may then be launched while the one before it still runs (programmatic dependent launch).
     """
 
     entry: rules.Name

@@ -39,6 +39,7 @@ class TestConv2d(OpContract):
         {**CONV, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "layout": "NCHW8c"},
         {**CONV, "output_layout": "NCHW", "epilogue": [{"depth_to_space": {"block": 2}}]},
         {**CONV, "layout": "NCHW8c", "slice_of": 40},
+        {**CONV, "x_slice": [20, 3]},
         {**CONV, "dtype": "int8", "epilogue": ["bias", "relu", {"requantise": {"to": "uint8"}}]},
         {**CONV, "dtype": "int8", "epilogue": [{"requantise_add": {"to": "uint8", "residual": "uint8", "relu": True}}]},
         {**CONV, "dtype": "int8", "epilogue": [{"dequantise": {"to": "float16"}}, "scale_shift", "residual"]},
@@ -67,6 +68,11 @@ class TestConv2d(OpContract):
         ({**CONV, "slice_of": CONV["k"] - 1}, "slice_of"),
         ({**CONV, "layout": "NCHW8c", "slice_of": 44}, "slice_of"),
         ({**CONV, "epilogue": [{"depth_to_space": {"block": 2}}], "slice_of": 64}, "slice_of"),
+        ({**CONV, "x_slice": [20]}, "x_slice"),
+        ({**CONV, "x_slice": [20, 13]}, "x_slice"),
+        ({**CONV, "x_slice": [20, "3"]}, "x_slice"),
+        ({**CONV, "layout": "NCHW8c", "x_slice": [16, 8]}, "x_slice"),
+        ({**CONV, "dtype": "int8", "zero_points": ["x"], "x_slice": [20, 3]}, "x_slice"),
     )
 
 

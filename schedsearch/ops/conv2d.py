@@ -15,7 +15,7 @@ Factors of float32 are multiplied as they are, or with `precision` tf32 after ea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -38,7 +38,7 @@ from schedsearch.ops.epilogues import (
     pixel_shuffle,
 )
 from schedsearch.ops.layout import Layout
-from schedsearch.ops.params import MAX_INT, Parameter, Params, declared
+from schedsearch.ops.params import MAX_INT, Parameter, Params, declared, is_int
 from schedsearch.ops.specs import ArgSpec, Work
 from schedsearch.ops.stages import Stage
 from schedsearch.ops.sum_of_products import SumOfProducts, SumOfProductsParams, default_out_dtype, number_problems
@@ -164,7 +164,8 @@ class Conv2d(SumOfProducts[Conv2dParams]):
         problems += format_problems(out, params)
         problems += layout_problems(out)
         out["epilogue"], wrong = parse_epilogue(out["epilogue"], moves=True)
-        problems += wrong
+        out["x_slice"], of_x = _parse_x_slice(out["x_slice"])
+        problems += [*wrong, *of_x]
         if not problems:
             p = self.typed(out)
             problems += [*_group_problems(p), *window_problems(p), *_block_problems(p)]
@@ -287,11 +288,20 @@ def first_channel(p: Conv2dParams) -> int:
     return int(p.x_slice[1]) if p.x_slice else 0
 
 
+def _parse_x_slice(value: object) -> tuple[tuple[int, ...], list[Problem]]:
+    """Two integers or none, also of a list, as files have it."""
+    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else None
+    if values is not None and len(values) in (0, 2) and all(is_int(each) and 0 <= each <= MAX_INT for each in values):
+        return values, []
+    allowed = f"[channels of the array, first channel of x] as integers from 0 to {MAX_INT}, or []"
+    return (), [Problem("x_slice", f"x_slice is {value!r}; allowed: {allowed}")]
+
+
 def _x_slice_problems(p: Conv2dParams) -> list[Problem]:
     """An array that x cannot be a slice of."""
     if not p.x_slice:
         return []
-    if len(p.x_slice) != 2 or p.x_slice[1] + p.c > p.x_slice[0]:
+    if p.x_slice[1] + p.c > p.x_slice[0]:
         got = f"x_slice is {list(p.x_slice)} and x has {p.c} channels"
         allowed = "[channels of the array, first channel of x], so that x lies inside of it"
         return [Problem("x_slice", f"{got}; allowed: {allowed}")]
