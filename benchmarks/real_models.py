@@ -235,7 +235,9 @@ HEADER = ("file", "state", "build s", "user s", "error", "ours us", "ort 1", "or
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where the files lie, or will")
-    parser.add_argument("--only", nargs="+", choices=[file.name for file in FILES], help="these files; default: all")
+    parser.add_argument(
+        "--only", metavar="NAME", nargs="+", choices=[file.name for file in FILES], help="these files; default: all"
+    )
     parser.add_argument("--target", default="cpu", help="cpu or cuda")
     parser.add_argument("--dry", action="store_true", help="read and lower only")
     parser.add_argument("--no-fallback", action="store_true", help="natively only")
