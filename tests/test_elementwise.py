@@ -261,6 +261,24 @@ def test_verification_finds_a_wrong_kernel(device: CpuDevice) -> None:
     assert verdict(device, CPU, right, wrong) is not None
 
 
+@pytest.mark.parametrize(
+    "expression",
+    ["silu(float32(a) * b)", "sigmoid(float32(a))", "c = exp(abs(float32(a))); b / c", "b * exp(-abs(float32(a)))"],
+)
+def test_a_result_that_underflows_in_float32_on_the_way_may_be_0(device: CpuDevice, expression: str) -> None:
+    """exp(-x) is infinite in float32 from x = -88.8 on, where x / (1 + exp(-x)) is -2e-37."""
+    shape: dict[str, Any] = dict(y=(24, 32), dtype="float32")
+    inputs = [("a", "int32"), *([("b", "float32", (1,))] if "b" in expression else [])]
+    right = elementwise(**shape, expression=expression, inputs=inputs)
+    assert verdict(device, CPU, right) is None
+    wrong = elementwise(
+        **shape,
+        expression=f"r = ({expression}); r + r * 1e-5" if "=" not in expression else f"{expression} + 1e-5 / c",
+        inputs=inputs,
+    )
+    assert verdict(device, CPU, right, wrong) is not None
+
+
 def test_a_nan_stays(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {"a": np.array([np.nan, 0.5], np.float32)}
     for expression in ("relu(a)", "max(a, 1)", "min(1, a)", "clip(a, 0, 6)", "hard_swish(a)"):

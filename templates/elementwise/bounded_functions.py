@@ -4,6 +4,10 @@ that is 0, or `UNDECIDED` where a float32 that may be rounded decided about it. 
 The bound counts roundoff errors of float32 (2^-24). An operation adds one of its result to what its operands bring along,
 and a function of a math library four: CUDA's are within two units in the last place (CUDA C++ Programming Guide,
 "Mathematical Functions Appendix"), and those of C libraries within one.
+
+Relative errors say nothing where float32 overflows or underflows on the way to a small result. Products, quotients, powers
+and exponentials therefore bring `_LEAST` along, too: a result below the least normal number may become 0, and a divisor
+beyond the largest is infinite, so that the quotient is 0. sigmoid(-100) is 1 / (1 + infinity) in a kernel.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ _LIBRARY = 4.0
 _UNIT = 2.0**24
 _SLOPE_OF_ERF = 2 / math.sqrt(math.pi)
 _LARGEST_EXPONENT = 700.0
+_LEAST = 2.0**-126 * _UNIT  # the least normal float32, more than 1 / the largest
 UNDECIDED = 1e30  # of an integer
 
 
@@ -49,12 +54,12 @@ def subtract(a: Any, b: Any) -> Any:
 
 def multiply(a: Any, b: Any) -> Any:
     value = a[0] * b[0]
-    return value, a[1] * abs(b[0]) + b[1] * abs(a[0]) + abs(value)
+    return value, a[1] * abs(b[0]) + b[1] * abs(a[0]) + abs(value) + _LEAST
 
 
 def divide(a: Any, b: Any) -> Any:
     value = a[0] / b[0]
-    return value, (a[1] + abs(value) * b[1]) / abs(b[0]) + 2.0 * abs(value)
+    return value, (a[1] + abs(value) * b[1]) / abs(b[0]) + 2.0 * abs(value) + _LEAST * max(abs(a[0]), 1.0)
 
 
 def negate(a: Any) -> Any:
@@ -88,7 +93,7 @@ def clip(x: Any, low: Any, high: Any) -> Any:
 
 def exp(x: Any) -> Any:
     value = math.exp(min(x[0], _LARGEST_EXPONENT))
-    return value, value * (x[1] + _LIBRARY)
+    return value, value * (x[1] + _LIBRARY) + _LEAST
 
 
 def log(x: Any) -> Any:
@@ -135,7 +140,7 @@ def power(exponent: float) -> Callable[[Any], Any]:
     def raised(base: Any) -> Any:
         value = math.pow(base[0], exponent)
         slope = abs(exponent * math.pow(base[0], exponent - 1.0)) if exponent != 0.0 else 0.0
-        return value, base[1] * slope + (abs(exponent) + 4.0 * _LIBRARY) * abs(value)
+        return value, base[1] * slope + (abs(exponent) + 4.0 * _LIBRARY) * abs(value) + _LEAST
 
     return raised
 
@@ -192,7 +197,7 @@ def pow_(a: Any, b: Any) -> Any:
     value = math.pow(a[0], b[0])
     slope = abs(b[0] * math.pow(a[0], b[0] - 1.0)) if b[0] != 0.0 else 0.0
     along = abs(value * math.log(abs(a[0]))) if a[0] != 0.0 else 0.0
-    return value, a[1] * slope + b[1] * along + 4.0 * _LIBRARY * abs(value)
+    return value, a[1] * slope + b[1] * along + 4.0 * _LIBRARY * abs(value) + _LEAST
 
 
 def _smooth(name: str, slope: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
