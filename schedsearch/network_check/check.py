@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from onnx import TensorProto
 
 from schedsearch.errors import IndexRangeError, UsageError, WrongNetworkError, first_line
@@ -30,6 +31,7 @@ from schedsearch.network_check.known_faults import LOSES_NAN
 from schedsearch.network_check.rule import Difference, difference, surely_equal
 from schedsearch.network_check.source import Piece, Source
 from schedsearch.network_check.subjects import NO_CHECK, Subject, subjects_of
+from schedsearch.network_check.unspecified import STAND_INS
 from schedsearch.typed import Array
 
 if TYPE_CHECKING:
@@ -201,6 +203,8 @@ class _Comparison:
             ops = self._source.ops_before(name, given)
             options: dict[str, Any] = {"dtype": self._subject.dtype(name), "without_nan": bool(ops & LOSES_NAN)}
             noise = [each[name] for each in others]
+            if self._source.may_be_unspecified(name, given):
+                options["unspecified"] = self._unspecified(name, given, values)
             apart = difference(own, right[name], noise, **options)
             if apart is not None and not self._other_agrees(name, own, given, values, noise, options):
                 found[name] = apart
@@ -240,6 +244,19 @@ class _Comparison:
             except NotEvaluableError as error:
                 reasons.append(str(error))
         raise NotEvaluableError("; ".join(reasons))
+
+    def _unspecified(self, name: str, given: frozenset[str], values: Mapping[str, Array]) -> Array | None:
+        """Which elements of a value depend on what ONNX leaves open; None if no evaluator can run the model for it."""
+        pieces = [self._source.piece([name], given, False, number) for number in range(STAND_INS)]
+        for evaluator in self._evaluators:
+            try:
+                first, *others = [evaluator.open(each.model).run(each.feeds(values))[0] for each in pieces]
+            except NotEvaluableError:
+                continue
+            if any(each.shape != first.shape for each in others):
+                return np.ones(first.shape, bool)
+            return np.any([(each != first) & ((each == each) | (first == first)) for each in others], axis=0)
+        return None
 
     def _other_agrees(
         self,

@@ -8,7 +8,7 @@ noisy values are from the model's says how far the network may be:
 - A step at a rounding, a comparison or a choice makes few elements differ by much. As many elements as in a noisy run, times
   `FACTOR`, may differ by more, up to twice the largest noise of any element; integers up to the largest, or one step.
 - Where noise turns a number into an infinity or NaN, or the other way round, or changes the shape, the model does not say
-  what is right.
+  what is right. Nor does it where ONNX leaves the result open (`unspecified`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,13 @@ class Difference:
 
 
 def difference(
-    found: Array, right: Array, noisy: Sequence[Array], *, dtype: str = "float32", without_nan: bool = False
+    found: Array,
+    right: Array,
+    noisy: Sequence[Array],
+    *,
+    dtype: str = "float32",
+    without_nan: bool = False,
+    unspecified: Array | None = None,
 ) -> Difference | None:
     """Where a value of the network is not the model's.
 
@@ -70,6 +76,7 @@ def difference(
         right, noisy: the model's value, and with noise.
         dtype: the dtype of `found`.
         without_nan: elements that are NaN on either side are not compared.
+        unspecified: which elements of `right` are not compared, as ONNX does not say what they are; bool.
     """
     if right.ndim == 0 and found.size == 1:
         found = found.reshape(())
@@ -83,7 +90,8 @@ def difference(
     shape = right.shape
     flat_found, flat_right = found.reshape(-1), right.reshape(-1)
     flat_noisy = [each.reshape(-1) for each in noisy]
-    noise, decided, channels = _noise(flat_right, flat_noisy, shape)
+    specified = np.ones(right.size, bool) if unspecified is None else ~unspecified.reshape(-1)
+    noise, decided, channels = _noise(flat_right, flat_noisy, shape, specified)
     least = FACTOR * _LEAST.get(dtype, 0.0)
     most = float(noise.max(initial=0.0))
     counts_beyond = [0] * len(noisy)
@@ -103,9 +111,10 @@ def difference(
         limit = max(most, 1.0) if exact else _LARGEST * most + least
         hard += int((error > np.maximum(bound, limit)).sum())
         for number, each in enumerate(flat_noisy):
-            counts_beyond[number] += int((_distance(each[cut], b) > FACTOR * pooled + least).sum())
+            counts_beyond[number] += int(((_distance(each[cut], b) > FACTOR * pooled + least) & specified[cut]).sum())
         if beyond.any():
-            excess = np.where(beyond, error / np.maximum(bound, 1e-300), 0.0)
+            with np.errstate(over="ignore"):  # an integer that may not differ at all
+                excess = np.where(beyond, error / np.maximum(bound, 1e-300), 0.0)
             place = int(np.argmax(excess))
             if excess[place] > worst:
                 worst, worst_at, worst_bound = float(excess[place]), start + place, float(bound[place])
@@ -143,9 +152,9 @@ def surely_equal(found: Array, right: Array, roundoff: float = 0.0, noisy: Array
         return bool(np.isfinite(bound).all() and (np.abs(a - b) <= bound).all())
 
 
-def _noise(right: Array, noisy: Sequence[Array], shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
-    """The largest noise of each element, which elements are decided, and the noise of each channel."""
-    noise, decided = np.zeros(right.size, np.float64 if right.size < _PIECE else np.float32), np.ones(right.size, bool)
+def _noise(right: Array, noisy: Sequence[Array], shape: tuple[int, ...], specified: Array) -> tuple[Array, Array, Array]:
+    """The largest noise of each element, which of those that are specified are decided, and the noise of each channel."""
+    noise, decided = np.zeros(right.size, np.float64 if right.size < _PIECE else np.float32), specified.copy()
     channels = _channels_of(shape)
     sums, sizes = np.zeros(channels), np.zeros(channels)
     for start in range(0, right.size, _PIECE):
@@ -153,7 +162,7 @@ def _noise(right: Array, noisy: Sequence[Array], shape: tuple[int, ...]) -> tupl
         place = _channels(shape, start, len(right[cut]))
         for each in noisy:
             apart = _distance(each[cut], right[cut])
-            undecided = np.isinf(apart)
+            undecided = np.isinf(apart) | ~specified[cut]
             decided[cut] &= ~undecided
             apart[undecided] = 0.0
             np.maximum(noise[cut], apart, out=noise[cut], casting="same_kind")

@@ -36,6 +36,7 @@ from schedsearch.network_check.protos import (
     wide,
     widen,
 )  # fmt: skip
+from schedsearch.network_check.unspecified import leaves_open, with_stand_in
 from schedsearch.typed import Array
 
 DIRECTION, CHANCE = "/direction", "/chance"
@@ -159,15 +160,23 @@ class Source:
     def is_floating(self, value: str) -> bool:
         return self.dtypes.get(value, TensorProto.UNDEFINED) in ROUNDOFF
 
+    def is_float_power(self, node: NodeProto) -> bool:
+        """Whether a node gives integers that are powers with an exponent in floating point."""
+        return node.op_type == "Pow" and not self.is_floating(node.output[0]) and self.is_floating(node.input[1])
+
     def roundoff(self, value: str) -> float:
         """By how much every element of a value is wrong at least in a noisy piece, relative to it; 0 if by nothing."""
         if value not in self.made_by or value not in self._depends or not self.is_floating(value):
             return 0.0
         return ROUNDOFF.get(self.format_of(value), ROUNDOFF[TensorProto.FLOAT])
 
-    def piece(self, wanted: Sequence[str], given: Collection[str], noisy: bool) -> Piece:
-        """What computes values from those given and the model's inputs; a value that is both is computed, too."""
-        return _Cut(self, frozenset(given), noisy).piece(wanted)
+    def piece(self, wanted: Sequence[str], given: Collection[str], noisy: bool, stand_in: int | None = None) -> Piece:
+        """What computes values from those given and the model's inputs; a value that is both is computed, too.
+
+        Args:
+            stand_in: number of that for what ONNX leaves open, see `unspecified`.
+        """
+        return _Cut(self, frozenset(given), noisy, stand_in).piece(wanted)
 
     def reads(self, value: str) -> list[str]:
         """The values that the node of a value reads."""
@@ -176,6 +185,10 @@ class Source:
     def ops_before(self, value: str, given: Collection[str]) -> set[str]:
         """Operators of the nodes between a value and those given."""
         return {self.made_by[each].op_type for each in self._before(value, given)}
+
+    def may_be_unspecified(self, value: str, given: Collection[str]) -> bool:
+        """Whether a node between a value and those given leaves something open."""
+        return any(leaves_open(self.made_by[each], self.dtypes) for each in self._before(value, given))
 
     def constants_before(self, value: str, given: Collection[str]) -> list[str]:
         """Values before a value that depend on no input, and that nodes which do read."""
@@ -257,8 +270,8 @@ class Piece:
 class _Cut:
     """Makes one piece."""
 
-    def __init__(self, source: Source, given: frozenset[str], noisy: bool) -> None:
-        self._source, self._given, self._noisy = source, given, noisy
+    def __init__(self, source: Source, given: frozenset[str], noisy: bool, stand_in: int | None) -> None:
+        self._source, self._given, self._noisy, self._stand_in = source, given, noisy, stand_in
         self._nodes: list[NodeProto] = []
         self._constants: dict[str, TensorProto] = {}
         self._noisy_copies: dict[tuple[str, float], str] = {}
@@ -325,11 +338,19 @@ class _Cut:
                 elif name and (delta := self._noise_of_input(node, place, name)):
                     copy.input[place] = self._noisy_copy(name, copy.input[place], delta)
             for place, name in enumerate(node.output):
-                if name and self._source.is_floating(name):
+                if name and (self._source.is_floating(name) or self._source.is_float_power(node)):
                     copy.output[place] = f"{name}/clean"
-        self._nodes += replacement(copy, wide(self._source.dtypes.get(node.output[0], TensorProto.UNDEFINED)))
+        kind = wide(self._source.dtypes.get(node.output[0], TensorProto.UNDEFINED))
+        if self._stand_in is not None and leaves_open(node, self._source.dtypes):
+            nodes, constants = with_stand_in(copy, kind, self._stand_in)
+            self._nodes += nodes
+            self._constants |= {name: numpy_helper.from_array(array, name) for name, array in constants.items()}
+        else:
+            self._nodes += replacement(copy, kind)
         if not noisy:
             return
+        if self._source.is_float_power(node):
+            self._whole_noise(f"{node.output[0]}/clean", node.output[0], kind)
         for name in node.output:
             if name and self._source.is_floating(name):
                 kind = self._source.format_of(name)
@@ -387,6 +408,17 @@ class _Cut:
         self._nodes.append(self._random(bias, f"{y}/r"))
         self._nodes += [helper.make_node(op, reads, [to]) for op, reads, to in steps]
         return y
+
+    def _whole_noise(self, x: str, y: str, kind: int) -> None:
+        """y = x + s delta x truncated, with delta and s as of `_noise`: nothing, unless x is larger than float32 can tell."""
+        noisy, moved = f"{y}/noisy", f"{y}/moved"
+        self._nodes.append(helper.make_node("Cast", [x], [f"{y}/float"], to=TensorProto.FLOAT))
+        self._noise(f"{y}/float", noisy, ROUNDOFF[TensorProto.FLOAT], TensorProto.FLOAT)
+        self._nodes += [
+            helper.make_node("Sub", [noisy, f"{y}/float"], [f"{moved}/float"]),
+            helper.make_node("Cast", [f"{moved}/float"], [moved], to=kind),
+            helper.make_node("Add", [x, moved], [y]),
+        ]
 
     def _noise(self, x: str, y: str, delta: float, kind: int, *, absolute: bool = False) -> None:
         """y = x (1 + delta s), where s = direction + chance r with r between -1 and 1, rounded to float16 if that is the
