@@ -255,7 +255,8 @@ class _Comparison:
                 continue
             if any(each.shape != first.shape for each in others):
                 return np.ones(first.shape, bool)
-            return np.any([(each != first) & ((each == each) | (first == first)) for each in others], axis=0)
+            found: Array = np.any([(each != first) & ((each == each) | (first == first)) for each in others], axis=0)
+            return found
         return None
 
     def _other_agrees(

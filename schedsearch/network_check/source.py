@@ -410,7 +410,7 @@ class _Cut:
         return y
 
     def _whole_noise(self, x: str, y: str, kind: int) -> None:
-        """y = x + s delta x truncated, with delta and s as of `_noise`: nothing, unless x is larger than float32 can tell."""
+        """y = x + s delta x truncated, with delta and s as of `_noise`: x, unless it is larger than float32 can tell."""
         noisy, moved = f"{y}/noisy", f"{y}/moved"
         self._nodes.append(helper.make_node("Cast", [x], [f"{y}/float"], to=TensorProto.FLOAT))
         self._noise(f"{y}/float", noisy, ROUNDOFF[TensorProto.FLOAT], TensorProto.FLOAT)
