@@ -8,7 +8,7 @@ from typing import Any
 import faulty_templates as faulty
 import numpy as np
 import pytest
-from conv2d_numpy import numpy_conv2d
+from conv2d_numpy import exactly, numpy_conv2d
 from conv2d_support import integer_arguments
 from mma_emulated import emulate
 from simt_emulator import SimtEmulator
@@ -178,6 +178,20 @@ def test_a_kernel_that_writes_around_its_slice_is_refused(device: Any) -> None:
 
     assert "array of which y is a slice changed, the first 24 bytes after y begins" in problem(WritesAround())
     assert "elements were never written" in problem(faulty.PointwiseCpu()), "it writes the slice as an array of its own"
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_the_check_of_exact_results_reads_a_slice_where_it_is(layout: str) -> None:
+    """`exactly` is the check of the tests on a GPU. Here a CPU stands in for it."""
+    workload, template = Workload.conv2d(**SHAPE, dtype="float32", layout=layout, slice_of=17), load_template("conv2d_cpu")
+    exactly(template, workload, CPU)(template.default(workload, CPU, template.space(workload, CPU)))
+
+
+@pytest.mark.parametrize("template", [WritesAround(), faulty.PointwiseCpu()], ids=["one behind", "as an array of its own"])
+def test_the_check_of_exact_results_sees_what_is_written_around_a_slice(template: Any) -> None:
+    workload = Workload.conv2d(n=1, h=3, w=4, c=8, k=6, r=1, s=1, dtype="float32", slice_of=10)
+    with pytest.raises(AssertionError, match="elements around y are written"):
+        exactly(template, workload, CPU)(template.default(workload, CPU, template.space(workload, CPU)))
 
 
 # --- Who takes what -----------------------------------------------------------------------------------------------------
