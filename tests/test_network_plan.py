@@ -70,7 +70,7 @@ def test_images_change_their_layout_by_layout_transform_and_matrices_by_transpos
     matrix = Value("m", "ABC", (2, 3, 5), "float32")
     assert conversion(matrix, "ABC", "CAB") == transpose(x=(2, 3, 5), permutation=(2, 0, 1), dtype="float32")
     assert conversion(image("x", 64), "NCHW4c", "NCHW6c") is None  # blocks that do not nest
-    assert conversion(Value("index", "AB", (2, 3), "int64"), "AB", "BA") is None
+    assert conversion(Value("mask", "AB", (2, 3), "uint64"), "AB", "BA") is None
 
 
 def test_the_first_plan_converts_a_value_once_for_all_who_read_it_in_a_layout() -> None:
