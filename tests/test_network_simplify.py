@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,8 @@ def reduction(graph: Graph) -> None:
     )
     axis = axis if graph.opset >= 11 else axis % rank
     if op == "Softmax":
+        if graph.opset < 13:  # of all axes from this one on; onnx's evaluator takes this axis alone
+            axis = len(graph.shape) - 1
         graph.add(op, axis=axis)
         return
     by_input = graph.opset >= (13 if op == "ReduceSum" else 18)
@@ -358,6 +361,17 @@ def test_bounds_that_are_attributes_count() -> None:
     made = simple(nodes, X.shape, 9)
     assert operators(made) == ["Clip"]
     np.testing.assert_array_equal(value_of(made, X), np.clip(X, -3, 1))
+
+
+@pytest.mark.parametrize("bound", [{"max": -math.inf}, {"min": math.inf}, {"max": -2e38}])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_bound_beyond_what_expressions_take_is_refused(bound: dict[str, float], others: int, tmp_path: Path) -> None:
+    """Also where it is fused with the bounds of another one."""
+    nodes = [helper.make_node("Clip", ["x"], ["v" if others else "y"], **bound)]
+    nodes += [helper.make_node("Clip", ["v"], ["y"])] * others
+    onnx.save(simple(nodes, X.shape, 9), tmp_path / "net.onnx")
+    with pytest.raises(ModelError, match=r"has a min above 2\*\*100 or a max below -2\*\*100"):
+        lower(read_model(tmp_path / "net.onnx"))
 
 
 def test_a_batch_norm_that_takes_its_means_from_x_stays() -> None:

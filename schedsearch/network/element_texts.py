@@ -6,6 +6,7 @@ bits of the node's dtype before something else reads it. Truths are the integers
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -248,6 +249,7 @@ def _is_inf(node: ir.Node, x: Element) -> str:
 
 _OTHERS = ("Where", "Cast", "CastLike", "Expand", "IsNaN", "IsInf", "Pow")
 OPERATORS = tuple(dict.fromkeys((*_FLOATS, *_WHOLES, *_COMPARISONS, *_LOGIC, *_OTHERS)))
+_MOST_BOUND = 2.0**100  # of the numbers of an expression
 _FIRST_ONLY = ("Cast", "CastLike", "Expand")  # what the others say is in the result's shape and dtype
 
 
@@ -328,6 +330,10 @@ def problem(node: ir.Node) -> str:
         return f"{name_of(node)} has scales of blocks; allowed: one scale, or one for each index along an axis"
     if strange := not_finite(node):
         return f"{name_of(node)} has {strange}; allowed: finite numbers"
+    if node.op_type == "Clip" and read in FLOATS and len(reads_of(node)) == 1:
+        low, high = clip_bounds(node) or (math.inf, -math.inf)
+        if low > _MOST_BOUND or high < -_MOST_BOUND:
+            return f"{name_of(node)} has a min above 2**100 or a max below -2**100, which expressions do not take"
     if (to := dtype_of(node.outputs[0])) not in made:
         return f"{name_of(node)} makes {to or 'an unknown dtype'}; allowed: {', '.join(made)}"
     if node.outputs[0].shape is not None and 0 in node.outputs[0].shape:
