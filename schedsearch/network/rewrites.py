@@ -57,7 +57,7 @@ def rewrite_nodes(model: ir.Model) -> None:
     while new := [node for node in model.graph if node not in seen]:
         seen.update(new)
         for node in new:
-            if node.graph is not None and is_onnx(node) and (rewrite := _REWRITES.get(node.op_type)) is not None:
+            if node.graph is not None and is_onnx(node) and (rewrite := REWRITES.get(node.op_type)) is not None:
                 rewrite(model, node)
     RemoveUnusedNodesPass()(model)
 
@@ -163,7 +163,7 @@ def _quantise(model: ir.Model, node: ir.Node) -> None:
         )
 
 
-_REWRITES = {
+REWRITES = {
     "ConvTranspose": transposed_convolution,
     "Mul": _product,
     "Gather": _gather,
