@@ -363,15 +363,38 @@ def test_bounds_that_are_attributes_count() -> None:
     np.testing.assert_array_equal(value_of(made, X), np.clip(X, -3, 1))
 
 
-@pytest.mark.parametrize("bound", [{"max": -math.inf}, {"min": math.inf}, {"max": -2e38}])
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_bound_beyond_what_expressions_take_is_refused(bound: dict[str, float], others: int, tmp_path: Path) -> None:
-    """Also where it is fused with the bounds of another one."""
-    nodes = [helper.make_node("Clip", ["x"], ["v" if others else "y"], **bound)]
-    nodes += [helper.make_node("Clip", ["v"], ["y"])] * others
-    onnx.save(simple(nodes, X.shape, 9), tmp_path / "net.onnx")
-    with pytest.raises(ModelError, match=r"has a min above 2\*\*100 or a max below -2\*\*100"):
-        lower(read_model(tmp_path / "net.onnx"))
+@pytest.mark.parametrize(
+    ("bound", "then"), [({"max": -math.inf}, np.finfo(np.float32).min), ({"min": math.inf}, np.finfo(np.float32).max)]
+)
+def test_a_bound_that_no_number_meets_is_refused(bound: dict[str, float], then: Any, tmp_path: Path) -> None:
+    """Behind it a Clip of opset 9, whose bounds are the least and the largest number, leaves one of these."""
+    first, path = helper.make_node("Clip", ["x"], ["v"], **bound), tmp_path / "net.onnx"
+    onnx.save(simple([first, helper.make_node("Clip", ["v"], ["y"])], X.shape, 9), path)
+    got = evaluate(lower(read_model(path)), {"x": X})["y"]
+    np.testing.assert_allclose(got, np.full_like(X, then), rtol=1e-6)
+    onnx.save(simple([helper.make_node("Clip", ["x"], ["y"], **bound)], X.shape, 9), path)
+    with pytest.raises(ModelError, match="has a min of infinity or a max of minus infinity"):
+        lower(read_model(path))
+
+
+@pytest.mark.parametrize(
+    ("opset", "nodes", "bound"),
+    [
+        (13, [("Clip", ["x", "low"], {})], np.finfo(np.float32).min),
+        (13, [("Max", ["x", "low"], {})], np.finfo(np.float32).min),
+        (13, [("Clip", ["x", "low"], {})], np.float32(-2e38)),
+        (9, [("Clip", ["x"], {"min": -2e38})], np.float32(-2e38)),
+    ],
+    ids=["clip", "max", "clip of less", "attribute"],
+)
+def test_the_least_number_bounds_minus_infinity(opset: int, nodes: list[Any], bound: Any, tmp_path: Path) -> None:
+    """As in masks of attention, where a row of minus infinity would make NaN of a Softmax."""
+    x = np.array([[-np.inf, 1, -3e38, np.inf]], np.float32)
+    made = [helper.make_node(op, inputs, ["y"], **attributes) for op, inputs, attributes in nodes]
+    onnx.save(simple(made, x.shape, opset, low=bound), tmp_path / "net.onnx")
+    got = evaluate(lower(read_model(tmp_path / "net.onnx")), {"x": x})["y"]
+    most = np.inf if opset > 9 else np.finfo(np.float32).max  # the bound that an old Clip has where it names none
+    np.testing.assert_allclose(got, np.clip(x, bound, most), rtol=1e-6)
 
 
 def test_a_batch_norm_that_takes_its_means_from_x_stays() -> None:

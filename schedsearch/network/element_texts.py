@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from schedsearch.network.epilogue import LARGEST, clip_bounds, not_finite
+from schedsearch.network.epilogue import clip_bounds, clip_limits, not_finite
 from schedsearch.network.facts import FLOATS, INTEGERS, dtype_of, is_given, name_of, optional_input
 from schedsearch.ops.expressions import MAX_EXPONENT
 
@@ -118,13 +118,13 @@ def _shrink(node: ir.Node, args: Sequence[str]) -> str:
 
 
 def _clip(node: ir.Node, args: Sequence[str]) -> str | None:
-    bounds = clip_bounds(node)
+    bounds = clip_limits(node)
     if bounds is None:
         return _clip_between(node, args)
-    low, high = (literal(bound) for bound in bounds)
-    if bounds[0] <= -LARGEST:
-        return f"min({args[0]}, {high})" if bounds[1] < LARGEST else args[0]
-    return f"clip({args[0]}, {low}, {high})" if bounds[1] < LARGEST else f"max({args[0]}, {low})"
+    low, high = ("" if math.isinf(bound) else literal(bound) for bound in bounds)
+    if not low:
+        return f"min({args[0]}, {high})" if high else args[0]
+    return f"clip({args[0]}, {low}, {high})" if high else f"max({args[0]}, {low})"
 
 
 def _clip_between(node: ir.Node, args: Sequence[str]) -> str:
@@ -249,7 +249,6 @@ def _is_inf(node: ir.Node, x: Element) -> str:
 
 _OTHERS = ("Where", "Cast", "CastLike", "Expand", "IsNaN", "IsInf", "Pow")
 OPERATORS = tuple(dict.fromkeys((*_FLOATS, *_WHOLES, *_COMPARISONS, *_LOGIC, *_OTHERS)))
-_MOST_BOUND = 2.0**100  # of the numbers of an expression
 _FIRST_ONLY = ("Cast", "CastLike", "Expand")  # what the others say is in the result's shape and dtype
 
 
@@ -330,10 +329,8 @@ def problem(node: ir.Node) -> str:
         return f"{name_of(node)} has scales of blocks; allowed: one scale, or one for each index along an axis"
     if strange := not_finite(node):
         return f"{name_of(node)} has {strange}; allowed: finite numbers"
-    if node.op_type == "Clip" and read in FLOATS and len(reads_of(node)) == 1:
-        low, high = clip_bounds(node) or (math.inf, -math.inf)
-        if low > _MOST_BOUND or high < -_MOST_BOUND:
-            return f"{name_of(node)} has a min above 2**100 or a max below -2**100, which expressions do not take"
+    if node.op_type == "Clip" and read in FLOATS and len(reads_of(node)) == 1 and clip_limits(node) is None:
+        return f"{name_of(node)} has a min of infinity or a max of minus infinity; allowed: bounds that numbers meet"
     if (to := dtype_of(node.outputs[0])) not in made:
         return f"{name_of(node)} makes {to or 'an unknown dtype'}; allowed: {', '.join(made)}"
     if node.outputs[0].shape is not None and 0 in node.outputs[0].shape:
@@ -367,7 +364,9 @@ def holds(dtype: str, other: str) -> bool:
 
 # --- numbers
 def literal(number: float) -> str:
-    """The shortest text of a float32."""
+    """The shortest text of a float32; a product of two if expressions take no number as large."""
+    if abs(number) > MOST_LITERAL:
+        return f"({MOST_LITERAL!r} * {literal(number / MOST_LITERAL)})"
     text = f"{int(number)}" if number == int(number) and abs(number) < 1e7 else str(np.float32(number))
     return f"({text})" if number < 0 else text
 

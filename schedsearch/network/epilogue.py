@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 LARGEST = float(np.finfo(np.float32).max)
+_CLIP_BY_INPUTS = 11  # the first opset in which the bounds of a Clip are inputs
 
 
 def float_stages(chain: Chain, taken: set[ir.Node], *, everywhere: bool = False) -> None:
@@ -142,14 +143,26 @@ def not_finite(node: ir.Node) -> str:
 
 def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
     """The bounds of a Clip, `LARGEST` if there is none; None if one is computed or no number is beyond it."""
-    found = []
-    for place, name, default in ((1, "min", -LARGEST), (2, "max", LARGEST)):
+    found = clip_limits(node)
+    return None if found is None else (max(found[0], -LARGEST), min(found[1], LARGEST))
+
+
+def unbounded(node: ir.Node) -> float:
+    """What bounds a Clip where it has no bound: before opset 11 the largest number, which infinity is beyond."""
+    opset = _CLIP_BY_INPUTS if node.graph is None else node.graph.opset_imports.get("", _CLIP_BY_INPUTS)
+    return LARGEST if opset < _CLIP_BY_INPUTS else math.inf
+
+
+def clip_limits(node: ir.Node) -> tuple[float, float] | None:
+    """The bounds of a Clip as they are, infinite if there is none; None as of `clip_bounds`."""
+    found, most = [], unbounded(node)
+    for place, name, default in ((1, "min", -most), (2, "max", most)):
         bound = constant_input(node, place)
         if bound is None and is_given(node, place):
             return None
         found.append(node.attributes.get_float(name, default) if bound is None else float(bound.flat[0]))
     low, high = found
-    return (max(low, -LARGEST), min(high, LARGEST)) if low < math.inf and high > -math.inf else None
+    return (low, high) if low < math.inf and high > -math.inf else None
 
 
 def _is_per_channel(constant: Array, chain: Chain) -> bool:

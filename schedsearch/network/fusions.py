@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.network.epilogue import LARGEST
+from schedsearch.network.epilogue import unbounded
 from schedsearch.network.facts import (
     FLOATS,
     constant_input,
@@ -110,8 +110,8 @@ def _bounds(node: ir.Node) -> tuple[ir.Value, _Bounds] | None:
     if node.op_type == "Relu":
         return x, (0.0, math.inf)
     if node.op_type == "Clip":
-        unbounded = _unbounded(node)
-        low, high = (_bound(node, place, name, unbounded) for place, name in ((1, "min"), (2, "max")))
+        most = unbounded(node)
+        low, high = (_bound(node, place, name, most) for place, name in ((1, "min"), (2, "max")))
         return None if math.isnan(low) or math.isnan(high) else (x, (low, high))
     if node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
         return None
@@ -127,17 +127,11 @@ def _bounds(node: ir.Node) -> tuple[ir.Value, _Bounds] | None:
     return x, (number, math.inf) if node.op_type == "Max" else (-math.inf, number)
 
 
-def _unbounded(node: ir.Node) -> float:
-    """The bound of a Clip that has none."""
-    opset = _CLIP_BY_INPUTS if node.graph is None else node.graph.opset_imports.get("", _CLIP_BY_INPUTS)
-    return LARGEST if opset < _CLIP_BY_INPUTS else math.inf
-
-
-def _bound(node: ir.Node, place: int, name: str, unbounded: float) -> float:
+def _bound(node: ir.Node, place: int, name: str, most: float) -> float:
     """A bound of a Clip; NaN if it is computed."""
     if not is_given(node, place):
         given = node.attributes.get(name)
-        return float(given.as_float()) if given is not None else -unbounded if name == "min" else unbounded
+        return float(given.as_float()) if given is not None else -most if name == "min" else most
     found = constant_input(node, place)
     return math.nan if found is None or found.size != 1 else float(found.flat[0])
 
