@@ -108,6 +108,7 @@ def test_numbers_that_are_none_beyond_an_image_do_not_count(device: Device) -> N
     agrees(device, network(nodes, weights), SIZES, *images(*SHAPES))
 
 
+@pytest.mark.long
 def test_a_max_pool_and_a_convolution_may_read_the_same_image(device: Device) -> None:
     """One meets the lowest number beyond it, the other zeros."""
     nodes = [
@@ -122,6 +123,7 @@ def test_a_max_pool_and_a_convolution_may_read_the_same_image(device: Device) ->
     agrees(device, network(nodes, weights), SIZES, *images(*SHAPES))
 
 
+@pytest.mark.long
 def test_pixels_become_channels_of_larger_images(device: Device) -> None:
     """As in networks for super-resolution; images of one channel have the same elements in every layout."""
     nodes = [
@@ -164,6 +166,7 @@ def test_transposed_convolutions_of_whole_blocks(device: Device) -> None:
     agrees(device, network(nodes, weights), SIZES, *images(*SHAPES))
 
 
+@pytest.mark.long
 def test_pools_end_where_an_image_ends(device: Device) -> None:
     nodes = [
         node("MaxPool", "x", "m", kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 0], ceil_mode=1),
@@ -187,10 +190,8 @@ def pooled(op: str) -> onnx.ModelProto:
     return network(nodes, {"b": random(3, 5)})
 
 
-OTHERS = [pytest.param(op, marks=pytest.mark.long) for op in ("GlobalMaxPool", "ReduceMean")]
-
-
-@pytest.mark.parametrize("op", ["GlobalAveragePool", *OTHERS])
+@pytest.mark.long
+@pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool", "ReduceMean"])
 def test_global_pools_count_the_pixels_in_use(device: Device, op: str) -> None:
     """As in the end of a network for classification, and in squeeze-and-excitation."""
     agrees(device, pooled(op), SIZES, *images(*SHAPES))
@@ -210,6 +211,7 @@ def unet() -> onnx.ModelProto:
     return network(nodes, weights | {"scales": np.array([1, 1, 2, 2], np.float32)})
 
 
+@pytest.mark.long
 def test_sizes_decide_whether_images_fit_each_other(device: Device) -> None:
     """Of an odd height, half of it twice is less."""
     agrees(device, unet(), SIZES, *images((3, 3, 18, 14), (1, 3, 6, 8), (2, 3, 10, 6)))

@@ -74,6 +74,7 @@ def pyramid() -> onnx.ModelProto:
     )
 
 
+@pytest.mark.long
 def test_an_image_gets_the_size_of_another(device: Device) -> None:
     nodes = [
         *sizes_of("x", "deep"),
@@ -99,6 +100,7 @@ def test_the_size_of_another_image_is_its_size_without_a_comparison() -> None:
     assert "exact runs copy nothing to the host and wait for nothing" in explain(program)
 
 
+@pytest.mark.long
 def test_an_image_of_any_size_is_doubled_between_pixels(device: Device) -> None:
     doubled = model([resize("x", "up", scales="twice", mode="linear"), node("Relu", "up", "y")])
     agrees(device, doubled, SIZES, *images(*SHAPES))

@@ -265,9 +265,9 @@ def spoil_the_first_race(
     ("finds", "judges"),
     [
         ({"wrong": {1: "spoiled"}, "worn": "its child processes"}, True),
-        ({"wrong": {1: "spoiled"}}, False),
+        pytest.param({"wrong": {1: "spoiled"}}, False, marks=pytest.mark.long),
         ({"wrong": {0: "spoiled", 1: "spoiled"}}, False),
-        ({"outcome": Outcome.WORKER_LOST, "times_ns": ()}, True),
+        pytest.param({"outcome": Outcome.WORKER_LOST, "times_ns": ()}, True, marks=pytest.mark.long),
     ],
     ids=["a racer forked", "a racer spoiled the memory", "all are wrong", "a racer ended the process"],
 )

@@ -22,7 +22,7 @@ import schedsearch  # noqa: E402
 from schedsearch.network.lower import lower  # noqa: E402
 from schedsearch.network.model import load  # noqa: E402
 
-QUICK = ("alexa_v0.1", "hey_mycroft_v0.1")
+QUICK = ("alexa_v0.1",)
 
 
 def inputs_of(model: Any) -> dict[str, Any]:
