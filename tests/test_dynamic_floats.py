@@ -232,3 +232,11 @@ def test_what_cannot_be_exact_is_refused_with_the_node_and_a_remedy() -> None:
     array = model(("Shape", "x"), ("Cast", "t", TensorProto.FLOAT), ("Mul", "t x"), ("Cast", "t", TensorProto.INT64))
     with pytest.raises(ModelError, match="floats of shape arithmetic, which cannot meet arrays"):
         read_graph(array, SIZES)
+
+
+@pytest.mark.long
+def test_integers_that_become_floats_for_an_array_are_arrays(device: Any) -> None:  # noqa: F811
+    nodes = [("Neg", "p"), ("Cast", "t", TensorProto.FLOAT), ("Gather", "t second"), ("Mul", "t x")]
+    made = model(*nodes, ("Cast", "t", TensorProto.INT64), second=np.array([1]))
+    p = np.array([3, -2])
+    agrees(device, made, SIZES, *({"x": np.arange(n, dtype=np.float32), "p": p} for n in (1, 7, 40)))

@@ -20,7 +20,7 @@ from schedsearch.dynamic.graph import DynamicGraph, Size
 from schedsearch.dynamic.node_arrays import Nodes
 from schedsearch.dynamic.program import Shown
 from schedsearch.dynamic.rows import READ as OF_ROWS
-from schedsearch.dynamic.rows import Rows
+from schedsearch.dynamic.rows import Rows, arithmetic
 from schedsearch.dynamic.rowwise import computes_its_size, unknown_axes
 from schedsearch.dynamic.static import Planner, Refused, add_network
 from schedsearch.errors import WorkloadError, did_you_mean
@@ -89,6 +89,7 @@ class _Reader:
         self.rows = Rows(self.graph, self.names)
         self.refused: dict[ir.Node, str] = {}  # nodes without a static operator
         self.unfit: dict[ir.Node, str] = {}  # nodes whose static operator would need to know extents
+        self.arithmetic = arithmetic(model.graph)  # nodes that rows may compute, and otherwise static operators
         self.used: set[str] = set()  # names of sizes
         self.declared = {value: self._declared(value) for node in model.graph for value in node.outputs}
         self.nodes = Nodes(self.graph, self.rows, self.operand, self.declared)
@@ -108,10 +109,10 @@ class _Reader:
             self._put(value, made if shape else self.graph.view(made, (1,)))
         left = [node for node in self.model.graph if not self._is_constant(node)]
         while left:
-            before = len(left)
+            before, of_rows = len(left), len(self.arithmetic)
             left = self._read_static(left)
             left = [node for node in left if not (self._is_ready(node) and self._read(node))]
-            if len(left) == before:
+            if len(left) == before and len(self.arithmetic) == of_rows:
                 stuck = {node: self._why_not(node) for node in left if self._is_ready(node)}
                 raise ModelError(_without_operator(self.what, stuck or dict.fromkeys(left, "")))
         for value in self.model.graph.outputs:
@@ -248,6 +249,7 @@ class _Reader:
             if (
                 node in self.refused
                 or node.op_type not in OF_NETWORKS
+                or node in self.arithmetic
                 or not computed
                 or any(v in self.rows.of for v in values)
                 or computes_its_size(node)
@@ -277,6 +279,7 @@ class _Reader:
         if self.rows.read(node):
             self._shape_of_row(node.outputs[0])
             return True
+        self.arithmetic.discard(node)
         if node.op_type not in nodes.READERS and node.op_type not in VIEWS:
             return False
         try:

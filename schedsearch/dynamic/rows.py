@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -293,3 +293,47 @@ def _type_of(node: ir.Node) -> str:
     import onnx_ir as ir
 
     return _TYPES.get(ir.DataType(node.attributes.get_int("to", 0)).name, "")
+
+
+def arithmetic(nodes: Iterable[ir.Node]) -> set[ir.Node]:
+    """The nodes, of those of a graph in order, that may compute with shapes although kernels take their integers, too.
+
+    They compute with extents, constants and a few integers of arrays. Floats of rows cannot become an array, so nodes that
+    lead to floats that arrays meet are left out.
+    """
+    found: list[ir.Node] = []
+    of_rows: dict[ir.Value, bool] = {}  # value -> whether it holds floats
+
+    def is_number(value: ir.Value) -> bool:
+        return value in of_rows or _is_small_constant(value) or _is_small(value)
+
+    for node in nodes:
+        given = [value for value in node.inputs if value is not None]
+        if node.op_type in READ and (node.op_type in ("Shape", "Size") or all(map(is_number, given))):
+            found.append(node)
+            dtype = _type_of(node) if node.op_type == "Cast" else dtype_of(node.outputs[0])
+            floats = any(of_rows.get(value, dtype_of(value) in float_words.DTYPES) for value in given)
+            of_rows[node.outputs[0]] = dtype in float_words.DTYPES if dtype else floats and node.op_type != "Shape"
+    known: set[ir.Node] = set(found)
+    meets: set[ir.Value] = set()
+    for node in reversed(found):
+        (result,) = node.outputs
+        users = [user for user, _ in result.uses()]
+        if any(user in known and user.outputs[0] in meets for user in users) or (
+            of_rows[result] and (result.is_graph_output() or any(user not in known for user in users))
+        ):
+            meets.add(result)
+    needs = (*_NEEDS_A_ROW, "Shape", "Size")
+    return {node for node in found if node.op_type not in needs and node.outputs[0] not in meets}
+
+
+def _is_small(value: ir.Value) -> bool:
+    """Whether an array holds a few integers, as far as the model declares it."""
+    extents = None if value.shape is None else [extent for extent in value.shape if isinstance(extent, int)]
+    if extents is None or value.shape is None or len(extents) != len(value.shape) or value.const_value is not None:
+        return False
+    return dtype_of(value) in ("int64", "int32") and 1 <= math.prod(extents) <= numbers.MOST
+
+
+def _is_small_constant(value: ir.Value) -> bool:
+    return value.const_value is not None and 1 <= value.const_value.size <= numbers.MOST
