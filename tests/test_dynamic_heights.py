@@ -15,7 +15,7 @@ from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.launch import Artifact
 from schedsearch.launch_sizes import SizedPlan
-from schedsearch.processes.range_build import Spaces, build_shared
+from schedsearch.processes.range_build import Spaces, build_shared, default_for_sizes
 from schedsearch.target import PRESETS, Target
 from schedsearch.verification.verify import verify_once
 
@@ -51,6 +51,14 @@ APART = {
     ("conv2d_halo", "w"), ("depthwise_conv2d_cuda", "h"), ("depthwise_conv2d_cuda", "w"), ("depthwise_conv2d_cpu", "w"),
 }  # fmt: skip
 
+# Configurations that are legal for small sizes, too; the defaults of large ones are not.
+GIVEN = {
+    "conv2d_cpu": Config(
+        threads=1, block=4, ow_tile=1, oc_vectors=1, unroll=1, oh_tile=2, x_layout="packed", order="rows"
+    ),
+    "depthwise_conv2d_cpu": Config(threads=1, block=8, tile=4, rows=4, splits=1),
+}  # fmt: skip
+
 # Rows of x that are no multiple of 16 bytes are copied first, by one of two moves.
 SEVERAL = {("conv2d_stem", "w"): 3}
 
@@ -59,12 +67,9 @@ def of_sizes(template: str, target: Target, at: Callable[[int], Workload], middl
     """The groups of sizes around one that share the machine code of one configuration, the default of the middle size."""
     loaded = load_templates([template])[template]
     spaces = Spaces(loaded, at, target)
-    space = spaces(middle)
-    assert space is not None
-    config = loaded.default(at(middle), target, space)
-    legal = [
-        size for size in range(middle - 4, middle + 17) if (each := spaces(size)) is not None and not each.check(config)
-    ]
+    sizes = range(middle - 4, middle + 17)
+    config = default_for_sizes(loaded, {size: at(size) for size in sizes}, spaces, target, middle)
+    legal = [size for size in sizes if (each := spaces(size)) is not None and not each.check(config)]
     return shared_code({size: loaded.kernel(at(size), target, config) for size in legal})
 
 
@@ -93,19 +98,7 @@ def test_one_machine_code_is_right_at_the_ends_at_tails_and_between(
     loaded = load_templates([template])[template]
     spaces = Spaces(loaded, of_range.at, device.target)
     workloads = {size: of_range.at(size) for size in of_range.sizes}
-    config = Config(
-        {
-            "threads": 1,
-            "block": 4,
-            "ow_tile": 1,
-            "oc_vectors": 1,
-            "unroll": 1,
-            "oh_tile": 2,
-            "x_layout": "packed",
-            "order": "rows",
-        }
-    )
-    given = config if template == "conv2d_cpu" else None  # the default of large widths is not legal for small ones
+    given = GIVEN.get(template)
     built = build_shared(loaded, workloads, spaces, device.target, given, of_range.high)
     plan, code = SizedPlan.from_json(built.plan), built.result.artifact.code
     assert len(plan.sizes) > 30 and plan.sizes[-1] == of_range.high

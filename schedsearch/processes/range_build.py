@@ -84,7 +84,7 @@ def build_shared(
     if (space := spaces(origin)) is None:
         raise RejectedError(f"{template.name} cannot run {at_origin.label}")
     if config is None:
-        default = template.default(at_origin, target, space)
+        default = default_for_sizes(template, workloads, spaces, target, origin)
         config = closest_legal(template.restricted(space, restrict), default) if restrict else default
     config = template.current(config)
     if problems := space.check(config):
@@ -104,6 +104,34 @@ def build_shared(
     except ValueError as error:
         raise RejectedError(f"the configuration serves no range of sizes: {error}") from error
     return RangeResult(made, dict(config), sized.to_json())
+
+
+def default_for_sizes(
+    template: Template,
+    workloads: Mapping[int, Workload],
+    spaces: Callable[[int], ConfigSpace | None],
+    target: Target,
+    origin: int,
+) -> Config:
+    """The rule-based configuration for the size `origin`, which the template can run.
+
+    It may have values that no other size has, such as all rows of its images. Those are then replaced by the next smaller
+    ones that the size before has, too, so that the machine code serves a range.
+    """
+    space = spaces(origin)
+    assert space is not None
+    default = template.default(workloads[origin], target, space)
+    others = {size: found for size in workloads if size != origin and (found := spaces(size)) is not None}
+    before = max((size for size in others if size < origin), default=None)
+    if before is None or any(not other.check(default) for other in others.values()):
+        return default
+    values = dict(default)
+    for name, value in default.items():
+        allowed = set(space.values[name]) & set(others[before].values.get(name, ()))
+        if value not in allowed and isinstance(value, int):
+            values[name] = max((n for n in allowed if isinstance(n, int) and n <= value), default=value)
+    found = Config(values)
+    return default if space.check(found) else found
 
 
 class Spaces:
