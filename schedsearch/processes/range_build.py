@@ -130,8 +130,8 @@ def default_for_sizes(
         allowed = set(space.values[name]) & set(others[before].values.get(name, ()))
         if value not in allowed and isinstance(value, int):
             values[name] = max((n for n in allowed if isinstance(n, int) and n <= value), default=value)
-    found = Config(values)
-    return default if space.check(found) else found
+    shared = Config(values)
+    return default if space.check(shared) else shared
 
 
 class Spaces:
