@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from schedsearch.network.epilogue import clip_bounds, clip_limits, not_finite
-from schedsearch.network.facts import FLOATS, INTEGERS, dtype_of, is_given, name_of, optional_input
+from schedsearch.network.facts import FLOATS, INTEGERS, constant_input, dtype_of, is_given, name_of, optional_input
 from schedsearch.ops.expressions import MAX_EXPONENT
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -329,6 +330,8 @@ def problem(node: ir.Node) -> str:
         return f"{name_of(node)} has scales of blocks; allowed: one scale, or one for each index along an axis"
     if strange := not_finite(node):
         return f"{name_of(node)} has {strange}; allowed: finite numbers"
+    if node.op_type == "Clip" and read in FLOATS and any(_is_nan(constant_input(node, place)) for place in (1, 2)):
+        return f"{name_of(node)} has a bound that is NaN; allowed: numbers"
     if node.op_type == "Clip" and read in FLOATS and len(reads_of(node)) == 1 and clip_limits(node) is None:
         return f"{name_of(node)} has a min of infinity or a max of minus infinity; allowed: bounds that numbers meet"
     if (to := dtype_of(node.outputs[0])) not in made:
@@ -336,6 +339,10 @@ def problem(node: ir.Node) -> str:
     if node.outputs[0].shape is not None and 0 in node.outputs[0].shape:
         return f"{name_of(node)} makes an array without elements; allowed: at least one"
     return ""
+
+
+def _is_nan(constant: Array | None) -> bool:
+    return constant is not None and bool(np.isnan(constant.astype(np.float64)).any())
 
 
 def rounds(node: ir.Node) -> bool:
