@@ -12,7 +12,8 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
 from compared_models import assert_as_onnxruntime, lowered, normal, referred, run_by_onnxruntime  # noqa: E402
-from onnx import TensorProto  # noqa: E402
+from onnx import TensorProto, helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 from onnx_support import Net  # noqa: E402
 
 import schedsearch  # noqa: E402
@@ -20,6 +21,7 @@ from schedsearch.dynamic.graph import Size  # noqa: E402
 from schedsearch.dynamic.model import read_graph  # noqa: E402
 from schedsearch.network.graph import Node  # noqa: E402
 from schedsearch.network.model import ModelError  # noqa: E402
+from schedsearch.network_check.own_operators import of_opset  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 SHAPE = (2, 6, 5, 7)
@@ -221,3 +223,20 @@ def test_open_heights_are_refused_with_a_reason(op: str, row: int, outputs: int,
     net.results = ["guilty.out", "guilty.out1"][:outputs]
     with pytest.raises(ModelError, match=f"guilty.*{reason}"):
         read_graph(net.model(), {"h": Size("h", 3, 9)})
+
+
+# --- The check without ONNX Runtime -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("shape", "size"), [((2, 7, 3, 2), 3), ((1, 5, 2, 2), 4), ((3, 2, 1, 1), 5), ((1, 4, 6), 1)])
+def test_the_check_normalises_every_channel(shape: tuple[int, ...], size: int) -> None:
+    """By the sums of ONNX's definition, channel by channel; findings/onnx_evaluator_lrn_batch.sh says why it has its own."""
+    x = normal(*shape)
+    node = helper.make_node("LRN", ["x"], ["y"], size=size, alpha=0.5, beta=0.75, bias=2.0)
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph([node], "g", [info("x", 1, shape)], [info("y", 1, shape)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    (got,) = ReferenceEvaluator(model, new_ops=of_opset(13)).run(None, {"x": x})
+    wide = x.astype(np.float64)
+    for c in range(shape[1]):
+        first, last = max(0, c - (size - 1) // 2), min(shape[1] - 1, c + -(-(size - 1) // 2))
+        sums = (wide[:, first : last + 1] ** 2).sum(1)
+        np.testing.assert_allclose(got[:, c], wide[:, c] / (2 + 0.5 / size * sums) ** 0.75, rtol=1e-6)

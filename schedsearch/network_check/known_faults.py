@@ -11,6 +11,7 @@ what is wrong there is left out of the comparison.
 | onnx | 1.23 | BatchNormalization of opsets 7 to 13 mixes the input's own mean and variance into those that are given (`BatchNormalization_6` and `_9` of onnx.reference take it for one in training) | `own_operators` has one after ONNX's definition |
 | onnx | 1.23 | a Loop without a condition takes no turn | it gets a condition that is true |
 | onnx | 1.23 | LSTM, GRU and RNN ignore sequence_lens, activations, clip, input_forget | `own_recurrences` has them after ONNX's definition |
+| onnx | 1.23 | LRN normalises as many channels as there are images (its loop over channels ends at the batch) | `own_operators` has one after ONNX's definition |
 | onnx | 1.23 | a NaN in a window of MaxPool survives only as its first element | NaN is not compared after MaxPool |
 """  # noqa: E501  (a table)
 

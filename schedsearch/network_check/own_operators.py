@@ -60,9 +60,24 @@ class BatchNormalization(OpRun):  # type: ignore[misc]
         return (y.astype(x.dtype),)
 
 
+class LRN(OpRun):  # type: ignore[misc]
+    """Of every channel of every image; onnx's own goes over as many channels as there are images."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int = 1) -> tuple[Array]:
+        wide = x.astype(np.float64)
+        before, behind = (size - 1) // 2, size // 2
+        reach = [(0, 0)] * x.ndim
+        reach[1] = (before, behind)
+        squares = np.pad(wide**2, reach)
+        sums = sum(squares[:, first : first + x.shape[1]] for first in range(size))
+        return ((wide / (bias + alpha / size * sums) ** beta).astype(x.dtype),)
+
+
 def of_opset(version: int) -> list[type[OpRun]]:
     """What a model of this opset needs in the place of onnx's operators."""
-    found: list[type[OpRun]] = [RandomUniformLike, LSTM, GRU, RNN]
+    found: list[type[OpRun]] = [RandomUniformLike, LRN, LSTM, GRU, RNN]
     if version < _FIRST_KNOWN:
         found.append(DequantizeLinear)
     if version in _BATCH_NORM_MISREAD:
