@@ -29,7 +29,7 @@ class DequantizeLinear(OpRun):  # type: ignore[misc]
 
     op_domain = ""
 
-    def _run(self, x: Array, scale: Array, zero_point: Array | None = None, axis: int = 1) -> tuple[Array]:
+    def _run(self, x: Array, scale: Array, zero_point: Array | None = None, axis: int = 1, **others: object) -> tuple[Array]:
         shape = [1] * x.ndim
         if scale.size > 1:
             shape[axis] = scale.size
