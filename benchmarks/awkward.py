@@ -1,4 +1,4 @@
-"""fp16 convolutions whose channels are no multiple of 8, template by template, against cuDNN.
+"""fp16 convolutions whose channel counts are not multiples of 8, template by template, against cuDNN.
 
     python benchmarks/awkward.py                                  16 layers, 40 trials for each template that takes them
     python benchmarks/awkward.py --half 1                         the first 8 of them; --half 2: the others

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from schedsearch.network.epilogue import clip_bounds, clip_limits, not_finite
+from schedsearch.network.epilogue import clip_limits, not_finite
 from schedsearch.network.facts import FLOATS, INTEGERS, constant_input, dtype_of, is_given, name_of, optional_input
 from schedsearch.ops.expressions import MAX_EXPONENT
 from schedsearch.typed import Array
@@ -261,7 +261,7 @@ def reads_of(node: ir.Node) -> list[ir.Value]:
 
 
 def _has_bounds(node: ir.Node) -> bool:
-    return dtype_of(node.outputs[0]) in FLOATS and clip_bounds(node) is not None
+    return dtype_of(node.outputs[0]) in FLOATS and clip_limits(node) is not None
 
 
 def write(node: ir.Node, elements: Sequence[Element], *, last: bool) -> Element | None:
