@@ -110,7 +110,8 @@ def main() -> None:
             rows.append([name, state, *(f"{each[runtime]:.1f}" for runtime in RUNTIMES), f"{ratios[name]:.2f}"])
         rows.append(["geometric mean", state, "", "", "", f"{geometric_mean(list(ratios.values())):.2f}"])
     print(table(["network", "machine", "ours, us", "ORT, 1 thread", "2 threads", "ours / better ORT"], rows))
-    facts = {"cpu": schedsearch.detect("cpu").key, "onnxruntime": version("onnxruntime")}
+    cpu = schedsearch.detect("cpu")
+    facts = {"cpu": cpu.key, "onnxruntime": version("onnxruntime"), "machine": {"cpu": cpu.name, "cores": cpu.sms}}
     write(args.out, {**facts, "medians_us": medians})
 
 

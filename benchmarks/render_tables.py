@@ -354,6 +354,24 @@ def real_models(data: dict[str, Any]) -> str:
     return markdown(("file, us", *header), rows)
 
 
+def real_cpu(data: dict[str, Any]) -> str:
+    """Networks that packages ship, untuned, beside ONNX Runtime, while other processes do and do not compute."""
+    names, states = ("ours", "ort1", "ort2"), ("quiet", "busy")
+    rows: list[Sequence[object]] = []
+    ratios: dict[str, list[float]] = {state: [] for state in states}
+    for file in data["medians_us"]["quiet"]:
+        row = [file]
+        for state in states:
+            times = [data["medians_us"][state][file][name] for name in names]
+            ratios[state].append(times[0] / min(times[1:]))
+            row += [*(f"{us:.3g}" if us < 100 else f"{us:.0f}" for us in times), f"{ratios[state][-1]:.2f}"]
+        rows.append(row)
+    means = [f"**{common.geometric_mean(ratios[state]):.2f}**" for state in states]
+    rows.append(("geometric mean", "", "", "", means[0], "", "", "", means[1]))
+    header = [f"{state}, us: ours | ONNX Runtime, 1 thread | 2 threads | ours / better" for state in states]
+    return markdown(("network", *" | ".join(header).split(" | ")), rows)
+
+
 def _short(value: float) -> str:
     """About three significant digits, never an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -429,6 +447,7 @@ TABLES = {
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "real_models": Table("real_models_cpu", "real_models.py --folder FOLDER", real_models),
+    "real_cpu": Table("real_cpu", "real_cpu.py --folder FOLDER --built BUILT", real_cpu),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "torch_dispatch": Table("torch_dispatch_cpu", "torch_dispatch.py --without-gpu", torch_dispatch),
     "torch_dispatch_gpu": Table("torch_dispatch_h200", "torch_dispatch.py", torch_dispatch),
