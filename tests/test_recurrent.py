@@ -17,7 +17,7 @@ from schedsearch.device.detect import detect
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.recurrent import FUNCTIONS, RECURRENT, Activation
 from schedsearch.template import load_template
-from schedsearch.templates.parts import cpu_functions, vectors
+from schedsearch.templates.parts import vectors
 from schedsearch.templates.recurrent import cuda_kernels, functions
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
@@ -190,21 +190,6 @@ def test_activations_are_their_definitions(name: str) -> None:
     function = functions.function_of(Activation(name, alpha, beta), 0.0, cuda_kernels.CUDA)
     found = np.array([function(each) for each in x], np.float64)
     np.testing.assert_allclose(found, right, rtol=1e-6, atol=1e-7 if name == "hard_sigmoid" else 1e-37)
-
-
-def test_exponentials_on_a_cpu_have_the_errors_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The polynomials, in NumPy's float32."""
-
-    def scaled(value: Array, shifted: Array) -> Array:
-        return value * np.exp2(shifted - np.float32(12582912))
-
-    monkeypatch.setattr(cpu_functions, "times_power_of_two", scaled)
-    monkeypatch.setattr(cpu_functions, "f32", np.float32)
-    for function, right in ((cpu_functions.exp, np.exp), (cpu_functions.tanh, np.tanh)):
-        x = np.concatenate([np.linspace(-87, 88, 50001), np.linspace(-1, 1, 20001)]).astype(np.float32)
-        found = np.array([function(each) for each in x], np.float64)
-        np.testing.assert_allclose(found, right(x.astype(np.float64)), rtol=4 * 2.0**-24)
-    assert np.isnan(cpu_functions.exp(np.float32(np.nan))) and np.isnan(cpu_functions.tanh(np.float32(np.nan)))
 
 
 def test_a_wrong_length_is_noted_and_nothing_outside_is_touched(monkeypatch: pytest.MonkeyPatch, device: CpuDevice) -> None:

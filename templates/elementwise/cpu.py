@@ -18,6 +18,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.elementwise.broadcast import Spread
 from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
+from schedsearch.templates.parts import cpu_functions
 from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
 from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
@@ -33,7 +34,7 @@ class ElementwiseCpu(Template[ElementwiseParams]):
     """A work item is a piece of y along which every input has equal steps."""
 
     name = "elementwise_cpu"
-    version = 1
+    version = 2
     op = "elementwise"
     kind = "cpu"
 
@@ -71,9 +72,8 @@ def elementwise_kernel(workload: Workload[ElementwiseParams], piece: int) -> Cal
     whole = is_whole(p.out_dtype) or (found.whole and not dtype_of(p.out_dtype).is_float)
     pieces, element = -(-run // piece), element_type(p.out_dtype)
     narrow = _shortened(element) if whole else narrowed(p.out_dtype)
-    compute = program(
-        stored(found, p.out_dtype), [spec.name for spec in workload.signature], nearest(_nearest_whole, rounded_product)
-    )
+    functions = {**nearest(_nearest_whole, rounded_product), **cpu_functions.FUNCTIONS}
+    compute = program(stored(found, p.out_dtype), [spec.name for spec in workload.signature], functions)
     count: Callable[[Any], Any] = unknown if run < _SHORT else i64
     # y may be the memory of an input, but then every element is read before it is written.
     write = write_op(element)

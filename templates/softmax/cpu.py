@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from schedsearch.backend.cpu_moves import read_op, write_op
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.config import Config
@@ -14,20 +15,22 @@ from schedsearch.ops.softmax import SoftmaxParams, along
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.parts.casts import f32
+from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.parts.cpu_functions import exp
 from schedsearch.templates.parts.cpu_threads import busy_threads, threads_knob
 from schedsearch.workload import Workload
 
 _ROWS = (1, 4, 16, 64, 256)
 _MAX_ITEMS = 2**31 - 1
+_LANES = 16  # float32 of the widest vector
 
 
 class SoftmaxCpu(Template[SoftmaxParams]):
     """A work item has neighbouring rows, and passes over them three times."""
 
     name = "softmax_cpu"
-    version = 1
+    version = 2
     op = "softmax"
     kind = "cpu"
 
@@ -37,7 +40,7 @@ class SoftmaxCpu(Template[SoftmaxParams]):
 
     def space(self, workload: Workload[SoftmaxParams], target: Target) -> ConfigSpace:
         _, _, inner = along(workload.params)
-        longest = next((n for n in _ROWS if n >= inner), _ROWS[-1])
+        longest = _ROWS[0] if _folds(inner) > 1 else next((n for n in _ROWS if n >= inner), _ROWS[-1])
         rows = tuple(n for n in _ROWS if n <= longest and _items(workload, n) <= _MAX_ITEMS) or (longest,)
         return ConfigSpace(
             (
@@ -65,41 +68,81 @@ class SoftmaxCpu(Template[SoftmaxParams]):
 
 
 def softmax_kernel(workload: Workload[SoftmaxParams], rows: int) -> Callable[..., None]:
-    """The kernel (x, y, start, stop) over groups of `rows` neighbouring rows: the largest numbers, the sums, the results."""
+    """The kernel (x, y, start, stop) over groups of `rows` neighbouring rows: the largest numbers, the sums, the results.
+
+    Where few rows are side by side, a lane of a vector has every so many elements of its row, and lanes of a row meet after
+    each of the first two passes.
+    """
     p = workload.params
-    outer, length, inner = along(p)
-    parts, size, log, memory = -(-inner // rows), outer * length * inner, p.log, stack_memory(8 * rows)
-    element, widen, narrow, held = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype), 2 * rows
+    _, length, inner = along(p)
+    folds = _folds(inner)
+    lanes = inner * folds if folds > 1 else rows
+    parts, log, memory = -(-inner // rows), p.log, stack_memory(8 * lanes)
+    element, widen, narrow, held = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype), 2 * lanes
+    read, write = read_op(element), write_op(element)
+    pitch, steps, rest = (lanes, *divmod(length, folds)) if folds > 1 else (inner, length, 0)
+    rest *= inner  # elements of the last step, which has not all lanes
+
+    def place(item: Any) -> Any:
+        """The first element and the lanes of a work item."""
+        if folds > 1:
+            return item * length * inner, i64(lanes)
+        first = item % parts * rows
+        return item // parts * length * inner + first, min(i64(rows), inner - first)
+
+    def larger(source: Any, at: Any, found: Any, count: Any) -> None:
+        for r in range(count):
+            value = widen(read(source, at + r))
+            found[r] = value if (value > found[r]) | (value != value) else found[r]
+
+    def add(source: Any, at: Any, found: Any, count: Any) -> None:
+        for r in range(count):
+            found[lanes + r] += exp(f32(widen(read(source, at + r)) - found[r]))
+
+    def finish(source: Any, out: Any, at: Any, found: Any, count: Any) -> None:
+        for r in range(count):
+            distance = f32(widen(read(source, at + r)) - found[r])
+            if log:
+                write(out, at + r, narrow(f32(distance - found[lanes + r])))
+            else:
+                write(out, at + r, narrow(f32(exp(distance) * found[lanes + r])))
 
     def softmax(x: Any, y: Any, start: Any, stop: Any) -> None:
-        source, out = as_array(x, (size,), element), as_array(y, (size,), element)
         found = as_array(memory(), (held,), f32)  # the largest numbers, then the sums
         for item in range(start, stop):
-            first = item % parts * rows
-            count = min(rows, inner - first)
-            at = item // parts * length * inner + first
+            at, count = place(item)
             for r in range(count):
-                found[r], found[rows + r] = f32(-math.inf), f32(0)
-            for i in range(length):
-                for r in range(count):
-                    value = widen(source[at + i * inner + r])
-                    found[r] = value if (value > found[r]) | (value != value) else found[r]
-            for i in range(length):
-                for r in range(count):
-                    found[rows + r] += f32(math.exp(f32(widen(source[at + i * inner + r]) - found[r])))
-            for r in range(count):
-                found[rows + r] = f32(math.log(found[rows + r])) if log else f32(f32(1) / found[rows + r])
-            for i in range(length):
-                for r in range(count):
-                    distance = f32(widen(source[at + i * inner + r]) - found[r])
-                    if log:
-                        out[at + i * inner + r] = narrow(f32(distance - found[rows + r]))
-                    else:
-                        out[at + i * inner + r] = narrow(f32(f32(math.exp(distance)) * found[rows + r]))
+                found[r], found[lanes + r] = f32(-math.inf), f32(0)
+            for i in range(steps):
+                larger(x, at + i * pitch, found, count)
+            larger(x, at + steps * pitch, found, rest)
+            for r in range(inner, lanes if folds > 1 else 0):
+                value = found[r]
+                found[r % inner] = value if (value > found[r % inner]) | (value != value) else found[r % inner]
+            for r in range(inner, lanes if folds > 1 else 0):
+                found[r] = found[r % inner]
+            for i in range(steps):
+                add(x, at + i * pitch, found, count)
+            add(x, at + steps * pitch, found, rest)
+            for r in range(inner, lanes if folds > 1 else 0):
+                found[lanes + r % inner] += found[lanes + r]
+            for r in range(min(inner, count)):
+                sums = found[lanes + r]
+                found[lanes + r] = f32(math.log(sums)) if log else f32(f32(1) / sums)
+            for r in range(inner, lanes if folds > 1 else 0):
+                found[lanes + r] = found[lanes + r % inner]
+            for i in range(steps):
+                finish(x, y, at + i * pitch, found, count)
+            finish(x, y, at + steps * pitch, found, rest)
 
     return softmax
 
 
+def _folds(inner: int) -> int:
+    """Elements of a row in a step, so that the rows side by side fill a vector together."""
+    return -(-_LANES // inner) if inner < _LANES else 1
+
+
 def _items(p: Workload[SoftmaxParams], rows: int) -> int:
     outer, _, inner = along(p.params)
-    return outer * -(-inner // rows)
+    return outer if _folds(inner) > 1 else outer * -(-inner // rows)
