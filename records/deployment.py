@@ -53,7 +53,7 @@ def export_deploy(
     path = Path(destination)
     dbfile.check(path, create=True, readonly=False)
     try:
-        with replacement(path, _keep_unless_deploy) as temporary:
+        with replacement(path, keep_unless_deploy) as temporary:
             with contextlib.closing(SqliteDatabase(temporary, create=True, readonly=False)) as database:
                 counts = _copy_deployed(store, database, target, mode, workloads)
                 counts["ranges"] = _copy_ranges(
@@ -122,7 +122,7 @@ def _copy_ranges(
     return len(rows)
 
 
-def _keep_unless_deploy(path: Path) -> str | None:
+def keep_unless_deploy(path: Path) -> str | None:
     """The objection (see `output.replacement`) to replacing anything but a deployment file."""
     try:
         with Lookup(path) as lookup:

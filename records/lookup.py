@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from schedsearch.closing import Closing
 from schedsearch.errors import DatabaseError
 from schedsearch.records import claims, damage, dbfile
-from schedsearch.records.fields import ARTIFACT, BEST, RECORD, WORKLOAD, Field
+from schedsearch.records.fields import ARTIFACT, BEST, RECORD, SCHEMA_VERSION, WORKLOAD, Field
 
 T = TypeVar("T")
 
@@ -137,6 +137,11 @@ class Lookup(Closing):
         return meta
 
     @property
+    def meta(self) -> Mapping[str, str]:
+        """Table meta."""
+        return self._meta
+
+    @property
     def uuid(self) -> str:
         return self._meta["uuid"]
 
@@ -144,6 +149,11 @@ class Lookup(Closing):
     def kind(self) -> str:
         """ "store", or "deploy" for a file of `records export --deploy`."""
         return self._meta["kind"]
+
+    @property
+    def takes_records(self) -> bool:
+        """Whether it is a store that can take records without becoming one of a newer schema."""
+        return self.kind == "store" and int(self._meta["schema_version"]) == SCHEMA_VERSION
 
     @property
     def created_here(self) -> bool:
@@ -168,6 +178,12 @@ class Lookup(Closing):
     def with_code(self) -> list[LookupRow]:
         """All best records that have code."""
         return list(self._sound("best", self._all(self._best(_WITH_CODE)), _row, _task))
+
+    def bests(self) -> list[tuple[LookupRow, str, str]]:
+        """All best records, with the operator and the JSON of their workloads."""
+        workloads = {each: (op, text) for each, op, text in self._all("SELECT id, op, json FROM workload")}
+        rows = self._sound("best", self._all(self._best(_ROW)), _row, _task)
+        return [(row, *workloads[row.workload_id]) for row in rows if row.workload_id in workloads]
 
     def nearest(self, op: str, mode: str, target_prefix: str = "") -> list[NeighbourRow]:
         """The best records of all workloads of an operator, on targets whose key begins with `target_prefix` ('cuda:')."""

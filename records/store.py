@@ -185,6 +185,28 @@ class Store(Stored, Closing):
                     attempt.rollback()  # its code is not kept either
         return promoted
 
+    def adopt(self, record: Record, artifact: Artifact) -> bool:
+        """Adds the record of somebody else, with the code that this machine made of its configuration and verified. It
+        becomes the best of its task, which this machine signs, unless the task has one.
+
+        Returns:
+            Whether it is the best now.
+
+        Raises:
+            ValueError: the record is not ok, or has no source.
+        """
+        if not record.source or not record.measurement.ok:
+            raise ValueError("adopt takes a record that is ok and names its source")
+        record_id = self.append(record)
+        best = schema.best
+        with self._db.write() as connection:
+            row = connection.execute(queries.records().where(schema.record.c.id == record_id)).one()
+            task = (best.c.workload_id == row.workload_id, best.c.target_key == row.target_key, best.c.mode == row.mode)
+            if connection.execute(sa.select(best.c.record_id).where(*task)).first() is not None:
+                return False
+            sha256 = put_artifact_of(self._db, connection, row, artifact)
+            return set_best(self._db, connection, row, sha256, verified=True, promoted_at=time.time(), if_faster=True)
+
     def demote(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> bool:
         """Removes the best of a task, because its code turned out to be wrong. Its records stay.
 

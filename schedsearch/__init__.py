@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         WrongResultError,
     )
     from schedsearch.executable.build import build
+    from schedsearch.executable.coverage import coverage
     from schedsearch.executable.file import load
     from schedsearch.executable.net import Net
     from schedsearch.executable.sized import SizedNet
@@ -128,6 +129,7 @@ _HOMES = {
     "compile": "schedsearch.runtime.deploy",
     "concat": "schedsearch.constructors.movement",
     "conv2d": "schedsearch.constructors.convolutions",
+    "coverage": "schedsearch.executable.coverage",
     "dense": "schedsearch.constructors.convolutions",
     "depth_to_space": "schedsearch.constructors.movement",
     "depthwise_conv2d": "schedsearch.constructors.convolutions",
@@ -219,6 +221,7 @@ __all__ = [
     "compile",
     "concat",
     "conv2d",
+    "coverage",
     "dense",
     "depth_to_space",
     "depthwise_conv2d",

@@ -43,6 +43,14 @@ def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_shipped_records() -> Iterator[None]:
+    """What is tuned for this machine's devices by chance must not decide what tests find."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDSEARCH_TUNED_DIR", "")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _own_build_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A build cache that is empty at first, so that the processes of this run compile everything only once."""
     folder = tmp_path_factory.getbasetemp()

@@ -26,7 +26,7 @@ from schedsearch.executable.kernels import find_kernels
 from schedsearch.launch import Grid, NumbaArray
 from schedsearch.runtime import ahead
 from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
-from schedsearch.runtime.fallback import _Build
+from schedsearch.runtime.loading import Build
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource, KernelStep, load_reference
 from schedsearch.verification.compare import BETWEEN, WORDS, Comparison
@@ -94,11 +94,11 @@ def test_a_refused_kernel_gives_way_to_the_next(tmp_path: Path, monkeypatch: pyt
     cache = schedsearch.KernelCache(tmp_path / "no.db", H200)
     first, second, *_ = (way.recipe() for way in cache._fallback(workload).viable() if way.recipe is not None)
 
-    def recipe(build: _Build, original: Any = _Build.recipe) -> Recipe[Any]:
+    def recipe(build: Build, original: Any = Build.recipe) -> Recipe[Any]:
         found: Recipe[Any] = original(build)
         return Recipe(found.name, _refused) if found.name == first.name else found
 
-    monkeypatch.setattr(_Build, "recipe", recipe)
+    monkeypatch.setattr(Build, "recipe", recipe)
     assert cache.build_ahead([workload]) == 1
     assert cache.code.refusal(first.name) == "not today" and second.name in cache.code
 

@@ -68,6 +68,7 @@ PUBLIC = [
     "compile",
     "concat",
     "conv2d",
+    "coverage",
     "dense",
     "depth_to_space",
     "depthwise_conv2d",

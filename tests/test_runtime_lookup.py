@@ -64,11 +64,11 @@ def test_explain_names_every_level_and_builds_nothing(cpu_db: Path, monkeypatch:
     assert [line.removeprefix("  ") for line in str(explanation).splitlines()[1:]] == lines
     assert lines[0].startswith("-> exact: record") and lines[0].endswith("stored machine code")
     assert [(level.level, level.verdict) for level in explanation.levels] == [
-        ("exact", "serves"), ("same_architecture", "no"), ("nearest", "no"), ("default", "fallback"),
+        ("exact", "serves"), ("same_architecture", "no"), ("shipped", "no"), ("nearest", "no"), ("default", "fallback"),
     ]  # fmt: skip
-    assert lines[2].startswith("   nearest: no record of another conv2d on a cpu device")
-    assert lines[3].endswith("(a fallback)")
-    assert [level["serves"] for level in json.loads(explanation.to_json())["levels"]] == [True, False, False, False]
+    assert lines[3].startswith("   nearest: no record of another conv2d on a cpu device")
+    assert lines[4].endswith("(a fallback)")
+    assert [level["serves"] for level in json.loads(explanation.to_json())["levels"]] == [True, *[False] * 4]
 
 
 def agree(workload: schedsearch.Workload, db: Path, **options: Any) -> str:
@@ -100,7 +100,7 @@ def test_code_that_is_not_trusted_is_served_by_neither(
 
 
 def test_without_a_compiler_neither_builds(cpu_db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedsearch.runtime.fallback._COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
+    monkeypatch.setattr("schedsearch.runtime.loading.COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
     other = CPU_WORKLOAD.replace(n=1)
     explanation = schedsearch.explain(other, cpu_db, target="cpu")
     assert explanation.serving is None
@@ -123,7 +123,7 @@ def test_a_record_whose_kernel_cannot_run_here_is_not_a_missing_record(
     cpu_db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path))  # another machine, which trusts no stored code
-    monkeypatch.setattr("schedsearch.runtime.fallback._COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
+    monkeypatch.setattr("schedsearch.runtime.loading.COMPILERS", {"cpu": ("numba", "no_such_compiler.driver")})
     with pytest.raises(UnusableRecordError, match=r"did not sign the machine code.*building needs a compiler") as caught:
         schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu")
     assert caught.value.exit_code == 1

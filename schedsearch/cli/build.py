@@ -113,6 +113,7 @@ def build(
     compute sizes from values.
     """
     from schedsearch.executable.build import build as build_
+    from schedsearch.executable.program import RECORDED
     from schedsearch.progress import shown
 
     given.require(model, "model")
@@ -127,7 +128,7 @@ def build(
     with net:
         if explained:
             render.say(net.explain())
-        untuned = sum(kernel.level != "exact" for kernel in net.kernels)
+        untuned = sum(kernel.level not in RECORDED for kernel in net.kernels)
         if untuned:
             lack = "has no record and uses its" if untuned == 1 else "have no record and use their"
             kernels = render.counted(len(net.kernels), "kernel")

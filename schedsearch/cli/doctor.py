@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from schedsearch.cli import render
+from schedsearch.cli.extract import INPUT_OPTION, SHAPE_OPTION
+from schedsearch.cli.options import CARDS
 from schedsearch.errors import DatabaseError, DeviceError
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.text import printable
@@ -28,12 +31,41 @@ _GPU_EXTRA = "pip install 'schedsearch[cu13]' (driver 580 or newer), else 'sched
 
 @click.command()
 @click.option("--db", metavar="FILE", help="Also check this record store. Default: records.db if it exists.")
+@click.option(
+    "--coverage",
+    "model",
+    metavar="MODEL.onnx|LAYERS.yaml",
+    type=click.Path(dir_okay=False),
+    help="Instead show how many layers of this have records.",
+)
+@click.option("--target", "selector", metavar="TARGET", help=f"With --coverage: auto, cpu, cuda, cuda:N, or {CARDS}.")
+@click.option(
+    "--dtype", type=click.Choice(["float16", "bfloat16", "float32"]), help="With --coverage of a model: as of build."
+)
+@SHAPE_OPTION
+@INPUT_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(db: str | None, as_json: bool) -> None:
+def doctor(
+    db: str | None,
+    model: str | None,
+    selector: str | None,
+    dtype: str | None,
+    shapes: dict[str, list[int]],
+    inputs: dict[str, Any],
+    as_json: bool,
+) -> None:
     """Show devices, driver, clocks, versions of tools and libraries, the state of the database, and all problems.
 
     Works without a GPU. Exits with 6 when the database cannot be used or is damaged.
+
+    With --coverage it shows how many layers of a model have records for a card, in the database or shipped with the
+    package, what share of the time these cover, and what tuning the rest would take. The card need not be here.
     """
+    if model is not None:
+        _coverage(model, db or DEFAULT_DB, selector or "auto", dtype, shapes, inputs, as_json)
+        return
+    if selector or dtype or shapes or inputs:
+        raise click.UsageError("--target, --dtype, --shape and --input are for --coverage MODEL")
     gpus, problems = _gpus()
     report: JsonObject = {
         "system": _system(),
@@ -63,6 +95,34 @@ def doctor(db: str | None, as_json: bool) -> None:
             f"{report['database']['path']} is damaged: {'; '.join(report['database']['problems'])}; "
             "save what can be read: schedsearch records export"
         )
+
+
+def _coverage(
+    model: str,
+    db: str,
+    selector: str,
+    dtype: str | None,
+    shapes: dict[str, list[int]],
+    inputs: dict[str, Any],
+    as_json: bool,
+) -> None:
+    from schedsearch.device.detect import detect
+    from schedsearch.executable.coverage import coverage
+
+    target = detect(selector, presets=True)
+    found = coverage(model, db=db, target=target, dtype=dtype, shapes=shapes, inputs=inputs)
+    if as_json:
+        render.echo_json(found.to_json())
+        return
+    for line in found.lines:
+        render.say(printable(line))
+    rows = [
+        (each.label, each.source, str(each.count), render.duration(each.time_ns), each.reason)
+        for each in found.layers
+        if each.source == "none"
+    ]
+    if rows:
+        render.say(render.table(("without a record", "", "count", "time", "estimate"), rows, right=("count", "time")))
 
 
 def _system() -> JsonObject:

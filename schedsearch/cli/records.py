@@ -17,6 +17,7 @@ from schedsearch.cli.damaged import report_damage
 from schedsearch.cli.options import AtLeast
 from schedsearch.cli.ranges import ranges
 from schedsearch.cli.records_export import export
+from schedsearch.cli.sharing import admit_imported, diff, pull, push, ship
 from schedsearch.cli.stores import db_option, json_option, open_store, print_counts, target_key, target_option
 from schedsearch.cli.trust import trust
 from schedsearch.errors import NoValidConfigError, RegressionError
@@ -40,6 +41,8 @@ def records() -> None:
 records.add_command(trust)
 records.add_command(export)
 records.add_command(ranges)
+for _command in (push, pull, diff, ship):
+    records.add_command(_command)
 
 
 @records.command("list", short_help="List records, newest first.")
@@ -293,12 +296,21 @@ def prune(keep: int, db: str, as_json: bool) -> None:
     metavar="[TOOL]",
     help="Also run each kernel under NVIDIA's compute-sanitizer; memcheck by default, or initcheck, racecheck, synccheck.",
 )
+@click.option("--imported", "others", is_flag=True, help="Instead race what others measured with the defaults here.")
 @json_option
-def verify(db: str, selector: str, no_wait: bool, tool: str | None, as_json: bool) -> None:
+def verify(db: str, selector: str, no_wait: bool, tool: str | None, others: bool, as_json: bool) -> None:
     """Verify and time the best records of this device again, each in its recorded timing mode.
 
     Exits with 1 if a kernel is wrong, else with 5 if one takes over 1.1 times its recorded time.
+
+    With --imported it races the configurations that were pulled or imported with the default of their template on this
+    device. One that is at least 1.02 times as fast becomes the best record, otherwise the default does.
     """
+    if others and tool:
+        raise click.UsageError("--sanitize and --imported exclude each other; give one")
+    if others:
+        admit_imported(db, selector, no_wait, as_json)
+        return
     from schedsearch.device.detect import detect
     from schedsearch.measure.recheck import SLOWER, recheck
     from schedsearch.measurement import COLD_GRAPH, MODES

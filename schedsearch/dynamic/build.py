@@ -26,7 +26,7 @@ from schedsearch.executable.sized_build import UnknownDimensionError
 from schedsearch.executable.sized_tune import missing_calls, tune_groups
 from schedsearch.executable.timely import found_before
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
-from schedsearch.network.costs import RecordCosts, costs_of
+from schedsearch.network.costs import costs_of
 from schedsearch.network.given_inputs import Inputs
 from schedsearch.network.graph import Network, Plan
 from schedsearch.network.indexing import ConstantIndexError
@@ -34,7 +34,6 @@ from schedsearch.network.invalid import ModelError
 from schedsearch.network.plan import best_plan, missing
 from schedsearch.ops.params import MAX_INT
 from schedsearch.progress import is_shown, shown, stage
-from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
 from schedsearch.text import counted
 from schedsearch.workload import Workload
@@ -229,9 +228,8 @@ def _tune(
     kernels of the graph without that, which were found first."""
     db, target, mode, say = options.db, options.target, options.mode, options.say
     workloads = [call.workload for segment in graph.program().segments for call in segment.calls]
-    with contextlib.ExitStack() as stack:
-        lookup = stack.enter_context(Lookup(db)) if db.exists() else None
-        groups = missing_calls(workloads, others, RecordCosts(lookup, target, mode))
+    with costs_of(None, db, target, mode) as costs:
+        groups = missing_calls(workloads, others, costs)
     known = None
     if groups and not options.strict:
         find = functools.partial(find_kernels, db=db, target=target, mode=mode)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from schedsearch.executable.onnx_runtime import OnnxModel
-from schedsearch.executable.program import Call, Program
+from schedsearch.executable.program import RECORDED, Call, Program
 from schedsearch.ops.elementwise import ElementwiseParams, reads_of
 from schedsearch.text import counted, duration
 from schedsearch.workload import Workload
@@ -56,7 +56,7 @@ def explain_lines(program: Program, subgraphs: Mapping[int, SubgraphCost] = Mapp
 def prediction(program: Program) -> str:
     """The predicted time, and how many of the kernels it was reckoned from have no record of their own."""
     levels = [call.origin.level for call in program.calls if call.foreign is None]
-    estimated = sum(level != "exact" for level in levels)
+    estimated = sum(level not in RECORDED for level in levels)
     of = f", of which {estimated} of {counted(len(levels), 'kernel time')} are estimated" if estimated else ""
     return f"{duration(program.predicted_ns)}{of}"
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from schedsearch.executable.build_options import BuildOptions
 from schedsearch.executable.net import Net
+from schedsearch.executable.program import RECORDED
 from schedsearch.executable.reading import ReadModel
 from schedsearch.progress import stage
 from schedsearch.text import counted, seconds
@@ -41,7 +42,7 @@ def finish(net: _Net, read: ReadModel, options: BuildOptions) -> _Net:
 
 def result_text(net: Net, options: BuildOptions) -> str:
     """A network that was built, in one line."""
-    untuned = sum(kernel.level != "exact" for kernel in net.kernels)
+    untuned = sum(kernel.level not in RECORDED for kernel in net.kernels)
     tuned = (
         f"{untuned} of {counted(len(net.kernels), 'kernel')} without a record" if untuned else "every kernel has a record"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import NoRecordError, OutOfTimeError, SchedsearchError, UnsupportedError, UnusableRecordError
-from schedsearch.executable.program import ChosenKernel, Origin
+from schedsearch.executable.program import RECORDED, ChosenKernel, Origin
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.progress import stage
@@ -43,7 +43,7 @@ def find_kernels(
 
     Args:
         mode: how the records were timed.
-        strict: only records of exactly this workload on this kind of device may serve.
+        strict: only records of exactly this workload on this kind of device may serve, own and shipped ones.
         allow: unless `strict`: how kernels may be found.
         also: what the caller compiles besides.
         known: kernels that were found before. They serve unless the database has machine code for exactly their workload
@@ -59,7 +59,7 @@ def find_kernels(
         OutOfTimeError: the deadline passed first; `known` kernels and those of records never cause it.
         DatabaseError, DeviceError: the database or the device cannot be used.
     """
-    with KernelCache(db, target, allow=("exact",) if strict else allow, mode=mode) as cache:
+    with KernelCache(db, target, allow=RECORDED if strict else allow, mode=mode) as cache:
         missing = []
         distinct, others = list(dict.fromkeys(workloads)), list(also)
         stored = {each for each in distinct if cache.has_stored(each)}

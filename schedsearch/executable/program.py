@@ -67,6 +67,10 @@ class Array:
         return math.prod(self.stored) * dtype_of(self.dtype).nbytes
 
 
+RECORDED = ("exact", "shipped")
+"""The levels of records of exactly a workload on exactly a kind of device."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a kernel comes from; see `schedsearch.runtime.Provenance`."""
@@ -79,7 +83,7 @@ class Origin:
 
     @property
     def level(self) -> str:
-        """The fallback level: exact, same_architecture, nearest or default; or what else computes it."""
+        """The fallback level: exact, same_architecture, shipped, nearest or default; or what else computes it."""
         return self.rung
 
 

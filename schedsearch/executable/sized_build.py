@@ -34,6 +34,7 @@ from schedsearch.processes.builder import BuiltRange
 from schedsearch.processes.range_build import RangeResult, Spaces, build_shared
 from schedsearch.progress import stage
 from schedsearch.records.lookup import Lookup
+from schedsearch.records.shipped import shipped_records
 from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
 from schedsearch.runtime.range_kernel import stored_table
 from schedsearch.target import Target
@@ -316,12 +317,15 @@ class SizedBuild:
         raise UnsupportedError(f"no kernel on {self._target.name} for {column[size].label}: {'; '.join(why)}")
 
     def _ways(self, workload: Workload) -> Iterator[tuple[str, Config | None, str]]:
-        """Templates with configurations: that of the best record, then the default of each template."""
+        """Templates with configurations: that of the best record and the shipped one, then the default of each template."""
         if self._db.exists():
             with Lookup(self._db) as lookup:
                 row = lookup.exact(workload.id, self._target.key, self._mode)
             if row is not None:
                 yield row.template, Config.from_json(row.config_json), "nearest"
+        shipped = shipped_records(self._target.key).exact(workload.id, self._target.key, self._mode)
+        if shipped is not None:
+            yield shipped.template, Config.from_json(shipped.config_json), "shipped"
         for template in load_templates().matching(workload, self._target):
             yield template.name, None, "default"
 

@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from schedsearch.errors import UnsupportedError, UsageError
+from schedsearch.errors import UnsupportedError
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.network.graph import Network, Node
 from schedsearch.network.residency import Residency
 from schedsearch.records.damage import DamageError
-from schedsearch.records.lookup import Lookup
+from schedsearch.records.lookup import Lookup, LookupRow
+from schedsearch.records.shipped import Shipped, shipped_records, workload_of
 from schedsearch.roofline import least_time_ns, suspect_time_ns
 from schedsearch.target import Target
 from schedsearch.workload import Workload
@@ -80,6 +81,7 @@ class RecordCosts:
 
     Args:
         lookup: None if there are no records.
+        shipped: the records that come with the package for the target; they count where `lookup` has none. Default: none.
         mode: how the records were timed.
         network: what the workloads are for; None: nothing is saved. Estimates of implementations that are not the first of a
             node are raised by `NOT_FIRST`.
@@ -98,9 +100,10 @@ class RecordCosts:
         mode: str = COLD_GRAPH,
         network: Network | None = None,
         check: Callable[[Workload], str] | None = None,
+        shipped: Shipped | None = None,
     ) -> None:
         self.target, self.mode = target, mode
-        self._lookup = lookup
+        self._lookup, self._shipped = lookup, shipped
         self._check = check or functools.partial(no_template, target=target)
         nodes = [] if network is None else [node for node in network.nodes if isinstance(node, Node)]
         first = {node.implementations[0] for node in nodes}
@@ -116,18 +119,21 @@ class RecordCosts:
         return found
 
     def _recorded(self, workload: Workload) -> Cost | None:
-        if self._lookup is None:
-            return None
-        try:
-            row = self._lookup.exact(workload.id, self.target.key, self.mode)
-        except DamageError:
-            return None
-        if row is None:
-            return None
+        for source in (self._lookup, self._shipped):
+            try:
+                row = source and source.exact(workload.id, self.target.key, self.mode)
+            except DamageError:
+                continue
+            if row is not None:
+                return self._cost_of(workload, row, is_own=source is self._lookup)
+        return None
+
+    def _cost_of(self, workload: Workload, row: LookupRow, is_own: bool) -> Cost:
         saved_ns = self._residency.saved_ns(workload, row.time_ns)
-        why = f"record {row.record_id} by {row.template}" + (f", {saved_ns / 1e3:.2f} us less than cold" if saved_ns else "")
+        why = f"record {row.record_id} by {row.template}" if is_own else f"shipped record by {row.template}"
+        why += f", {saved_ns / 1e3:.2f} us less than cold" if saved_ns else ""
         time_ns = row.time_ns - saved_ns
-        return Cost(time_ns, "record", why, time_ns, row.record_id)
+        return Cost(time_ns, "record", why, time_ns, row.record_id if is_own else None)
 
     def _estimated(self, workload: Workload) -> Cost:
         if reason := self._check(workload):
@@ -151,25 +157,23 @@ class RecordCosts:
         return self._neighbours[op]
 
     def _recorded_neighbours(self, op: str) -> list[_Neighbour]:
-        if self._lookup is None:
-            return []
-        found = []
-        for row in self._lookup.nearest(op, self.mode, f"{self.target.kind}:"):
-            try:
-                workload = Workload.from_json(row.workload_json)
-            except UsageError:  # of an operator or a version that this installation does not know
-                continue
-            found.append(_Neighbour(workload, row.target_key, row.time_ns))
+        sought = op, self.mode, f"{self.target.kind}:"
+        rows = [] if self._lookup is None else [(row, workload_of(row)) for row in self._lookup.nearest(*sought)]
+        known = {workload for row, workload in rows if row.target_key == self.target.key}
+        shipped = () if self._shipped is None else self._shipped.neighbours(*sought)
+        rows += [(row, workload) for row, workload in shipped if workload not in known]
+        found = [_Neighbour(workload, row.target_key, row.time_ns) for row, workload in rows if workload is not None]
         here = [each for each in found if each.target_key == self.target.key]
         return here or found
 
 
 @contextlib.contextmanager
-def costs_of(network: Network, db: str | os.PathLike[str], target: Target, mode: str) -> Iterator[RecordCosts]:
-    """What the workloads of a network cost by the records that there are; the database may be missing."""
+def costs_of(network: Network | None, db: str | os.PathLike[str], target: Target, mode: str) -> Iterator[RecordCosts]:
+    """What the workloads of a network cost by the records that there are, own and shipped ones; the database may be missing.
+    Without a network, what any workload costs."""
     with contextlib.ExitStack() as stack:
         lookup = stack.enter_context(Lookup(Path(db))) if Path(db).exists() else None
-        yield RecordCosts(lookup, target, mode, network)
+        yield RecordCosts(lookup, target, mode, network, shipped=shipped_records(target.key))
 
 
 def no_template(workload: Workload, target: Target) -> str:

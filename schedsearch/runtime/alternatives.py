@@ -12,6 +12,7 @@ from schedsearch.runtime.kernel import Provenance
 
 if TYPE_CHECKING:
     from schedsearch.backend import BuildResult
+    from schedsearch.records.lookup import LookupRow
     from schedsearch.runtime.ahead import Recipe
 
 
@@ -32,6 +33,7 @@ class Alternative:
         time_ns, record_id: of the record, if there is one for this workload and device.
         verifies: whether `load` compares the kernel with the reference.
         recipe: what `load` compiles; None: there is stored code.
+        shipped: the shipped record that it comes from; None: from none.
     """
 
     level: str
@@ -44,6 +46,7 @@ class Alternative:
     record_id: int | None = None
     verifies: bool = False
     recipe: Callable[[], Recipe[BuildResult]] | None = None
+    shipped: LookupRow | None = None
 
     @property
     def recorded(self) -> bool:

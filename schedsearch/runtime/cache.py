@@ -21,6 +21,7 @@ from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
+from schedsearch.records.shipped import shipped_records
 from schedsearch.runtime.alternatives import Alternative, Found
 from schedsearch.runtime.explanation import Explanation, explain_fallback
 from schedsearch.runtime.fallback import LEVELS, Fallback, check_levels
@@ -55,7 +56,7 @@ class KernelCache(Closing):
     database has another best record of that workload; this check costs about 10 us a call. All kernels share one open
     device and one open database. Methods may be called from any thread.
 
-    A kernel from the nearest or the default level is kept until the workload itself is recorded, so that a tuning run
+    A kernel from the shipped, nearest or default level is kept until the workload itself is recorded, so that a tuning run
     beside the program does not make it build kernels repeatedly. The cache closes its kernels; do not close them yourself.
 
     A database that was replaced is closed, and its kernels stay in use unless the new one has others. While the file is
@@ -64,7 +65,7 @@ class KernelCache(Closing):
 
     Args:
         db: a live database or one written by `records export --deploy`. It may be missing if `allow` has the level default,
-            and may appear or be replaced later.
+            or shipped and there are shipped records of this kind of device, and may appear or be replaced later.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         allow: the levels that may serve; see `schedsearch.compile`.
         mode: how the records were timed.
@@ -121,7 +122,11 @@ class KernelCache(Closing):
             # nothing changes while a database is missing that was there
             best = self._best(workload) if self._lookup or entry is None else entry.best
             if entry is None or entry.best != best:
-                entry = self._entries[workload] = _Entry(self._find(workload), best, None)
+                kernel = self._find(workload)
+                if kernel.level == "shipped":  # the database may have it now
+                    self._refresh()
+                    best = self._best(workload)
+                entry = self._entries[workload] = _Entry(kernel, best, None)
             entry.version = self._seen
             return entry.kernel
 
@@ -244,7 +249,7 @@ class KernelCache(Closing):
             state = "was closed" if self._closed else "was made in another process"
             raise UsageError(f"this KernelCache {state}; make a new one")
         version = self._version()
-        if version is None and "default" in self.allowed:  # there is none, and none is needed
+        if version is None and does_without(self.allowed, self.target):  # there is none, and none is needed
             self._seen = None
             return
         if version == self._seen:
@@ -260,7 +265,7 @@ class KernelCache(Closing):
         """Opens the file that is at `db` now, after the one before was closed: SQLite would let them share a log."""
         self._retire()
         self._file = self._present()
-        self._lookup = open_lookup(self.db, self.allowed)
+        self._lookup = open_lookup(self.db, self.allowed, self.target)
         self._opened += 1
 
     def _retire(self) -> None:
@@ -320,7 +325,12 @@ class LazyDevice:
             device.close()
 
 
-def open_lookup(db: Path, allowed: Collection[str]) -> Lookup | None:
+def does_without(allowed: Collection[str], target: Target) -> bool:
+    """Whether kernels may be found without a database: defaults, or shipped records of this kind of device."""
+    return "default" in allowed or ("shipped" in allowed and shipped_records(target.key).lookup is not None)
+
+
+def open_lookup(db: Path, allowed: Collection[str], target: Target) -> Lookup | None:
     """The database; None if there is no file and none is needed.
 
     Raises:
@@ -328,7 +338,7 @@ def open_lookup(db: Path, allowed: Collection[str]) -> Lookup | None:
     """
     if db.exists():
         return Lookup(db)
-    if "default" in allowed:
+    if does_without(allowed, target):
         return None
     raise DatabaseError(f"there is no database {db}; tune first, or name the database with --db")
 

@@ -50,12 +50,15 @@ def compile(
 
     Args:
         workload: what to compute; or a range of sizes (`Workload.with_dynamic`), which the level exact serves only.
-        db: a live database or one written by `records export --deploy`; it may be missing if `allow` has the level default.
+        db: a live database or one written by `records export --deploy`; it may be missing if `allow` has the level default,
+            or shipped and there are shipped records of this kind of device.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         allow: the levels that may serve:
             exact: the best record of this workload on this kind of device, its stored machine code;
             same_architecture: the best record on another device whose machine code runs here;
-            nearest: the configuration of the most similar workload that is legal here, built now;
+            shipped: the configuration of this workload that comes with the package for this kind of device, built now, and
+                kept in the database if there is one;
+            nearest: the configuration of the most similar workload, recorded or shipped, that is legal here, built now;
             default: the template's rule-based configuration, built now.
             A kernel that is built now is verified once against the reference; `Kernel.verified` says so.
         mode: how the records were timed. A kernel that was tuned in `cold-graph-prepared-v1` takes plain arrays, too, but
@@ -80,7 +83,7 @@ def compile(
         return compile_range(workload, Path(db), target, mode, opened.open, opened.close)
     check_workload(workload)
     target = detect(target) if isinstance(target, str) else target
-    lookup, device = open_lookup(Path(db), allowed), LazyDevice(target)
+    lookup, device = open_lookup(Path(db), allowed, target), LazyDevice(target)
     try:
         found = Fallback(workload, target, lookup, Path(db), mode, allowed).serve(device.open)
     except BaseException:

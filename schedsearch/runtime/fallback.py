@@ -1,4 +1,5 @@
-"""The fallback levels from a workload to a kernel: exact record, same architecture, nearest workload, rule-based default.
+"""The fallback levels from a workload to a kernel: exact record, same architecture, shipped record, nearest workload,
+rule-based default.
 
 `compile` and `explain` go through the same levels. Each level yields the alternatives that it offers, or says
 why it has none. An alternative is first checked, without a device and without compiling, and then loaded or built.
@@ -8,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ from schedsearch.device import Device, LoadedKernel
 from schedsearch.errors import (
     DatabaseError,
     NoRecordError,
-    PlanError,
     SchedsearchError,
     UnsupportedError,
     UnusableRecordError,
@@ -28,28 +26,24 @@ from schedsearch.errors import (
     WrongResultError,
     did_you_mean,
 )
-from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.progress import shown
 from schedsearch.records.damage import DamageError
-from schedsearch.records.lookup import Lookup, LookupRow, NeighbourRow
+from schedsearch.records.lookup import Lookup, NeighbourRow
+from schedsearch.records.shipped import Shipped, shipped_records, workload_of
 from schedsearch.runtime.alternatives import Alternative, Found, Miss, Refusal
 from schedsearch.runtime.kernel import Provenance
+from schedsearch.runtime.loading import Build, Relaunch, Stored, cannot_build, plan_of, reuse_of, text_of
 from schedsearch.target import Target
 from schedsearch.workload import Workload, distance
 
 if TYPE_CHECKING:
-    from schedsearch.backend import BuildResult
     from schedsearch.backend.code_cache import CodeCache
-    from schedsearch.runtime.ahead import Recipe
     from schedsearch.space import ConfigSpace
     from schedsearch.template import Template
 
-LEVELS = ("exact", "same_architecture", "nearest", "default")
+LEVELS = ("exact", "same_architecture", "shipped", "nearest", "default")
 _NEIGHBOURS_TRIED = 4  # each costs a build
 _IMPORTED_TRIED = 4
-
-# The modules that a build imports, by kind of target. They are looked up, not imported, so that `explain` stays quick.
-_COMPILERS = {"cpu": ("numba", "llvmlite"), "cuda": ("numba", "numba_cuda", "cuda.bindings.nvjitlink")}
 
 
 class Fallback:
@@ -103,8 +97,9 @@ class Fallback:
                         loaded, verified = alternative.load(opened)
                 except (SchedsearchError, ImportError, Refusal) as error:
                     wrong = wrong or isinstance(error, WrongResultError)
-                    obstacle = _text(error)
+                    obstacle = text_of(error)
                 else:
+                    self._keep(alternative, loaded)
                     taken = (*why, f"{alternative.level}: {alternative.reason}")
                     origin = (
                         alternative.level,
@@ -127,6 +122,14 @@ class Fallback:
             raise UnusableRecordError(f"{text}Tune it here (`schedsearch tune`), or allow more levels")
         raise NoRecordError(f"{text}Tune it (`schedsearch tune`), or allow more levels")
 
+    def _keep(self, alternative: Alternative, loaded: LoadedKernel) -> None:
+        """Keeps a shipped kernel, which was built and verified a moment ago, in the database if there is one that can be
+        written, so that it is loaded from there the next time."""
+        if alternative.shipped is not None and self._lookup is not None and self._lookup.takes_records:
+            from schedsearch.records.kept import keep_shipped
+
+            keep_shipped(self._lookup.path, self.workload, alternative.shipped, self._shipped_records, loaded.artifact)
+
     def obstacle(self, alternative: Alternative | Miss) -> str | None:
         """Why an alternative cannot be taken, as far as this can be seen without device and compiler; None if it can."""
         if isinstance(alternative, Miss):
@@ -134,7 +137,7 @@ class Fallback:
         try:
             alternative.check()
         except (SchedsearchError, ImportError, Refusal) as error:
-            return _text(error)
+            return text_of(error)
         return None
 
     def viable(self) -> Iterator[Alternative]:
@@ -147,20 +150,17 @@ class Fallback:
 
     def alternatives(self) -> Iterator[Alternative | Miss]:
         """The alternatives in the order of preference, with a `Miss` for each level that has none."""
-        levels = {
-            "exact": self._exact,
-            "same_architecture": self._same_architecture,
-            "nearest": self._nearest,
-        }
+        own = {"exact": self._exact, "same_architecture": self._same_architecture}
+        others = {"shipped": self._shipped, "nearest": self._nearest, "default": self._default}
         for level in LEVELS:
             if level not in self._allowed:
                 continue
-            if level == "default":
-                yield from self._default()
+            if level in others:
+                yield from others[level]()
             elif self._lookup is None:
                 yield Miss(level, f"there is no database {self._db}")
             else:
-                yield from levels[level](self._lookup)
+                yield from own[level](self._lookup)
 
     def _exact(self, lookup: Lookup) -> Iterator[Alternative | Miss]:
         try:
@@ -177,10 +177,10 @@ class Fallback:
         record = f"record {row.record_id} by {row.template}, {measured}"
         origin = row.template, config
         if row.artifact_sha256 is not None:
-            stored = _Stored(lookup, row, self.workload, row.verified)
+            stored = Stored(lookup, row, self.workload, row.verified)
             reason = f"{record}, stored machine code"
             yield Alternative("exact", reason, *origin, stored.check, stored.load, time_ns, row.record_id)
-        build = _Build(self, *origin, row.template_version)
+        build = Build(self, *origin, row.template_version)
         reason = f"{record}, built again from its configuration"
         yield build.alternative("exact", reason, time_ns, row.record_id)
 
@@ -189,7 +189,7 @@ class Fallback:
         rows = lookup.imported(self.workload.id, self.target.key, self.mode, _IMPORTED_TRIED)
         for row in rows:
             config = Config.from_json(row.config_json)
-            build = _Build(self, row.template, config, row.template_version)
+            build = Build(self, row.template, config, row.template_version)
             reason = (
                 f"imported record {row.record_id} by {row.template} (from {row.source}), built now from its configuration"
             )
@@ -210,7 +210,7 @@ class Fallback:
                 why.append(f"this machine did not sign record {row.record_id} of {row.target_key}")
                 continue
             try:
-                plan = _plan(lookup, row)
+                plan = plan_of(lookup, row)
             except DatabaseError as error:
                 why.append(str(error))
                 continue
@@ -220,7 +220,7 @@ class Fallback:
                 continue
             found = True
             reason = f"record {row.record_id} of {row.target_key} by {row.template}: {row.arch} code runs on {target.name}"
-            stored = _Stored(lookup, row, self.workload, verified=False)
+            stored = Stored(lookup, row, self.workload, verified=False)
             config = Config.from_json(row.config_json)
             yield Alternative(
                 "same_architecture", reason, row.template, config, stored.check, stored.load, None, row.record_id
@@ -228,33 +228,65 @@ class Fallback:
         if not found:
             yield Miss("same_architecture", "; ".join(filter(None, [*why[:2], lookup.damage.summary()])))
 
-    def _nearest(self, lookup: Lookup) -> Iterator[Alternative | Miss]:
+    def _shipped(self) -> Iterator[Alternative | Miss]:
+        """What was measured for the package on this kind of device: a configuration that is built and verified here."""
+        target, shipped = self.target, self._shipped_records
+        try:
+            row = shipped.exact(self.workload.id, target.key, self.mode)
+        except DamageError as error:
+            yield Miss("shipped", str(error))
+            return
+        if row is None:
+            reason = f"no shipped record of this workload on {target.key} in mode {self.mode}"
+            yield Miss("shipped", shipped.problem or reason)
+            return
+        gain = shipped.gain(row)
+        measured = "" if gain is None else ", the default" if gain == 1 else f", {gain:.2f} times as fast as the default"
+        reason = f"shipped record by {row.template}{measured} ({shipped.name}), built now from its configuration"
+        build = Build(self, row.template, Config.from_json(row.config_json), row.template_version)
+        yield build.alternative("shipped", reason, shipped=row)
+
+    @property
+    def _shipped_records(self) -> Shipped:
+        return shipped_records(self.target.key) if "shipped" in self._allowed else Shipped(None, "they are not allowed")
+
+    def _neighbours(self) -> Iterator[tuple[NeighbourRow, Workload | None, Lookup | None]]:
+        """The best records of the operator, own and shipped ones, with the database that may have their machine code."""
+        sought = self.workload.op, self.mode, f"{self.target.kind}:"
+        if self._lookup is not None:
+            for row in self._lookup.nearest(*sought):
+                yield row, workload_of(row), self._lookup
+        for row, workload in self._shipped_records.neighbours(*sought):
+            yield row, workload, None
+
+    def _nearest(self) -> Iterator[Alternative | Miss]:
         workload, target = self.workload, self.target
         ranked, unreadable = [], 0
-        for row in lookup.nearest(workload.op, self.mode, f"{target.kind}:"):
-            try:
-                other = Workload.from_json(row.workload_json)
-            except UsageError:  # of an operator or a version that this installation does not know
+        for row, other, lookup in self._neighbours():
+            if other is None:
                 unreadable += 1
                 continue
             far = distance(workload, other)
-            if (other != workload or row.target_key != target.key) and far < math.inf:  # else the exact level has it
-                ranked.append((far, row.target_key != target.key, other.label, row, other))
-        ranked.sort(key=lambda entry: entry[:3])
-        for far, _, label, row, other in ranked[:_NEIGHBOURS_TRIED]:
+            if (other != workload or row.target_key != target.key) and far < math.inf:  # else another level has it
+                ranked.append((far, row.target_key != target.key, lookup is None, other.label, row, other, lookup))
+        ranked.sort(key=lambda entry: entry[:4])
+        for far, _, _, label, row, other, lookup in ranked[:_NEIGHBOURS_TRIED]:
             config = Config.from_json(row.config_json)
-            if _reuse(row.template, workload) != "never":
-                again = _Relaunch(self, row, config, other, lookup)
+            if lookup is not None and reuse_of(row.template, workload) != "never":
+                again = Relaunch(self, row, config, other, lookup)
                 reason = f"machine code of {label} ({row.template}), launched for these sizes"
-                verifies = _reuse(row.template, workload) != "trusted"
+                verifies = reuse_of(row.template, workload) != "trusted"
                 yield Alternative("nearest", reason, row.template, config, again.check, again.load, verifies=verifies)
-            build = _Build(self, row.template, config, row.template_version)
-            reason = f"configuration of {label} ({row.template}, distance {far:.2f}), built now"
-            yield build.alternative("nearest", reason)
+            build = Build(self, row.template, config, row.template_version)
+            of = f"{label}, a shipped record" if lookup is None else label
+            yield build.alternative("nearest", f"configuration of {of} ({row.template}, distance {far:.2f}), built now")
         if not ranked:
             more = f" ({unreadable} cannot be read by this version)" if unreadable else ""
             why = f"no record of another {workload.op} on a {target.kind} device in mode {self.mode}{more}"
-            yield Miss("nearest", "; ".join(filter(None, [why, lookup.damage.summary()])))
+            if self._lookup is None and self._shipped_records.lookup is None:
+                why = f"there is no database {self._db}"
+            damage = "" if self._lookup is None else self._lookup.damage.summary()
+            yield Miss("nearest", "; ".join(filter(None, [why, damage])))
 
     def _default(self) -> Iterator[Alternative | Miss]:
         try:
@@ -262,14 +294,14 @@ class Fallback:
 
             matching = load_templates().matching(self.workload, self.target)
         except ImportError as error:
-            yield Miss("default", _cannot_build(error))
+            yield Miss("default", cannot_build(error))
             return
         except UnsupportedError as error:
             yield Miss("default", str(error))
             return
         for template in matching:
             config = template.default(self.workload, self.target, self.space(template))
-            build = _Build(self, template.name, config, template.version)
+            build = Build(self, template.name, config, template.version)
             reason = f"rule-based configuration of {template.name}, built now"
             yield build.alternative("default", reason)
 
@@ -291,98 +323,6 @@ def _told(alternative: Alternative, workload: Workload) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """Machine code in the database."""
-
-    lookup: Lookup
-    row: LookupRow
-    workload: Workload
-    verified: bool
-
-    def _artifact(self) -> Artifact:
-        """Raises DatabaseError if the code is not trusted, was pruned, is damaged, or is not that of the workload."""
-        code = self.lookup.code(self.row)  # also checks that the plan is the one that was signed
-        return Artifact(code, _plan(self.lookup, self.row, self.workload))
-
-    def check(self) -> None:
-        self._artifact()
-
-    def load(self, device: Device) -> tuple[LoadedKernel, bool]:
-        return device.load(self._artifact()), self.verified
-
-
-def _plan(lookup: Lookup, row: LookupRow, workload: Workload | None = None) -> LaunchPlan:
-    """The launch plan of stored code. Raises DatabaseError if it is damaged, or does not fit the workload."""
-    assert row.plan_json is not None
-    try:
-        plan = LaunchPlan.from_json(row.plan_json)
-        plan.check(workload)
-    except PlanError as error:
-        place = f"{lookup.path}: table artifact, row {(row.artifact_sha256 or '')[:12]}"
-        raise DatabaseError(f"{place}: the launch plan cannot be used: {error}; tune again") from error
-    return plan
-
-
-@dataclass(frozen=True)
-class _Relaunch:
-    """Stored machine code of another workload, whose kernel takes its sizes at run time."""
-
-    fallback: Fallback
-    row: NeighbourRow
-    config: Config
-    other: Workload
-    lookup: Lookup
-
-    def check(self) -> None:
-        """Raises Refusal, SchedsearchError or ImportError if the code cannot serve here."""
-        self._artifact()
-
-    def _stored(self) -> Artifact:
-        """Raises Refusal or SchedsearchError if there is no code that this device runs and this machine signed."""
-        target, label = self.fallback.target, self.other.label
-        try:
-            row = self.lookup.exact(self.other.id, self.row.target_key, self.fallback.mode)
-        except DamageError as error:
-            raise Refusal(str(error)) from error
-        if row is None or row.artifact_sha256 is None or row.plan_json is None or row.config_json != self.row.config_json:
-            raise Refusal(f"the database has no machine code of {label}")
-        if not row.vouched:
-            raise Refusal(f"this machine did not sign record {row.record_id} of {label}")
-        plan = _plan(self.lookup, row, self.other)
-        if plan.kind != target.kind or (target.kind == "cuda" and not target.runs(plan.arch)):
-            raise Refusal(f"machine code of {label} is for {plan.arch}")
-        return Artifact(self.lookup.code(row), plan)
-
-    def _artifact(self) -> Artifact:
-        from schedsearch.template import load_template
-
-        workload, target = self.fallback.workload, self.fallback.target
-        template = load_template(self.row.template)
-        if template.version != self.row.template_version:
-            raise Refusal(f"{template.name} is now version {template.version}, the record is of {self.row.template_version}")
-        if reason := template.validate(workload, target):
-            raise Refusal(f"{template.name} cannot run it here: {reason}")
-        config = template.current(self.config)
-        if reasons := self.fallback.space(template).check(config):
-            raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
-        from schedsearch.backend.relaunch import relaunched
-
-        sources = [template.kernel(each, target, config) for each in (self.other, workload)]
-        found = relaunched(self._stored(), sources[0], sources[1])
-        if found is None:
-            raise Refusal(f"machine code of {self.other.label} is for other types or launches")
-        found.plan.check(workload)
-        return found
-
-    def load(self, device: Device) -> tuple[LoadedKernel, bool]:
-        workload = self.fallback.workload
-        loaded = device.load(self._artifact())
-        if _reuse(self.row.template, workload) == "trusted":
-            return loaded, False
-        return _verified(device, self.fallback, loaded), True
-
-
 def _obstacles(found: Iterable[tuple[str, str]]) -> str:
     """Levels and what stands in their way, each obstacle once, with all levels that it concerns."""
     levels: dict[str, list[str]] = {}
@@ -393,101 +333,10 @@ def _obstacles(found: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{', '.join(named)}: {obstacle}" for obstacle, named in levels.items())
 
 
-def _reuse(template: str, workload: Workload) -> str:
-    """`Template.reuse`; never if the template cannot be loaded here."""
-    from schedsearch.template import load_template
-
-    try:
-        return load_template(template).reuse(workload)
-    except (SchedsearchError, ImportError):
-        return "never"
-
-
 def _empty_cache() -> CodeCache:
     from schedsearch.backend.code_cache import CodeCache
 
     return CodeCache()
-
-
-def _verified(device: Device, fallback: Fallback, loaded: LoadedKernel) -> LoadedKernel:
-    """Raises WrongResultError, after unloading it, if a kernel computes something else than the reference."""
-    from schedsearch.backend import RejectedError
-    from schedsearch.verification.verify import verify_once
-
-    try:
-        problem = verify_once(device, fallback.workload, loaded, fallback.code())
-    except RejectedError as error:  # of what verifies it, which another process could not compile
-        loaded.close()
-        raise Refusal(f"the kernel cannot be verified here: {error}") from error
-    if problem:
-        loaded.close()
-        raise WrongResultError(f"the kernel computes wrong values here: {problem}")
-    return loaded
-
-
-@dataclass(frozen=True)
-class _Build:
-    """A configuration that is built now and verified once."""
-
-    fallback: Fallback
-    template: str
-    config: Config
-    version: int
-
-    def alternative(
-        self, level: str, reason: str, time_ns: float | None = None, record_id: int | None = None
-    ) -> Alternative:
-        origin = self.template, self.config
-        return Alternative(level, reason, *origin, self.check, self.load, time_ns, record_id, True, self.recipe)
-
-    def check(self) -> None:
-        """Raises Refusal, SchedsearchError or ImportError if the configuration cannot be built here."""
-        target = self.fallback.target
-        for module in _COMPILERS[target.kind]:
-            if not _is_installed(module):
-                raise Refusal(_cannot_build(f"there is no module {module}"))
-        from schedsearch.template import load_template
-
-        template = load_template(self.template)
-        if template.version != self.version:
-            raise Refusal(f"{self.template} is now version {template.version}, the record is of {self.version}; tune again")
-        if reason := template.validate(self.fallback.workload, target):
-            raise Refusal(f"{self.template} cannot run it here: {reason}")
-        if reasons := self.fallback.space(template).check(template.current(self.config)):
-            raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
-
-    def recipe(self) -> Recipe[BuildResult]:
-        from schedsearch.runtime.ahead import kernel_recipe
-        from schedsearch.template import load_template
-
-        return kernel_recipe(load_template(self.template), self.fallback.workload, self.config)
-
-    def load(self, device: Device) -> tuple[LoadedKernel, bool]:
-        from schedsearch.backend import CompileError, RejectedError
-
-        try:
-            artifact = self.recipe().artifact(self.fallback.code(), self.fallback.target)
-        except (CompileError, RejectedError) as error:
-            raise Refusal(f"the configuration does not build here: {error}") from error
-        return _verified(device, self.fallback, device.load(artifact)), True
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that would hold it
-        return False
-
-
-def _text(error: Exception) -> str:
-    return _cannot_build(error) if isinstance(error, ImportError) else str(error)
-
-
-def _cannot_build(reason: object) -> str:
-    return (
-        f"building needs a compiler ({reason}); install schedsearch with its dependencies (for a GPU with the extra cu13 or "
-        "cu12), or tune this workload beforehand"
-    )
 
 
 def check_levels(allow: str | Iterable[str]) -> tuple[str, ...]:

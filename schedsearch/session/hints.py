@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from schedsearch.config import Config
+from schedsearch.records.damage import DamageError
 from schedsearch.records.evidence import thinned
+from schedsearch.records.shipped import shipped_records
 from schedsearch.space import ConfigSpace
+from schedsearch.template import Template
 from schedsearch.workload import Workload, distance
 
 MAX_READ = 8  # similar tasks that are looked at
@@ -77,6 +80,22 @@ def warm_start(workload: Workload, target: str, space: ConfigSpace, known: Itera
             sources.append(results)
     enough = sum(len(results) for results in sources) >= FEWEST_RESULTS
     return WarmStart(tuple(hints), tuple(sources) if enough else ())
+
+
+def shipped_results(workload: Workload, target: str, template: Template, mode: str) -> Results:
+    """The configuration of a template that is shipped for a task; none if another one is, or none at all."""
+    try:
+        row = shipped_records(target).exact(workload.id, target, mode)
+    except DamageError:
+        return ()
+    if row is None or (row.template, row.template_version) != (template.name, template.version):
+        return ()
+    return [(template.current(Config.from_json(row.config_json)), row.time_ns)]
+
+
+def combined(read: Callable[[], Results], more: Results) -> Results:
+    """What `read` gives, and `more`."""
+    return [*read(), *more]
 
 
 def _ranked(results: Results) -> Results:

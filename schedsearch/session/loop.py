@@ -31,7 +31,7 @@ from schedsearch.processes.builder import Candidate
 from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.session.finals import FinalRaces
-from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, warm_start
+from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, combined, shipped_results, warm_start
 from schedsearch.session.journal import Journal
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import OVERTIME, RACE_SHARE, Options
@@ -278,7 +278,9 @@ class Session:
                 ]
             known += self._elsewhere[key]
             imported = functools.partial(self._evidence, task.workload, self._target.key, template, imported=True)
-            known.append(Known(task.workload, self._target.key, imported, imported=True))
+            shipped = shipped_results(task.workload, self._target.key, template, self._options.mode)
+            read = functools.partial(combined, imported, shipped)
+            known.append(Known(task.workload, self._target.key, read, imported=True))
         return warm_start(task.workload, self._target.key, arm.plan.space, known)
 
     def _evidence(self, workload: Workload, target: str, template: Template, *, imported: bool = False) -> Results:

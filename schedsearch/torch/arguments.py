@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from schedsearch.errors import ArgumentError, DatabaseError, UsageError, did_you_mean, first_line
+from schedsearch.records.shipped import any_shipped
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.text import type_text
 
@@ -40,7 +41,8 @@ def check_database(db: str | os.PathLike[str], allow: Sequence[str], tune: bool)
         return
     if tune and not path.absolute().parent.is_dir():
         raise DatabaseError(f"there is no folder {path.absolute().parent} for the database {path.name}; make it first")
-    if not tune and "default" not in check_levels(allow):
+    levels = check_levels(allow)
+    if not tune and "default" not in levels and not ("shipped" in levels and any_shipped()):
         raise DatabaseError(f"there is no database {path}; give one that schedsearch made, or tune=True to make it")
 
 

@@ -25,7 +25,7 @@ from schedsearch.torch.operators.library import register
 from schedsearch.torch.operators.store import capturing, device_name
 from schedsearch.workload import Workload
 
-ALLOWED = ("exact", "same_architecture")
+ALLOWED = ("exact", "same_architecture", "shipped")
 ALIGNMENT = 64  # elements, of each layer's part of the vectors of batch norms
 _calls: dict[str, Call] = {}  # by key
 

@@ -32,7 +32,7 @@ def reason_without_networks() -> str:
 
 
 def kernels_of(db: Path, device: torch.device, allow: tuple[str, ...], tune: bool) -> Kernels:
-    if not db.exists() and not tune and "default" not in allow:
+    if not db.exists() and not tune and not {"shipped", "default"} & set(allow):
         raise Refusal(f"there is no database {db}; tune first, e.g. optimize_(model, example, tune=True)")
     if not db.exists() and tune:
         from schedsearch.records.store import Store

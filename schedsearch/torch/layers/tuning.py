@@ -21,6 +21,7 @@ from schedsearch.errors import (
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.progress import shown
 from schedsearch.records.lookup import Lookup
+from schedsearch.records.shipped import shipped_records
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.template import TemplateSet, load_templates
@@ -47,10 +48,11 @@ def missing(wanted: Iterable[tuple[str, Workload]], kernels: Kernels) -> list[Ta
         names.setdefault(workload, name)
     with contextlib.ExitStack() as stack:
         lookup = stack.enter_context(Lookup(kernels.db)) if kernels.db.exists() else None
+        sources = [lookup, shipped_records(kernels.target.key) if "shipped" in kernels.allow else None]
         return [
             Task(workload, weight=count, name=names[workload])
             for workload, count in counts.items()
-            if lookup is None or lookup.exact(workload.id, kernels.target.key, COLD_GRAPH) is None
+            if not any(each and each.exact(workload.id, kernels.target.key, COLD_GRAPH) for each in sources)
         ]
 
 

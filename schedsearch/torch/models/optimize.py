@@ -76,7 +76,7 @@ def optimize_(
         model: in evaluation mode, on a GPU or the CPU, in float16, bfloat16 or float32. Convert it to
             `memory_format=torch.channels_last` first: most kernels are made for that.
         example: an input as later calls have it, or a tuple of several.
-        db: the records of tuned kernels. It may be missing if `tune`.
+        db: the records of tuned kernels. It may be missing if `tune`, or if records are shipped for the device.
         tune: whether to tune layers that have no record first.
         trials: configurations to try for each of them, shared over the run.
         tune_s: if `tune`, seconds until the model is ready, whatever `trials` says, with everything that happens: tuning,
@@ -96,8 +96,8 @@ def optimize_(
         TypeError: `model` is not a module, an argument is of another type, or `filter_fn` returns what is not a bool.
         UsageError: an unknown level in `allow`, or an impossible budget.
         ArgumentError: `example` has no tensor, one that no kernel takes or on another device, or the model fails on it.
-        DatabaseError: there is no file `db`, and neither `tune` nor the level default does without it; or, with `tune`, none
-            can be made there.
+        DatabaseError: there is no file `db`, and neither `tune`, shipped records nor the level default do without it; or,
+            with `tune`, none can be made there.
         DeviceError, Interrupted: of the tuning, if `tune`.
 
     Examples:

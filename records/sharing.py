@@ -1,0 +1,257 @@
+"""Files of records that people give one another: `records push` writes them, `records pull` reads them.
+
+A file is JSON lines, packed: a header with a manifest, then one record a line, each from a final race with its default. It
+is named by its content and appears complete, so that a folder needs no lock: two who push at once add two files.
+
+    {"kind": "header", "format": 5, ..., "manifest": {"format": 1, "who": ..., "sha256": ..., "records": ..., ...}}
+    {"kind": "record", ...}                                                                  see `rows.to_json`
+
+The manifest's sha256 is of all lines after the first. What comes in is somebody else's measurement: it is served nowhere
+before its kernel was built and verified here (`docs/records.md`).
+
+See docs/decisions/258-records-are-shared-as-entries.md.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from schedsearch.errors import NoRecordError, SchedsearchError, SchemaVersionError, UsageError
+from schedsearch.identity import canonical_json
+from schedsearch.measurement import Record
+from schedsearch.records import exchange, rows
+from schedsearch.records.entries import LEAST_GAIN, Chosen, Entry, chosen, merged, possible
+from schedsearch.records.entries import better as better_entry
+from schedsearch.records.formats.content import Content
+from schedsearch.records.formats.recording import Place, parse_json
+from schedsearch.records.output import new_file
+from schedsearch.records.store import Store
+from schedsearch.text import printable, quoted, shortened
+
+SUFFIX = ".jsonl.gz"
+FORMAT = 1
+_WHO = 100  # characters of a name
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A file of `push`: its manifest and its entries."""
+
+    path: Path
+    manifest: dict[str, Any]
+    entries: tuple[Entry, ...]
+
+    @property
+    def who(self) -> str:
+        return shortened(str(self.manifest.get("who", "")), _WHO)
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What `pull` did.
+
+    Attributes:
+        files: that were read.
+        added: records that were not there.
+        known: entries that are not better than what this machine measured, or than another file's.
+        problems: files and records that were left out, a line each.
+    """
+
+    files: int
+    added: int
+    known: int
+    problems: tuple[str, ...]
+
+
+def checked_who(who: str) -> str:
+    """The name of who measured. Raises UsageError if it cannot stand in a manifest."""
+    if not who.strip() or len(who) > _WHO or printable(who) != who:
+        raise UsageError(f"who is {quoted(who)}; give 1 to {_WHO} printable characters, e.g. a name or an address")
+    return who.strip()
+
+
+def push(
+    store: Store, destination: str | Path, who: str, *, target: str | None = None
+) -> tuple[Path, dict[str, Any], Chosen]:
+    """Writes the entries of a store (`entries.chosen`) to a file, or to a new file in a folder.
+
+    Names of hosts and cards are left out.
+
+    Returns:
+        The file, its manifest, and what was chosen. A file of the same entries that is there already is left as it is.
+
+    Raises:
+        NoRecordError: there are none.
+        UsageError: `who` is impossible, or the file cannot be written.
+    """
+    who = checked_who(who)
+    found = chosen(store, target=target)
+    if not found.entries:
+        raise NoRecordError(
+            f"{store.name} has no record of a final race with its default{f' on {target}' if target else ''}; nothing was "
+            "written; make some: schedsearch tune"
+        )
+    records = [_without_places(each.record) for each in found.entries if each.record is not None]
+    lines = sorted(canonical_json({"kind": "record", **_json(each)}, finite=True).encode() + b"\n" for each in records)
+    body = b"".join(lines)
+    manifest = manifest_of(records, who) | {"sha256": hashlib.sha256(body).hexdigest(), "bytes": len(body)}
+    header = {"kind": "header", "format": exchange.FORMAT, "uuid": store.uuid, "manifest": manifest}
+    path = Path(destination)
+    if path.is_dir():
+        path = path / f"{manifest['sha256'][:16]}{SUFFIX}"
+        if path.exists():
+            return path, manifest, found
+    with new_file(path) as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
+        stream = cast(BinaryIO, packed)
+        stream.write(canonical_json(header, finite=True).encode() + b"\n")
+        stream.write(body)
+    return path, manifest, found
+
+
+def manifest_of(records: Sequence[Record], who: str) -> dict[str, Any]:
+    """What records are, without their digest."""
+    from importlib.metadata import version
+
+    toolchains = {canonical_json(each.toolchain): each.toolchain for each in records}
+    return {
+        "format": FORMAT,
+        "who": who,
+        "records": len(records),
+        "targets": sorted({each.target for each in records}),
+        "toolchains": [toolchains[text] for text in sorted(toolchains)],
+        "policy": {
+            "modes": sorted({each.measurement.mode for each in records}),
+            "final_race": True,
+            "least_gain": LEAST_GAIN,
+        },
+        "schedsearch": version("schedsearch"),
+        "made_at": time.time(),
+    }
+
+
+def _without_places(record: Record) -> Record:
+    measurement = replace(record.measurement, host="", device_uuid="", message="")
+    return replace(record, measurement=measurement, run="", artifact=None, prediction=None, model=None)
+
+
+def _json(record: Record) -> dict[str, Any]:
+    return rows.to_json(rows.to_row(record))
+
+
+def read_pushed(path: Path) -> Pushed:
+    """Reads a file of `push`, all of it or nothing.
+
+    Raises:
+        UsageError: it cannot be read, is no such file, does not match its manifest, or holds what is no entry.
+        SchemaVersionError: a newer schedsearch wrote it.
+    """
+    digest, count, entries, manifest = hashlib.sha256(), 0, list[Entry](), dict[str, Any]()
+    with Content(path) as content:
+        for number, line in enumerate(content.lines(), 1):
+            place = Place(path).line(number)
+            data = place.object(parse_json(line, place))
+            kind = data.pop("kind", None)
+            if number == 1:
+                manifest = _checked_manifest(path, kind, data)
+                continue
+            digest.update(line.rstrip(b"\n") + b"\n")
+            count += 1
+            if kind != "record":
+                raise UsageError(f"{path}:{number}: {quoted(kind)} is not a record; `records push` writes nothing else")
+            entries.append(_entry(path, number, data))
+    if not manifest:
+        raise UsageError(f"{path}: empty; give a file of: schedsearch records push")
+    if (digest.hexdigest(), count) != (manifest.get("sha256"), manifest.get("records")):
+        raise UsageError(
+            f"{path} does not match its manifest: it was changed or cut ({count} records of {manifest.get('records')}); "
+            "get the file again"
+        )
+    return Pushed(path, manifest, tuple(entries))
+
+
+def _checked_manifest(path: Path, kind: object, header: dict[str, Any]) -> dict[str, Any]:
+    manifest = header.get("manifest")
+    if kind != "header" or not isinstance(manifest, dict):
+        raise UsageError(
+            f"{path} has no manifest; give a file of: schedsearch records push. For a file of records export: schedsearch "
+            "records import"
+        )
+    versions = (("format", header, exchange.FORMAT), ("manifest", manifest, FORMAT))
+    for name, found, known in ((name, part.get("format"), known) for name, part, known in versions):
+        if not isinstance(found, int) or found < 1:
+            raise UsageError(f"{path}: its {name} has the version {quoted(found)}; get the file again")
+        if found > known:
+            raise SchemaVersionError(
+                f"{path}: its {name} has version {found}, this schedsearch knows up to {known}; upgrade schedsearch"
+            )
+    return manifest
+
+
+def _entry(path: Path, number: int, data: dict[str, Any]) -> Entry:
+    try:
+        record = rows.from_json(data)
+        if not record.measurement.ok or record.anchor is None:
+            raise ValueError("it is not of a final race with its default")
+        return Entry.of(record)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, SchedsearchError) as error:
+        raise UsageError(f"{path}:{number}: {exchange.reason(error)}; get the file again") from error
+
+
+def pull(store: Store, source: str | Path, *, target: str | None = None) -> PullReport:
+    """Takes the entries of a file, or of all files of a folder, that are better than what the store has.
+
+    Of several entries for a task the one with the largest gain over the default comes in, if it is better than the best that
+    this machine measured. It comes in as somebody else's measurement: `compile` builds and verifies it where nothing else is
+    recorded, and `records verify --imported` races it with the default here. A file of a folder that cannot be used is left
+    out, and the report says why.
+
+    Raises:
+        UsageError, SchemaVersionError: `source` is a file that cannot be used, or a folder without any file.
+    """
+    path = Path(source)
+    problems: list[str] = []
+    pushed = list(_read_all(path, problems)) if path.is_dir() else [read_pushed(path)]
+    own = {Entry.of(best.record).task: Entry.of(best.record) for best in store.bests() if not best.row.problem}
+    by_task = merged(_usable(pushed, target, problems))
+    origins = {id(entry): each for each in pushed for entry in each.entries}
+    better = [each for each in by_task.values() if each.task not in own or _is_better(each, own[each.task])]
+    records = []
+    for each in better:
+        assert each.record is not None
+        origin = origins[id(each)]
+        records.append(replace(each.record, source=f"{origin.path.name} of {origin.who}"))
+    report = exchange.add_records(store, records, source=str(path)) if records else exchange.Report()
+    total = sum(len(each.entries) for each in pushed)
+    return PullReport(len(pushed), report.records_added, total - report.records_added, tuple(problems))
+
+
+def _is_better(entry: Entry, own: Entry) -> bool:
+    return not entry.same_kernel(own) and better_entry(entry, own)
+
+
+def _read_all(folder: Path, problems: list[str]) -> Iterable[Pushed]:
+    paths = sorted(each for each in folder.iterdir() if each.name.endswith(SUFFIX) and each.is_file())
+    if not paths:
+        raise UsageError(f"{folder} has no file of records (*{SUFFIX}); make one: schedsearch records push {folder}")
+    for path in paths:
+        try:
+            yield read_pushed(path)
+        except SchedsearchError as error:
+            problems.append(f"{shortened(str(error), 500)}: left out")
+
+
+def _usable(pushed: Iterable[Pushed], target: str | None, problems: list[str]) -> Iterable[Entry]:
+    for file in pushed:
+        for entry in file.entries:
+            if target not in (None, entry.task[1]):
+                continue
+            if possible(entry):
+                yield entry
+            else:
+                problems.append(f"{file.path}: {entry.label} in {entry.time_ns:g} ns is not possible: left out")
