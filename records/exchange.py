@@ -49,9 +49,9 @@ from schedsearch.workload import Workload
 
 __all__ = ["Report", "add_records", "export_jsonl", "import_jsonl", "merge"]
 
-FORMAT = 5
+FORMAT = 6
 """Format 2 has no model, anchor, host and device_uuid; formats 2 and 3 have no signatures of records and bests; format 4 has
-no kernels of ranges of sizes."""
+no kernels of ranges of sizes; format 5 has no verdicts of races and times under load."""
 _MAX_PROBLEMS = 10
 _MAX_REASON = 500  # characters of one of them; a line may quote megabytes
 _CHUNK = 2000  # rows per statement

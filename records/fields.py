@@ -18,7 +18,7 @@ from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.identity import canonical_json
-from schedsearch.measurement import Outcome
+from schedsearch.measurement import Outcome, Verdict
 from schedsearch.records import damage
 from schedsearch.records.damage import DamagedRow
 
@@ -188,6 +188,14 @@ def _outcome(name: str, value: object) -> Outcome:
     return found
 
 
+def _verdict(name: str, value: object) -> Verdict:
+    found = _VERDICTS.get(value) if isinstance(value, str) else None
+    if found is None:
+        raise DamagedRow(f"{name} is {ascii(value)[:60]}; it must be one of {', '.join(filter(None, _VERDICTS))}, or empty")
+    return found
+
+
+_VERDICTS = {str(verdict): verdict for verdict in Verdict}
 _OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 
@@ -334,6 +342,10 @@ RECORD = TableFields(
         _text("host", path="measurement.host", since=3, default=""),
         _text("device_uuid", path="measurement.device_uuid", since=3, default=""),
         _text("signature", since=4, default=""),  # by this machine if it measured the record; see `claims`
+        _real(
+            "sustained_ns", _above_0, path="measurement.sustained_ns", since=6, constraint="CHECK (sustained_ns > 0)"
+        ).optional(),
+        Field("verdict", "TEXT", lambda *at: str(_verdict(*at)), _verdict, str, path="verdict", since=6, default=""),
     ),
     constraints="CHECK ((outcome = 'ok') = (time_ns IS NOT NULL) AND (outcome = 'ok') = (times_ns IS NOT NULL)), "
     "CHECK (time_ns > 0)",

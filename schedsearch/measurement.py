@@ -40,6 +40,14 @@ class Outcome(enum.StrEnum):
         return self in (Outcome.OK, Outcome.WRONG_ANSWER)
 
 
+class Verdict(enum.StrEnum):
+    """What the final race of a task found about one of its entrants."""
+
+    NONE = ""  # slower, or not of a race, or of one that an earlier version held
+    WON = "won"
+    TIED = "tied"  # it cannot be told from the fastest, and the rules for ties prefer another one
+
+
 DEFAULT_DB = "records.db"
 """The default database of records, in the working folder."""
 
@@ -99,6 +107,8 @@ class Measurement:
         build_s, run_s: wall seconds of building, and of verifying plus timing.
         clocks: e.g. {"sm_mhz": 1980, "memory_mhz": 3201, "throttle": "none"} read after timing.
         host, device_uuid: which machine and which card ran it; "" when nothing ran or it is not known.
+        sustained_ns: median of one launch while the device got no rest, with the other entrants of a final race in turns;
+            None outside a race, for short kernels, and in records of earlier versions.
 
     All strings pass through `storable_text`, because they may be those of a candidate.
     """
@@ -114,6 +124,7 @@ class Measurement:
     clocks: JsonObject = field(default_factory=dict)
     host: str = ""
     device_uuid: str = ""
+    sustained_ns: float | None = None
 
     def __post_init__(self) -> None:
         if bool(self.times_ns) != (self.outcome is Outcome.OK):
@@ -192,6 +203,7 @@ class Attempt:
         source: "" when measured here, else the origin of the import.
         final_race: whether the times come from the interleaved race at the end of a run.
         anchor: of that race; None outside a race, when no default passed it, and in records of earlier versions.
+        verdict: of that race.
     """
 
     target: str
@@ -210,6 +222,7 @@ class Attempt:
     final_race: bool = False
     model: int | None = None
     anchor: Anchor | None = None
+    verdict: Verdict = Verdict.NONE
 
     @property
     def anchor_ns(self) -> float | None:

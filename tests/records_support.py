@@ -18,13 +18,13 @@ from store_contract import A100, H100, H200, TOOLCHAIN, artifact, conv, profile,
 from schedsearch.config import Config
 from schedsearch.identity import sha256_hex
 from schedsearch.launch_sizes import SizedPlan
-from schedsearch.measurement import Record
+from schedsearch.measurement import Record, Verdict
 from schedsearch.records.rows import content_id
 from schedsearch.size_table import SizedKernel, SizeTable
 
 __all__ = [
-    "A100", "H100", "H200", "TOOLCHAIN", "artifact", "as_of_an_operator_that_is_not_installed", "before_version_3", "conv",
-    "forked", "profile", "python", "record", "size_table",
+    "A100", "H100", "H200", "TOOLCHAIN", "artifact", "as_of_an_operator_that_is_not_installed", "before_version_3", "before_version_6",
+    "conv", "forked", "profile", "python", "record", "size_table",
 ]  # fmt: skip
 
 
@@ -37,8 +37,14 @@ def size_table(time_ns: float = 1000.0) -> SizeTable:
 
 
 def before_version_3(record: Record) -> Record:
-    """The same record without the fields that schema version 3 added."""
+    """The same record without the fields that schema version 3 and later ones added."""
+    record = before_version_6(record)
     return replace(record, measurement=replace(record.measurement, host="", device_uuid=""), model=None, anchor=None)
+
+
+def before_version_6(record: Record) -> Record:
+    """The same record without the fields that schema version 6 added."""
+    return replace(record, measurement=replace(record.measurement, sustained_ns=None), verdict=Verdict.NONE)
 
 
 def as_of_an_operator_that_is_not_installed(path: Path, *, except_for: str = "") -> None:

@@ -23,7 +23,7 @@ import pytest
 from schedsearch.config import Config
 from schedsearch.errors import UsageError
 from schedsearch.launch import Artifact, Grid, Int32, LaunchPlan, Pointer, Step, TensorMap
-from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Resources
+from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Resources, Verdict
 from schedsearch.profiling.profile import Launch, Profile
 from schedsearch.records.store import Store
 from schedsearch.workload import Workload
@@ -53,6 +53,7 @@ def record(time_ns: float | None = 1000.0, outcome: Outcome = Outcome.OK, **chan
         clocks={"sm_mhz": 1980, "throttle": "none"},
         host="node7",
         device_uuid="GPU-6e1c8a3d-0000-0000-0000-000000000001",
+        sustained_ns=1.25 * time_ns if outcome is Outcome.OK and time_ns else None,
     )
     values: dict[str, Any] = {
         "workload": conv(),
@@ -69,6 +70,7 @@ def record(time_ns: float | None = 1000.0, outcome: Outcome = Outcome.OK, **chan
         "finished_at": 1.7e9 + number / 8 + 0.5,
         "model": 2,
         "anchor": Anchor("c0ffee", 4000.0),
+        "verdict": Verdict.TIED,
     }
     return Record(**{**values, **changes})
 

@@ -174,7 +174,7 @@ def test_files_that_are_not_an_export(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*: No such file"):
         export_jsonl(store, tmp_path / "nowhere" / "out.jsonl")
     file.write_text('{"kind": "header", "format": 9}\n')
-    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 5; upgrade"):
+    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 6; upgrade"):
         import_jsonl(store, file)
 
 

@@ -329,7 +329,8 @@ class Runner(Closing):
                 if number in failed:
                     results[number] = self._measurement(failed[number], racer.built, run_s)
                 elif not failed:
-                    own = replace(ran, times_ns=[ran.times_ns[place]], max_error=racer.max_error)
+                    sustained_ns = ran.sustained_ns[place : place + 1]
+                    own = replace(ran, times_ns=[ran.times_ns[place]], max_error=racer.max_error, sustained_ns=sustained_ns)
                     results[number] = self._measurement(own, racer.built, run_s)
         return results
 
@@ -389,6 +390,7 @@ class Runner(Closing):
             clocks={**self.clocks(), **ran.facts},
             host=self._host,
             device_uuid=self._target.uuid,
+            sustained_ns=ran.sustained_ns[0] if ran.outcome is Outcome.OK and ran.sustained_ns else None,
         )
 
     def _open_child(self, meanwhile: Callable[[], None] = lambda: None, first: bool = False) -> ChildProcess:
@@ -471,6 +473,9 @@ def _plain(reply: object, request: Run | Race) -> Ran:
     sound = all(times and all(0 < time_ns < math.inf for time_ns in times) for times in times_ns)
     if not sound or len(times_ns) != (series if reply.outcome is Outcome.OK else 0):
         raise ValueError
+    sustained_ns = [float(time_ns) for time_ns in reply.sustained_ns]
+    if sustained_ns and (len(sustained_ns) != len(times_ns) or not all(0 < time_ns < math.inf for time_ns in sustained_ns)):
+        raise ValueError
     wrong = {int(number): str(message) for number, message in dict(reply.wrong).items()}
     if not set(wrong) <= set(range(racers)):
         raise ValueError
@@ -483,4 +488,5 @@ def _plain(reply: object, request: Run | Race) -> Ran:
         facts=json.loads(json.dumps(dict(reply.facts))),
         wrong=wrong,
         verify_s=float(reply.verify_s),
+        sustained_ns=sustained_ns,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
 from schedsearch.identity import canonical_json
-from schedsearch.measurement import Anchor, Measurement, Record
+from schedsearch.measurement import Anchor, Measurement, Record, Verdict
 from schedsearch.session.arms import Arm
 from schedsearch.session.collaborators import StoreLike
 from schedsearch.session.observer import ArmStart, Best, Observer, Phase, PhaseName, RunStart, TaskStart, Trial
@@ -146,11 +146,13 @@ class Journal:
         measurement: Measurement,
         proposal: Proposal | None,
         anchor: Anchor | None = None,
+        verdict: Verdict = Verdict.NONE,
     ) -> Entry:
         """Stores an outcome. Without a proposal it is an outcome of the final race.
 
         Args:
             anchor: the time of `TaskState.anchor` in the same race.
+            verdict: of that race.
         """
         now = time.time()
         record = Record(
@@ -169,6 +171,7 @@ class Journal:
             final_race=proposal is None,
             model=proposal.model if proposal and proposal.prediction is not None else None,
             anchor=anchor,
+            verdict=verdict,
         )
         return Entry(record, self._store.append(record, self._so_far()))
 

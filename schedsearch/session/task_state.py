@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
-from schedsearch.measurement import MESSAGE_CHARACTERS, Measurement, Record
+from schedsearch.measurement import MESSAGE_CHARACTERS, Measurement, Record, Verdict
 from schedsearch.session.arms import Arm
 from schedsearch.session.plan import TaskPlan
-from schedsearch.session.race import Raced, RaceResult
+from schedsearch.session.race import Entrant, Raced, RaceResult, judged, neighbours_ns
 from schedsearch.session.ranking import RankAgreement
 from schedsearch.session.summary import Failure, TaskSummary
 from schedsearch.text import storable_text
@@ -170,7 +170,7 @@ class TaskState:
                 continue
             config = arm.template.current(record.config)
             if not arm.plan.space.check(config):
-                raced.append(Raced.of(arm.plan, config, record.measurement))
+                raced.append(Raced.of(arm.plan, config, record.measurement, record.verdict))
         self.race = RaceResult.of(raced)
 
     def built(self, built: Built) -> None:
@@ -264,12 +264,35 @@ class TaskState:
         next_best = next(((each.config, each.time_ns) for each in ranked if each.arm is finalist.arm), None)
         finalist.arm.disqualify(finalist.config, next_best)
 
-    def settle(self, passed: Sequence[tuple[Finalist, Measurement]]) -> None:
-        """Sets the result of a final race: the entrants that passed it, and their times there."""
-        self.race = RaceResult.of([Raced.of(each.arm.plan, each.config, measured) for each, measured in passed])
+    def judged(self, raced: Sequence[tuple[Finalist, Measurement]]) -> list[Verdict]:
+        """The verdict on each entrant of a race; on those that failed it there is none."""
+        anchor = self.anchor
+        passed = {
+            number: Entrant(
+                finalist.arm.template.name,
+                finalist.config,
+                measurement,
+                finalist is anchor,
+                finalist.is_default,
+                neighbours_ns(finalist.config, finalist.arm.results),
+            )
+            for number, (finalist, measurement) in enumerate(raced)
+            if measurement.ok
+        }
+        verdicts = dict(zip(passed, judged(list(passed.values()))))
+        return [verdicts.get(number, Verdict.NONE) for number in range(len(raced))]
+
+    def settle(self, passed: Sequence[tuple[Finalist, Measurement, Verdict]]) -> None:
+        """Sets the result of a final race: the entrants that passed it, their times there, and the verdicts."""
+        self.race = RaceResult.of([Raced.of(each.arm.plan, each.config, *found) for each, *found in passed])
 
     def _ranked(self) -> list[Finalist]:
-        return sorted(self.finalists.values(), key=lambda finalist: finalist.time_ns)
+        """The fastest first, equal ones in a fixed order: which of them race must not depend on what was tried first."""
+
+        def place(finalist: Finalist) -> tuple[float, str, str]:
+            return finalist.time_ns, finalist.arm.template.name, finalist.config.json
+
+        return sorted(self.finalists.values(), key=place)
 
     @property
     def _problem(self) -> str:
