@@ -272,6 +272,38 @@ class TestVerify:
             assert after.vouched and store.code(after) is not None
             assert after.record_id > before.record_id and after.record.config == before.record.config
 
+    def test_what_another_toolchain_made_is_built_and_timed_again(self, folder: Path) -> None:
+        """The stored code is not loaded, here it is of another kernel; what was built now takes its place."""
+        with Store.open("tuned.db") as store:
+            (best,) = store.bests()
+            assert best.artifact_sha256
+            times_ns = tuple(1000.0 * time_ns for time_ns in best.record.measurement.times_ns)
+            measured = replace(best.record.measurement, times_ns=times_ns)
+            older = replace(best.record, toolchain={"llvmlite": "0.1"}, measurement=measured, artifact=None)
+            store.promote(store.append(older), store.artifact(best.artifact_sha256))
+        (entry,) = events(ok("records", "verify", "--toolchain", "--db", "tuned.db", "--target", "cpu", "--json"))
+        assert entry["outcome"] == "ok" and not entry["regressed"]
+        with Store.open("tuned.db", readonly=True) as store:
+            (after,) = store.bests()
+            assert after.record.toolchain == best.record.toolchain and after.record.config == best.record.config
+            assert after.vouched and store.code(after) is not None
+        said = ok("records", "verify", "--toolchain", "--db", "tuned.db", "--target", "cpu")
+        assert "no best record" in said and "that another toolchain made" in said
+
+    def test_code_of_this_toolchain_that_is_slower_does_not_replace_the_old(self, folder: Path) -> None:
+        with Store.open("tuned.db") as store:
+            (best,) = store.bests()
+            assert best.artifact_sha256
+            measured = replace(best.record.measurement, times_ns=(0.001,))
+            older = replace(best.record, toolchain={"llvmlite": "0.1"}, measurement=measured, artifact=None)
+            record_id = store.append(older)
+            store.promote(record_id, store.artifact(best.artifact_sha256))
+        result = schedsearch("records", "verify", "--toolchain", "--db", "tuned.db", "--target", "cpu")
+        assert result.exit_code == 5
+        with Store.open("tuned.db", readonly=True) as store:
+            (after,) = store.bests()
+            assert after.record_id == record_id
+
     def test_nothing_to_verify_is_said(self, folder: Path) -> None:
         Store.open("empty.db").close()
         assert "nothing to verify" in ok("records", "verify", "--db", "empty.db", "--target", "cpu")

@@ -20,7 +20,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.backend import early_launch
+from schedsearch.backend import early_launch, ptxas
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError, message_once
 from schedsearch.backend.elf import static_shared_bytes
 from schedsearch.backend.sharing import check_may_build
@@ -52,7 +52,8 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     Raises:
         UsageError: numba-cuda is not installed.
         CompileError: Numba, NVVM or nvJitLink refused the kernel; their text.
-        RejectedError: the kernel compiled, but spills, exceeds a limit of the target, or has serialised wgmma instructions.
+        RejectedError: the kernel compiled, but spills, exceeds a limit of the target, has serialised wgmma instructions, or
+            shows a known fault of the compiler.
     """
     started = time.perf_counter()
     check_may_build()
@@ -65,6 +66,8 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     code, log = _link(texts, arch)
     resources = _resources(log, source, code)
     _check_quality(log, resources, source, target.registers_per_sm)
+    if fault := ptxas.fault_of(code, ptxas.linker_version()):
+        raise RejectedError(fault)
     canonical_hash = sha256_hex("\n".join([plan.to_json(), *texts]))
     shared = all(ptx.shared for ptx in made)
     return BuildResult(Artifact(code, plan), resources, canonical_hash, time.perf_counter() - started, shared)

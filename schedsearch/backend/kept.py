@@ -36,7 +36,14 @@ def compile_kept(source: KernelSource, target: Target) -> BuildResult:
     plan = launch_plan(source, target)
     limits = target.shared_bytes_per_block, target.registers_per_sm, source.may_spill
     try:
-        key = digest("machine code", plan.to_json(), source.steps, limits, toolchain_cuda(), unversioned_libraries())
+        key = digest(
+            "machine code without known faults",
+            plan.to_json(),
+            source.steps,
+            limits,
+            toolchain_cuda(),
+            unversioned_libraries(),
+        )
     except UnidentifiedError:
         return compile_source(source, target)
     kept = piece(Key(key, lasting=True), lambda: _packed(compile_source(source, target)))

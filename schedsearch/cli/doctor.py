@@ -22,8 +22,8 @@ from schedsearch.text import printable
 from schedsearch.typed import JsonObject
 
 _PACKAGES = (
-    "schedsearch", "numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12",
-    "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12", "numpy", "xgboost", "xgboost-cpu", "sqlalchemy", "pydantic",
+    "schedsearch", "numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink",
+    "nvidia-nvjitlink-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12", "numpy", "xgboost", "xgboost-cpu", "sqlalchemy", "pydantic",
     "torch", "cupy",
 )  # fmt: skip
 _GPU_EXTRA = "pip install 'schedsearch[cu13]' (driver 580 or newer), else 'schedsearch[cu12]'"
@@ -82,7 +82,7 @@ def doctor(
             report["database"] = _database(db or DEFAULT_DB)
         except DatabaseError as error:
             database_error = error
-    problems += _state_problems()
+    problems += [*_compiler_problems(), *_state_problems()]
     report["problems"] = problems + ([str(database_error)] if database_error else [])
     if as_json:
         render.echo_json(report)
@@ -156,6 +156,14 @@ def _build_cache() -> JsonObject:
     pieces, nbytes = BuildCache(state.folder).size() if state.folder is not None and state.problem is None else (0, 0)
     folder = None if state.folder is None else str(state.folder)
     return {"folder": folder, "pieces": pieces, "bytes": nbytes, "limit_bytes": LIMIT_BYTES, "problem": state.problem}
+
+
+def _compiler_problems() -> list[str]:
+    """What the installed compiler for GPUs excludes, because of faults that are known of its version."""
+    from schedsearch.backend import ptxas
+
+    mismatch = ptxas.mismatch()
+    return [*ptxas.exclusions(ptxas.linker_version()), *([mismatch] if mismatch else [])]
 
 
 def _state_problems() -> list[str]:

@@ -297,8 +297,14 @@ def prune(keep: int, db: str, as_json: bool) -> None:
     help="Also run each kernel under NVIDIA's compute-sanitizer; memcheck by default, or initcheck, racecheck, synccheck.",
 )
 @click.option("--imported", "others", is_flag=True, help="Instead race what others measured with the defaults here.")
+@click.option(
+    "--toolchain",
+    "rebuild",
+    is_flag=True,
+    help="Only what another toolchain than the installed one made, built again; it replaces the old code if it is as fast.",
+)
 @json_option
-def verify(db: str, selector: str, no_wait: bool, tool: str | None, others: bool, as_json: bool) -> None:
+def verify(db: str, selector: str, no_wait: bool, tool: str | None, others: bool, rebuild: bool, as_json: bool) -> None:
     """Verify and time the best records of this device again, each in its recorded timing mode.
 
     Exits with 1 if a kernel is wrong, else with 5 if one takes over 1.1 times its recorded time.
@@ -321,7 +327,9 @@ def verify(db: str, selector: str, no_wait: bool, tool: str | None, others: bool
     with Store.open(db, create=False) as store:
         options: dict[str, Any] = {"wait": not no_wait, "on_wait": render.note}
         for check in (
-            check for mode in MODES for check in recheck(store, target, mode=mode, on_skip=render.note, **options)
+            check
+            for mode in MODES
+            for check in recheck(store, target, mode=mode, rebuild=rebuild, on_skip=render.note, **options)
         ):
             checks.append(check)
             record, measurement = check.record, check.measurement
@@ -347,7 +355,8 @@ def verify(db: str, selector: str, no_wait: bool, tool: str | None, others: bool
                 mode = "" if measurement.mode == COLD_GRAPH else f"  {measurement.mode}"
                 render.say(f"{verdict:>6}  {record.workload.label}  {record.template}  {times}{mode}")
     if not checks and not as_json:
-        render.say(f"no best record of {target.key} in {db}; nothing to verify")
+        of_others = " that another toolchain made" if rebuild else ""
+        render.say(f"no best record of {target.key}{of_others} in {db}; nothing to verify")
     wrong = [str(check.record_id) for check in checks if check.wrong]
     if tool:
         wrong += _sanitize(db, target, tool, options, as_json)

@@ -53,6 +53,7 @@ def recheck(
     target: Target,
     *,
     mode: str = COLD_GRAPH,
+    rebuild: bool = False,
     wait: bool = True,
     on_wait: Callable[[str], None] | None = None,
     on_skip: Callable[[str], None] | None = None,
@@ -64,22 +65,26 @@ def recheck(
     that this machine does not vouch for, so that deployment serves its code from then on. A kernel of a decorator whose
     source this process does not know has no reference to be verified with: it is passed over, and `on_skip` gets the reason.
 
+    Args:
+        rebuild: take only bests of another toolchain than the installed one, and build their configurations again instead of
+            loading their code. What is right and not slower then replaces the best; otherwise the best stays as it is.
+
     Raises:
         DeviceError: the device does not exist, or another run holds it and `wait` is false.
         UsageError: a best record's template is not installed.
     """
-    bests = list(store.bests(target=target.key, mode=mode))
+    versions = toolchain(target.kind)
+    bests = [best for best in store.bests(target=target.key, mode=mode) if not rebuild or best.record.toolchain != versions]
     if not bests:
         return
     run = store.start_run({"command": "verify", "target": target.facts() | {"key": target.key}})
-    versions = toolchain(target.kind)
     with Runner(target, mode=mode, wait=wait, on_wait=on_wait) as runner, Builder(target, workers=1, mode=mode) as builder:
         for best in bests:
             if reason := _unknown_source(best.record, target):
                 if on_skip is not None:
                     on_skip(f"record {best.record_id} is not verified: {reason}")
                 continue
-            built = machine_code(store, builder, best)
+            built = build(builder, best) if rebuild else machine_code(store, builder, best)
             started_at = time.time()
             measurement = built if isinstance(built, Measurement) else _measure(runner, best, built)
             record = Record(
@@ -95,10 +100,11 @@ def recheck(
                 finished_at=time.time(),
             )
             record_id = store.append(record)
-            if isinstance(built, Built) and measurement.ok and not best.vouched and _may_be_replaced(store, best):
-                store.promote(record_id, built.artifact)
             check = Check(best.record_id, best.record, measurement)
-            if measurement.outcome is Outcome.WRONG_ANSWER:
+            replaces = not check.regressed if rebuild else not best.vouched
+            if isinstance(built, Built) and measurement.ok and replaces and _may_be_replaced(store, best):
+                store.promote(record_id, built.artifact)
+            if measurement.outcome is Outcome.WRONG_ANSWER and not rebuild:
                 store.demote(best.record.workload, target.key, mode)
             yield check
     store.finish_run(run, {})
@@ -114,9 +120,14 @@ def _unknown_source(record: Record, target: Target) -> str:
 def machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurement:
     """A best record's stored code, or its configuration built again (see `Store.code`); a Measurement if that fails."""
     artifact = store.code(best)
-    record = best.record
     if artifact is not None:
-        return Built(artifact, record.measurement.resources, artifact.sha256, 0.0)
+        return Built(artifact, best.record.measurement.resources, artifact.sha256, 0.0)
+    return build(builder, best)
+
+
+def build(builder: Builder, best: Best) -> Built | Measurement:
+    """A best record's configuration, built now; a Measurement if that fails."""
+    record = best.record
     builder.submit(Candidate(record.workload, load_template(record.template), record.config))
     ((_, result),) = builder.drain()
     return result
