@@ -23,8 +23,8 @@ from schedsearch.records.rows import content_id
 from schedsearch.size_table import SizedKernel, SizeTable
 
 __all__ = [
-    "A100", "H100", "H200", "TOOLCHAIN", "artifact", "as_of_an_operator_that_is_not_installed", "before_version_3", "before_version_6",
-    "conv", "forked", "profile", "python", "record", "size_table",
+    "A100", "H100", "H200", "TOOLCHAIN", "artifact", "as_of_an_operator_that_is_not_installed", "before_version_3",
+    "before_version_6", "conv", "forked", "profile", "python", "record", "size_table",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A known fault of ptxas is found in machine code: registers of wgmma's first operand are written before it has read them."""
+"""A known fault of ptxas is found in machine code: registers that wgmma reads are written before it has read them."""
 
 from __future__ import annotations
 

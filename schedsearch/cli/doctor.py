@@ -23,8 +23,8 @@ from schedsearch.typed import JsonObject
 
 _PACKAGES = (
     "schedsearch", "numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink",
-    "nvidia-nvjitlink-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12", "numpy", "xgboost", "xgboost-cpu", "sqlalchemy", "pydantic",
-    "torch", "cupy",
+    "nvidia-nvjitlink-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12", "numpy", "xgboost", "xgboost-cpu", "sqlalchemy",
+    "pydantic", "torch", "cupy",
 )  # fmt: skip
 _GPU_EXTRA = "pip install 'schedsearch[cu13]' (driver 580 or newer), else 'schedsearch[cu12]'"
 

@@ -19,7 +19,6 @@ from schedsearch.measurement import Measurement, Verdict
 from schedsearch.session.plan import ArmPlan
 from schedsearch.typed import JsonObject
 
-
 NOISE = 0.005
 """Times that differ by less are equal, however steady they are: two runs of one kernel differ by as much."""
 
@@ -175,9 +174,8 @@ def _is_slower(one: Measurement, fastest: Measurement) -> bool:
     The entrants of a race run in turns, so their times are compared pair by pair: what disturbs one turn disturbs both.
     """
     assert one.time_ns is not None and fastest.time_ns is not None
-    if one.sustained_ns is not None and fastest.sustained_ns is not None:
-        if one.sustained_ns > fastest.sustained_ns * (1 + NOISE):
-            return True
+    if (one.sustained_ns or 0.0) > (fastest.sustained_ns or math.inf) * (1 + NOISE):
+        return True
     if len(one.times_ns) != len(fastest.times_ns):
         return one.time_ns > fastest.time_ns * (1 + NOISE)
     ratios = [mine / other for mine, other in zip(one.times_ns, fastest.times_ns)]
