@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from session_support import GPU, WORKLOAD, Square, World, square_ns
+from session_support import CPU, GPU, WORKLOAD, Square, World, square_ns
 
 from schedsearch.config import Config
+from schedsearch.measure import run_worker
 from schedsearch.measurement import Measurement, Outcome, Verdict
 from schedsearch.session.race import Entrant, judged, neighbours_ns
+from schedsearch.target import Target
 
 WON, TIED, NONE = Verdict.WON, Verdict.TIED, Verdict.NONE
 
@@ -86,6 +89,35 @@ class TestANeighbourhood:
 
     def test_may_be_unknown(self) -> None:
         assert neighbours_ns(Config(x=1, y=1), {Config(x=1, y=1): 10.0}) is None
+
+
+class Racer:
+    """A kernel that takes so long, and longer on a hot card."""
+
+    def __init__(self, time_ns: float, hot: float) -> None:
+        self.time_ns, self.hot, self.calls = time_ns, hot, 0
+
+    def sample(self, count: int) -> list[float]:
+        self.calls += 1
+        return [self.time_ns * (self.hot if self.calls > 1 else 1.0)] * count
+
+
+class TestUnderLoad:
+    def sustained(self, racers: list[Racer], target: Target, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        for name in ("_HEATING_S", "_SUSTAINED_TURN_S"):
+            monkeypatch.setattr(run_worker, name, 1e-3)
+        worker = object.__new__(run_worker._RunWorker)
+        worker._device = SimpleNamespace(target=target)  # type: ignore[assignment]
+        return worker._sustained(racers, [[racer.time_ns] for racer in racers])  # type: ignore[arg-type]
+
+    def test_long_kernels_on_a_gpu_are_timed_in_turns_once_the_card_is_hot(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        racers = [Racer(100e3, 1.0), Racer(200e3, 1.5)]
+        assert self.sustained(racers, GPU, monkeypatch) == [100e3, 300e3]
+
+    def test_short_kernels_and_those_of_a_cpu_are_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        short, long = [Racer(99e3, 1.0), Racer(200e3, 1.0)], [Racer(200e3, 1.0)]
+        assert self.sustained(short, GPU, monkeypatch) == self.sustained(long, CPU, monkeypatch) == []
+        assert [racer.calls for racer in (*short, *long)] == [0, 0, 0]
 
 
 class TestInARun:

@@ -312,8 +312,8 @@ def verify(db: str, selector: str, no_wait: bool, tool: str | None, others: bool
     With --imported it races the configurations that were pulled or imported with the default of their template on this
     device. One that is at least 1.02 times as fast becomes the best record, otherwise the default does.
     """
-    if others and tool:
-        raise click.UsageError("--sanitize and --imported exclude each other; give one")
+    if others and (tool or rebuild):
+        raise click.UsageError(f"--imported and --{'sanitize' if tool else 'toolchain'} exclude each other; give one")
     if others:
         admit_imported(db, selector, no_wait, as_json)
         return

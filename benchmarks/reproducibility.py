@@ -1,0 +1,160 @@
+"""Do two fresh runs find the same? Tunes the same layers with different seeds, then races the winners against each other.
+
+    python benchmarks/reproducibility.py                                          the 13 shapes, 60 s each, seeds 0 and 1
+    python benchmarks/reproducibility.py --shapes 0,1,4,6,12 --time 12 --out FILE.json
+    python benchmarks/reproducibility.py --target cpu --small --time 5            without a GPU
+
+Each seed has a database of its own and starts without records. The time is that of a layer; a run shares it over its
+layers. Afterwards the winners of both runs and the default meet in one race, several times (`--rounds`). The table has
+
+- whether both named the same configuration, and how many others were tied with the winner in each run's race;
+- the slower winner's time over the faster one's, by the median over the rounds;
+- the worse winner's time over the default's, in bursts and, where kernels are long, under load: above 1 it should not have
+  won.
+
+The last lines count the layers with the same winner, within 2 % of each other, and above the default by more than 0.5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+from convolutions import SHAPES, square
+
+import schedsearch
+from schedsearch.config import Config
+from schedsearch.measure import Builder, Runner
+from schedsearch.measurement import Measurement
+from schedsearch.processes.builder import Built, Candidate
+from schedsearch.session.race import NOISE
+from schedsearch.session.summary import TaskSummary
+from schedsearch.target import Target
+from schedsearch.template import load_template
+
+CLOSE = 1.02
+SMALL = [(1, 16, 16, 16, 16, 3, 1, 1), (1, 14, 14, 32, 32, 3, 1, 1)]
+
+
+@dataclass(frozen=True)
+class Winner:
+    template: str
+    config: Config
+    tied: int
+
+
+def winner_of(task: TaskSummary) -> Winner:
+    assert task.race is not None
+    return Winner(task.race.best.template, task.race.best.config, len(task.race.tied))
+
+
+def built(builder: Builder, workload: schedsearch.Workload, winners: Sequence[Winner]) -> list[Built]:
+    tokens = [builder.submit(Candidate(workload, load_template(each.template), each.config)) for each in winners]
+    results = dict(builder.drain())
+    for token, winner in zip(tokens, winners):
+        if isinstance(results[token], Measurement):
+            raise SystemExit(f"{winner} does not build any more: {results[token].message}")
+    return [results[token] for token in tokens]
+
+
+def default_of(workload: schedsearch.Workload, target: Target, task: TaskSummary) -> Winner:
+    """What the task gets without tuning."""
+    template = load_template(task.arms[0].template)
+    return Winner(template.name, template.default(workload, target, template.space(workload, target)), 0)
+
+
+def compared(builder: Builder, runner: Runner, target: Target, tasks: Sequence[TaskSummary], rounds: int) -> dict[str, Any]:
+    """A row of the table."""
+    workload = tasks[0].workload
+    winners = [winner_of(task) for task in tasks]
+    entrants = [*winners, default_of(workload, target, tasks[0])]
+    races = [runner.race(workload, built(builder, workload, entrants)) for _ in range(rounds)]
+    failed = [each.message for race in races for each in race if not each.ok]
+    if failed:
+        raise SystemExit(f"{workload.label}: {failed[0]}")
+
+    def time_ns(number: int) -> float:
+        return statistics.median(race[number].time_ns for race in races)
+
+    def under_load_ns(number: int) -> float | None:
+        times = [race[number].sustained_ns for race in races]
+        return None if None in times else statistics.median(times)
+
+    times, loads = [time_ns(number) for number in range(3)], [under_load_ns(number) for number in range(3)]
+    return {
+        "layer": workload.label,
+        "same": (winners[0].template, winners[0].config) == (winners[1].template, winners[1].config),
+        "tied": [each.tied for each in winners],
+        "winners": [{"template": each.template, "config": dict(each.config)} for each in winners],
+        "times_ns": times,
+        "under_load_ns": loads,
+        "ratio": max(times[:2]) / min(times[:2]),
+        "over_default": max(times[:2]) / times[2],
+        "over_default_under_load": None if None in loads else max(loads[:2]) / loads[2],
+    }
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.3f}"
+
+    header = ["layer", "same", "tied", "slower / faster", "worse / default", "under load"]
+    lines = [
+        [
+            row["layer"], "yes" if row["same"] else "no", " ".join(map(str, row["tied"])), number(row["ratio"]),
+            number(row["over_default"]), number(row["over_default_under_load"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    same, close = sum(row["same"] for row in rows), sum(row["same"] or row["ratio"] <= CLOSE for row in rows)
+    above = sum(max(row["over_default"], row["over_default_under_load"] or 0.0) > 1 + NOISE for row in rows)
+    ends = [
+        f"the same configuration for {same} of {len(rows)}",
+        f"the same or within {CLOSE - 1:.0%} for {close} of {len(rows)}, at worst {max(row['ratio'] for row in rows):.3f}",
+        f"slower than the default by more than {NOISE:.1%}: {above} of {len(rows)}",
+    ]
+    return "\n".join([common.table(header, lines), *ends])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", help="numbers of the 13 shapes, from 0; default: all")
+    parser.add_argument("--small", action="store_true", help="two small layers instead")
+    parser.add_argument("--time", type=float, default=60.0, help="seconds of tuning a layer and seed")
+    parser.add_argument("--seeds", default="0,1", help="two seeds")
+    parser.add_argument("--rounds", type=int, default=3, help="races of the winners")
+    parser.add_argument("--target", default="auto")
+    parser.add_argument("--out", help="also write the data here")
+    options = parser.parse_args()
+    first, second = (int(seed) for seed in options.seeds.split(","))
+    chosen = range(len(SHAPES)) if options.shapes is None else [int(number) for number in options.shapes.split(",")]
+    target = schedsearch.detect(options.target)
+    workloads = [square(*shape) for shape in (SMALL if options.small else [SHAPES[number] for number in chosen])]
+    if target.kind == "cpu":
+        workloads = [workload.replace(dtype="float32") for workload in workloads]
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in (first, second):
+            time_s = options.time * len(workloads)
+            db = Path(folder) / f"{seed}.db"
+            runs.append(schedsearch.tune(workloads, db, target=target, time_s=time_s, seed=seed, resume=False))
+    with Runner(target) as runner, Builder(target, workers=1) as builder:
+        pairs = list(zip(*(run.tasks for run in runs)))
+        raced = [tasks for tasks in pairs if all(task.race is not None for task in tasks)]
+        rows = [compared(builder, runner, target, tasks, options.rounds) for tasks in raced]
+    if len(raced) < len(pairs):
+        print(f"{len(pairs) - len(raced)} layers are left out, no final race was held: give them more time")
+    if not rows:
+        raise SystemExit(1)
+    print(report(rows))
+    common.write(options.out, {"time_s_a_layer": options.time, "seeds": [first, second], "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
