@@ -98,7 +98,7 @@ def list_records(
         conditions.append(record.outcome.in_(wanted.outcomes))
     for word in wanted.words:
         conditions.append(
-            sa.or_(record.config.contains(word, autoescape=True), record.message.contains(word, autoescape=True))
+            sa.or_(record.config.icontains(word, autoescape=True), record.message.icontains(word, autoescape=True))
         )
     key = record[sort]
     order = (key.is_(None), key.desc() if descending else key, record.id)

@@ -15,10 +15,10 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from schedsearch.errors import DatabaseError
+from schedsearch.records.location import Place
 from schedsearch.typed import JsonObject
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ _SHOWN = 60
 class Damage:
     """A row that cannot be used, and why."""
 
-    path: Path
+    path: Place
     table: str
     row: str
     what: str
@@ -70,7 +70,7 @@ class DamageLog:
 
     def __init__(self) -> None:
         self.warns = True
-        self._found: dict[tuple[Path, str, str], Damage] = {}
+        self._found: dict[tuple[Place, str, str], Damage] = {}
 
     def add(self, damage: Damage) -> None:
         self._found.setdefault((damage.path, damage.table, damage.row), damage)
@@ -109,7 +109,7 @@ class DamageLog:
             self.warns = False
 
 
-def damage(path: Path, table: str, row: object, error: Exception) -> Damage:
+def damage(path: Place, table: str, row: object, error: Exception) -> Damage:
     """The damage that an exception of reading a row means."""
     if isinstance(error, DamagedRow):
         return Damage(path, error.table or table, error.row or _row_name(row), str(error))
@@ -123,7 +123,7 @@ UNREADABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError, At
 
 
 def sound(
-    log: DamageLog, path: Path, table: str, rows: Iterable[Row], read: Callable[[Row], T], name: Callable[[Row], object]
+    log: DamageLog, path: Place, table: str, rows: Iterable[Row], read: Callable[[Row], T], name: Callable[[Row], object]
 ) -> Iterator[T]:
     """What `read` makes of each row. It skips damaged rows and adds them to the log.
 

@@ -1,4 +1,4 @@
-"""What the store needs from a database. `records.sqlite.Database` implements it; PostgreSQL would be a sibling.
+"""What the store needs from a database. `records.sqlite` and `records.postgresql` implement it.
 
 `store`, `writes` and `exchange` use SQLAlchemy Core and this protocol only, so they know no dialect. A dialect also
 brings its statements in `schema.MIGRATIONS`.
@@ -6,13 +6,16 @@ brings its statements in `schema.MIGRATIONS`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 
+from schedsearch.records.location import Place
 from schedsearch.typed import JsonObject
+
+T = TypeVar("T")
 
 
 class Database(Protocol):
@@ -20,18 +23,25 @@ class Database(Protocol):
 
     Attributes:
         name: for messages.
-        path: identifies this database among the others on this machine. Marks of trust refer to it.
+        path: of a file; the URL of a database on a server, without its password.
+        identity: the same for every way in which the user may have named this database.
         readonly: whether `write` is refused.
+        size_bytes: what it takes on the disk.
 
     Raises (all methods):
         DatabaseLockedError: another process kept the write lock for longer than the time-out.
+        DatabaseLostError: the connection to the server was lost. Nobody knows whether the transaction was kept.
         DatabaseError: no permission, no connection, disk full, damaged, or not a database of schedsearch.
     """
 
     @property
     def name(self) -> str: ...
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Place: ...
+    @property
+    def identity(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
     @property
     def readonly(self) -> bool: ...
 
@@ -44,6 +54,14 @@ class Database(Protocol):
 
         Raises:
             DatabaseError: the database was opened read-only.
+        """
+        ...
+
+    def again(self, call: Callable[[], T]) -> T:
+        """What `call` returns. It is called again, up to the time-out, when the connection was lost meanwhile.
+
+        Args:
+            call: may begin transactions of its own; doing it twice must be as doing it once.
         """
         ...
 

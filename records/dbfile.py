@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from schedsearch.errors import DatabaseError, DatabaseLockedError, SchemaVersionError
 from schedsearch.records import damage
+from schedsearch.records.location import Place
 
 BUSY_TIMEOUT_S = 30.0
 MAX_VALUE_BYTES = 256 << 20  # of one text or blob; SQLite refuses to read a longer one
@@ -233,7 +234,7 @@ def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
     return None
 
 
-def check_version(path: Path, found: int) -> None:
+def check_version(path: Place, found: int) -> None:
     """Raises SchemaVersionError if a database has a newer schema than this code knows."""
     from schedsearch.records.fields import SCHEMA_VERSION  # executables have files of their own, without these tables
 
@@ -244,11 +245,12 @@ def check_version(path: Path, found: int) -> None:
         )
 
 
-def read_meta(path: Path, found: Iterable[tuple[Any, Any]], required: Iterable[str]) -> dict[str, str]:
+def read_meta(path: Place, found: Iterable[tuple[Any, Any]], required: Iterable[str], remedy: str = "") -> dict[str, str]:
     """Table meta, checked, from its rows (key, value).
 
     Args:
         required: keys that must be there, besides `schema_version`.
+        remedy: what to do about a missing one; default: what helps for a file.
 
     Raises:
         DatabaseError: a key is missing, a value is not text, or the schema version is not a number.
@@ -264,7 +266,7 @@ def read_meta(path: Path, found: Iterable[tuple[Any, Any]], required: Iterable[s
         raise foreign(path)
     for key in required:
         if key not in meta:
-            raise DatabaseError(f"{path}: table meta, row {key}: it is missing; {_REMEDY.format(path=path)}")
+            raise DatabaseError(f"{path}: table meta, row {key}: it is missing; {remedy or _REMEDY.format(path=path)}")
     if not re.fullmatch("[0-9]{1,6}", meta["schema_version"], re.ASCII) or meta["schema_version"] == "0":
         wrong = damage.DamagedRow(f"{ascii(meta['schema_version'])[:40]} is not a version number")
         raise damage.DamageError(damage.damage(path, "meta", "schema_version", wrong))

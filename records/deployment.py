@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from schedsearch.errors import DatabaseError, NoRecordError
 from schedsearch.records import claims, dbfile, queries, schema, size_tables
 from schedsearch.records.lookup import Lookup
+from schedsearch.records.migrating import new_meta
 from schedsearch.records.output import replacement
-from schedsearch.records.sqlite import SqliteDatabase, new_meta
+from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.store import Store
 from schedsearch.records.writes import claim_of, set_size_table
 from schedsearch.workload import Workload, WorkloadRange

@@ -248,7 +248,7 @@ def merge(store: Store, sources: Sequence[str | Path]) -> Report:
     report = Report()
     for source in sources:
         with Store.open(source, create=False, readonly=True) as other:
-            if other.path.resolve() == store.path.resolve():
+            if other.database.identity == store.database.identity:
                 raise UsageError(f"{source} cannot be merged into itself; give another database")
             report += _merge_one(store, other, str(source))
     return report

@@ -9,12 +9,13 @@ from pathlib import Path
 from schedsearch.errors import DatabaseError
 from schedsearch.records import dbfile
 from schedsearch.records.exchange import Report, merge
+from schedsearch.records.location import server_url
 from schedsearch.records.output import place, temporary_beside
 from schedsearch.records.store import Store
 
 
 def fill_store(path: str | Path, fill: Callable[[Store], Report]) -> Report:
-    """Opens the record store at `path` and calls `fill`. A new store appears only if `fill` succeeds.
+    """Opens the record store at `path` and calls `fill`. A new file appears only if `fill` succeeds.
 
     If another process creates a store at `path` in the meantime, the records are added to that one; `fill` is called once
     in any case, so it may read a pipe.
@@ -22,6 +23,9 @@ def fill_store(path: str | Path, fill: Callable[[Store], Report]) -> Report:
     Raises:
         DatabaseError: the store cannot be opened or created.
     """
+    if server_url(path) is not None:
+        with Store.open(path) as store:
+            return fill(store)
     path = Path(path).absolute()
     dbfile.check(path, create=True, readonly=False)
     if path.exists():

@@ -17,6 +17,7 @@ from schedsearch.closing import Closing
 from schedsearch.errors import DatabaseError
 from schedsearch.records import claims, damage, dbfile
 from schedsearch.records.fields import ARTIFACT, BEST, RECORD, SCHEMA_VERSION, WORKLOAD, Field
+from schedsearch.records.location import require_file
 
 T = TypeVar("T")
 
@@ -111,10 +112,11 @@ class Lookup(Closing):
     Raises:
         DatabaseError: no such file, no permission, truncated, damaged, or not a database of schedsearch.
         SchemaVersionError: a newer schedsearch wrote it.
+        UsageError: it is a database of a server.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).absolute()
+        self.path = require_file(path).absolute()
         self._lock = threading.Lock()
         self._closed = False
         self._found: dict[tuple[str, str, str], LookupRow] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from schedsearch.config import Config
@@ -19,6 +18,7 @@ from schedsearch.profiling.profile import Profile
 from schedsearch.records import claims, damage, rows, size_tables
 from schedsearch.records.damage import DamagedRow, DamageError, DamageLog
 from schedsearch.records.fields import ARTIFACT, BEST, PROFILE, RECORD, RUN
+from schedsearch.records.location import Place
 from schedsearch.records.rows import Best, RecordRow
 from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.size_table import SizeTable
@@ -41,12 +41,12 @@ class Reader:
     """Reads the rows of one file. It parses recurring configs, workloads and toolchains once; use one reader per listing.
 
     Args:
-        path: of the file, for messages.
+        path: of the database, for messages.
         log: remembers the damaged rows that were skipped.
         thorough: also compare each record with its content id. A listing leaves this out, because it takes longer.
     """
 
-    def __init__(self, path: Path, log: DamageLog, *, thorough: bool = False) -> None:
+    def __init__(self, path: Place, log: DamageLog, *, thorough: bool = False) -> None:
         self.path, self.log, self._thorough = path, log, thorough
         self._toolchains: dict[str, tuple[str, dict[str, str]]] = {}
         self._workloads: dict[str, tuple[str, str]] = {}

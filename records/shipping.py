@@ -14,10 +14,11 @@ from schedsearch.records import schema
 from schedsearch.records.deployment import keep_unless_deploy
 from schedsearch.records.entries import Entry, Task, chosen
 from schedsearch.records.lookup import Lookup, LookupRow
+from schedsearch.records.migrating import new_meta
 from schedsearch.records.output import replacement
 from schedsearch.records.sharing import checked_who, manifest_of
 from schedsearch.records.shipped import GAINS, MANIFEST, Shipped, file_name, gain_key
-from schedsearch.records.sqlite import SqliteDatabase, new_meta
+from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.store import Store
 
 MAX_BYTES = 5 << 20

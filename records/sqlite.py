@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import sqlite3
 import time
-import uuid as uuids
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.pool import QueuePool
 
 from schedsearch.errors import DatabaseError
-from schedsearch.records import claims, dbfile, fields, schema
+from schedsearch.records import dbfile, fields, schema
+from schedsearch.records.dialects import SQLITE
+from schedsearch.records.migrating import migrate, migrating, parts_made, version_of
 from schedsearch.typed import JsonObject
 
-DIALECT = "sqlite"
+T = TypeVar("T")
+
+DIALECT = SQLITE.name
 
 
 class SqliteDatabase:
@@ -93,6 +96,18 @@ class SqliteDatabase:
     def name(self) -> str:
         return str(self.path)
 
+    @property
+    def identity(self) -> str:
+        return str(self.path.resolve())
+
+    @property
+    def size_bytes(self) -> int:
+        files = (self.path, dbfile.beside(self.path, "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def again(self, call: Callable[[], T]) -> T:
+        return call()  # there is no connection to lose
+
     def insert(self, table: sa.Table) -> Insert:
         return insert(table)
 
@@ -112,39 +127,18 @@ class SqliteDatabase:
         version = self._version(found)
         if version < fields.SCHEMA_VERSION and not self.readonly:
             self._use_wal()
-            with self._migrating(version), self.write() as connection:
+            with migrating(self.name, version), self.write() as connection:
                 found = self._meta(connection)  # another process may have created it first
-                version = self._version(found)
-                for statement in (text for step in schema.MIGRATIONS[DIALECT][version:] for text in step):
-                    connection.exec_driver_sql(statement)
-                if not version:
-                    connection.execute(sa.insert(schema.meta), new_meta("store"))
-                connection.execute(
-                    sa.update(schema.meta)
-                    .where(schema.meta.c.key == "schema_version")
-                    .values(value=str(fields.SCHEMA_VERSION))
-                )
+                migrate(connection, DIALECT, self._version(found))
                 found = self._meta(connection)
         with self.read() as connection:
             self._check_tables(connection, _TABLES)
         return found
 
-    @contextmanager
-    def _migrating(self, version: int) -> Iterator[None]:
-        """Statements of a migration fail only if the tables are not those of their version."""
-        try:
-            yield
-        except sa.exc.IntegrityError as error:
-            raise DatabaseError(
-                f"{self.path} is damaged: it does not fit schema version {version}, so that it cannot be brought to version "
-                f"{fields.SCHEMA_VERSION} ({error.orig}); restore a copy, or read its records into a new database: "
-                "schedsearch records merge"
-            ) from error
-
     def create_deploy(self) -> None:
         """Creates the tables of a deployment file in an empty file (journal mode DELETE)."""
         with self.write() as connection:
-            for statement in schema.DEPLOY_SCHEMA[DIALECT]:
+            for statement in schema.DEPLOY_SCHEMA:
                 connection.exec_driver_sql(statement)
 
     def _meta(self, connection: sa.Connection) -> dict[str, str]:
@@ -165,17 +159,7 @@ class SqliteDatabase:
         dbfile.check_tables(driver, self.path, tables)
 
     def _version(self, found: dict[str, str]) -> int:
-        if not found and not self._create:
-            raise DatabaseError(
-                f"{self.path} is a database without tables: nothing was recorded in it, e.g. because the disk was full when "
-                "it was made; delete it, or let schedsearch tune or records import fill it"
-            )
-        if found.get("kind", "store") != "store":
-            raise DatabaseError(
-                f"{self.path} is a deployment file: it holds best kernels and no measurements; give the database it was "
-                "exported from"
-            )
-        return int(found.get("schema_version", 0))
+        return version_of(found, self.name, create=self._create)
 
     def _use_wal(self) -> None:
         """Waits for locks and sets WAL mode, because SQLite itself does not wait when it changes the journal mode."""
@@ -216,11 +200,7 @@ class SqliteDatabase:
             return {
                 "sqlite": sqlite3.sqlite_version,
                 "journal_mode": pragma("journal_mode")[0],
-                "size_bytes": sum(
-                    file.stat().st_size
-                    for file in (self.path, self.path.with_name(self.path.name + "-wal"))
-                    if file.exists()
-                ),
+                "size_bytes": self.size_bytes,
                 "free_bytes": pragma("freelist_count")[0] * pragma("page_size")[0],
                 "problems": problems,
             }
@@ -247,9 +227,8 @@ def _missing_parts(connection: sa.Connection) -> list[str]:
     """The indexes and triggers that the file lacks. It can be used without them, slower and with less protection."""
     version = connection.exec_driver_sql("SELECT value FROM main.meta WHERE key = 'schema_version'").scalar_one()
     present = {row[0] for row in connection.exec_driver_sql("SELECT name FROM main.sqlite_schema")}
-    made = (text.split() for step in schema.MIGRATIONS[DIALECT][: int(version)] for text in step)
-    wanted = [(words[1].lower(), words[2]) for words in made if words[:2] in (["CREATE", "INDEX"], ["CREATE", "TRIGGER"])]
-    return [f"the {kind} {name} is missing" for kind, name in dict.fromkeys(wanted) if name not in present]
+    wanted = parts_made(DIALECT, int(version))
+    return [f"the {kind} {name} is missing" for kind, name in wanted if name not in present]
 
 
 def _see_as_newest(connection: sqlite3.Connection) -> None:
@@ -269,17 +248,3 @@ def _see_as_newest(connection: sqlite3.Connection) -> None:
 def _begin(connection: sa.Connection) -> None:
     writing = connection.get_execution_options().get("schedsearch_write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
-
-
-def new_meta(kind: str) -> list[dict[str, str]]:
-    """The rows of table meta for a new database of this machine."""
-    uuid = str(uuids.uuid4())
-    values = {
-        "schema_version": str(fields.SCHEMA_VERSION),
-        "uuid": uuid,
-        "kind": kind,
-        "machine": claims.machine_id(),
-        "signature": claims.sign(claims.Kind.DATABASE, uuid),
-        "created_at": repr(time.time()),
-    }
-    return [{"key": key, "value": value} for key, value in values.items()]

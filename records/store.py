@@ -5,18 +5,18 @@
         record_id = store.append(record)               # committed when it returns
         store.promote(record_id, artifact)             # deployment serves it from now on
 
-Measurements are append-only. Several processes may write to one file at once. `claims` decides which code this machine may
-load, `exchange` reads and writes files of records, and deployment reads through `lookup`.
+Measurements are append-only. Several processes may write to one database at once. `claims` decides which code this machine
+may load, `exchange` reads and writes files of records, and deployment reads through `lookup`.
 """
 
 from __future__ import annotations
 
-import re
+import functools
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -28,12 +28,26 @@ from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import claims, dbfile, queries, schema
 from schedsearch.records.database import Database
+from schedsearch.records.location import server_url
 from schedsearch.records.rows import sign_record, to_row
 from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.stored import Stored
 from schedsearch.records.writes import claim_of, drop_artifacts, put_artifact_of, put_profile, set_best
-from schedsearch.typed import JsonMapping
+from schedsearch.typed import JsonMapping, JsonObject
 from schedsearch.workload import Workload
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _repeatable(method: Callable[Concatenate[Store, P], T]) -> Callable[Concatenate[Store, P], T]:
+    """A method that the store calls again when the connection was lost before it knew whether the transaction was kept."""
+
+    @functools.wraps(method)
+    def repeated(self: Store, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._db.again(lambda: method(self, *args, **kwargs))
+
+    return repeated
 
 
 class Store(Stored, Closing):
@@ -58,8 +72,9 @@ class Store(Stored, Closing):
         """Opens a database. Opening it for writing brings an older schema to the newest.
 
         Args:
-            path: of the file; a string may also be a URL, sqlite:///PATH.
-            create: whether a missing file is created.
+            path: of the file; a string may also be a URL, sqlite:///PATH, or postgresql://HOST/DATABASE of a database on a
+                server, which must exist.
+            create: whether a missing file, or the tables in an empty database of a server, are created.
             readonly: write nothing. A database with an older schema is read as it is; fields that it lacks are None or "".
                 `create` is ignored.
             busy_timeout_s: how long a write waits for another process.
@@ -68,15 +83,19 @@ class Store(Stored, Closing):
             DatabaseError: the path cannot be opened (missing, a folder, no permission, truncated, another program's file),
                 or the state folder (see `claims`) cannot be written.
             SchemaVersionError: a newer schedsearch wrote the database.
-            UsageError: the URL is not an SQLite URL.
+            UsageError: the URL is of another kind of database or has a password, or the package for its server is missing.
         """
-        if isinstance(path, str) and (url := re.match(r"(\w+)://", path)):
-            if url[1] != "sqlite":
-                raise UsageError(f"databases of {url[1]} are not supported, got {path}; give a path or sqlite:///PATH")
-            path = path.removeprefix("sqlite:///")
+        url = server_url(path)
         if not readonly:
             claims.machine_id()  # fails early rather than at the first artifact
-        database: Database = SqliteDatabase(path, create=create, readonly=readonly, busy_timeout_s=busy_timeout_s)
+        database: Database
+        if url is not None:
+            from schedsearch.records.postgresql import PostgresDatabase  # needs the extra `postgres`
+
+            database = PostgresDatabase(url, create=create, readonly=readonly, busy_timeout_s=busy_timeout_s)
+        else:
+            file = path.removeprefix("sqlite:///") if isinstance(path, str) else path
+            database = SqliteDatabase(file, create=create, readonly=readonly, busy_timeout_s=busy_timeout_s)
         try:
             return cls(database, database.migrate())
         except BaseException:
@@ -91,11 +110,15 @@ class Store(Stored, Closing):
         """Begins a tuning run and returns its id. `info` (JSON values) describes it: command, target, options."""
         now = time.time()
         run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}-{secrets.token_hex(4)}"
-        row = {"id": run_id, "machine": claims.machine_id(), "started_at": now, "info": canonical_json(dict(info))}
-        with self._db.write() as connection:
-            connection.execute(sa.insert(schema.run), row)
+        self._add_run({"id": run_id, "machine": claims.machine_id(), "started_at": now, "info": canonical_json(dict(info))})
         return run_id
 
+    @_repeatable
+    def _add_run(self, row: JsonObject) -> None:
+        with self._db.write() as connection:
+            connection.execute(self._db.insert(schema.run).on_conflict_do_nothing(), row)
+
+    @_repeatable
     def finish_run(self, run_id: str, summary: Mapping[str, object]) -> None:
         """Ends a run. A run that was killed keeps `finished_at` None. Raises UsageError if there is no such run."""
         with self._db.write() as connection:
@@ -107,6 +130,7 @@ class Store(Stored, Closing):
             if not done.rowcount:
                 raise UsageError(f"{self.name} has no run {run_id!r}")
 
+    @_repeatable
     def append(self, record: Record, run_so_far: JsonMapping | None = None) -> int:
         """Adds a record and commits it. Appending the same record again (same content, stamps and run) adds nothing.
 
@@ -143,6 +167,7 @@ class Store(Stored, Closing):
                 connection.execute(sa.update(schema.run).where(*open_run).values(summary=summary))
         return int(record_id)
 
+    @_repeatable
     def promote(
         self, record_id: int, artifact: Artifact | None = None, *, verified: bool = True, if_faster: bool = False
     ) -> bool:
@@ -185,6 +210,7 @@ class Store(Stored, Closing):
                     attempt.rollback()  # its code is not kept either
         return promoted
 
+    @_repeatable
     def adopt(self, record: Record, artifact: Artifact) -> bool:
         """Adds the record of somebody else, with the code that this machine made of its configuration and verified. It
         becomes the best of its task, which this machine signs, unless the task has one.
@@ -207,6 +233,7 @@ class Store(Stored, Closing):
             sha256 = put_artifact_of(self._db, connection, row, artifact)
             return set_best(self._db, connection, row, sha256, verified=True, promoted_at=time.time(), if_faster=True)
 
+    @_repeatable
     def demote(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> bool:
         """Removes the best of a task, because its code turned out to be wrong. Its records stay.
 
@@ -225,6 +252,7 @@ class Store(Stored, Closing):
                 connection.execute(sa.delete(best).where(task))
         return row is not None
 
+    @_repeatable
     def add_profile(self, record_id: int, profile: Profile) -> None:
         """Keeps a profile of a record's kernel; twice adds nothing. Raises UsageError if there is no such record."""
         with self._db.write() as connection:
@@ -232,6 +260,7 @@ class Store(Stored, Closing):
                 raise UsageError(f"{self.name} has no record {record_id}")
             put_profile(self._db, connection, record_id, profile)
 
+    @_repeatable
     def prune(self, keep: int) -> dict[str, int]:
         """Drops stored code except that of the best and of the `keep` fastest records per (workload, target, mode).
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -22,6 +21,7 @@ from schedsearch.records.columns import Wanted, list_records, read_columns, read
 from schedsearch.records.damage import Damage, DamageLog
 from schedsearch.records.database import Database
 from schedsearch.records.evidence import thinned
+from schedsearch.records.location import Place
 from schedsearch.records.reader import Reader
 from schedsearch.records.rows import Best, RecordRow, label_of
 from schedsearch.records.size_tables import SizeTableRow
@@ -55,8 +55,14 @@ class Stored:
         return self._db.name
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Place:
+        """The file, or the URL of a database on a server."""
         return self._db.path
+
+    @property
+    def size_bytes(self) -> int:
+        """What the database takes on the disk."""
+        return self._db.size_bytes
 
     @property
     def uuid(self) -> str:
@@ -84,8 +90,7 @@ class Stored:
             UsageError: there is no record with this id.
             DamageError: it is damaged; the text names the column.
         """
-        with self._db.read() as connection:
-            row = connection.execute(queries.records().where(schema.record.c.id == record_id)).one_or_none()
+        row = next(iter(self._fetched(queries.records().where(schema.record.c.id == record_id))), None)
         if row is None:
             raise UsageError(f"{self.name} has no record {record_id}; list them: schedsearch records list --db {self.name}")
         reader = self.reader(thorough=True)
@@ -148,15 +153,21 @@ class Stored:
         return self._read(query.order_by(schema.record.c.id).limit(limit))
 
     def _read(self, query: sa.Select[Any]) -> list[RecordRow]:
-        with self._db.read() as connection:
-            rows = connection.execute(query).all()
-        return list(self.reader().records(rows))
+        return list(self.reader().records(self._fetched(query)))
+
+    def _fetched(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """All rows of a query."""
+
+        def fetch() -> Sequence[sa.Row[Any]]:
+            with self._db.read() as connection:
+                return connection.execute(query).all()
+
+        return self._db.again(fetch)
 
     def profiles(self, record_id: int) -> list[Profile]:
         """The profiles of a record's kernel, the oldest first."""
         query = queries.profiles().where(schema.profile.c.record_id == record_id)
-        with self._db.read() as connection:
-            rows = connection.execute(query).all()
+        rows = self._fetched(query)
         return [profile for _, profile in self.reader().profiles(rows)]
 
     def best(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> Record | None:
@@ -176,8 +187,7 @@ class Stored:
             (best.mode, mode),
         )
         query = queries.bests().where(*[column == value for column, value in wanted if value is not None])
-        with self._db.read() as connection:
-            rows = connection.execute(query).all()
+        rows = self._fetched(query)
         yield from self.reader().bests(rows)
 
     def code(self, best: Best) -> Artifact | None:
@@ -202,8 +212,7 @@ class Stored:
         return self._stored_code(sha256, require_signature=True)
 
     def _stored_code(self, sha256: str, *, require_signature: bool) -> Artifact | None:
-        with self._db.read() as connection:
-            row = connection.execute(queries.artifacts().where(schema.artifact.c.sha256 == sha256)).one_or_none()
+        row = next(iter(self._fetched(queries.artifacts().where(schema.artifact.c.sha256 == sha256))), None)
         if row is None:
             return None
         if require_signature and not claims.is_ours(claims.Kind.ARTIFACT, sha256, row.signature):
@@ -286,8 +295,7 @@ class Stored:
 
         It reads at most one such record each. It leaves out a workload if its schema is unknown to this schedsearch.
         """
-        with self._db.read() as connection:
-            rows = connection.execute(queries.tuned(op, template, version, mode)).all()
+        rows = self._fetched(queries.tuned(op, template, version, mode))
         return list(self.reader().workloads(rows))
 
     def evidence(
@@ -313,8 +321,7 @@ class Stored:
             The fastest first, failures last.
         """
         query = queries.evidence(workload, target_key, template, version, mode, imported=imported)
-        with self._db.read() as connection:
-            rows = connection.execute(query).all()
+        rows = self._fetched(query)
         return list(self.reader().evidence(thinned(rows, limit)))
 
     def columns(
@@ -347,14 +354,12 @@ class Stored:
     def workloads(self) -> dict[str, tuple[str, str]]:
         """Every workload of the file that is sound: id -> (operator, JSON). Operators need not be installed."""
         query = sa.select(schema.workload.c.id, schema.workload.c.op, schema.workload.c.json.label("workload_json"))
-        with self._db.read() as connection:
-            rows = connection.execute(query).all()
+        rows = self._fetched(query)
         return dict(self.reader().stored_workloads(rows))
 
     def ranges(self, *, target: str | None = None) -> list[SizeTableRow]:
         """The kernels of ranges of sizes, of all targets or of one; `SizeTable.from_bytes` reads them."""
-        with self._db.read() as connection:
-            rows = connection.execute(queries.size_tables()).all()
+        rows = self._fetched(queries.size_tables())
         return [row for row in self.reader().size_tables(rows) if target in (None, row.target_key)]
 
     def range_of(self, of_range: WorkloadRange, target: str, mode: str = COLD_GRAPH) -> SizeTableRow | None:
@@ -370,8 +375,7 @@ class Stored:
 
     def runs(self) -> list[JsonObject]:
         """Tuning runs in the order of their start: id, machine, started_at, finished_at, info, summary, records."""
-        with self._db.read() as connection:
-            rows = connection.execute(queries.runs()).all()
+        rows = self._fetched(queries.runs())
         return list(self.reader().runs(rows))
 
     def stats(self) -> JsonObject:

@@ -225,6 +225,10 @@ class DatabaseLockedError(DatabaseError):
     pass
 
 
+class DatabaseLostError(DatabaseError):
+    """The connection to a database server was lost, or it cannot be reached any more."""
+
+
 class SchemaVersionError(DatabaseError):
     pass
 

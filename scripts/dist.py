@@ -31,6 +31,7 @@ IMPORTS = {
     "fallback": "import onnxruntime",
     "kernel-tuner": "import kernel_tuner, schedsearch.integrations.kernel_tuner",
     "network": "import onnx, onnx_ir, onnxscript; schedsearch.build",
+    "postgres": "import psycopg, schedsearch.records.postgresql",
     "testing": "import greenlet, schedsearch.testing.op_contract",
     "torch": "import schedsearch.torch; schedsearch.torch.optimize_",
 }

@@ -8,13 +8,13 @@ with disabilities, comes from npm into FOLDER, pinned by its SHA-512. The tests 
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from apt_packages import install
 from npm_packages import fetch
 
 AXE = ("axe-core", "4.14.1", "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ==")
@@ -23,16 +23,7 @@ AXE = ("axe-core", "4.14.1", "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2r
 def install_chromium() -> None:
     if shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome"):
         return
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        print("Chromium is missing; its tests will be skipped. On Debian: apt install chromium")
-        return
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"],
-    ):
-        if subprocess.run(command, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}).returncode:
-            print(f"`{' '.join(command)}` failed; the tests that need Chromium will be skipped")
-            return
+    install("chromium", "Chromium")
 
 
 def install_axe(folder: Path) -> None:

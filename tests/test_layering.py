@@ -264,6 +264,7 @@ def test_only_the_backend_uses_more_of_numba_than_cuda_and_types() -> None:
         ("llvmlite", ("schedsearch.backend", "schedsearch.device.cpu_link", "schedsearch.device.cpu_native")),
         ("cuda", ("schedsearch.backend", "schedsearch.device")),
         ("sqlalchemy", ("schedsearch.records",)),
+        ("psycopg", ("schedsearch.records.postgresql",)),
         ("pydantic", ("schedsearch.workload_file",)),
         ("ruamel", ("schedsearch.workload_file.yaml_source", "schedsearch.workload_file.writer")),
         ("click", ("schedsearch.cli",)),

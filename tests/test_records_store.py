@@ -131,10 +131,8 @@ def test_a_store_may_be_named_by_a_url(store: Store) -> None:
     store.append(record())
     with Store.open(f"sqlite:///{store.path}", readonly=True) as other:
         assert other.path == store.path and other.name == str(store.path) and len(other.history()) == 1
-    with pytest.raises(
-        UsageError, match=r"databases of postgresql are not supported, got postgresql://host/db; give a path"
-    ):
-        Store.open("postgresql://host/db")
+    with pytest.raises(UsageError, match=r"databases of mysql are not supported, got mysql://host/db; give a path"):
+        Store.open("mysql://host/db")
 
 
 def test_stats_and_health_count(store: Store) -> None:

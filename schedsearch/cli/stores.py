@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def db_option(function: Any) -> Any:
-    return click.option("--db", metavar="FILE", default=DEFAULT_DB, help="Record store.")(function)
+    return click.option("--db", metavar="FILE", default=DEFAULT_DB, help="Record store: a file, or postgresql://...")(
+        function
+    )
 
 
 def json_option(function: Any) -> Any:

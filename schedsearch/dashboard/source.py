@@ -19,6 +19,7 @@ from schedsearch.dashboard.trials import Trials
 from schedsearch.errors import SchedsearchError, WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.measurement import Outcome
+from schedsearch.records.location import short_name
 from schedsearch.records.store import Store
 from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload
@@ -43,13 +44,14 @@ class Source:
 
     Args:
         key: names it in paths: "0", "1", ...
-        path: as the user gave it.
+        path: as the user gave it; it may be the URL of a database on a server.
 
     Attributes:
         problem: why the file cannot be read; "" if it can.
         tasks: in the order of their first record.
         runs: rows of `Store.runs`.
         workloads: id -> (operator, JSON).
+        size_bytes: what the database takes on the disk.
         revision: grows with every change.
     """
 
@@ -67,7 +69,7 @@ class Source:
         self.runs: list[JsonObject] = []
         self.workloads: dict[str, tuple[str, str]] = {}
         self.last_id = 0
-        self.records = 0
+        self.records = self.size_bytes = 0
         self._stamp: tuple[Any, ...] = ()
         self._recent: dict[str, deque[float]] = {}
         self._keys: dict[str, TaskId] = {}
@@ -76,14 +78,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        return Path(self.path).name
-
-    @property
-    def size_bytes(self) -> int:
-        try:
-            return Path(self.path).stat().st_size
-        except OSError:
-            return 0
+        return short_name(self.path)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,6 +113,7 @@ class Source:
             return changed
 
     def _reopen_if_replaced(self) -> None:
+        """A file may be replaced by another one; a database on a server keeps its name."""
         try:
             found = Path(self.path).stat()
             identity: tuple[int, int] | None = (found.st_dev, found.st_ino)
@@ -152,6 +148,7 @@ class Source:
                 self._recent.setdefault(row.run, deque(maxlen=_RECENT)).append(row.finished_at)
             self.last_id = row.id
             self.records += 1
+        self.size_bytes = store.size_bytes
         self._stamp = stamp
 
     def _defaults(self) -> dict[tuple[str, str], set[tuple[str, str]]]:

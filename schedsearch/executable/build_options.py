@@ -17,6 +17,7 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.facts import FLOATS
 from schedsearch.network.given_inputs import Inputs
 from schedsearch.records.executables import check_writable
+from schedsearch.records.location import require_file
 from schedsearch.target import Target
 from schedsearch.text import quoted
 
@@ -79,7 +80,7 @@ class BuildOptions:
         if out is not None:
             check_writable(Path(out))
         target = detect(target) if isinstance(target, str) else target
-        return cls(target, Path(db), None if out is None else Path(out), deadline, **options)
+        return cls(target, require_file(db), None if out is None else Path(out), deadline, **options)
 
     def needed_by(self, compared_s: float | None) -> Deadline:
         """The deadline of what comes before the comparison of the network with its model, which needs its time, too.

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from schedsearch.network.plan import best_plan, complete
 from schedsearch.processes.builder import BuiltRange
 from schedsearch.processes.range_build import RangeResult, Spaces, build_shared
 from schedsearch.progress import stage
+from schedsearch.records.location import require_file
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.shipped import shipped_records
 from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
@@ -108,7 +108,7 @@ class SizedBuild:
                 f"{name}={low}..{high} is not possible for a table of kernels; allowed: 2 to {MAX_SIZES} sizes of 1 or more"
             )
         self._network_of, self._name, self._sizes = network_of, name, range(low, high + 1)
-        self._target, self._db, self._mode = target, Path(db), mode
+        self._target, self._db, self._mode = target, require_file(db), mode
         self._strict, self._model, self._say = strict, model, say
         self._arrays: dict[str, list[Array]] = {}  # name of a constant -> its arrays that differ
         self._networks: dict[int, Network] = {}

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ from schedsearch.measurement import COLD_GRAPH
 from schedsearch.network.graph import Network, Node
 from schedsearch.network.residency import Residency
 from schedsearch.records.damage import DamageError
+from schedsearch.records.location import require_file
 from schedsearch.records.lookup import Lookup, LookupRow
 from schedsearch.records.shipped import Shipped, shipped_records, workload_of
 from schedsearch.roofline import least_time_ns, suspect_time_ns
@@ -172,7 +172,7 @@ def costs_of(network: Network | None, db: str | os.PathLike[str], target: Target
     """What the workloads of a network cost by the records that there are, own and shipped ones; the database may be missing.
     Without a network, what any workload costs."""
     with contextlib.ExitStack() as stack:
-        lookup = stack.enter_context(Lookup(Path(db))) if Path(db).exists() else None
+        lookup = stack.enter_context(Lookup(require_file(db))) if require_file(db).exists() else None
         yield RecordCosts(lookup, target, mode, network, shipped=shipped_records(target.key))
 
 

@@ -14,6 +14,7 @@ from schedsearch.ops.own_kernel import Argument, OwnKernelParams, arguments_of, 
 from schedsearch.own.arguments import Given, read
 from schedsearch.own.calls import Launches
 from schedsearch.own.habits import Called
+from schedsearch.records.location import require_file
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.kernel import Step
 from schedsearch.workload import Workload
@@ -34,7 +35,7 @@ def own_kernel(name: str, db: str | os.PathLike[str] = DEFAULT_DB, *, code: str 
         UsageError: it has several versions, and `code` names none of them.
         DatabaseError: the database cannot be used.
     """
-    path = Path(db)
+    path = require_file(db)
     lookup = Lookup(path)
     try:
         rows = lookup.nearest("own_kernel", COLD_GRAPH)

@@ -20,6 +20,7 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.records.damage import DamageError
+from schedsearch.records.location import require_file
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.shipped import shipped_records
 from schedsearch.runtime.alternatives import Alternative, Found
@@ -87,7 +88,7 @@ class KernelCache(Closing):
         allow: Iterable[str] = LEVELS,
         mode: str = COLD_GRAPH,
     ) -> None:
-        self.db, self.mode = Path(db), mode
+        self.db, self.mode = require_file(db), mode
         self.target = detect(target) if isinstance(target, str) else target
         self.allowed = check_levels(allow)
         self._lock = threading.RLock()

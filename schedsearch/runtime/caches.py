@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from schedsearch.measurement import COLD_GRAPH
+from schedsearch.records.location import require_file
 from schedsearch.runtime.cache import KernelCache
 from schedsearch.runtime.fallback import check_levels
 
@@ -26,7 +27,7 @@ class KernelCaches:
     """
 
     def __init__(self, db: str | os.PathLike[str], allow: Iterable[str], mode: str = COLD_GRAPH) -> None:
-        self._db, self._allow, self._mode = Path(db), check_levels(allow), mode
+        self._db, self._allow, self._mode = require_file(db), check_levels(allow), mode
         self._begin()
 
     def _begin(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import overload
 
 from schedsearch.device.detect import detect
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.records.location import require_file
 from schedsearch.runtime.cache import KernelCache, LazyDevice, check_workload, make_kernel, open_lookup
 from schedsearch.runtime.explanation import Explanation
 from schedsearch.runtime.fallback import LEVELS, Fallback, check_levels
@@ -80,12 +80,12 @@ def compile(
     if isinstance(workload, WorkloadRange):
         target = detect(target) if isinstance(target, str) else target
         opened = LazyDevice(target)
-        return compile_range(workload, Path(db), target, mode, opened.open, opened.close)
+        return compile_range(workload, require_file(db), target, mode, opened.open, opened.close)
     check_workload(workload)
     target = detect(target) if isinstance(target, str) else target
-    lookup, device = open_lookup(Path(db), allowed, target), LazyDevice(target)
+    lookup, device = open_lookup(require_file(db), allowed, target), LazyDevice(target)
     try:
-        found = Fallback(workload, target, lookup, Path(db), mode, allowed).serve(device.open)
+        found = Fallback(workload, target, lookup, require_file(db), mode, allowed).serve(device.open)
     except BaseException:
         device.close()
         raise
@@ -110,6 +110,6 @@ def explain(
     """
     if isinstance(workload, WorkloadRange):
         check_levels(allow)
-        return explain_range(workload, Path(db), detect(target) if isinstance(target, str) else target, mode)
+        return explain_range(workload, require_file(db), detect(target) if isinstance(target, str) else target, mode)
     with KernelCache(db, target, allow=allow, mode=mode) as cache:
         return cache.explain(workload)

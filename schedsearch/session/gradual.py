@@ -11,6 +11,7 @@ from schedsearch.deadline import Deadline
 from schedsearch.errors import NoValidConfigError, UnsupportedError
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.entries import chosen
+from schedsearch.records.location import server_url
 from schedsearch.records.store import Store
 from schedsearch.session.tune import tune
 from schedsearch.target import Target
@@ -92,7 +93,7 @@ def tune_gradually(
 
 def _raced(db: str | Path, target: Target, mode: str) -> set[str]:
     """The ids of the workloads with an entry (`records.entries.chosen`)."""
-    if not Path(db).exists():
+    if server_url(db) is None and not Path(db).exists():
         return set()
     with Store.open(db, create=False, readonly=True) as store:
         return {entry.task[0] for entry in chosen(store, target=target.key, mode=mode).entries}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from schedsearch.errors import ArgumentError, DatabaseError, UsageError, did_you_mean, first_line
+from schedsearch.records.location import require_file
 from schedsearch.records.shipped import any_shipped
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.text import type_text
@@ -34,7 +34,7 @@ def check_options(given: dict[str, Any]) -> None:
 
 def check_database(db: str | os.PathLike[str], allow: Sequence[str], tune: bool) -> None:
     """Raises DatabaseError if a database cannot be read, or with `tune` be made, because of where it is."""
-    path = Path(db)
+    path = require_file(db)
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder; give the file of a database, e.g. {path / 'records.db'}")
     if path.exists():

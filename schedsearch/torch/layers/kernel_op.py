@@ -16,6 +16,7 @@ import torch
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import UsageError
 from schedsearch.ops import ArgSpec
+from schedsearch.records.location import require_file
 from schedsearch.runtime.arrays import output_like
 from schedsearch.runtime.cache import KernelCache
 from schedsearch.runtime.caches import shared_caches
@@ -41,7 +42,7 @@ class Kernels:
 
     def __init__(self, db: str | Path, device: torch.device, allow: Sequence[str] = ALLOWED) -> None:
         """Raises DatabaseError, DeviceError or UnsupportedError if the database or the device cannot be used."""
-        self.db, self.device, self.allow = Path(db).absolute(), device, tuple(allow)
+        self.db, self.device, self.allow = require_file(db).absolute(), device, tuple(allow)
         self._name = device_name(device)
         self.target = self._cache.target
 

@@ -17,6 +17,7 @@ from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import ArgumentError, first_line
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.progress import is_shown, shown, stage
+from schedsearch.records.location import require_file
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.text import type_text
 from schedsearch.torch.arguments import CheckedFilter, Filter, check_database, check_options, checked_example, misfit
@@ -115,7 +116,7 @@ def optimize_(
     run = _Run(model, args, Budget(trials, deadline) if tune else None, networks, CheckedFilter(filter_fn), timer)
     is_part = is_shown()
     with shown(progress) as display:
-        report = run.on(Path(db), allow, tune)
+        report = run.on(require_file(db), allow, tune)
         if not is_part:
             display.say(report.headline)
     return report

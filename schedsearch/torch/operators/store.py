@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from schedsearch.errors import DatabaseError, NoRecordError, SchedsearchError, UnsupportedError, WorkloadError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.records.location import require_file
 from schedsearch.runtime.caches import shared_caches
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.runtime.kernel import Kernel
@@ -59,7 +59,7 @@ class Store:
     """
 
     def __init__(self, db: str | os.PathLike[str] | None, allow: Iterable[str], mode: str) -> None:
-        self.db = None if db is None else Path(db).absolute()
+        self.db = None if db is None else require_file(db).absolute()
         self.allow, self.mode = check_levels(allow), mode
         self.ready: dict[Any, Call] = {}
         self.served: dict[Any, Served] = {}
