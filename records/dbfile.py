@@ -310,7 +310,7 @@ def _check_tables(connection: sqlite3.Connection, path: Path, tables: Mapping[st
                 )
 
 
-def foreign(path: Path) -> DatabaseError:
+def foreign(path: Place) -> DatabaseError:
     return DatabaseError(f"{path} is an SQLite database, but not one of schedsearch (it has no table meta); check the path")
 
 

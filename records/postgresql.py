@@ -93,7 +93,7 @@ class PostgresDatabase:
                 f"lock_timeout = {max(1, round(self._busy_timeout_s * 1000))}",
                 f"idle_in_transaction_session_timeout = '{_IDLE_TRANSACTION}'",
             ):
-                connection.execute(f"SET {setting}")  # type: ignore[call-overload]  # a text that is made here
+                connection.execute(f"SET {setting}")
             if self.readonly:
                 _see_as_newest(connection)
             info = connection.info
@@ -360,7 +360,7 @@ def _see_as_newest(connection: psycopg.Connection[Any]) -> None:
     found = connection.execute(f"SELECT value FROM {SCHEMA}.meta WHERE key = 'schema_version'").fetchone()
     versions = {str(version): statements for version, statements in schema.SEEN_AS_NEWEST[DIALECT].items()}
     for statement in versions.get(found[0], ()) if found else ():  # `migrate` says what is wrong with any other
-        connection.execute(statement)  # type: ignore[call-overload]
+        connection.execute(statement)
 
 
 def _text(error: BaseException) -> str:

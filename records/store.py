@@ -44,7 +44,7 @@ def _repeatable(method: Callable[Concatenate[Store, P], T]) -> Callable[Concaten
     """A method that the store calls again when the connection was lost before it knew whether the transaction was kept."""
 
     @functools.wraps(method)
-    def repeated(self: Store, *args: P.args, **kwargs: P.kwargs) -> T:
+    def repeated(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._db.again(lambda: method(self, *args, **kwargs))
 
     return repeated

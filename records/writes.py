@@ -162,8 +162,12 @@ def put_size_table(database: Database, of_range: WorkloadRange, target_key: str,
     """Stores the kernels of a range and signs them. They replace earlier ones of the same range, target and mode."""
     ends = of_range.low, of_range.high
     row = size_tables.made(of_range.family, target_key, mode, *ends, of_range.label, *table.to_bytes())
-    with database.write() as connection:
-        set_size_table(connection, row)
+
+    def put() -> None:
+        with database.write() as connection:
+            set_size_table(connection, row)
+
+    database.again(put)
 
 
 def set_size_table(connection: sa.Connection, row: SizeTableRow, *, if_newer: bool = False) -> bool:
