@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
+from schedsearch.errors import UsageError
 from schedsearch.identity import canonical_json
 from schedsearch.text import storable_text
 from schedsearch.typed import JsonObject
@@ -54,8 +55,32 @@ DEFAULT_DB = "records.db"
 COLD_GRAPH = "cold-graph-v1"
 COLD_GRAPH_PREPARED = "cold-graph-prepared-v1"
 HOT_GRAPH = "hot-graph-v1"
-MODES = (COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH)
+CHAIN_GRAPH = "chain-graph-v1"
+MODES = (COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH, CHAIN_GRAPH)
 """How times are taken; docs/measuring.md explains each mode. Times of different modes are never compared."""
+GPU_MODES = (CHAIN_GRAPH,)
+"""The modes that only a GPU has."""
+PREPARED_MODES = (COLD_GRAPH_PREPARED, CHAIN_GRAPH)
+"""The modes whose times leave out what depends on constants alone, as calls with prepared constants do."""
+
+
+def check_mode(mode: object, kind: str) -> None:
+    """Checks a mode of timing.
+
+    Args:
+        kind: of the device, cpu or cuda.
+
+    Raises:
+        UsageError: there is no such mode, or devices of this kind do not have it.
+    """
+    allowed = [each for each in MODES if kind == "cuda" or each not in GPU_MODES]
+    if mode not in MODES:
+        raise UsageError(f"mode {mode!r} is not known; allowed: {', '.join(allowed)}")
+    if mode not in allowed:
+        raise UsageError(
+            f"mode {mode!r} is for GPUs, whose kernels may begin before the one in front of them ends; allowed on a {kind} "
+            f"target: {', '.join(allowed)}"
+        )
 
 
 BUSY_SPREAD = 0.2

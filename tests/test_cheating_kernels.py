@@ -13,7 +13,7 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.measure import Built, Runner
-from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH, MODES, Outcome
+from schedsearch.measurement import COLD_GRAPH, GPU_MODES, MODES, Outcome
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import Template
 from schedsearch.workload import Workload
@@ -36,7 +36,7 @@ def build(template: Template, target: Target, workload: Workload = WORKLOAD) -> 
     return Built(result.artifact, result.resources, result.canonical_hash, result.compile_s)
 
 
-OTHER_MODES = [pytest.param(mode, marks=pytest.mark.long) for mode in MODES if mode != COLD_GRAPH]
+OTHER_MODES = [pytest.param(mode, marks=pytest.mark.long) for mode in MODES if mode not in (COLD_GRAPH, *GPU_MODES)]
 
 
 @pytest.fixture(scope="module", params=[COLD_GRAPH, *OTHER_MODES])
@@ -60,7 +60,7 @@ def test_the_cuda_cheats_compile(fault: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.xdist_group("device")
-@pytest.mark.parametrize("mode", [COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH])
+@pytest.mark.parametrize("mode", MODES)
 def test_no_cheating_kernel_is_ok_on_a_gpu(mode: str) -> None:
     target = detect("cuda")
     with Runner(target, mode=mode, timeout_s=20.0) as runner:

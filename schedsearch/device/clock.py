@@ -26,6 +26,22 @@ def launches_ns(events: Sequence[Event], stream: int, launch: Callable[[int], No
     return [before.elapsed_ms(after) * 1e6 for before, after in itertools.pairwise(events)]
 
 
+def lone_launches_ns(
+    pairs: Sequence[tuple[Event, Event]], stream: int, before: Callable[[int], None], launch: Callable[[int], None]
+) -> list[float]:
+    """The time of each of several launches on the device, with something in front of each that does not count.
+
+    What `before` enqueues keeps the device busy while the host enqueues the launch. The device's context must be current.
+    """
+    for begin, end in pairs:
+        before(stream)
+        begin.record(stream)
+        launch(stream)
+        end.record(stream)
+    pairs[-1][1].synchronize()
+    return [begin.elapsed_ms(end) * 1e6 for begin, end in pairs]
+
+
 def runs_ns(runs: Sequence[Callable[[], object]]) -> list[float]:
     """The time of each run. A run returns when its results are there."""
     times = []

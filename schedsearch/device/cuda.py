@@ -103,10 +103,15 @@ class Graph:
             self._executable = cuda_driver.call("cuGraphInstantiate", graph, 0)
         self.handle = ctypes.c_void_p(int(self._executable))
         self._launch = cuda_driver.libcuda().cuGraphLaunch
+        self._last = 0, ctypes.c_void_p(0)  # a stream and its handle: most launches are on the stream of the one before
 
     def launch(self, stream: int) -> None:
+        known, handle = self._last
+        if stream != known:
+            handle = ctypes.c_void_p(stream)
+            self._last = stream, handle
         in_our_context = stream > PER_THREAD_STREAM or self._device.is_current
-        if not in_our_context or self._launch(self.handle, ctypes.c_void_p(stream)):
+        if not in_our_context or self._launch(self.handle, handle):
             self._device.enqueue("cuGraphLaunch", stream, self.handle)  # in our context, or to say why it fails
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -19,6 +20,17 @@ from schedsearch.errors import DeviceError
 from schedsearch.target import Target
 
 LEGACY_STREAM, PER_THREAD_STREAM = 1, 2  # the handles CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
+
+
+class _Current(threading.local):
+    """Where the driver writes the calling thread's current context."""
+
+    def __init__(self) -> None:
+        self.context = ctypes.c_void_p()
+        self.reference = ctypes.byref(self.context)
+
+
+_current = _Current()
 
 
 class CudaContext:
@@ -54,11 +66,11 @@ class CudaContext:
     @property
     def is_current(self) -> bool:
         """Whether our context is the calling thread's current one. By ctypes: launches on the default stream ask this."""
-        current = ctypes.c_void_p()
-        code = cuda_driver.libcuda().cuCtxGetCurrent(ctypes.byref(current))
+        current = _current
+        code = cuda_driver.libcuda().cuCtxGetCurrent(current.reference)
         if code:
             cuda_driver.fail("cuCtxGetCurrent", code)
-        return current.value == self._context_handle
+        return current.context.value == self._context_handle
 
     def make_current(self) -> None:
         """Makes our context the calling thread's current one for good, for `Graph` and `Event`. Only for our own
@@ -172,6 +184,10 @@ class CudaContext:
         if nbytes:
             with self.current():
                 cuda_driver.call("cuMemsetD8", address, byte, nbytes)
+
+    def fill_later(self, address: int, nbytes: int, stream: int) -> None:
+        """Sets every byte to zero, in the order of a stream."""
+        self.enqueue("cuMemsetD8Async", stream, ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(nbytes))
 
     def synchronize(self) -> None:
         """Waits for all work. Raises DriverError if any of it failed; the text says how."""

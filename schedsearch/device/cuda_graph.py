@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from schedsearch.device.cuda import CudaDevice, Graph, destroyed_on_error
 from schedsearch.device.cuda_kernel import GRID_FIELDS, CudaBoundKernel
@@ -42,6 +42,9 @@ class KernelGraph:
     The nodes are made one by one, not captured, so that each is known: after `set_pointer` on one of the kernels, `update`
     changes its nodes. Launches that are already enqueued keep the arguments that they had.
 
+    Attributes:
+        launch: enqueues the graph on a stream.
+
     Raises:
         DriverError: the driver refuses a kernel.
     """
@@ -60,6 +63,7 @@ class KernelGraph:
                         nodes.append((last, params))
                     self._nodes.append(nodes)
             self._graph = Graph(device, graph)
+        self.launch: Callable[[int], None] = self._graph.launch
 
     def _add(self, graph: int, last: ctypes.c_void_p | None, params: _KernelNodeParams, early: bool) -> ctypes.c_void_p:
         node, whole, before = ctypes.c_void_p(), ctypes.c_void_p(graph), None if last is None else ctypes.byref(last)
@@ -80,9 +84,6 @@ class KernelGraph:
         executable = self._graph.handle
         for node, params in self._nodes[number]:
             self._device.call_quickly("cuGraphExecKernelNodeSetParams_v2", executable, node, ctypes.byref(params))
-
-    def launch(self, stream: int) -> None:
-        self._graph.launch(stream)
 
     def close(self) -> None:
         with self._device.current():

@@ -113,7 +113,7 @@ class CudaBoundKernel:
     ) -> None:
         plan, device = kernel.artifact.plan, kernel.device
         self._kernel, self._prepared = kernel, prepared  # keeps the module and the workspaces alive
-        self._plan, self._alignments = plan, plan.alignments
+        self._plan = plan
         self._launch = cuda_driver.libcuda().cuLaunchKernelEx
         self._replace_address = cuda_driver.libcuda().cuTensorMapReplaceAddress
         self._pointers: dict[str, list[ctypes.c_uint64]] = {}
@@ -130,6 +130,11 @@ class CudaBoundKernel:
             for number, (config, *_) in zip(steps, self._launches):
                 if plan.steps[number].early:
                     config.attributes, config.attribute_count = ctypes.addressof(_EARLY), 1
+        names = {*self._pointers, *self._maps, *plan.alignments}
+        self._places = {
+            name: (plan.alignments.get(name, 1), self._pointers.get(name, []), self._maps.get(name, [])) for name in names
+        }
+        self._stream = 0  # of all configurations; most launches are on the stream of the one before
 
     def _pack(
         self, function: Any, step: Step, addresses: Mapping[str, int], scalars: Mapping[str, float], target: Target
@@ -183,11 +188,14 @@ class CudaBoundKernel:
         return [(config, function, parameters._obj) for config, _, function, parameters in self._launches]
 
     def launch(self, stream: int = 0) -> None:
-        for config, config_reference, function, parameters in self._launches:
-            config.stream = stream
-            code = self._launch(config_reference, function, parameters, None)
+        if stream != self._stream:
+            for config, *_ in self._launches:
+                config.stream = stream
+            self._stream = stream
+        for launch in self._launches:
+            code = self._launch(launch[1], launch[2], launch[3], None)
             if code:
-                self._launch_in_context((config, config_reference, function, parameters), code)
+                self._launch_in_context(launch, code)
 
     def _launch_in_context(self, launch: _Launch, code: int) -> None:
         """Launches again in our context, if another context or none was current when the driver refused with `code`."""
@@ -200,12 +208,15 @@ class CudaBoundKernel:
 
     def set_pointer(self, buffer: str, address: int) -> None:
         """Raises ArgumentError if the address lacks the alignment that the plan requires."""
-        if address % self._alignments.get(buffer, 1):
+        if buffer not in self._places:
+            return
+        alignment, pointers, maps = self._places[buffer]
+        if address % alignment:
             check_alignment(self._plan, buffer, address)
-        for pointer in self._pointers.get(buffer, ()):
+        for pointer in pointers:
             pointer.value = address
-        if buffer in self._maps:
-            self._replace(self._maps[buffer], ctypes.c_void_p(address))
+        if maps:
+            self._replace(maps, ctypes.c_void_p(address))
 
     def _replace(self, maps: Sequence[ctypes.c_void_p], to: ctypes.c_void_p) -> None:
         for place in maps:

@@ -21,7 +21,7 @@ from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
-from schedsearch.runtime.repeated import announce, tracked
+from schedsearch.runtime.repeated import announce, announcer, tracked
 from schedsearch.runtime.short_call import ShortCall, short_call
 from schedsearch.runtime.streams import current_stream, raw_stream
 from schedsearch.text import counted
@@ -70,6 +70,7 @@ class FixedNet(Net):
         self._device, self.program = weights.device, weights.program
         target = self._device.target
         self.device = (target.kind, target.ordinal if target.kind == "cuda" else 0)
+        self._is_complete = target.kind == "cpu"  # when a call returns
         self._ports = _ports(self.program, self.program.inputs), _ports(self.program, self.program.outputs)
         self._inputs = [_spec(self.program.arrays[index]) for index in self.program.inputs]
         self._outputs = [_spec(self.program.arrays[index]) for index in self.program.outputs]
@@ -181,7 +182,8 @@ class FixedNet(Net):
                 except ArgumentError:  # an address lacks an alignment: the long path copies the array
                     result = None
                 if result is not None:
-                    self._check_if_complete()
+                    if self._is_complete:
+                        self._notes.check()
                     return result
             self._open_weights()
             given = self._split(args, named)
@@ -197,7 +199,8 @@ class FixedNet(Net):
                 self._run_staged(views, seen, raw_stream(stream, views[0].library, self.device))
             else:
                 self._short_call = short_call(self._calls, given, results, self.device)
-            self._check_if_complete()
+            if self._is_complete:
+                self._notes.check()
             return results[0] if len(results) == 1 else tuple(results)
 
     def check(self) -> None:
@@ -212,10 +215,6 @@ class FixedNet(Net):
         with self._lock:
             self._open_weights()
             self._device.synchronize()
-            self._notes.check()
-
-    def _check_if_complete(self) -> None:
-        if self.device[0] == "cpu":
             self._notes.check()
 
     def bind(self, *args: object, out: object = None, **named: object) -> Bound:
@@ -450,7 +449,8 @@ class Bound:
         self.outputs = outputs
         self._result = outputs[0] if len(outputs) == 1 else outputs
         self._inputs = inputs  # keeps the memory alive
-        self._written = written  # the outputs whose changes PyTorch tracks
+        self._announce = announcer(written)  # to PyTorch, which tracks changes of outputs
+        self._is_complete = net.device[0] == "cpu"  # when a launch returns
 
     def __call__(self, stream: Any = None) -> Any:
         """Runs the network on a stream (default: the library's current one) and returns its outputs.
@@ -459,12 +459,13 @@ class Bound:
             IndexRangeError: as a call of the network; on a GPU ask `Net.check`.
             ArgumentError: PyTorch refuses that an output is written.
         """
-        if self._written:
-            announce(self._written)
+        if self._announce is not None:
+            self._announce()
         handle = self._current_stream() if stream is None else raw_stream(stream, self._library, self._net.device)
         with self._net._lock:
             self._calls.launch(handle)
-            self._net._check_if_complete()
+            if self._is_complete:
+                self._net._notes.check()
         return self._result
 
     def check(self) -> None:

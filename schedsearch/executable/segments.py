@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 class Segments:
     """Calls as CUDA graphs, one for each run of kernels without a subgraph in between; without subgraphs that is one.
 
+    Attributes:
+        launch: enqueues the kernels on a stream; a subgraph is complete before those behind it are enqueued.
+
     Raises:
         DriverError: the driver refuses a kernel.
     """
@@ -44,6 +47,7 @@ class Segments:
         except BaseException:
             self.close()
             raise
+        self.launch: Callable[[int], None] = self._launches[0].launch if len(self._launches) == 1 else self._launch_all
 
     def update(self, number: int) -> None:
         """Takes over the addresses that the call of this number has now; a part has them already."""
@@ -51,8 +55,7 @@ class Segments:
             graph, place = self._places[number]
             graph.update(place)
 
-    def launch(self, stream: int) -> None:
-        """Enqueues the kernels; a part is complete before those behind it are enqueued."""
+    def _launch_all(self, stream: int) -> None:
         for each in self._launches:
             each.launch(stream)
 

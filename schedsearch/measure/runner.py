@@ -21,7 +21,7 @@ from schedsearch.launch import Artifact
 from schedsearch.measure.clocks import read_clocks
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measure.run_worker import FINALIST, WINNER, Failed, Prepare, Race, Ran, Ready, ReferenceRuns, Run
-from schedsearch.measurement import COLD_GRAPH, MODES, Measurement, Outcome
+from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, check_mode
 from schedsearch.processes.builder import Built
 from schedsearch.processes.process import ChildDiedError, ChildProcess
 from schedsearch.processes.restarts import Restarts
@@ -70,7 +70,7 @@ class Runner(Closing):
         DeviceBusyError: another run holds the device and `wait` is false.
         DeviceError: the device cannot be opened; every method raises it, too, if the device cannot be opened again. A
             process that dies meanwhile is replaced several times.
-        UsageError: the mode is unknown, or a timeout is not positive.
+        UsageError: the mode is unknown or not one of this kind of device, or a timeout is not positive.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Runner(Closing):
         meanwhile: Callable[[], None] = lambda: None,
         deadline: Deadline = NEVER,
     ) -> None:
-        if mode not in MODES or timeout_s <= 0 or reference_timeout_s <= 0:
+        check_mode(mode, target.kind)
+        if timeout_s <= 0 or reference_timeout_s <= 0:
             raise UsageError(
-                f"a runner needs a mode of {', '.join(MODES)}, timeout_s > 0 and reference_timeout_s > 0, got {mode!r}, "
-                f"{timeout_s} and {reference_timeout_s}"
+                f"a runner needs timeout_s > 0 and reference_timeout_s > 0, got {timeout_s} and {reference_timeout_s}"
             )
         self._target, self._mode, self._timeout_s, self._reference_s = target, mode, timeout_s, reference_timeout_s
         self._refused: dict[Workload, str] = {}  # whose reference failed

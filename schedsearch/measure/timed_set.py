@@ -12,7 +12,7 @@ import secrets
 from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import Device
 from schedsearch.errors import DeviceError
-from schedsearch.measure.timing import Arena, Timed
+from schedsearch.measure.timing import JUDGED_SETS, Arena, Timed
 from schedsearch.ops.checks import FP32_ROUNDOFF, is_sum_of_products
 from schedsearch.ops.dtypes import dtype
 from schedsearch.verification.compare import Comparer, Tolerance, Truth
@@ -20,7 +20,6 @@ from schedsearch.verification.truths import Truths, allowed_roundoffs, truth_byt
 from schedsearch.workload import Workload
 
 _DIRT = (0x3C, 0xBC, 0x35, 0xB5)  # finite, and near 1 in float16; not far from what the timing computes
-_FIRST_SETS = 4  # every kernel is timed on some of these
 _MEMORY_SHARE = 8
 _EXCUSED = 1e-3
 
@@ -34,7 +33,7 @@ class TimedSet:
 
     def __init__(self, device: Device, comparer: Comparer, code: CodeCache, workload: Workload, arena: Arena) -> None:
         self._device, self._comparer, self._workload = device, comparer, workload
-        self.number = secrets.randbelow(min(_FIRST_SETS, arena.sets))
+        self.number = secrets.randbelow(min(JUDGED_SETS, arena.sets))
         self._buffers = arena.buffers[self.number]
         self._truths = Truths(device, workload, exact_sums=False, roundoffs=likely_roundoffs(workload), excused=_EXCUSED)
         try:

@@ -1,4 +1,5 @@
-"""Measures how long one launch takes: with operands in the cache (hot) or not (cold), and constants plain or prepared."""
+"""Measures how long one launch takes: with operands in the cache (hot) or not (cold), constants plain or prepared, one
+after the other or as in a network (chain)."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
-from schedsearch.device.clock import launches_ns, runs_ns
-from schedsearch.measurement import COLD_GRAPH_PREPARED, HOT_GRAPH
+from schedsearch.device.clock import launches_ns, lone_launches_ns, runs_ns
+from schedsearch.measurement import CHAIN_GRAPH, HOT_GRAPH, PREPARED_MODES
+from schedsearch.ops import ArgSpec
 from schedsearch.target import Target
 from schedsearch.typed import JsonObject
 from schedsearch.verification.inputs import timing_pattern
@@ -23,6 +25,8 @@ _COLD_FACTOR = {"cuda": 2.5, "cpu": 2.0}  # x the last-level cache
 _CPU_ARENA_BYTES = 1_250_000_000  # virtual machines report caches of hundreds of MB that they share
 _MEMORY_SHARE = 10  # of the device's memory, at most, for one workload's sets
 _MAX_SETS = 1024  # each is bound or enqueued for every candidate, which takes host time
+JUDGED_SETS = 4  # the first; their outputs are compared with known ones, and every kernel is timed on some of them
+_MAX_CHAINED_SETS = 320  # in a chain the cache is flushed in front of each pass over the sets
 
 _CHAIN_NS = {"cuda": 1e6, "cpu": 2e6}  # work between two readings of the clock
 _MAX_CHAIN = 640
@@ -91,11 +95,17 @@ def repeat(sample: Callable[[int], list[float]], best_ns: float | None, patience
 class Arena:
     """Sets of all operands (arguments and y) that a chain of launches rotates over, filled with normal random data.
 
+    In mode `chain-graph-v1` only constants rotate, as the layers of a network have weights of their own. All sets have the
+    other arguments in common, which so stay in the cache, and the outputs but for those of the first `JUDGED_SETS`.
+
     Attributes:
-        sets: number of sets; together they exceed the cold factor x the last-level cache, unless `capped`.
+        sets: number of sets; what rotates exceeds the cold factor x the last-level cache, unless `capped`.
         buffers: for each set, name -> address.
         sizes: name -> bytes of an operand.
         prepared: whether constants are prepared before the time is taken.
+        chained: whether a launch may begin before the one in front of it ends, as in a network.
+        flush: address and bytes of memory whose writing flushes the cache, or None. It is written in front of each chain of
+            launches, which then passes over the sets once if they are `capped`.
         capped: there are fewer sets, because of the device's memory or the number of sets that is worth binding.
 
     Raises:
@@ -105,23 +115,36 @@ class Arena:
     def __init__(self, device: Device, workload: Workload, mode: str) -> None:
         specs = (*workload.signature, *workload.outputs)
         self.sizes = {spec.name: align(spec.span_bytes) for spec in specs}
-        set_bytes = sum(self.sizes.values())
-        self.sets, self.capped = set_count(set_bytes, device.target, mode)
-        self.nbytes = self.sets * set_bytes
-        self.prepared = mode == COLD_GRAPH_PREPARED
+        self.chained, self.prepared = mode == CHAIN_GRAPH, mode in PREPARED_MODES
+        self._outputs = {spec.name for spec in workload.outputs}
+        rotating = set(workload.constants) if self.chained else self.sizes.keys()
+        self.sets, self.capped = set_count(sum(self.sizes[name] for name in rotating), device.target, mode)
+        copies = [{spec.name: self._copy(spec, number, rotating) for spec in specs} for number in range(self.sets)]
+        self.nbytes = sum(self.sizes[name] for name, _ in {each for copy in copies for each in copy.items()})
+        flush_bytes = math.ceil(_COLD_FACTOR[device.target.kind] * device.target.l2_bytes)
+        flushes = self.chained and self.sets > 1
         self.scalars = {scalar.name: scalar.default for scalar in workload.scalars}
         self._device = device
-        self._memory = device.allocate(self.nbytes)
+        self._memory = device.allocate(self.nbytes + (flush_bytes if flushes else 0))
+        self.flush = (self._memory + self.nbytes, flush_bytes) if flushes else None
         self.buffers: list[dict[str, int]] = []
         address = self._memory
-        for number in range(self.sets):
-            self.buffers.append({})
+        known: dict[tuple[str, int], int] = {}
+        for copy in copies:
             for spec in specs:
-                pattern = timing_pattern(workload, spec)
-                pattern.write(device, address, spec.size, phase=7919 * number)  # sets differ
-                self.buffers[number][spec.name] = address
-                address += align(spec.span_bytes)
+                key = spec.name, copy[spec.name]
+                if key not in known:
+                    known[key] = address
+                    timing_pattern(workload, spec).write(device, address, spec.size, phase=7919 * key[1])  # copies differ
+                    address += self.sizes[spec.name]
+            self.buffers.append({name: known[name, number] for name, number in copy.items()})
         device.synchronize()
+
+    def _copy(self, spec: ArgSpec, number: int, rotating: Collection[str]) -> int:
+        """Which copy of an operand a set has."""
+        if spec.name in rotating:
+            return number
+        return min(number, JUDGED_SETS) if spec.name in self._outputs else 0
 
     def facts(self) -> JsonObject:
         return {"sets": self.sets, "rotated_bytes": self.nbytes, **({"rotation_capped": True} if self.capped else {})}
@@ -131,21 +154,25 @@ class Arena:
 
 
 def set_count(set_bytes: int, target: Target, mode: str) -> tuple[int, bool]:
-    """(sets to rotate over, whether they are fewer than a cold cache wants)."""
-    if mode == HOT_GRAPH:
+    """(sets to rotate over, whether they are fewer than a cold cache wants).
+
+    Args:
+        set_bytes: of a set, as far as it rotates.
+    """
+    if mode == HOT_GRAPH or not set_bytes:
         return 1, False
     wanted = math.floor(_COLD_FACTOR[target.kind] * target.l2_bytes / set_bytes) + 1
     room = target.memory_bytes // _MEMORY_SHARE or _CPU_ARENA_BYTES
     if target.kind == "cpu":
         room = min(room, _CPU_ARENA_BYTES)
-    sets = max(1, min(wanted, _MAX_SETS, room // set_bytes))
+    sets = max(1, min(wanted, _MAX_CHAINED_SETS if mode == CHAIN_GRAPH else _MAX_SETS, room // set_bytes))
     return sets, sets < wanted
 
 
 class Rotation:
     """The sets that launches of one kernel rotate over.
 
-    In mode `cold-graph-prepared-v1` the constants of every set are prepared here, each into memory of its own. Launches then
+    In the modes of prepared constants those of every set are prepared here, each into memory of its own. Launches then
     rotate over the prepared sets and leave the constant steps out.
 
     Attributes:
@@ -176,7 +203,8 @@ class Rotation:
         """The facts of the arena, with the bytes that launches actually rotate over."""
         facts = self._arena.facts()
         if self._arena.prepared:
-            operands = sum(self._arena.sizes.get(name, 0) for buffers in self.buffers for name in buffers)
+            places = {place for buffers in self.buffers for place in buffers.items()}
+            operands = sum(self._arena.sizes.get(name, 0) for name, _ in places)
             prepared = sum(made.nbytes for made in self.prepared if made)
             facts |= {"rotated_bytes": operands + prepared, "prepared_bytes": prepared}
         return facts
@@ -240,7 +268,7 @@ class CudaTimer:
         device.make_current()  # events and graphs need it
         self.device = device
         self.stream: int = device.create_stream()
-        self.events = [Event() for _ in range(_MOST_SAMPLES + 1)]
+        self.events = [Event() for _ in range(2 * _MOST_SAMPLES)]
 
     def prepare(self, kernel: LoadedKernel, arena: Arena) -> CudaTimed:
         return CudaTimed(self, kernel, arena)
@@ -248,10 +276,11 @@ class CudaTimer:
 
 class CudaTimed:
     def __init__(self, timer: CudaTimer, kernel: LoadedKernel, arena: Arena) -> None:
-        self._timer, self._stream = timer, timer.stream
+        self._timer, self._stream, self._flush = timer, timer.stream, arena.flush
         self.rotation = Rotation(kernel, arena, timer.stream)
-        self._bound = kernel.bind(arena.buffers[0], arena.scalars, self.rotation.prepared[0])
+        self._bound = kernel.bind(arena.buffers[0], arena.scalars, self.rotation.prepared[0], early=arena.chained)
         self._sets = [list(buffers.items()) for buffers in self.rotation.buffers]
+        self._at: dict[str, int] = {}  # the addresses that are bound
         self._launched = 0  # sets, from the first on
         begin, end = timer.events[:2]
         self.launch(1)  # the code travels to the device
@@ -261,13 +290,24 @@ class CudaTimed:
         end.synchronize()
         estimate_ns = max(1e3, begin.elapsed_ms(end) * 1e6 / 2)
         self._launches = chain_length(estimate_ns, arena.sets, "cuda")
+        if arena.flush and arena.capped:  # a second pass would find constants in the cache
+            self._launches = min(self._launches, arena.sets)
         self._graph = timer.device.capture(self._stream, lambda _: self.launch(self._launches))
         self._launched = 0  # those for the estimate were before the caller's
 
     def sample(self, count: int) -> list[float]:
         self._launched = max(self._launched, self._launches)
-        times_ns = launches_ns(self._timer.events[: count + 1], self._stream, self._graph.launch)
+        if self._flush is None:
+            times_ns = launches_ns(self._timer.events[: count + 1], self._stream, self._graph.launch)
+        else:
+            events = self._timer.events
+            pairs = list(zip(events[:count], events[count : 2 * count], strict=True))
+            times_ns = lone_launches_ns(pairs, self._stream, self._flush_cache, self._graph.launch)
         return [time_ns / self._launches for time_ns in times_ns]
+
+    def _flush_cache(self, stream: int) -> None:
+        assert self._flush is not None
+        self._timer.device.fill_later(*self._flush, stream)
 
     def launch(self, count: int) -> None:
         """Moves one argument block from set to set: a launch, and its capture into a graph, copies the block."""
@@ -277,7 +317,9 @@ class CudaTimed:
 
     def launch_set(self, number: int) -> None:
         for name, address in self._sets[number]:
-            self._bound.set_pointer(name, address)
+            if self._at.get(name) != address:
+                self._bound.set_pointer(name, address)
+                self._at[name] = address
         self._bound.launch(self._stream)
 
     def has_launched(self, number: int) -> bool:

@@ -20,7 +20,7 @@ from schedsearch.ops import ScalarSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
 from schedsearch.runtime.prepared import Prepared, PreparedArgument, take_prepared
-from schedsearch.runtime.repeated import announce, same_numbers, tracked
+from schedsearch.runtime.repeated import announce, announcer, same_numbers, tracked
 from schedsearch.runtime.short_call import ShortCall
 from schedsearch.runtime.streams import raw_stream
 from schedsearch.text import quoted
@@ -367,7 +367,7 @@ class Step:
             there are none here.
     """
 
-    __slots__ = ("_arguments", "_device", "_launch", "_library", "_result", "_written", "kernel", "outputs")
+    __slots__ = ("_announce", "_arguments", "_device", "_launch", "_library", "_result", "kernel", "outputs")
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ class Step:
         self._launch, self._library, self._device = bound.launch, library, kernel.device
         self._result = _one_or_all(outputs) if outputs else None
         self._arguments = arguments  # keeps the memory alive
-        self._written = written  # the outputs whose changes PyTorch tracks
+        self._announce = announcer(written)  # to PyTorch, which tracks changes of outputs
 
     @property
     def y(self) -> Any:
@@ -396,8 +396,8 @@ class Step:
         Raises:
             ArgumentError: PyTorch refuses that an output is written; see `schedsearch.runtime.repeated.announce`.
         """
-        if self._written:
-            announce(self._written)
+        if self._announce is not None:
+            self._announce()
         self._launch(stream if type(stream) is int else raw_stream(stream, self._library, self._device))
         return self._result
 

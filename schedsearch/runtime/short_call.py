@@ -4,14 +4,16 @@ checked."""
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from schedsearch.ops.layout import is_torch_tensor
+from schedsearch.runtime.allocation import torch_allocator
 from schedsearch.runtime.prepared import PreparedArgument
-from schedsearch.runtime.repeated import address_of, array_address, facts_of, numpy_facts, tensor_facts
+from schedsearch.runtime.repeated import address_of, array_address, matcher
 from schedsearch.runtime.streams import current_stream, raw_stream
 
 
@@ -41,7 +43,10 @@ class ShortCall:
         library: torch or numpy, whose all of them are.
     """
 
-    __slots__ = ("_address", "_arguments", "_bound", "_current_stream", "_device", "_facts", "_library", "_outputs")
+    __slots__ = (
+        "_address", "_bound", "_count", "_current_stream", "_device", "_library", "_matches", "_outputs", "_places",
+        "_pointers", "_prepared",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,55 +57,58 @@ class ShortCall:
         library: str = "torch",
     ) -> None:
         self._bound, self._device, self._library = bound, device, library
-        is_torch = library == "torch"
-        self._facts: Callable[[Any], object] = tensor_facts if is_torch else numpy_facts
-        self._address: Callable[[Any], int] = (lambda tensor: tensor.data_ptr()) if is_torch else array_address
-        self._arguments = [_Argument(name, given) for name, given in arguments.items()]
-        self._outputs = [_Output(name, array) for name, array in outputs.items()]
+        self._address: Callable[[Any], int] = operator.methodcaller("data_ptr") if library == "torch" else array_address
+        self._count = len(arguments)
+        given = list(enumerate(arguments.items()))
+        self._prepared = [(place, each) for place, (_, each) in given if isinstance(each, PreparedArgument)]
+        kept = [(place, name, each) for place, (name, each) in given if not isinstance(each, PreparedArgument)]
+        self._places = [place for place, _, _ in kept]
+        self._matches = matcher([each for _, _, each in kept])
+        self._pointers = [_Pointer(name, address_of(each)) for _, name, each in kept]
+        self._outputs = [(_Pointer(name, address_of(array)), _empty_like(array)) for name, array in outputs.items()]
         self._current_stream = current_stream(library, device)
 
-    def __call__(self, args: tuple[Any, ...], stream: Any) -> Any:
+    def __call__(self, args: Sequence[Any], stream: Any) -> Any:
         """Allocates the outputs, launches and returns them (a tuple when there are several), or returns None: no match.
 
         Raises:
             ArgumentError: an address lacks the alignment that the kernel requires, or `stream` is not a stream.
             DeviceError: the launch failed.
         """
-        if len(args) != len(self._arguments):
+        if len(args) != self._count:
             return None
-        facts_now, address_now = self._facts, self._address
-        moved: list[tuple[_Argument, int]] | None = None
-        for tensor, last in zip(args, self._arguments):
-            if last.prepared is not None:
-                if tensor is not last.prepared:
+        if self._prepared:
+            for place, argument in self._prepared:
+                if args[place] is not argument:
                     return None
-                continue
-            if facts_now(tensor) != last.facts:
-                return None
-            pointer = address_now(tensor)
-            if pointer != last.pointer:
-                if not pointer:  # a tensor without memory
+            args = [args[place] for place in self._places]
+        if not self._matches(*args):
+            return None
+        address_now = self._address
+        moved: list[tuple[_Pointer, int]] | None = None
+        for tensor, pointer in zip(args, self._pointers):
+            address = address_now(tensor)
+            if address != pointer.address:
+                if not address:  # a tensor without memory
                     return None
                 if moved is None:
                     moved = []
-                moved.append((last, pointer))
+                moved.append((pointer, address))
         bound = self._bound
         if moved is not None:
-            for last, pointer in moved:
-                bound.set_pointer(last.name, pointer)
-                last.pointer = pointer
-        first = self._allocate(self._outputs[0])
-        others = tuple(map(self._allocate, self._outputs[1:])) if len(self._outputs) > 1 else ()
+            for pointer, address in moved:
+                bound.set_pointer(pointer.name, address)
+                pointer.address = address
+        results = []
+        for pointer, allocate in self._outputs:
+            tensor = allocate()
+            address = address_now(tensor)
+            if address != pointer.address:
+                bound.set_pointer(pointer.name, address)
+                pointer.address = address
+            results.append(tensor)
         bound.launch(self._current_stream() if stream is None else raw_stream(stream, self._library, self._device))
-        return (first, *others) if others else first
-
-    def _allocate(self, output: _Output) -> Any:
-        tensor = output.empty()
-        pointer = self._address(tensor)
-        if pointer != output.pointer:
-            self._bound.set_pointer(output.name, pointer)
-            output.pointer = pointer
-        return tensor
+        return tensor if len(results) == 1 else tuple(results)
 
 
 def short_call(
@@ -121,28 +129,13 @@ def short_call(
     return ShortCall(bound, inputs, outputs, device, "numpy" if is_numpy else "torch")
 
 
-class _Argument:
-    """What is compared with the next call's tensor."""
+class _Pointer:
+    """A buffer and the address that is bound for it."""
 
-    __slots__ = ("facts", "name", "pointer", "prepared")
+    __slots__ = ("address", "name")
 
-    def __init__(self, name: str, given: Any) -> None:
-        self.name = name
-        self.prepared = given if isinstance(given, PreparedArgument) else None
-        array = given.array if isinstance(given, PreparedArgument) else given
-        self.facts = facts_of(array) if type(array) is np.ndarray else tensor_facts(array)
-        self.pointer = address_of(array)
-
-
-class _Output:
-    """How to allocate an output, and the address that is bound."""
-
-    __slots__ = ("empty", "name", "pointer")
-
-    def __init__(self, name: str, array: Any) -> None:
-        self.name = name
-        self.pointer = address_of(array)
-        self.empty = _empty_like(array)
+    def __init__(self, name: str, address: int) -> None:
+        self.name, self.address = name, address
 
 
 def _empty_like(array: Any) -> Callable[[], Any]:
@@ -153,8 +146,4 @@ def _empty_like(array: Any) -> Callable[[], Any]:
             return functools.partial(np.empty, array.shape, array.dtype)
         stored, back = tuple(array.shape[axis] for axis in order), np.argsort(order)
         return lambda: np.empty(stored, array.dtype).transpose(back)
-    import torch
-
-    return functools.partial(
-        torch.empty_strided, tuple(array.shape), tuple(array.stride()), dtype=array.dtype, device=array.device
-    )
+    return torch_allocator(tuple(array.shape), array.stride(), array.dtype, array.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedsearch.errors import UsageError, did_you_mean
-from schedsearch.measurement import COLD_GRAPH, MODES
+from schedsearch.measurement import COLD_GRAPH, check_mode
 from schedsearch.tuner import TUNERS
 
 DEFAULT_TRIALS = 64  # per task, when neither trials nor a time are given
@@ -56,5 +56,4 @@ class Options:
             raise UsageError(
                 f"tuner {self.tuner!r} is not known{did_you_mean(self.tuner, TUNERS)}; allowed: {', '.join(TUNERS)}"
             )
-        if self.mode not in MODES:
-            raise UsageError(f"mode {self.mode!r} is not known; allowed: {', '.join(MODES)}")
+        check_mode(self.mode, "cuda")  # whether the run's device has it is checked where that is known

@@ -13,7 +13,7 @@ from pathlib import Path
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.device.detect import detect
 from schedsearch.errors import NoValidConfigError, UsageError
-from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, check_mode
 from schedsearch.progress import is_shown, shown
 from schedsearch.session.loop import FIRST_BATCH, Session
 from schedsearch.session.observer import Observer
@@ -181,6 +181,7 @@ def _run(
     from schedsearch.records.store import Store
 
     trials, mode = options.trials, options.mode
+    check_mode(mode, device.kind)
     if trials is not None:
         options = replace(options, trials=trials_per_task(trials, plans))
     with contextlib.ExitStack() as stack:

@@ -15,12 +15,11 @@ import torch
 
 from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.runtime import arrays
+from schedsearch.runtime.allocation import torch_allocator
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.repeated import same_numbers
 from schedsearch.runtime.streams import current_stream
 from schedsearch.torch.operators.formats import torch_dtype
-
-_Allocate = Callable[[], torch.Tensor]
 
 
 class BoundCall:
@@ -61,11 +60,13 @@ class BoundCall:
             arrays.check(spec, arrays.view(tensor, spec.name), kernel.device)
         device = given[places[0]].device
         self._made = [
-            (like.name, _allocator(like.shape, like.strides, torch_dtype(like.dtype), device))
+            (like.name, torch_allocator(like.shape, like.strides, torch_dtype(like.dtype), device))
             for like in arrays.output_like(workload, "channels_last")
         ]
         self._results = len(self._made)
-        self._made += [(name, _allocator((nbytes,), (1,), torch.uint8, device)) for name, nbytes in plan.workspaces.items()]
+        self._made += [
+            (name, torch_allocator((nbytes,), (1,), torch.uint8, device)) for name, nbytes in plan.workspaces.items()
+        ]
         self._only = self._made[0][1] if len(self._made) == 1 else None
         made = {name: allocate() for name, allocate in self._made}
         tensors_of = {spec.name: tensor for spec, tensor in zip(workload.signature, given.values())} | made
@@ -113,7 +114,11 @@ class BoundCall:
             result = made[0] if self._results == 1 else made[: self._results]
         try:
             with self._lock:
-                if addresses != self._addresses or own != self._own or not same_numbers(numbers, self._numbers):
+                if (
+                    addresses != self._addresses
+                    or own != self._own
+                    or (self._scalars and not same_numbers(numbers, self._numbers))
+                ):
                     self._update(addresses, own, numbers)
                 self._launch(self._stream())
         except ArgumentError:  # an address lacks the alignment that vector loads need
@@ -151,20 +156,6 @@ class BoundCall:
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
     return tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
-
-
-def _allocator(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> _Allocate:
-    """A function that allocates such a tensor, in the way that costs least host time.
-
-    That is the function of Inductor's generated code, which allocates on the current GPU. Where there may be another one, it
-    copies a tensor whose memory was freed, which costs less than shape and strides in Python.
-    """
-    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
-    if quick is not None and (device.type == "cpu" or torch.cuda.device_count() == 1):
-        return functools.partial(quick, tuple(shape), tuple(strides), dtype)
-    like = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
-    like.untyped_storage().resize_(0)
-    return functools.partial(torch.empty_like, like)
 
 
 def _turn(forms: Sequence[arrays.Form], tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from schedsearch.records.location import require_file
 from schedsearch.runtime.caches import shared_caches
 from schedsearch.runtime.fallback import check_levels
 from schedsearch.runtime.kernel import Kernel
+from schedsearch.runtime.repeated import quick_matcher
 from schedsearch.torch.arguments import check_options
 from schedsearch.workload import Workload
 
@@ -26,6 +28,9 @@ RECORDED = ("exact", "same_architecture")  # the levels that build nothing
 
 # (tensors, addresses, numbers) -> output; the same for a kernel and for PyTorch's own operator.
 Call = Callable[..., Any]
+
+# What else calls must have in common, what compares their tensors, what chooses those that there are, what computes.
+_Repeated = tuple[tuple[Any, ...], Callable[..., bool], Callable[[Sequence[Any]], Sequence[Any]], Call]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Store:
     Attributes:
         db: the database; None: PyTorch computes everything.
         ready: description of a call -> what computes it.
+        repeated: address of a tensor of a call -> what compares later calls with it, for those that repeat it, and what
+            computes them; None before the second call. The address is that of a weight, where there is one.
         served: description of a call -> which record computes it, for messages.
     """
 
@@ -62,6 +69,7 @@ class Store:
         self.db = None if db is None else require_file(db).absolute()
         self.allow, self.mode = check_levels(allow), mode
         self.ready: dict[Any, Call] = {}
+        self.repeated: dict[int, _Repeated | None] = {}
         self.served: dict[Any, Served] = {}
 
     def kernel(self, workload: Workload, device: torch.device) -> Kernel:
@@ -82,10 +90,35 @@ class Store:
             raise NoRecordError(f"there is no database {self.db}") from None
         return cache.kernel(workload)
 
+    def repeat(self, address: int, also: tuple[Any, ...], tensors: Sequence[torch.Tensor | None], call: Call) -> None:
+        """Notes a call that was described. If it is the second one at its address, calls with such tensors repeat it.
+
+        Args:
+            also: what else they must have in common with it.
+            call: computes them.
+        """
+        if self.repeated.get(address, True) is True:
+            if len(self.repeated) >= _MOST_READY:
+                self.repeated.clear()
+            self.repeated[address] = None
+            return
+        places = [place for place, tensor in enumerate(tensors) if tensor is not None]
+        given = [tensors[place] for place in places]
+        if self.ready and (same := quick_matcher(given)) is not None and not any(each.requires_grad for each in given):
+            self.repeated[address] = (also, same, _chosen(places), call)
+
     def forget(self) -> None:
         """The next call of each description looks into the database again."""
+        self.repeated.clear()
         self.ready.clear()
         self.served.clear()
+
+
+def _chosen(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that returns the items at these places of a sequence."""
+    if len(places) == 1:
+        return lambda items: items[places[0] : places[0] + 1]
+    return operator.itemgetter(*places)
 
 
 def device_name(device: torch.device) -> str:
