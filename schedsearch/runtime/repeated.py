@@ -69,11 +69,11 @@ def matcher(arrays: Sequence[Any]) -> Callable[..., bool]:
 
 
 def quick_matcher(tensors: Sequence[Any]) -> Callable[..., bool] | None:
-    """As `matcher`, but None if there is no way that is quicker than the facts: for arrays of NumPy, and where PyTorch lacks
-    it."""
-    if not tensors or not all(_is_plain_tensor(type(each)) for each in tensors) or (make := _guards()) is None:
-        return None
-    return make(tensors)
+    """As `matcher`, but None if there is no way that is quicker than the facts: for arrays of NumPy, where a tensor is there
+    twice, and where PyTorch lacks it."""
+    plain = all(_is_plain_tensor(type(each)) for each in tensors) and len({id(each) for each in tensors}) == len(tensors)
+    make = _guards() if tensors and plain else None
+    return None if make is None else make(tensors)
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from schedsearch.torch.arguments import check_options
 from schedsearch.workload import Workload
 
 _MOST_READY = 4096  # descriptions of calls; the oldest are forgotten
+_MOST_DIFFERING = 8  # calls at one address that differ from what was noted there
 RECORDED = ("exact", "same_architecture")  # the levels that build nothing
 
 # (tensors, addresses, numbers) -> output; the same for a kernel and for PyTorch's own operator.
@@ -70,6 +71,7 @@ class Store:
         self.allow, self.mode = check_levels(allow), mode
         self.ready: dict[Any, Call] = {}
         self.repeated: dict[int, _Repeated | None] = {}
+        self._differing: dict[int, int] = {}  # such an address -> how many calls differed from what was noted
         self.served: dict[Any, Served] = {}
 
     def kernel(self, workload: Workload, device: torch.device) -> Kernel:
@@ -91,25 +93,34 @@ class Store:
         return cache.kernel(workload)
 
     def repeat(self, address: int, also: tuple[Any, ...], tensors: Sequence[torch.Tensor | None], call: Call) -> None:
-        """Notes a call that was described. If it is the second one at its address, calls with such tensors repeat it.
+        """Notes a call that was described. If it is not the first one at its address, calls with such tensors repeat it.
+        After some that do not, as where several sizes of images share a weight, that is not tried again.
 
         Args:
             also: what else they must have in common with it.
             call: computes them.
         """
-        if self.repeated.get(address, True) is True:
-            if len(self.repeated) >= _MOST_READY:
-                self.repeated.clear()
-            self.repeated[address] = None
+        known = self.repeated
+        if len(known) >= _MOST_READY:
+            known.clear()
+            self._differing.clear()
+        if address not in known:
+            known[address] = None
+            return
+        if known[address] is not None:
+            self._differing[address] = self._differing.get(address, 0) + 1
+            known[address] = None
+        if self._differing.get(address, 0) > _MOST_DIFFERING:
             return
         places = [place for place, tensor in enumerate(tensors) if tensor is not None]
         given = [tensors[place] for place in places]
-        if self.ready and (same := quick_matcher(given)) is not None and not any(each.requires_grad for each in given):
-            self.repeated[address] = (also, same, _chosen(places), call)
+        if not any(each.requires_grad for each in given) and (same := quick_matcher(given)) is not None:
+            known[address] = (also, same, _chosen(places), call)
 
     def forget(self) -> None:
         """The next call of each description looks into the database again."""
         self.repeated.clear()
+        self._differing.clear()
         self.ready.clear()
         self.served.clear()
 
