@@ -272,7 +272,7 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
 
 def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str, mode: str) -> None:
     """What to do with the results of a run on the target `selector` in a timing mode."""
-    from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
+    from schedsearch.measurement import COLD_GRAPH, PREPARED_MODES
     from schedsearch.ops.own_kernel import OwnKernelParams
     from schedsearch.workload import as_python
 
@@ -301,7 +301,7 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
         if of_range is not None:
             module, workload = as_python(of_range.workload)
             workload += f".with_dynamic({of_range.parameter!r}, {of_range.low}, {of_range.high})"
-        constants = task.workload.constants if mode == COLD_GRAPH_PREPARED else ()
+        constants = task.workload.constants if mode in PREPARED_MODES else ()
         arguments = ", ".join(argument.name for argument in task.workload.signature if argument.name not in constants)
         render.say("\n  import schedsearch" + ("" if module == "schedsearch" else f", {module}"))
         render.say(f"  workload = {workload}")

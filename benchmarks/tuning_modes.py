@@ -1,0 +1,83 @@
+"""Networks whose kernels are tuned in different modes of timing, and how well each mode predicts the network's time.
+
+    python benchmarks/tuning_modes.py --cases resnet50:1:float16=50 mobilenet_v2:1:float16=30 --out tuning_modes_h200.json
+
+Each network of `onnx_models.py` is built for each mode, with an empty database and the same seconds of tuning (after `=`).
+Then groups of runs of all builds of a network take turns. It needs PyTorch and a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import common
+import onnx
+import onnx_models
+import torch
+from networks import hot_us
+
+import schedsearch
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, MODES
+
+TURNS = 9
+
+
+def measured(case: str, tune_s: float, modes: list[str], folder: Path) -> list[dict[str, Any]]:
+    name, batch, format_ = case.split(":")
+    path = folder / "model.onnx"
+    onnx.save(onnx_models.build(name, batch=int(batch), int8=format_ == "int8"), path)
+    rows: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        launches = []
+        for mode in modes:
+            net = stack.enter_context(
+                schedsearch.build(
+                    path, target="cuda", db=folder / f"{case}-{mode}.db", dtype="float16", io_layout="NHWC", check=False,
+                    mode=mode, tune_s=tune_s,
+                )
+            )  # fmt: skip
+            (port,) = net.inputs
+            x = torch.randn(port.shape, device="cuda").to(getattr(torch, port.dtype))
+            launches.append(net.bind(x))
+            levels = [kernel.level for kernel in net.kernels]
+            predicted_us = net.program.predicted_ns / 1e3
+            rows.append({"case": case, "mode": mode, "tune_s": tune_s, "predicted_us": predicted_us, "calls": len(levels),
+                         "tuned": levels.count("exact")})  # fmt: skip
+        times: list[list[float]] = [[] for _ in modes]
+        for _ in range(TURNS):
+            for found, launch in zip(times, launches, strict=True):
+                found.append(hot_us(launch))
+        for launch in launches:
+            launch.close()
+    return [{**row, "us": statistics.median(found)} for row, found in zip(rows, times, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=["resnet50:1:float16=50"], metavar="NAME:BATCH:FORMAT=SECONDS")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=[COLD_GRAPH, CHAIN_GRAPH])
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for text in options.cases:
+            case, _, seconds = text.partition("=")
+            rows += measured(case, float(seconds), options.modes, Path(folder))
+            common.write(options.out, {"rows": rows})
+            for row in rows[-len(options.modes) :]:
+                print(row, flush=True)
+    cells = [
+        (row["case"], row["mode"], f"{row['tune_s']:g}", f"{row['tuned']} of {row['calls']}", f"{row['us']:.1f}",
+         f"{row['predicted_us']:.1f}", f"{row['predicted_us'] / row['us'] - 1:+.1%}")
+        for row in rows
+    ]  # fmt: skip
+    print(common.table(("network", "mode", "tuned, s", "tuned kernels", "us", "predicted", "error"), cells))
+
+
+if __name__ == "__main__":
+    main()
