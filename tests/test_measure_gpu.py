@@ -20,7 +20,7 @@ from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.device.memory import bytes_at
 from schedsearch.measure import Builder, Built, Candidate, Runner
-from schedsearch.measurement import COLD_GRAPH, HOT_GRAPH, Measurement, Outcome
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, HOT_GRAPH, Measurement, Outcome
 from schedsearch.ops import DTYPES, decode, encode
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import Template
@@ -233,3 +233,18 @@ def test_hot_mode_uses_one_set(target: Target) -> None:
         measurement = hot.measure(WORKLOAD, build(faulty.PointwiseCuda(), target))
     assert measurement.ok and measurement.mode == HOT_GRAPH
     assert measurement.clocks["sets"] == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.xdist_group("device")
+def test_a_chain_rotates_weights_and_a_right_kernel_passes(target: Target) -> None:
+    """One pass over small weights, rotations over large ones."""
+    layers = [WORKLOAD, Workload.conv2d(n=1, h=7, w=7, c=1024, k=1024, r=1, s=1, dtype="float32")]
+    with Runner(target, mode=CHAIN_GRAPH) as runner:
+        found = [runner.measure(layer, build(faulty.PointwiseCuda(), target, layer)) for layer in layers]
+        (raced,) = runner.race(layers[0], [build(faulty.PointwiseCuda(), target)])
+    for measurement in (*found, raced):
+        assert measurement.ok and measurement.mode == CHAIN_GRAPH, measurement.message
+    few, many = (measurement.clocks for measurement in found)
+    assert few["sets"] == 320 and few["rotation_capped"]
+    assert many["sets"] == 2.5 * target.l2_bytes // (4 << 20) + 1 and "rotation_capped" not in many

@@ -172,8 +172,8 @@ class MeasureOptions(Section):
     mode: Annotated[str, AfterValidator(_one_of(MODES)), _choices(MODES), Expect(f"one of {', '.join(MODES)}", MODES)] = (
         Field(
             default=COLD_GRAPH,
-            description="cold-graph-v1 (operands out of cache), cold-graph-prepared-v1 (constants prepared), hot-graph-v1 or "
-            "chain-graph-v1 (as a network launches kernels; GPUs only)",
+            description="cold-graph-v1 (operands out of cache), cold-graph-prepared-v1 (constants prepared), hot-graph-v1 "
+            "or chain-graph-v1 (as a network launches kernels; GPUs only)",
         )
     )
     timeout_s: Annotated[Duration | None, _DURATION] = Field(
