@@ -112,10 +112,10 @@ class Store:
             known[address] = None
         if self._differing.get(address, 0) > _MOST_DIFFERING:
             return
-        places = [place for place, tensor in enumerate(tensors) if tensor is not None]
-        given = [tensors[place] for place in places]
-        if not any(each.requires_grad for each in given) and (same := quick_matcher(given)) is not None:
-            known[address] = (also, same, _chosen(places), call)
+        given = {place: tensor for place, tensor in enumerate(tensors) if tensor is not None}
+        same = None if any(each.requires_grad for each in given.values()) else quick_matcher([*given.values()])
+        if same is not None:
+            known[address] = (also, same, _chosen([*given]), call)
 
     def forget(self) -> None:
         """The next call of each description looks into the database again."""
