@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from schedsearch.space import ConfigSpace, Rows
 from schedsearch.tuner.gaussian_process import GaussianProcess
+from schedsearch.tuner.portfolio import portfolio
 
 Vector = NDArray[np.float64]
 
@@ -17,17 +18,27 @@ FEWEST = 8  # fewest valid results of a task worth learning from
 MOST = 400  # most results used per task, the fastest ones
 ROUNDS = 3  # rounds of learning the length scales of a task
 TRUST = 4.0  # weight of the prior (the mean of the other tasks), as a number of own results
-AGREEMENT = 0.7  # a task is used from this correlation with own results: it then explains half of their variance
+AGREEMENT = 0.5  # a task is used from this correlation with own results
 FEWEST_TO_DOUBT = 4  # fewest own results for this test
 
 
 @dataclass(frozen=True)
 class _Landscape:
-    """The Gaussian process of another task: its coordinates, (n, d), and their weights, (n,)."""
+    """Another task: its Gaussian process with coordinates, (n, d), and their weights, (n,); and what was measured.
+
+    Attributes:
+        rows, values: of all results, (m, knobs) and (m,); the values are standardised, and a failure has the highest.
+        valid: which results are no failures, (m,).
+        deviation: of the log times, which is the unit of `values`.
+    """
 
     process: GaussianProcess
     X: NDArray[np.float64]
     weights: Vector
+    rows: Rows
+    values: Vector
+    valid: NDArray[np.bool_]
+    deviation: float
 
 
 class OtherTasks:
@@ -50,19 +61,39 @@ class OtherTasks:
         for rows, times_ns in sources:
             if np.count_nonzero(~np.isnan(times_ns)) < FEWEST:
                 continue
-            values = standardised(times_ns)
-            fastest = np.argsort(values, kind="stable")[:MOST]
-            X, values = space.coordinates(rows[fastest]), values[fastest]
+            all_values, valid = standardised(times_ns), ~np.isnan(times_ns)
+            fastest = np.argsort(all_values, kind="stable")[:MOST]
+            X, values = space.coordinates(rows[fastest]), all_values[fastest]
             process = GaussianProcess(X.shape[1])
             for _ in range(ROUNDS):
                 process.learn_scales(X, values)
-            landscapes.append(_Landscape(process, X, process.weights(X, values)))
+            deviation = float(log_times(times_ns).std())
+            weights = process.weights(X, values)
+            landscapes.append(_Landscape(process, X, weights, rows, all_values, valid, deviation))
         return cls(space, landscapes)
 
     @property
     def known(self) -> bool:
         """Whether there is any task to learn from."""
         return bool(self._landscapes)
+
+    def portfolio(self, size: int) -> Rows:
+        """The configurations that together lose least over the tasks, at most `size`, the best one first.
+
+        They are among those that some task ran. What a task did not measure is predicted, as no better than its best.
+        """
+        if not self.known:
+            return np.empty((0, len(self._space.knobs)), dtype=np.int32)
+        rows = np.concatenate([one.rows[one.valid] for one in self._landscapes])
+        _, first = np.unique(self._space.keys(rows), return_index=True)
+        rows = rows[np.sort(first)]
+        keys = self._space.keys(rows).tolist()
+        regrets = np.empty((len(self._landscapes), len(rows)))
+        for regret, one, predicted in zip(regrets, self._landscapes, self.values(rows).T):
+            measured = dict(zip(self._space.keys(one.rows).tolist(), one.values.tolist()))
+            values = np.array([measured.get(key, value) for key, value in zip(keys, predicted.tolist())])
+            regret[:] = one.deviation * np.maximum(values - one.values.min(), 0.0)
+        return rows[portfolio(regrets, size)]
 
     def believed(self, rows: Rows, values: Vector) -> OtherTasks:
         """The tasks whose predictions agree with this task's results; all tasks while there are few results."""
@@ -99,10 +130,18 @@ def standardised(times_ns: Vector) -> Vector:
 
     If all times are equal, or all are failures, the result is 0.
     """
+    values = log_times(times_ns)
+    if not len(values):
+        return values
+    deviation = values.std()
+    result: Vector = (values - values.mean()) / (deviation if deviation > 0 else 1)
+    return result
+
+
+def log_times(times_ns: Vector) -> Vector:
+    """Logarithms of times; a failure (NaN) counts as the slowest one. All 0 if all are failures."""
     values = np.log(times_ns)
     if not len(values) or np.isnan(values).all():
         return np.zeros(len(values))
-    values = np.where(np.isnan(values), np.nanmax(values), values)
-    deviation = values.std()
-    result: Vector = (values - values.mean()) / (deviation if deviation > 0 else 1)
+    result: Vector = np.where(np.isnan(values), np.nanmax(values), values)
     return result

@@ -22,6 +22,8 @@ from schedsearch.tuner.transfer import OtherTasks, standardised
 Vector = NDArray[np.float64]
 
 INITIAL = 4  # space-filling proposals before the first of a model
+PORTFOLIO = 6  # proposals that lose least over other tasks, before anything else but the default and the hints
+INITIAL_WARM = 2  # space-filling proposals after them
 SPREAD = 8  # random rows from which each space-filling one is chosen
 BATCH, MAX_BATCH, RESULTS_PER_PROPOSAL = 2, 8, 25  # a batch is a 25th of the results so far, within these bounds
 TREES_FROM, TREES_EVERY = 16, 3  # the trees propose every third batch, from this number of results on
@@ -59,6 +61,7 @@ class XgbTuner(Tuner):
         self._others: OtherTasks | None = None
         self._believed: OtherTasks | None = None  # the tasks that agree with the results so far
         self._led = set(self._keys(self._rows_in_space(hints)[0]))  # keys of the rows that other tasks led to
+        self._portfolio: Rows | None = None  # what is left of it; None until it is asked for
         self._designed = 0  # number of proposals of the space-filling design so far
         self._batches = 0  # number of batches that a model proposed so far
         self._blas = ThreadpoolController()  # with matrices this small, further threads only burn time
@@ -78,23 +81,40 @@ class XgbTuner(Tuner):
             return -self._process.posterior(self.space.coordinates(rows[kept]), values[kept], at).mean
 
     def _propose(self, n: int) -> Rows:
+        rows = self._from_portfolio(n)
+        if len(rows) == n:
+            return rows
         known = self._designed if self._elsewhere else max(self._designed, len(self._results))
-        planned = min(n, max(0, INITIAL - known))  # results from elsewhere tell nothing about the rest of the space
-        rows = self._spread(planned) if planned else self._no_rows()
-        self._designed += len(rows)
+        design = INITIAL_WARM if self._others is not None and self._others.known else INITIAL
+        planned = min(n - len(rows), max(0, design - known))  # other tasks tell nothing about the rest of the space
+        if planned:
+            rows = np.concatenate([rows, self._spread(planned, besides=rows)])
+            self._designed += planned
         if len(rows) < n:
             with self._blas.limit(limits=1, user_api="blas"):
                 rows = np.concatenate([rows, self._by_model(n - len(rows), besides=rows)])
         return np.concatenate([rows, self._fresh(n - len(rows), besides=rows)])
 
-    def _spread(self, n: int) -> Rows:
-        """n space-filling rows, each the farthest of `SPREAD` random rows from all rows measured, pending or chosen."""
-        pool = self._fresh(n * SPREAD)
+    def _from_portfolio(self, n: int) -> Rows:
+        """At most n rows that lose least over the other tasks; none without other tasks."""
+        if self._portfolio is None:
+            others = self._learnt_others()
+            with self._blas.limit(limits=1, user_api="blas"):
+                self._portfolio = self._no_rows() if others is None else others.portfolio(PORTFOLIO)
+            self._led.update(self._keys(self._portfolio))
+        unseen = self._unseen(self._portfolio)
+        self._portfolio = unseen[n:]
+        return unseen[:n]
+
+    def _spread(self, n: int, besides: Rows) -> Rows:
+        """n space-filling rows, each the farthest of `SPREAD` random rows from all rows measured, pending, chosen or in
+        `besides`."""
+        pool = self._fresh(n * SPREAD, besides)
         if len(pool) <= n:
             return pool
         candidates = self.space.coordinates(pool)
         distance = np.full(len(pool), np.inf)
-        for point in self.space.coordinates(np.concatenate([self._result_arrays()[0], self._pending_rows()])):
+        for point in self.space.coordinates(np.concatenate([self._result_arrays()[0], self._pending_rows(), besides])):
             distance = np.minimum(distance, ((candidates - point) ** 2).sum(axis=1))
         chosen: list[int] = []
         for i in range(n):
@@ -126,13 +146,19 @@ class XgbTuner(Tuner):
 
     def _advisers(self) -> OtherTasks | None:
         """The other tasks to use: those that agree with the results, as long as there are few results."""
-        if not self._elsewhere or len(self._results) >= BORROW:
+        others = self._learnt_others() if len(self._results) < BORROW else None
+        if others is None:
             return None
-        if self._others is None:
-            self._others = OtherTasks.learn(self.space, self._elsewhere)
         rows, times_ns = self._result_arrays()
-        self._believed = self._others.believed(rows, standardised(times_ns))
+        self._believed = others.believed(rows, standardised(times_ns))
         return self._believed if self._believed.known else None
+
+    def _learnt_others(self) -> OtherTasks | None:
+        """What the results of other tasks teach; None without any."""
+        if self._others is None and self._elsewhere:
+            with self._blas.limit(limits=1, user_api="blas"):
+                self._others = OtherTasks.learn(self.space, self._elsewhere)
+        return self._others
 
     def _own_arrays(self) -> tuple[Rows, Vector]:
         """The results to learn from: all, except those that the other tasks led to while none of these tasks is believed.
