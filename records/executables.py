@@ -20,10 +20,11 @@ from schedsearch.records.output import replacement
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 SEALED_VERSION = 5
 """2: weights may lie outside of the file; 3: calls of ONNX Runtime, whose models are kept as weights; 4: programs of dynamic
-graphs; 5: programs have a checksum; 6: programs of dynamic graphs are data, in place of the calls that made the graph."""
+graphs; 5: programs have a checksum; 6: programs of dynamic graphs are data, in place of the calls that made the graph; 7:
+calls with programs of their own."""
 _PART_BYTES = 64 << 20  # a weight is cut into parts, because SQLite keeps a blob in memory
 _BUSY_TIMEOUT_S = 5.0
 

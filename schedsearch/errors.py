@@ -150,6 +150,10 @@ class IndexRangeError(ArgumentError):
     """An index of a gather or scatter is out of range. A kernel noted it while it ran; see `schedsearch.ops.wrong_index`."""
 
 
+class BranchError(ArgumentError):
+    """The inputs of a network take a branch of the model that cannot be computed for arrays of their shapes."""
+
+
 class PlanError(UsageError):
     pass
 

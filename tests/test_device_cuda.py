@@ -18,7 +18,7 @@ from schedsearch.device.cuda import CudaDevice
 from schedsearch.device.cuda_graph import KernelGraph
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.executable.fixed import FixedNet
-from schedsearch.executable.noted import index_notes
+from schedsearch.executable.noted import Notes
 from schedsearch.executable.program import Array, Call, Origin, Place, Program, Space
 from schedsearch.executable.run import Calls, Weights
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Scalar, Step
@@ -466,7 +466,7 @@ def test_a_network_that_is_closed_waits_for_its_calls(driver: FakeDriver) -> Non
 
 def test_a_network_is_one_graph_whose_arguments_follow_its_inputs(driver: FakeDriver) -> None:
     weights = Weights(pair_of_calls(), open_device(PRESETS["h200"]))
-    calls = Calls(weights, 32, [64], [96], index_notes(weights))
+    calls = Calls(weights, 32, [64], [96], Notes(weights))
     for inputs in ([64], [64], [128]):
         calls.move(inputs, [96])
         calls.launch(5)
@@ -478,7 +478,7 @@ def test_a_network_is_one_graph_whose_arguments_follow_its_inputs(driver: FakeDr
 
 def test_a_network_whose_stream_is_captured_launches_its_kernels(driver: FakeDriver) -> None:
     weights = Weights(pair_of_calls(), open_device(PRESETS["h200"]))
-    calls = Calls(weights, 32, [64], [96], index_notes(weights))
+    calls = Calls(weights, 32, [64], [96], Notes(weights))
     driver.captured_stream = 5
     calls.launch(5)
     assert driver.launches == [(10, (64, 32)), (10, (32, 96))] and not driver.nodes  # nothing is instantiated either

@@ -334,7 +334,7 @@ def _change(path: Path, statement: str, *values: Any) -> None:
         ("DELETE FROM code", DatabaseError, "table code, .*: it is missing"),
         ("UPDATE executable SET target = 'cuda:sm_90:132:NVIDIA H200'", DatabaseError, "its program is for 'cpu"),
         ("DELETE FROM executable", DatabaseError, "0 rows; it must have one"),
-        ("UPDATE executable SET version = 7", SchemaVersionError, "knows up to 6; upgrade schedsearch"),
+        ("UPDATE executable SET version = 8", SchemaVersionError, "knows up to 7; upgrade schedsearch"),
     ],
 )
 def test_a_file_that_was_changed_is_refused(path: Path, statement: str, kind: type[Exception], message: str) -> None:

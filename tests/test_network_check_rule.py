@@ -54,6 +54,9 @@ class Emulated:
         found = self._run(inputs)
         return {name: found[name] for name in names}
 
+    def untaken(self) -> list[str]:
+        return []
+
     def complaint(self, value: str, apart: Difference, source: str) -> str:
         return wrong(self.what, value, apart, source)
 

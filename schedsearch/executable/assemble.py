@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 from schedsearch.executable.memory import Block, arrange, stacked
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME
-from schedsearch.executable.program import Array, Call, ChosenKernel, Foreign, Origin, Place, Program, Reference
+from schedsearch.executable.program import ARENA, IF, Array, Call, ChosenKernel, Foreign, Origin, Place, Program, Reference
+from schedsearch.executable.program import Control as ProgramControl
+from schedsearch.executable.program import Impossible as ImpossibleProgram
 from schedsearch.executable.references import packed
 from schedsearch.executable.schedule import Held, Memory, Schedule, ScheduledCall, schedule
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
-from schedsearch.network.graph import Constant, Network, Plan, Subgraph
+from schedsearch.network.graph import Constant, Control, Impossible, Network, Plan, Subgraph
 from schedsearch.ops.dtypes import dtype
 from schedsearch.workload import Workload
 
@@ -28,6 +30,7 @@ class Executable:
         weights: the bytes of each constant of the program, in its order.
         models: sha256 -> ONNX model of each call of ONNX Runtime.
         references: sha256 of a weight -> where it lies outside of the file that `stored.save` writes.
+        inner: number of a call with programs of its own -> the executables of those that can run.
     """
 
     program: Program
@@ -35,6 +38,10 @@ class Executable:
     weights: Sequence[memoryview]
     models: Mapping[str, bytes] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
+    inner: Mapping[int, tuple[Executable, ...]] = field(default_factory=dict)
+
+    def bodies(self, number: int) -> Sequence[Executable]:
+        return self.inner[number]
 
 
 def assemble(
@@ -64,7 +71,16 @@ def assemble(
     models = {
         sha256_hex(subgraph.model): subgraph.model for call in found.calls if isinstance(subgraph := call.computes, Subgraph)
     }
-    places = _Places(found, chosen)
+    inner = {
+        number: tuple(
+            assemble(body, of_body, kernel, target=target, model=model, packing=packing)
+            for body, of_body in zip(call.computes.networks, plan.bodies[call.name])
+        )
+        for number, call in enumerate(found.calls)
+        if isinstance(call.computes, Control)
+    }
+    controls = {number: _control(found.calls[number].computes, several) for number, several in inner.items()}
+    places = _Places(found, chosen, {number: each.arena_bytes for number, each in controls.items()})
     arrays = tuple(
         Array(
             held.name,
@@ -87,7 +103,10 @@ def assemble(
         inputs=tuple(found.inputs),
         outputs=tuple(found.outputs),
         constants=constants,
-        calls=tuple(_call(call, chosen, workspaces) for call, workspaces in zip(found.calls, places.workspaces)),
+        calls=tuple(
+            _call(call, chosen, workspaces, controls.get(number))
+            for number, (call, workspaces) in enumerate(zip(found.calls, places.workspaces))
+        ),
         copies=tuple(found.copies),
         arena_bytes=places.arena_bytes,
         least_arena_bytes=places.least_arena_bytes,
@@ -97,7 +116,7 @@ def assemble(
         weights=tuple(sha256 for sha256, _ in weights),
     )
     artifacts = {each.artifact.sha256: each.artifact for each in chosen.values()}
-    return Executable(program, artifacts, [memoryview(each) for _, each in weights], models)
+    return Executable(program, artifacts, [memoryview(each) for _, each in weights], models, inner=inner)
 
 
 class Packing:
@@ -117,8 +136,24 @@ class Packing:
         return sha256, data
 
 
-def _call(call: ScheduledCall, chosen: Mapping[Workload, ChosenKernel], workspaces: Mapping[str, Place]) -> Call:
+def _control(control: object, networks: Sequence[Executable]) -> ProgramControl:
+    assert isinstance(control, Control)
+    programs = iter(each.program for each in networks)
+    return ProgramControl(
+        tuple(ImpossibleProgram(body.reason) if isinstance(body, Impossible) else next(programs) for body in control.bodies)
+    )
+
+
+def _call(
+    call: ScheduledCall,
+    chosen: Mapping[Workload, ChosenKernel],
+    workspaces: Mapping[str, Place],
+    control: ProgramControl | None,
+) -> Call:
     buffers, outputs = {**call.arguments, **call.outputs}, tuple(call.outputs)
+    if isinstance(call.computes, Control):
+        origin = Origin(IF, IF, "")
+        return Call(call.name, call.sources, "", IF, "", buffers, outputs, workspaces, {}, origin, control=control)
     if isinstance(subgraph := call.computes, Subgraph):
         foreign = Foreign(len(subgraph.model), subgraph.reasons)
         origin, sha256 = Origin(ONNX_RUNTIME, ONNX_RUNTIME, ""), sha256_hex(subgraph.model)
@@ -153,12 +188,13 @@ class _Places:
         workspaces: of each call, by name.
     """
 
-    def __init__(self, found: Schedule, chosen: Mapping[Workload, ChosenKernel]) -> None:
+    def __init__(self, found: Schedule, chosen: Mapping[Workload, ChosenKernel], arenas: Mapping[int, int]) -> None:
+        """`arenas`: number of a call -> bytes that programs of its own share."""
         self._found = found
         plans = [chosen[each].artifact.plan if isinstance(each := call.computes, Workload) else None for call in found.calls]
         ready = [plan is not None and _is_prepacked(found, call, plan.constants) for call, plan in zip(found.calls, plans)]
         lasting: list[tuple[int, str, int]] = []  # number of the call, name and bytes of what its constant steps write
-        passing: list[tuple[int, str, int]] = []
+        passing = [(number, ARENA, nbytes) for number, nbytes in arenas.items()]
         for number, plan in enumerate(plans):
             if plan is None:
                 continue

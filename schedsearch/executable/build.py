@@ -172,8 +172,9 @@ def fixed_net(
     if options.deadline.passed and not options.patient:
         raise OutOfTimeError("there was no time left after the model was read")
     planned, kernels = with_kernels(network, options, options.needed_by(origin.check_s))
+    nodes, conversions = len(list(network.all_nodes)), len(planned.plan.conversions)
     options.say(
-        f"{counted(len(network.nodes), 'node')}, {counted(len(planned.plan.conversions), 'conversion')} of layouts, "
+        f"{counted(nodes, 'node')}, {counted(conversions, 'conversion')} of layouts, "
         f"{counted(len(kernels), 'different kernel')}"
     )
     stage("planning memory and packing weights")

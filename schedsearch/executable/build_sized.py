@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedsearch.device import open_device
+from schedsearch.errors import UnsupportedError
 from schedsearch.executable.build_options import BuildOptions
 from schedsearch.executable.finish import finish
 from schedsearch.executable.lowering import lowered
@@ -18,7 +19,8 @@ from schedsearch.executable.references import find
 from schedsearch.executable.sized import SizedNet
 from schedsearch.executable.sized_build import SizedBuild, open_shapes
 from schedsearch.network.costs import costs_of
-from schedsearch.network.graph import Network
+from schedsearch.network.graph import Control, Network
+from schedsearch.network.model import listed
 
 if TYPE_CHECKING:
     from schedsearch.network.model import Loaded
@@ -35,7 +37,13 @@ def read_sized(loaded: Loaded, size: Size, options: BuildOptions) -> SizedBuild:
     shapes = open_shapes(loaded, size.name)
 
     def network_of(n: int) -> Network:
-        return lowered(loaded.graph(shapes(n)), options)
+        network = lowered(loaded.graph(shapes(n)), options)
+        if controls := [node.name for node in network.nodes if isinstance(node, Control)]:
+            raise UnsupportedError(
+                f"{loaded.name}: the conditions of {listed(controls)} (If) are computed; allowed in a network for a range "
+                "of sizes: constant ones. Give one size with --shape, or the inputs that decide with --input"
+            )
+        return network
 
     build = SizedBuild(
         network_of, size.name, size.least, size.most, target=options.target, db=options.db, mode=options.mode,

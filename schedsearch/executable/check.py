@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from schedsearch.errors import DatabaseError, SchemaVersionError, UnknownOperatorError, UsageError
 from schedsearch.executable.memory import ALIGNMENT, rounded_up
-from schedsearch.executable.program import Array, Call, Place, Program
+from schedsearch.executable.program import ARENA, Array, Call, Control, Place, Program
 from schedsearch.executable.written import Written
 from schedsearch.fields import FieldError
 from schedsearch.launch import LaunchPlan
@@ -25,6 +25,7 @@ from schedsearch.text import quoted
 from schedsearch.workload import Workload
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_BRANCHES = 2  # programs of an If
 _KEPT = ("constant", "once")  # spaces that are filled when the executable is loaded
 LARGEST_BYTES = 1 << 48  # bytes; no device has so much memory
 
@@ -196,8 +197,14 @@ class _Walk:
         for name, index in call.buffers.items():
             _check_index(self._program, index, f"{name} of {where}")
         require(set(call.outputs) <= call.buffers.keys() and bool(call.outputs), f"{where} writes {quoted(call.outputs)}")
-        require(bool(_SHA256.fullmatch(call.artifact)), f"{where} has the code {quoted(call.artifact)}; allowed: a sha256")
-        inputs, outputs = (self._foreign if call.foreign is not None else self._kernel)(call, where)
+        inputs: list[str]
+        outputs: Mapping[str, ArgSpec | None]
+        if call.control is not None:
+            inputs, outputs = self._control(call, call.control, where)
+        else:
+            allowed = bool(_SHA256.fullmatch(call.artifact))
+            require(allowed, f"{where} has the code {quoted(call.artifact)}; allowed: a sha256")
+            inputs, outputs = (self._foreign if call.foreign is not None else self._kernel)(call, where)
         for name in inputs:
             self._read(self._array(call, name), f"{name} of {where}")
         for name, spec in outputs.items():
@@ -216,6 +223,30 @@ class _Walk:
             f"{where} reads a constant that is gone after loading",
         )
         return inputs, dict.fromkeys(call.outputs)
+
+    def _control(self, call: Call, control: Control, where: str) -> tuple[list[str], dict[str, ArgSpec | None]]:
+        """The same of a call with programs of its own, which are checked like the whole."""
+        reads = [name for name in call.buffers if name not in call.outputs]
+        names = [*(f"x{number}" for number in range(len(reads))), *(f"y{number}" for number in range(len(call.outputs)))]
+        require(
+            bool(reads) and [*reads, *call.outputs] == names and call.foreign is None and not call.workload
+            and not call.artifact and not call.offsets and not call.scalars and len(control.bodies) == _BRANCHES
+            and bool(control.programs)
+            and call.workspaces.keys() == {ARENA},
+            f"{where} is not an If of {_BRANCHES} programs on x0, x1 ... and y0, y1 ...",
+        )  # fmt: skip
+        require(self._array(call, reads[0]).nbytes == 1, f"{where} has a condition that is not one truth value")
+        gone = any(self._array(call, name).place.space == "once" for name in reads)
+        require(not gone, f"{where} reads a constant that is gone after loading")
+        for body in control.programs:
+            check(body, self._plans)
+            for own, outer in ((body.inputs, reads[1:]), (body.outputs, call.outputs)):
+                ports = [(each.dtype, each.stored) for each in (body.arrays[index] for index in own)]
+                given = [(each.dtype, each.stored) for each in (self._array(call, name) for name in outer)]
+                require(ports == given, f"{where} has a program on {quoted(ports)}; its arrays are {quoted(given)}")
+            require(not body.references and body.target == self._program.target, f"{where} has a program of something else")
+        self._workspace(call, ARENA, control.arena_bytes, where, {})
+        return reads, dict.fromkeys(call.outputs)
 
     def _kernel(self, call: Call, where: str) -> tuple[list[str], dict[str, ArgSpec | None]]:
         """The same of a kernel, checked against its workload and its launch plan."""
@@ -276,25 +307,33 @@ class _Walk:
         for name in call.buffers:
             gone = self._array(call, name).place.space == "once"
             require(not gone or name not in later, f"{where} reads {name}, a constant that is gone after loading")
-        for name, place in call.workspaces.items():
-            limit = {"arena": self._program.arena_bytes, "constant": self._program.constant_bytes}.get(place.space, -1)
-            nbytes = plan.workspaces[name]
-            require(
-                place.offset >= 0 and place.offset % ALIGNMENT == 0 and place.number == 0 and place.offset + nbytes <= limit,
-                f"workspace {name} of {where} has {nbytes} bytes at {_text(place)}",
-            )
-            stretch = _Stretch((place.space, 0), place.offset, place.offset + nbytes)
-            if place.space == "constant":
-                require(self._free(stretch), f"workspace {name} of {where} lies on a constant")
-            others = [self._whole(self._array(call, other)) for other in call.buffers]
-            others += [
-                _Stretch((each.space, 0), each.offset, each.offset + plan.workspaces[other])
-                for other, each in call.workspaces.items()
-                if other != name
-            ]
-            require(not any(map(stretch.meets, others)), f"workspace {name} of {where} lies on what the call uses")
-            self._write(stretch, None)
-            self._note_block(place, nbytes)
+        for name in call.workspaces:
+            self._workspace(call, name, plan.workspaces[name], where, plan.workspaces)
+
+    def _workspace(self, call: Call, name: str, nbytes: int, where: str, sizes: Mapping[str, int]) -> None:
+        """A workspace lies apart from all else.
+
+        Args:
+            sizes: the bytes of the others.
+        """
+        place = call.workspaces[name]
+        limit = {"arena": self._program.arena_bytes, "constant": self._program.constant_bytes}.get(place.space, -1)
+        require(
+            place.offset >= 0 and place.offset % ALIGNMENT == 0 and place.number == 0 and place.offset + nbytes <= limit,
+            f"workspace {name} of {where} has {nbytes} bytes at {_text(place)}",
+        )
+        stretch = _Stretch((place.space, 0), place.offset, place.offset + nbytes)
+        if place.space == "constant":
+            require(self._free(stretch), f"workspace {name} of {where} lies on a constant")
+        others = [self._whole(self._array(call, other)) for other in call.buffers]
+        others += [
+            _Stretch((each.space, 0), each.offset, each.offset + sizes[other])
+            for other, each in call.workspaces.items()
+            if other != name
+        ]
+        require(not any(map(stretch.meets, others)), f"workspace {name} of {where} lies on what the call uses")
+        self._write(stretch, None)
+        self._note_block(place, nbytes)
 
     def _in_place(self, call: Call, arguments: Mapping[str, ArgSpec], outputs: Mapping[str, ArgSpec], where: str) -> None:
         """An output has the memory of an argument only if the kernel updates it in place."""
@@ -379,7 +418,7 @@ def _text(place: Place) -> str:
 
 def artifacts(program: Program) -> Iterator[str]:
     """The digests of the machine code that the calls name, each once."""
-    yield from dict.fromkeys(call.artifact for call in program.calls if call.foreign is None)
+    yield from dict.fromkeys(call.artifact for call in program.calls if call.is_kernel)
 
 
 @contextlib.contextmanager

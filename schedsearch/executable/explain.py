@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from schedsearch.executable.onnx_runtime import OnnxModel
-from schedsearch.executable.program import RECORDED, Call, Program
+from schedsearch.executable.program import IF, RECORDED, Call, Control, Impossible, Program
 from schedsearch.ops.elementwise import ElementwiseParams, reads_of
 from schedsearch.text import counted, duration
 from schedsearch.workload import Workload
 
+BODY_TITLES = ("if its condition is true", "if its condition is false")
 PREDICTION = (
     "the sum of the calls' recorded times; arrays that stay in the L2 cache make a network faster than cold times say"
 )
@@ -31,11 +32,12 @@ def explain_lines(program: Program, subgraphs: Mapping[int, SubgraphCost] = Mapp
     Args:
         subgraphs: number of each call of ONNX Runtime -> what it costs.
     """
-    conversions = [call for call in program.calls if call.is_conversion]
-    kernels = sum(call.foreign is None for call in program.calls)
-    others = (
-        "" if kernels == len(program.calls) else f"; {counted(len(program.calls) - kernels, 'subgraph')} in ONNX Runtime"
-    )
+    conversions = [call for call in program.all_calls if call.is_conversion]
+    calls = list(program.all_calls)
+    kernels = sum(call.is_kernel for call in calls)
+    foreign, controls = (sum(getattr(call, name) is not None for call in calls) for name in ("foreign", "control"))
+    others = f"; {counted(foreign, 'subgraph')} in ONNX Runtime" if foreign else ""
+    others += f"; {counted(controls, 'branching')}" if controls else ""
     lines = [
         f"{program.model or 'network'} on {program.target}: {counted(kernels, 'kernel call')}, "
         f"{len(conversions)} of them {'converts a layout' if len(conversions) == 1 else 'convert layouts'}{others}",
@@ -48,14 +50,36 @@ def explain_lines(program: Program, subgraphs: Mapping[int, SubgraphCost] = Mapp
         total = duration(sum(each.time_ns for each in subgraphs.values()))
         lines.append(f"ONNX Runtime: {total} in {counted(len(subgraphs), 'subgraph')}, which the predicted time leaves out")
     lines += _by_level(program)
-    for number, call in enumerate(program.calls):
-        lines += _call(program, call) if number not in subgraphs else _subgraph(program, call, subgraphs[number])
+    lines += _calls(program, subgraphs)
     return [*lines, *program.reasons]
+
+
+def _calls(program: Program, subgraphs: Mapping[int, SubgraphCost]) -> Iterator[str]:
+    for number, call in enumerate(program.calls):
+        if call.control is not None:
+            yield from _control(program, call, call.control)
+        elif call.foreign is not None:
+            yield from _subgraph(program, call, subgraphs.get(number))
+        else:
+            yield from _call(program, call)
+
+
+def _control(program: Program, call: Call, control: Control) -> Iterator[str]:
+    condition, *reads = (program.arrays[index].name for name, index in call.buffers.items() if name not in call.outputs)
+    writes = ", ".join(program.arrays[call.buffers[name]].name for name in call.outputs)
+    given = f"it reads {', '.join(reads)} and writes {writes}" if reads else f"it writes {writes}"
+    yield f"  {call.name}: {IF} {condition}, which the host reads in every run; {given}"
+    for title, body in zip(BODY_TITLES, control.bodies):
+        if isinstance(body, Impossible):
+            yield f"      {title}: calls fail, because {body.reason}"
+            continue
+        yield f"      {title}:"
+        yield from (f"      {line}" for line in _calls(body, {}))
 
 
 def prediction(program: Program) -> str:
     """The predicted time, and how many of the kernels it was reckoned from have no record of their own."""
-    levels = [call.origin.level for call in program.calls if call.foreign is None]
+    levels = [call.origin.level for call in program.all_calls if call.is_kernel]
     estimated = sum(level not in RECORDED for level in levels)
     of = f", of which {estimated} of {counted(len(levels), 'kernel time')} are estimated" if estimated else ""
     return f"{duration(program.predicted_ns)}{of}"
@@ -75,7 +99,7 @@ def _memory(program: Program) -> str:
 
 
 def _by_level(program: Program) -> Iterator[str]:
-    levels = [call.origin.level for call in program.calls]
+    levels = [call.origin.level for call in program.all_calls if call.control is None]
     found = {level: levels.count(level) for level in dict.fromkeys(levels)}
     yield "kernels: " + ", ".join(f"{count} {level}" for level, count in found.items())
 
@@ -103,9 +127,11 @@ def _slices(call: Call) -> Iterator[tuple[str, str]]:
         yield from ((each.name, each.cut) for each in reads_of(ElementwiseParams.of(workload.params)) if each.slice_of)
 
 
-def _subgraph(program: Program, call: Call, cost: SubgraphCost) -> Iterator[str]:
+def _subgraph(program: Program, call: Call, cost: SubgraphCost | None) -> Iterator[str]:
+    """`cost`: None of a subgraph in a branch, which need not have run."""
     assert call.foreign is not None
-    yield f"  {call.name}: {call.label} by ONNX Runtime ({cost.model.provider}, {duration(cost.time_ns)} measured here)"
+    measured = "" if cost is None else f" ({cost.model.provider}, {duration(cost.time_ns)} measured here)"
+    yield f"  {call.name}: {call.label} by ONNX Runtime{measured}"
     for source, reason in zip(call.sources, call.foreign.reasons):
         yield f"      {source}: {reason}"
     arrays = {name: program.arrays[index] for name, index in call.buffers.items()}
@@ -113,6 +139,8 @@ def _subgraph(program: Program, call: Call, cost: SubgraphCost) -> Iterator[str]
     for name, array in arrays.items():
         nbytes[name in call.outputs] += array.nbytes
     copies = f"{nbytes[False]:,} bytes in, {nbytes[True]:,} bytes out"
+    if cost is None:
+        return
     if cost.model.copies_to_host:
         yield f"      it copies to the host and back in every run: {copies}; with onnxruntime-gpu it would not"
     else:

@@ -14,7 +14,7 @@ from schedsearch.errors import DatabaseError, DeviceError, UsageError
 from schedsearch.executable.check import check, readable
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.net import Net
-from schedsearch.executable.program import DYNAMIC, SIZED, unseal
+from schedsearch.executable.program import DYNAMIC, SIZED, Program, unseal
 from schedsearch.executable.stored import Stored
 from schedsearch.fields import FieldError
 from schedsearch.identity import canonical_json
@@ -67,8 +67,8 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
             from schedsearch.executable.sized import SizedNet, StoredBundle
 
             return SizedNet(StoredBundle(path, text), open_device(target))
-        stored = Stored(path, text)
-        check(stored.program, {sha256: each.plan for sha256, each in stored.artifacts.items()})
+        stored = Stored(path, Program.from_json(text))
+        check(stored.program, stored.plans())
     return FixedNet(stored, open_device(target))
 
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.device import Device
 from schedsearch.device.memory import bytes_at
 from schedsearch.errors import ArgumentError, UsageError
+from schedsearch.executable.controlled import untaken
 from schedsearch.executable.net import Net, Times, check_repeat
-from schedsearch.executable.noted import index_limits, index_notes
+from schedsearch.executable.noted import Notes, index_limits
 from schedsearch.executable.ports import Port, in_order
 from schedsearch.executable.program import Array, Call, Origin, Program
-from schedsearch.executable.run import Bundle, Calls, Shared, Weights
+from schedsearch.executable.run import Bundle, Calls, Weights
+from schedsearch.executable.shared import Shared
 from schedsearch.executable.stored import save
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
@@ -76,7 +78,7 @@ class FixedNet(Net):
         self._outputs = [_spec(self.program.arrays[index]) for index in self.program.outputs]
         self._lock = threading.Lock()
         self._memory: list[int] = []
-        self._notes = index_notes(weights)
+        self._notes = Notes(weights)
         try:
             if weights.shared is not None:
                 self._arena = weights.shared.arena
@@ -124,17 +126,20 @@ class FixedNet(Net):
 
     @property
     def kernels(self) -> tuple[Origin, ...]:
-        return tuple(call.origin for call in self.steps if call.foreign is None)
+        return tuple(call.origin for call in self.program.all_calls if call.is_kernel)
 
     @property
     def summary(self) -> str:
         from schedsearch.executable.explain import prediction
 
-        calls = len(self.kernels)
-        subgraphs = len(self.steps) - calls
-        in_runtime = f" and {counted(subgraphs, 'subgraph')} in ONNX Runtime" if subgraphs else ""
+        calls = list(self.program.all_calls)
+        others = [
+            counted(sum(call.foreign is not None for call in calls), "subgraph") + " in ONNX Runtime",
+            counted(sum(call.control is not None for call in calls), "branching"),
+        ]
+        others = [each for each in others if not each.startswith("0 ")]
         predicted = f", predicted to take {prediction(self.program)}" if self.program.predicted_ns else ""
-        return counted(calls, "kernel call") + in_runtime + predicted
+        return " and ".join([counted(len(self.kernels), "kernel call"), *others]) + predicted
 
     def explain(self) -> str:
         """Every call with its kernel and layouts, conversions, and memory beside its lower bound. Calls of ONNX Runtime are
@@ -240,6 +245,11 @@ class FixedNet(Net):
 
     def index_limits(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         return index_limits(self.program)
+
+    @property
+    def untaken(self) -> list[str]:
+        """The branches that no call has taken yet."""
+        return list(untaken(self.program, () if self._calls is None else self._calls.bound))
 
     def trace(self, *args: object, **named: object) -> dict[str, np.ndarray[Any, Any]]:
         return self.trace_some(dict(zip([port.name for port in self.inputs], self._split(args, named))), None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.executable.build_options import BuildOptions
 from schedsearch.executable.onnx_runtime import check_runs
-from schedsearch.network.graph import Network, Subgraph
+from schedsearch.network.graph import Control, Impossible, Network, Subgraph
 from schedsearch.text import counted
 
 if TYPE_CHECKING:
@@ -42,10 +42,13 @@ def lowered(graph: ir.Model, options: BuildOptions, fallback: str | None = None)
 
         problem = functools.partial(no_template, target=options.target)
         network = lower_with_subgraphs(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
-    for each in network.nodes:
+    for each in network.all_nodes:
         if isinstance(each, Subgraph):
             check_runs(each)
             options.say(_text(each))
+        for word, body in zip(("then", "else"), each.bodies if isinstance(each, Control) else ()):
+            if isinstance(body, Impossible):
+                options.say(f"calls that take the {word}_branch of {each.name} (If) fail with these shapes: {body.reason}")
     return network.with_io_layout(options.io_layout)
 
 

@@ -5,17 +5,63 @@ See docs/decisions/173-notes-of-wrong-indices.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from schedsearch.device.index_notes import IndexNotes, notes_indices
 
 if TYPE_CHECKING:
-    from schedsearch.executable.program import Program
-    from schedsearch.executable.run import Weights
+    from schedsearch.device.contract import Device, LoadedKernel
+    from schedsearch.executable.program import Call, Program
 
 
-def index_notes(weights: Weights) -> IndexNotes[int]:
-    """Memory for the notes of a network's calls, by their numbers."""
+class Loaded(Protocol):
+    """Code of a program on a device; see `run.Weights`."""
+
+    device: Device
+    program: Program
+
+    @property
+    def kernels(self) -> Mapping[str, LoadedKernel]: ...
+
+    @property
+    def bodies(self) -> Mapping[int, Sequence[Loaded]]: ...
+
+
+class Notes:
+    """Memory for the notes of a network's calls, by their numbers, and of the programs inside of it.
+
+    Attributes:
+        bodies: number of a call -> the notes of the programs inside of it.
+    """
+
+    def __init__(self, weights: Loaded) -> None:
+        self._own = _own_notes(weights)
+        self.bodies = {number: [Notes(each) for each in several] for number, several in weights.bodies.items()}
+
+    def buffers(self, number: int) -> Mapping[str, int]:
+        """As of `IndexNotes`."""
+        return self._own.buffers(number)
+
+    def check(self) -> None:
+        """As of `IndexNotes`. Raises IndexRangeError."""
+        self._own.check()
+        for each in self._inner:
+            each.check()
+
+    def close(self) -> None:
+        """Does nothing the second time."""
+        self._own.close()
+        for each in self._inner:
+            each.close()
+
+    @property
+    def _inner(self) -> Iterator[Notes]:
+        return itertools.chain(*self.bodies.values())
+
+
+def _own_notes(weights: Loaded) -> IndexNotes[int]:
     program = weights.program
     noting = {sha256 for sha256, kernel in weights.kernels.items() if notes_indices(kernel.artifact.plan)}
 
@@ -35,13 +81,25 @@ def index_notes(weights: Weights) -> IndexNotes[int]:
 
 def index_limits(program: Program) -> dict[str, int]:
     """Input that a call reads as indices -> what they must be less than."""
-    from schedsearch.workload import Workload
-
     found: dict[str, int] = {}
     for call in program.calls:
-        for spec in Workload.from_json(call.workload).signature if call.foreign is None else ():
-            place = program.arrays[call.buffers[spec.name]].place
-            if spec.below is not None and place.space == "input":
+        for argument, below in _limits_of(call):
+            place = program.arrays[call.buffers[argument]].place
+            if place.space == "input":
                 name = program.arrays[program.inputs[place.number]].name
-                found[name] = min(spec.below, found.get(name, spec.below))
+                found[name] = min(below, found.get(name, below))
     return found
+
+
+def _limits_of(call: Call) -> Iterator[tuple[str, int]]:
+    """Arguments of a call that are indices, and what these must be less than."""
+    from schedsearch.workload import Workload
+
+    if call.control is not None:
+        for body in call.control.programs:
+            places = {body.arrays[index].name: number for number, index in enumerate(body.inputs)}
+            yield from ((f"x{1 + places[name]}", below) for name, below in index_limits(body).items())
+    elif call.foreign is None:
+        yield from (
+            (each.name, each.below) for each in Workload.from_json(call.workload).signature if each.below is not None
+        )

@@ -8,20 +8,22 @@ kernels that were tuned are loaded, and only what a better plan needs besides is
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.errors import NoValidConfigError, OutOfTimeError, PreparationError, WrongResultError
+from schedsearch.errors import NoValidConfigError, OutOfTimeError, PreparationError, UsageError, WrongResultError
 from schedsearch.executable.build_options import BuildOptions
+from schedsearch.executable.explain import BODY_TITLES
 from schedsearch.executable.kernels import Kernels, find_kernels
 from schedsearch.executable.timely import TASKS_A_SECOND, found_before, time_to_tune, tuned
 from schedsearch.network.choices import Choices
 from schedsearch.network.costs import costs_of
 from schedsearch.network.explain import explain
-from schedsearch.network.graph import Network, Plan
-from schedsearch.network.plan import best_plan, missing
+from schedsearch.network.graph import Control, Network, Plan
+from schedsearch.network.plan import AUTO, best_plan, missing
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.text import counted
@@ -48,12 +50,49 @@ class Planned:
             choices = Choices(network, costs)
             plan = best_plan(network, costs, layout, choices)
             reasons = explain(network, plan, costs, choices).text().splitlines()
-            return cls(plan, reasons, missing(network, costs, choices))
+            tasks = missing(network, costs, choices)
+        bodies: dict[str, list[Planned]] = {}
+        for node in network.nodes:
+            if isinstance(node, Control):
+                bodies[node.name] = [cls._of_body(body, db, target, mode, layout) for body in node.networks]
+                titles = [title for title, body in zip(BODY_TITLES, node.bodies) if isinstance(body, Network)]
+                for title, body in zip(titles, bodies[node.name]):
+                    reasons += ["", f"{node.name}, {title}:", *body.reasons]
+                    tasks += body.missing
+        longest_ns = sum(max(each.plan.predicted_ns for each in several) for several in bodies.values())
+        plans = {name: tuple(each.plan for each in several) for name, several in bodies.items()}
+        plan = replace(plan, bodies=plans, predicted_ns=plan.predicted_ns + longest_ns)
+        return cls(plan, reasons, merged(tasks) if bodies else tasks)
+
+    @classmethod
+    def _of_body(cls, network: Network, db: Path, target: Target, mode: str, layout: str) -> Planned:
+        """In any layout, where no node of the body can have the one that is wanted."""
+        try:
+            return cls.of(network, db, target, mode, layout)
+        except UsageError:
+            if layout == AUTO:
+                raise
+            return cls.of(network, db, target, mode, AUTO)
 
     @property
     def workloads(self) -> list[Workload]:
-        """Of its kernels, each once."""
-        return list(dict.fromkeys([*self.plan.implementations.values(), *(step.workload for step in self.plan.conversions)]))
+        """Of its kernels, those of bodies included, each once."""
+        return list(dict.fromkeys(_workloads(self.plan)))
+
+
+def _workloads(plan: Plan) -> Iterator[Workload]:
+    yield from plan.implementations.values()
+    yield from (step.workload for step in plan.conversions)
+    for body in itertools.chain(*plan.bodies.values()):
+        yield from _workloads(body)
+
+
+def merged(tasks: Sequence[Task]) -> list[Task]:
+    """Tasks of several networks, each workload once."""
+    weights: dict[Workload, float] = {}
+    for task in tasks:
+        weights[task.workload] = weights.get(task.workload, 0) + task.weight
+    return [Task(workload, weight=weight) for workload, weight in weights.items()]
 
 
 def with_kernels(network: Network, options: BuildOptions, deadline: Deadline) -> tuple[Planned, Kernels]:

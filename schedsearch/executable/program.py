@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from schedsearch.typed import JsonObject
 
 DYNAMIC = "dynamic"  # the "kind" in the strings of files that hold more than one program: of dynamic graphs,
 SIZED = "sizes"  # and of networks for several sizes
+ARENA = "arena"  # the workspace of a call with programs of its own
+IF = "If"  # what stands for a kernel there
 _SEAL = "check"  # the field of the checksum
 Space = Literal["arena", "input", "output", "constant", "once"]
 """Where an array is: in the memory that arrays of one run share; in the caller's memory; among the constants, which are
@@ -109,21 +111,56 @@ class Foreign:
 
 
 @dataclass(frozen=True)
+class Impossible:
+    """A program that cannot be. A call that comes to it fails.
+
+    Attributes:
+        reason: why, for people.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Control:
+    """Programs of which a call runs one, because of a number that it reads when it comes to it.
+
+    All of them have the arguments behind the first as inputs, and the outputs of the call as outputs, and share one memory,
+    the workspace `arena`.
+
+    Attributes:
+        bodies: for a condition that is true, and for one that is false.
+    """
+
+    bodies: tuple[Program | Impossible, ...]
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The bodies that can run."""
+        return tuple(body for body in self.bodies if isinstance(body, Program))
+
+    @property
+    def arena_bytes(self) -> int:
+        return max((body.arena_bytes for body in self.programs), default=0)
+
+
+@dataclass(frozen=True)
 class Call:
-    """One kernel call, or one of ONNX Runtime.
+    """One kernel call, one of ONNX Runtime, or one of a program inside of this one.
 
     Attributes:
         name: of the node; of a conversion, the value with both layouts.
         sources: nodes of the model that it stands for; none for a conversion.
-        workload: JSON of what it computes; "" of a call of ONNX Runtime.
+        workload: JSON of what it computes; "" unless it is of a kernel.
         label: describes the workload in messages.
-        artifact: sha256 of the machine code with its launch plan, or of an ONNX model.
+        artifact: sha256 of the machine code with its launch plan, or of an ONNX model; "" with `control`.
         buffers: argument or output -> index of an array.
         outputs: names among `buffers` that it writes.
         workspaces: name -> place of scratch memory. Those among the constants are written once at load.
         scalars: values of the call-time scalars.
         offsets: output of which the call writes a slice -> bytes from the array's beginning to the slice's.
         foreign: of a call of ONNX Runtime. Its inputs are x0, x1 ..., its outputs y0, y1 ..., in the order of its model.
+        control: of a call of a program inside. Its arguments and outputs are named in the same way; x0 is the condition.
     """
 
     name: str
@@ -138,6 +175,11 @@ class Call:
     origin: Origin
     offsets: Mapping[str, int] = field(default_factory=dict)
     foreign: Foreign | None = None
+    control: Control | None = None
+
+    @property
+    def is_kernel(self) -> bool:
+        return self.foreign is None and self.control is None
 
     @property
     def is_conversion(self) -> bool:
@@ -200,6 +242,14 @@ class Program:
     weights: tuple[str, ...] = ()
     references: Mapping[str, Reference] = field(default_factory=dict)
     checked: str = ""
+
+    @property
+    def all_calls(self) -> Iterator[Call]:
+        """Its calls, each followed by those of the programs inside of it."""
+        for call in self.calls:
+            yield call
+            for body in () if call.control is None else call.control.programs:
+                yield from body.all_calls
 
     @property
     def json(self) -> str:

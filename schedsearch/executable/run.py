@@ -9,17 +9,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedsearch.device.contract import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
-from schedsearch.device.index_notes import IndexNotes
 from schedsearch.errors import UsageError
+from schedsearch.executable.controlled import CONDITION, BoundControl, port_of
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
-from schedsearch.executable.program import Call, Place, Program, Reference
+from schedsearch.executable.program import ARENA, Call, Place, Program, Reference
 from schedsearch.executable.segments import Segments, chained
+from schedsearch.executable.shared import Shared
 from schedsearch.executable.times import cpu_device, cuda_device, time_on_cpu_ns, time_on_gpu_ns, time_one_on_gpu_ns
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
 
 if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
+    from schedsearch.executable.noted import Notes
 
 EARLY_LAUNCH = "SCHEDSEARCH_EARLY_LAUNCH"  # "0" in the environment when a network is loaded: no kernel begins early
 _KINDS = ("input", "output")  # of ports
@@ -45,6 +47,10 @@ class Bundle(Protocol):
         """sha256 of a weight -> where it lies outside of the file that `stored.save` writes."""
         ...
 
+    def bodies(self, number: int) -> Sequence[Bundle]:
+        """The bundles of the programs inside of the call of this number, of those that can run."""
+        ...
+
 
 class Use(NamedTuple):
     """One use of an input or output by a call.
@@ -60,53 +66,15 @@ class Use(NamedTuple):
     offset: int
 
 
-class Shared:
-    """Memory of a device that the programs of several sizes of a network share: constants by their content, what constant
-    steps computed from them, and the memory in which programs compute, one at a time.
-
-    Raises:
-        DeviceError: the device has too little memory.
-    """
-
-    def __init__(self, device: Device, arena_bytes: int) -> None:
-        self.device = device
-        self._memory: list[int] = []
-        self._found: dict[object, int] = {}
-        self._new: list[object] = []  # that a program which is being loaded fills
-        self.arena = self._allocate(arena_bytes) if arena_bytes else 0
-
-    def address(self, content: object, nbytes: int) -> tuple[int, bool]:
-        """The address of something, and whether it was there before; otherwise the caller fills it."""
-        known = content in self._found
-        if not known:
-            self._found[content] = self._allocate(nbytes)
-            self._new.append(content)
-        return self._found[content], known
-
-    def _allocate(self, nbytes: int) -> int:
-        self._memory.append(self.device.allocate(max(nbytes, 1)))
-        return self._memory[-1]
-
-    def keep(self, filled: bool) -> None:
-        """Says that a program was loaded, so that what it brought may be used, or that it was not."""
-        for content in () if filled else self._new:
-            del self._found[content]
-        self._new.clear()
-
-    def close(self) -> None:
-        """Frees the memory. Every program must be closed."""
-        while self._memory:
-            self.device.free(self._memory.pop())
-        self._found = {}
-
-
 class Weights:
     """Code and constants in a device's memory. All instances of a network share them.
 
     Args:
         shared: where constants are looked for and kept; then neither they nor the device are closed with the weights.
+        inside: of a program inside of another one, whose weights close these and the device.
 
     Attributes:
+        bodies: number of a call -> the weights of the programs inside of it.
         ports: `input0`, ..., `output0`, ... -> where calls use it.
 
     Raises:
@@ -115,8 +83,9 @@ class Weights:
         DatabaseError: the arrays of such nodes are not those of their models.
     """
 
-    def __init__(self, bundle: Bundle, device: Device, shared: Shared | None = None) -> None:
-        self.device, self.program, self.shared = device, bundle.program, shared
+    def __init__(self, bundle: Bundle, device: Device, shared: Shared | None = None, *, inside: bool = False) -> None:
+        self.device, self.program, self.shared, self._inside = device, bundle.program, shared, inside
+        self.bodies: dict[int, list[Weights]] = {}
         self._apart: dict[int, int] = {}  # with `shared`: offset among the constants -> address
         self._once: dict[int, int] = {}  # the same of those that are only read at load
         self.ports = _ports(bundle.program)
@@ -131,6 +100,9 @@ class Weights:
                 self._load(bundle)
             else:
                 self._load_shared(bundle, shared)
+            for number, call in enumerate(self.program.calls):
+                for body in () if call.control is None else bundle.bodies(number):
+                    self.bodies.setdefault(number, []).append(Weights(body, device, shared, inside=True))
         except BaseException:
             self._free()
             raise
@@ -249,7 +221,7 @@ class Weights:
     def _loaded(self, call: Call) -> LoadedKernel | OnnxModel:
         return self.kernels[call.artifact] if call.foreign is None else self.models[call.artifact]
 
-    def bind(self, arena: int, inputs: Sequence[int], outputs: Sequence[int], notes: IndexNotes[int]) -> list[BoundKernel]:
+    def bind(self, arena: int, inputs: Sequence[int], outputs: Sequence[int], notes: Notes) -> list[BoundKernel]:
         """Every call with its arguments packed.
 
         Args:
@@ -264,16 +236,31 @@ class Weights:
             names = [name for name, place in places.items() if place.space != "once"]
             addresses = {name: self.address(call, name, arena, inputs, outputs) for name in names}
             addresses |= notes.buffers(number)
+            if call.control is not None:
+                bound.append(self._bind_control(number, addresses, notes))
+                continue
             bound.append(self._loaded(call).bind(addresses, call.scalars, prepacked, early=self._may_begin_early(number)))
         return bound
+
+    def _bind_control(self, number: int, addresses: Mapping[str, int], notes: Notes) -> BoundControl:
+        ports = {port_of(name): address for name, address in addresses.items() if name not in (CONDITION, ARENA)}
+        inputs, outputs = ([ports[f"{kind}{n}"] for n in range(len(ports)) if f"{kind}{n}" in ports] for kind in _KINDS)
+        several = zip(self.bodies[number], notes.bodies[number])
+        made = [Calls(body, addresses[ARENA], inputs, outputs, inner) for body, inner in several]
+        return BoundControl(self.device, self.program.calls[number], addresses[CONDITION], made)
 
     def _may_begin_early(self, number: int) -> bool:
         """Whether a GPU may begin with a call while the one before it still runs. Not with the first one: what stands before
         it in the stream is not known."""
-        return self._early and number > 0 and self.program.calls[number - 1].foreign is None
+        return self._early and number > 0 and self.program.calls[number - 1].is_kernel
 
     def check_address(self, number: int, name: str, address: int) -> None:
         """Raises ArgumentError if an address lacks the alignment that a call needs for an argument or output."""
+        if number in self.bodies:
+            for body in self.bodies[number] if name != CONDITION else ():
+                for use in body.ports[port_of(name)]:
+                    body.check_address(use.call, use.name, address + use.offset)
+            return
         loaded = self._loaded(self.program.calls[number])
         if isinstance(loaded, OnnxModel):
             loaded.check_address(name, address)
@@ -311,12 +298,19 @@ class Weights:
                 self._free()
 
     def _free(self) -> None:
+        for body in (each for several in self.bodies.values() for each in several):
+            body._free()
         for kernel in self.kernels.values():
             kernel.close()
         while self._memory:
             self.device.free(self._memory.pop())
-        if self.shared is None:
+        if self.shared is None and not self._inside:
             self.device.close()
+
+    @property
+    def waits(self) -> bool:
+        """Whether a run waits for the device in between, so that nothing can capture it."""
+        return bool(self.models or self.bodies)
 
 
 def _ports(program: Program) -> dict[str, list[Use]]:
@@ -355,7 +349,7 @@ class Calls:
         arena: int,
         inputs: Sequence[int],
         outputs: Sequence[int],
-        notes: IndexNotes[int],
+        notes: Notes,
     ) -> None:
         self.weights, self._arena = weights, arena
         self.bound = weights.bind(arena, inputs, outputs, notes)
@@ -405,10 +399,10 @@ class Calls:
             self._ready(stream)
             return
         captured = self._gpu is not None and self._gpu.is_capturing(stream)
-        if captured and self.weights.models:
+        if captured and self.weights.waits:
             raise UsageError(
-                "a CUDA graph cannot capture a network with nodes for ONNX Runtime, which waits for its results; call the "
-                "network outside of the capture"
+                "a CUDA graph cannot capture a network with nodes for ONNX Runtime, or with branches, which wait for "
+                "results; call the network outside of the capture"
             )
         if self._gpu is None:
             assert self._chain is not None
@@ -436,6 +430,9 @@ class Calls:
 
     def close(self) -> None:
         self._ready = None
+        for each in self.bound:
+            if isinstance(each, BoundControl):
+                each.close()
         if self._graph is not None:
             self._graph.close()
             self._graph = None
@@ -465,6 +462,8 @@ class Calls:
     def _time_ns(self, bound: BoundKernel, repeat: int) -> float:
         if self._gpu is None or isinstance(bound, BoundOnnxModel):  # it returns when its results are there
             return time_on_cpu_ns(bound.launch, repeat)
+        if isinstance(bound, BoundControl):
+            return time_on_gpu_ns(self._gpu, bound.launch, repeat)
         return time_one_on_gpu_ns(self._gpu, bound.launch, repeat)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schedsearch.errors import UsageError
-from schedsearch.network.graph import Conversion, Network, Node, Plan, Subgraph, View
+from schedsearch.network.graph import Control, Conversion, Network, Node, Plan, Subgraph, View
 from schedsearch.network.layouts import same_bytes
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import DTYPES
@@ -53,11 +53,11 @@ class Held:
 
 @dataclass
 class ScheduledCall:
-    """One kernel call, or one subgraph that another runtime computes; see `program.Call`."""
+    """One kernel call, one subgraph that another runtime computes, or a node with bodies; see `program.Call`."""
 
     name: str
     sources: tuple[str, ...]
-    computes: Workload | Subgraph
+    computes: Workload | Subgraph | Control
     arguments: dict[str, int]
     outputs: dict[str, int]
     scalars: Mapping[str, float] = field(default_factory=dict)
@@ -97,8 +97,8 @@ def schedule(network: Network, plan: Plan, *, in_place: bool = True) -> Schedule
     for node in network.nodes:
         if isinstance(node, View):
             walk.view(node)
-        elif isinstance(node, Subgraph):
-            walk.subgraph(node)
+        elif isinstance(node, Subgraph | Control):
+            walk.whole(node)
         else:
             walk.call(node)
     done = walk.finish()
@@ -146,7 +146,8 @@ class _Walk:
             ScheduledCall(node.name, node.sources, workload, arguments, outputs, node.scalars, offsets)
         )
 
-    def subgraph(self, node: Subgraph) -> None:
+    def whole(self, node: Subgraph | Control) -> None:
+        """A subgraph or a node with bodies, which take values in the order of their axes."""
         reads, writes = ([self._network.values[name] for name in names] for names in (node.reads, node.writes))
         arguments = {f"x{number}": self._bring(value.name, value.axes) for number, value in enumerate(reads)}
         outputs = {f"y{number}": self._make(value.name, value.axes, value.dtype) for number, value in enumerate(writes)}
@@ -284,7 +285,7 @@ def _set_lifetimes(found: Schedule) -> None:
 def _update_in_place(found: Schedule) -> None:
     """Lets an output take the memory of the argument that it may share, where no other array of the network needs it."""
     for number, call in enumerate(found.calls):
-        for spec in () if isinstance(call.computes, Subgraph) else call.computes.signature:
+        for spec in call.computes.signature if isinstance(call.computes, Workload) else ():
             if spec.aliases not in call.outputs:
                 continue
             argument = found.arrays[call.arguments[spec.name]].memory

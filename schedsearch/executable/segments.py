@@ -1,5 +1,5 @@
-"""The calls of a network as few launches, with the subgraphs between them that ONNX Runtime computes: on a GPU graphs of
-kernels, on a CPU chains of steps."""
+"""The calls of a network as few launches, with calls between them that the host makes itself: subgraphs that ONNX Runtime
+computes, and programs of which it chooses one. On a GPU the others are graphs of kernels, on a CPU chains of steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.device import BoundKernel
+from schedsearch.executable.controlled import BoundControl
 from schedsearch.executable.onnx_runtime import BoundOnnxModel
 
 if TYPE_CHECKING:
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from schedsearch.device.cuda_graph import KernelGraph
 
 
+HOST_CALLS = BoundOnnxModel | BoundControl
+
+
 class Segments:
-    """Calls as CUDA graphs, one for each run of kernels without a subgraph in between; without subgraphs that is one.
+    """Calls as CUDA graphs, one for each run of kernels without a call of the host in between; without these that is one.
 
     Attributes:
-        launch: enqueues the kernels on a stream; a subgraph is complete before those behind it are enqueued.
+        launch: enqueues the kernels on a stream; a call of the host returns before those behind it are enqueued.
 
     Raises:
         DriverError: the driver refuses a kernel.
@@ -32,14 +36,14 @@ class Segments:
         from schedsearch.device.cuda_graph import KernelGraph
         from schedsearch.device.cuda_kernel import CudaBoundKernel
 
-        self._launches: list[KernelGraph | BoundOnnxModel] = []
+        self._launches: list[KernelGraph | BoundOnnxModel | BoundControl] = []
         self._places: dict[int, tuple[KernelGraph, int]] = {}  # number of a call -> its graph, and its number there
         numbered = list(enumerate(bound))
         try:
-            for is_part, group in itertools.groupby(numbered, lambda each: isinstance(each[1], BoundOnnxModel)):
+            for is_apart, group in itertools.groupby(numbered, lambda each: isinstance(each[1], HOST_CALLS)):
                 calls = list(group)
-                if is_part:
-                    self._launches += [each for _, each in calls if isinstance(each, BoundOnnxModel)]
+                if is_apart:
+                    self._launches += [each for _, each in calls if isinstance(each, HOST_CALLS)]
                     continue
                 graph = KernelGraph(device, [each for _, each in calls if isinstance(each, CudaBoundKernel)])
                 self._launches.append(graph)
@@ -50,7 +54,7 @@ class Segments:
         self.launch: Callable[[int], None] = self._launches[0].launch if len(self._launches) == 1 else self._launch_all
 
     def update(self, number: int) -> None:
-        """Takes over the addresses that the call of this number has now; a part has them already."""
+        """Takes over the addresses that the call of this number has now; a call of the host has them already."""
         if number in self._places:
             graph, place = self._places[number]
             graph.update(place)
@@ -66,12 +70,12 @@ class Segments:
 
 
 def chained(device: CpuDevice, bound: Sequence[BoundKernel]) -> Callable[[int], None]:
-    """All calls as one function of a stream. Kernels with no subgraph in between are one launch."""
+    """All calls as one function of a stream. Kernels with no call of the host in between are one launch."""
     from schedsearch.device.cpu import BoundCpuKernel
 
     launches: list[Callable[[int], None]] = []
-    for is_part, group in itertools.groupby(bound, lambda each: isinstance(each, BoundOnnxModel)):
-        if is_part:
+    for is_apart, group in itertools.groupby(bound, lambda each: isinstance(each, HOST_CALLS)):
+        if is_apart:
             launches += [each.launch for each in group]
         else:
             launches.append(device.together([each for each in group if isinstance(each, BoundCpuKernel)]).launch)

@@ -24,7 +24,8 @@ from schedsearch.executable.fixed import Bound, FixedNet
 from schedsearch.executable.net import Net, Times
 from schedsearch.executable.ports import Port, Size
 from schedsearch.executable.program import SIZED, Call, Origin, Program, Reference, seal
-from schedsearch.executable.run import Shared
+from schedsearch.executable.run import Bundle
+from schedsearch.executable.shared import Shared
 from schedsearch.fields import check_object
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
@@ -256,6 +257,10 @@ class _AtSize:
     @property
     def weights(self) -> Sequence[memoryview]:
         return _WeightsOf(self._bundle, self.program)
+
+    def bodies(self, number: int) -> Sequence[Bundle]:
+        """None: a table of sizes has no branches; see `build_sized.read_sized`."""
+        return ()
 
 
 class _WeightsOf(Sequence[memoryview]):

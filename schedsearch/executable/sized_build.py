@@ -26,7 +26,7 @@ from schedsearch.executable.sized_tune import missing_ranges, tune_groups
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.launch_sizes import SizedData, SizedPlan
-from schedsearch.network.graph import Constant, Network, Node, Plan, Subgraph, View
+from schedsearch.network.graph import AnyNode, Constant, Network, Node, Plan, View
 from schedsearch.network.indexing import ConstantIndexError
 from schedsearch.network.plan import best_plan, complete
 from schedsearch.processes.builder import BuiltRange
@@ -395,7 +395,7 @@ def _other_implementations(networks: Mapping[int, Network]) -> list[_Column]:
     ]
 
 
-def _number(node: Node | View | Subgraph, plan: Plan) -> int:
+def _number(node: AnyNode, plan: Plan) -> int:
     """The number of the implementation, or of the pair of layouts, that a plan took for a node."""
     if isinstance(node, Node):
         return node.implementations.index(plan.implementations[node.name])

@@ -35,20 +35,43 @@ def save(bundle: Bundle, path: str | os.PathLike[str], checked: str | None = Non
     program = replace(bundle.program, references=bundle.references)
     if checked is not None:
         program = replace(program, checked=checked)
-    held = (
-        (sha256, bundle.weights[number]) for number, sha256 in enumerate(program.weights) if sha256 not in program.references
-    )
-    code = [(sha256, each.plan.to_json(), each.code) for sha256, each in bundle.artifacts.items()]
-    models = ((sha256, memoryview(data)) for sha256, data in bundle.models.items())
-    executables.write(Path(path), program.target, seal(program.json), code, itertools.chain(held, models))
+    bundles = list(_with_inner(bundle))
+    code = {sha256: (sha256, each.plan.to_json(), each.code) for held in bundles for sha256, each in held.artifacts.items()}
+    weights = itertools.chain.from_iterable(map(_kept, bundles))
+    executables.write(Path(path), program.target, seal(program.json), code.values(), weights)
+
+
+def _with_inner(bundle: Bundle) -> Iterator[Bundle]:
+    """A bundle and those of the programs inside of it."""
+    yield bundle
+    for number, call in enumerate(bundle.program.calls):
+        for body in () if call.control is None else bundle.bodies(number):
+            yield from _with_inner(body)
+
+
+def _kept(bundle: Bundle) -> Iterator[tuple[str, memoryview]]:
+    """The weights and ONNX models that are written."""
+    for number, sha256 in enumerate(bundle.program.weights):
+        if sha256 not in bundle.references:
+            yield sha256, bundle.weights[number]
+    yield from ((sha256, memoryview(data)) for sha256, data in bundle.models.items())
 
 
 class Stored:
     """The bundle of an executable in a file. The file is read when its fields are asked for."""
 
-    def __init__(self, path: Path, text: str) -> None:
-        self.path, self.program = path, Program.from_json(text)
+    def __init__(self, path: Path, program: Program) -> None:
+        self.path, self.program = path, program
         self.references: Mapping[str, Reference] = {}  # what is written again holds all weights
+
+    def bodies(self, number: int) -> Sequence[Stored]:
+        control = self.program.calls[number].control
+        return [Stored(self.path, each) for each in control.programs] if control is not None else []
+
+    def plans(self) -> Mapping[str, LaunchPlan]:
+        """The launch plans of all code, that of programs inside included. Raises DatabaseError as `artifacts`."""
+        held = (each for each in _with_inner(self) if isinstance(each, Stored))
+        return {sha256: artifact.plan for each in held for sha256, artifact in each.artifacts.items()}
 
     @functools.cached_property
     def artifacts(self) -> Mapping[str, Artifact]:

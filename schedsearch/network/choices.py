@@ -22,7 +22,7 @@ import numpy as np
 from schedsearch.errors import UnsupportedError
 from schedsearch.network.costs import Costs
 from schedsearch.network.elimination import Elimination, Factor
-from schedsearch.network.graph import Network, Node, Subgraph, Value, View
+from schedsearch.network.graph import AnyNode, Network, Node, Value
 from schedsearch.network.layouts import Use, canonical, conversion, memory_order, uses
 from schedsearch.workload import Workload
 
@@ -107,7 +107,7 @@ class Choices:
         """Of the caller, who gives inputs and takes outputs in the layouts of the network; constants are packed for that."""
         return _Slot(self._variable(1), (self._layout(name, self.network.io_layout(name)),))
 
-    def _add_node(self, node: Node | View | Subgraph) -> None:
+    def _add_node(self, node: AnyNode) -> None:
         workloads = list(node.implementations) if isinstance(node, Node) else [None] * len(uses(self.network, node))
         times = [0.0 if workload is None else self.costs(workload).time_ns for workload in workloads]
         every = uses(self.network, node)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from schedsearch.network.graph import Network, Node, Subgraph, Value, View
+from schedsearch.errors import BranchError
+from schedsearch.network.graph import Control, Impossible, Network, Node, Subgraph, Value, View
 from schedsearch.ops import ArgSpec, Layout, decode, encode
 from schedsearch.template import load_reference
 from schedsearch.typed import Array
@@ -46,6 +47,13 @@ def evaluate(
             found[node.y] = layout.unpack(packed.reshape(layout.shape(sizes)), sizes, y.axes)
         elif isinstance(node, Subgraph):
             _evaluate_subgraph(network, node, found)
+        elif isinstance(node, Control):
+            body = node.bodies[0 if bool(np.any(found[node.reads[0]])) else 1]
+            if isinstance(body, Impossible):
+                raise BranchError(f"{node.name}: {body.reason}")
+            given = {name: found[outer] for name, outer in zip(body.inputs, node.reads[1:])}
+            inside = evaluate(body, given, implementation=implementation)
+            found |= {name: inside[own] for name, own in zip(node.writes, body.outputs)}
         else:
             _compute(network, node, implementation(node), found)
     return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from schedsearch.network.graph import Network, Node
+from schedsearch.network.control.isolated import isolated
+from schedsearch.network.graph import Impossible, Network, Node
 from schedsearch.network.implementations import NoImplementationError
 from schedsearch.network.lower import LAYOUTS, SLICES, lowering
 from schedsearch.network.model import simplified
@@ -41,10 +42,15 @@ def lower_with_subgraphs(
     """
     if observe_shapes(model):
         model = simplified(model, "the model")  # what is computed from shapes is known now
+    options: dict[str, Any] = {"dtype": dtype, "layouts": layouts, "slices": slices, "apart": apart}
+    bodies = {
+        node: [each if isinstance(each, Impossible) else lower_with_subgraphs(each, problem, **options) for each in several]
+        for node, several in isolated(model)
+    }
     reasons = without_shape(model)
     while True:
         try:
-            found = lowering(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart, subgraphs=cuts(model, reasons))
+            found = lowering(model, subgraphs=cuts(model, reasons), bodies=bodies, **options)
         except NoImplementationError as error:
             more = dict.fromkeys(error.nodes, str(error))
         else:

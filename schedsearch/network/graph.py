@@ -127,6 +127,45 @@ class Subgraph:
 
 
 @dataclass(frozen=True)
+class Impossible:
+    """A branch that cannot be computed for arrays of the network's shapes.
+
+    Attributes:
+        reason: why, for people.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Control:
+    """A node that runs networks inside of it: an `If` of a computed condition.
+
+    It reads and writes values in the order of their axes. All bodies have the values behind the condition as inputs.
+
+    Attributes:
+        name: unique; that of the node of the model.
+        reads: names of values; the first is the condition, an array of one truth value.
+        writes: names of values, in the order of the outputs of the bodies.
+        bodies: what runs if the condition is true, and if it is false. At least one of them is possible.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    bodies: tuple[Network | Impossible, ...] = field(repr=False)
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """The bodies that can run."""
+        return tuple(body for body in self.bodies if isinstance(body, Network))
+
+
+AnyNode = Node | View | Subgraph | Control
+
+
+@dataclass(frozen=True)
 class Network:
     """A network whose shapes are known.
 
@@ -143,9 +182,17 @@ class Network:
     outputs: tuple[str, ...]
     values: Mapping[str, Value]
     constants: Mapping[str, Constant]
-    nodes: tuple[Node | View | Subgraph, ...]
+    nodes: tuple[AnyNode, ...]
     fixed: Mapping[str, Constant] = field(default_factory=dict)
     io_layouts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def all_nodes(self) -> Iterator[AnyNode]:
+        """Those of the network and of the bodies inside of it."""
+        for node in self.nodes:
+            yield node
+            for body in node.networks if isinstance(node, Control) else ():
+                yield from body.all_nodes
 
     @property
     def all_constants(self) -> Mapping[str, Constant]:
@@ -211,8 +258,9 @@ class Plan:
         implementations: name of a node -> the workload that computes it, one of its `implementations`.
         views: name of a view -> the layouts of its x and y, one of its `layouts`.
         conversions: each is done once, right before the first node that reads its result.
-        predicted_ns: the sum of the costs of implementations and conversions.
+        predicted_ns: the sum of the costs of implementations and conversions, and of the longest body of each `Control`.
         measured: workload id -> nanoseconds that the plan reckoned with; ids that are missing were estimated.
+        bodies: name of a `Control` -> the plans of its `networks`.
     """
 
     implementations: Mapping[str, Workload]
@@ -220,3 +268,4 @@ class Plan:
     conversions: tuple[Conversion, ...]
     predicted_ns: float
     measured: Mapping[str, float] = field(default_factory=dict)
+    bodies: Mapping[str, tuple[Plan, ...]] = field(default_factory=dict)

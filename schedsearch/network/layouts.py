@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from schedsearch.constructors.movement import layout_transform, transpose
 from schedsearch.errors import WorkloadError
-from schedsearch.network.graph import Network, Node, Subgraph, Value, View
+from schedsearch.network.graph import AnyNode, Control, Network, Subgraph, Value, View
 from schedsearch.ops import Layout
 from schedsearch.workload import Workload
 
@@ -72,12 +72,12 @@ class Use:
     writes: tuple[tuple[str, str], ...]
 
 
-def uses(network: Network, node: Node | View | Subgraph) -> list[Use]:
-    """The layouts that each implementation of a node, each pair of a view, or a subgraph asks for. Layouts of constants cost
-    nothing and are left out, because a constant is packed once when the network is loaded."""
+def uses(network: Network, node: AnyNode) -> list[Use]:
+    """The layouts that each implementation of a node, each pair of a view, a subgraph, or a node with bodies asks for.
+    Layouts of constants cost nothing and are left out, because a constant is packed once when the network is loaded."""
     if isinstance(node, View):
         return [Use(((node.x, x),), ((node.y, y),)) for x, y in node.layouts]
-    if isinstance(node, Subgraph):
+    if isinstance(node, Subgraph | Control):
         plain = {name: (name, network.values[name].axes) for name in (*node.reads, *node.writes)}
         return [Use(tuple(plain[name] for name in node.reads), tuple(plain[name] for name in node.writes))]
     found = []

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.compositions import attention, einsum, places, rotary, sums
 from schedsearch.network.compositions.composition import left_of, noted
 from schedsearch.network.compositions.resizing import RESIZED
+from schedsearch.network.control.isolated import isolated
 from schedsearch.network.convolutions import CONVOLUTIONS
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import (
@@ -29,7 +31,7 @@ from schedsearch.network.facts import (
     is_onnx,
     name_of,
 )
-from schedsearch.network.graph import Constant, Network, Node, Subgraph, Value, View, axes_of
+from schedsearch.network.graph import AnyNode, Constant, Control, Impossible, Network, Node, Subgraph, Value, View, axes_of
 from schedsearch.network.implementations import IMAGE, implementations_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.invalid import UnknownShapeError
@@ -123,10 +125,24 @@ def lower(
         ModelError: a shape is not known, an input and a weight do not fit one
             another, or no layout can hold the arrays of a node.
     """
-    found = lowering(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
-    if found.others:
-        raise refused({node: why for node, why in found.left.items() if found.is_other(node)})
-    return found.network
+    network, left = _with_bodies(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
+    if left:
+        raise refused(left)
+    return network
+
+
+def _with_bodies(model: ir.Model, **options: Any) -> tuple[Network, dict[ir.Node, str]]:
+    """The network of a graph, and why nodes of it and of its bodies have no operator."""
+    left: dict[ir.Node, str] = {}
+    bodies: dict[ir.Node, list[Network | Impossible]] = {}
+    for node, several in isolated(model):
+        bodies[node] = []
+        for body in several:
+            network, lacking = (body, {}) if isinstance(body, Impossible) else _with_bodies(body, **options)
+            bodies[node].append(network)
+            left |= lacking
+    found = lowering(model, bodies=bodies, **options)
+    return found.network, {node: why for node, why in found.left.items() if found.is_other(node)} | left
 
 
 def lowering(
@@ -139,6 +155,7 @@ def lowering(
     cuts: bool = True,
     apart: Sequence[str] = (),
     subgraphs: Sequence[Cut] = (),
+    bodies: Mapping[ir.Node, Sequence[Network | Impossible]] = MappingProxyType({}),
 ) -> Lowering:
     """As `lower`, of a graph that may have nodes without an operator.
 
@@ -147,9 +164,10 @@ def lowering(
         slices: as of `lower`; None: no operator stores into a slice of a concatenation.
         cuts: element-wise chains may read slices where they are.
         subgraphs: nodes that another runtime computes.
+        bodies: each of `isolated(model)` -> the networks of its branches.
     """
     dtypes = None if slices is None else tuple(slices)
-    graph = _Graph(model, dtype, tuple(layouts), mixed, dtypes, cuts, tuple(apart), tuple(subgraphs))
+    graph = _Graph(model, dtype, tuple(layouts), mixed, dtypes, cuts, tuple(apart), tuple(subgraphs), bodies)
     graph.read()
     return graph.result()
 
@@ -175,10 +193,11 @@ class _Graph:
     cuts: bool
     apart: tuple[str, ...]
     subgraphs: tuple[Cut, ...] = ()
+    bodies: Mapping[ir.Node, Sequence[Network | Impossible]] = field(default_factory=dict)
     taken: set[ir.Node] = field(default_factory=set)
     needed: set[ir.Value] = field(default_factory=set)
     unread: set[ir.Node] = field(default_factory=set)
-    calls: list[tuple[int, Node | View | Subgraph]] = field(default_factory=list)
+    calls: list[tuple[int, AnyNode]] = field(default_factory=list)
     members: dict[str, tuple[ir.Node, ...]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
@@ -192,6 +211,9 @@ class _Graph:
         for cut in self.subgraphs:
             self.taken.update(cut.reasons)
             self.needed.update(cut.reads)
+        for node in self.bodies:
+            self.taken.add(node)
+            self.needed.update(value for value in node.inputs if value is not None)
         self._views_of_transposes(places)
         chains = self._chains(places)
         chains = without_slices(chains, self.unread, self.slices) if self.cuts else chains
@@ -203,8 +225,10 @@ class _Graph:
         for cut in self.subgraphs:
             if cut.writes:
                 self.calls.append((max(map(places.__getitem__, cut.reasons)), self._subgraph(cut)))
+        for node, bodies in self.bodies.items():
+            self.calls.append((places[node], self._control(node, bodies)))
         self._views(places)
-        if self.subgraphs:
+        if self.subgraphs or self.bodies:
             self._sort()
 
     def _chains(self, places: Mapping[ir.Node, int]) -> list[Chain]:
@@ -349,6 +373,11 @@ class _Graph:
             self._value(value)
         return replace(made, name=self._name(made.name))
 
+    def _control(self, node: ir.Node, bodies: Sequence[Network | Impossible]) -> Control:
+        reads = tuple(self._value(value) for value in node.inputs if value is not None)
+        writes = tuple(self._value(value) for value in node.outputs)
+        return Control(self._name(name_of(node)), (name_of(node),), reads, writes, tuple(bodies))
+
     def _name(self, name: str) -> str:
         used, number, found = {call.name for _, call in self.calls}, 1, name
         while found in used:
@@ -394,11 +423,11 @@ def fixed(value: ir.Value) -> Constant | None:
     return None if array is None else Constant(str(value.name), axes_of(array.ndim), array)
 
 
-def _reads(call: Node | View | Subgraph) -> Iterable[str]:
+def _reads(call: AnyNode) -> Iterable[str]:
     return call.arguments.values() if isinstance(call, Node) else (call.x,) if isinstance(call, View) else call.reads
 
 
-def _writes(call: Node | View | Subgraph) -> Iterable[str]:
+def _writes(call: AnyNode) -> Iterable[str]:
     return call.outputs.values() if isinstance(call, Node) else (call.y,) if isinstance(call, View) else call.writes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -181,15 +181,22 @@ def simplified(
     _check_inputs(model, name)
     _fix_shapes(model, shapes or {}, name)
     _forget_symbols(model)
-    return _for_kernels(prepared(model, name, outline))
+    return _for_kernels(prepared(model, name, outline, of_branch=simplified))
 
 
-def prepared(model: ir.Model, name: str, outline: Outline | None = None) -> ir.Model:
+def prepared(
+    model: ir.Model,
+    name: str,
+    outline: Outline | None = None,
+    *,
+    of_branch: Callable[[ir.Model, str], ir.Model] | None = None,
+) -> ir.Model:
     """A valid graph in order, without what can be computed or written in a simpler way, whatever extents are open; the model
     is changed. All operators are ONNX's own where they can be, and every node has a name of its own.
 
     Args:
         name, outline: as of `simplified`.
+        of_branch: as of `simplify`.
 
     Raises:
         ModelError: as `read_model`.
@@ -205,7 +212,7 @@ def prepared(model: ir.Model, name: str, outline: Outline | None = None) -> ir.M
     rewrite_contributed(model)
     with simplifying(name), names_of_inputs(model):
         correct_shapes(model)
-        simplify(model, name)
+        simplify(model, name, of_branch=of_branch)
     pad_open_windows(model)
     _check_ports(model, name)
     return model

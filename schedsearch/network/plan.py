@@ -15,7 +15,7 @@ from dataclasses import replace
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.network.choices import Choices
 from schedsearch.network.costs import Costs
-from schedsearch.network.graph import Conversion, Network, Node, Plan, Subgraph, Value, View
+from schedsearch.network.graph import AnyNode, Conversion, Network, Node, Plan, Value, View
 from schedsearch.network.layouts import canonical, conversion, same_bytes, uses
 from schedsearch.task import Task
 from schedsearch.workload import Workload
@@ -197,7 +197,7 @@ def _has(value: Value, letters: str, layout: str) -> bool:
     return sorted(value.axes) == sorted("NHWC") and same_bytes(value, letters, layout)
 
 
-def _times_ns(node: Node | View | Subgraph, costs: Costs) -> list[float]:
+def _times_ns(node: AnyNode, costs: Costs) -> list[float]:
     if isinstance(node, Node):
         return [costs(workload).time_ns for workload in node.implementations]
     return [0.0] * (len(node.layouts) if isinstance(node, View) else 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.network.control.bodies import bodies_of
 from schedsearch.network.control.branches import condition_of, why_not_both
+from schedsearch.network.control.isolated import why_not_isolated
 from schedsearch.network.control.loops import UNROLLED, why_not_unrolled
 from schedsearch.network.control.sequences import MAKES, READS
 from schedsearch.network.facts import FLOATS, dtype_of, has_bodies, is_known, is_onnx, name_of
@@ -135,7 +136,7 @@ def _why_if(node: ir.Node) -> str:
     given = ""
     if names:
         given = f"; give {', '.join(names)} a value: --input {names[0]}=VALUE, in Python inputs={{{names[0]!r}: VALUE}}"
-    others = f"or two branches that can both be computed; {why_not_both(node)}"
+    others = f"or two branches that give arrays of the same fixed shapes; {why_not_isolated(node) or why_not_both(node)}"
     return f"its condition {condition.name!r} is computed; allowed: a constant{given}, {others}"
 
 

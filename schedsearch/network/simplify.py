@@ -9,7 +9,7 @@ what may be folded is decided here, by bytes. Its rules are used where they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from schedsearch.network.compositions.contributed import rewrite_contributed_sha
 from schedsearch.network.contributed import rewrite_contributed
 from schedsearch.network.control.bodies import graphs_of
 from schedsearch.network.control.branches import compute_both, take_branches
+from schedsearch.network.control.isolated import isolate
 from schedsearch.network.control.loops import unroll
 from schedsearch.network.control.sequences import read_sequences
 from schedsearch.network.evaluated import computed
@@ -47,12 +48,14 @@ _QUANTISED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Concat")  # they read 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
-def simplify(model: ir.Model, name: str) -> None:
+def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str], ir.Model] | None = None) -> None:
     """Inlines functions, infers shapes, folds constants and applies rules; the model is changed. All constants become
     initializers.
 
     Args:
         name: of the model, for messages.
+        of_branch: simplifies a model, given its name. If it is given, branches of computed conditions become such models;
+            see `control.isolated`.
 
     Raises:
         ConstantIndexError: a constant index of a node is out of range.
@@ -103,7 +106,7 @@ def simplify(model: ir.Model, name: str) -> None:
         ]
         for clean in (common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass):
             clean()(model)
-        if not any(changed) and not compute_both(model):
+        if not any(changed) and not compute_both(model) and not (of_branch and isolate(model, of_branch)):
             break
         before, bodies = bodies, _count_bodies(model)
         is_new = bodies < before

@@ -9,6 +9,7 @@ depends on it decides.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import TensorProto
 
-from schedsearch.errors import IndexRangeError, UsageError, WrongNetworkError, first_line
+from schedsearch.errors import BranchError, IndexRangeError, UsageError, WrongNetworkError, first_line
+from schedsearch.network_check.branches import candidates
 from schedsearch.network_check.draws import KINDS, Wanted, drawn
 from schedsearch.network_check.evaluators import (
     MOST_PRODUCTS,
@@ -92,22 +94,58 @@ class Checker:
                 break
             if not self._on(subject, kind):
                 return False
+        self._take_branches(subject)
         return True
+
+    def _compare(self, subject: Subject, inputs: Mapping[str, Array], wanted: Sequence[Wanted]) -> None:
+        """Compares a network on inputs, or on others like these if they take a branch that cannot be computed.
+
+        Raises:
+            BranchError: all that were tried take such a branch.
+            WrongNetworkError, NotEvaluableError, IndexRangeError
+        """
+        try:
+            _Comparison(self.source, subject, inputs, self._evaluators, self.say).run()
+        except BranchError:
+            for each in candidates(wanted, inputs, self.source.model):
+                with contextlib.suppress(BranchError):
+                    _Comparison(self.source, subject, each, self._evaluators, self.say).run()
+                    return
+            raise
+
+    def _take_branches(self, subject: Subject) -> None:
+        """Compares a network on inputs that take branches that no run has taken, as far as some are found. It says which
+        are left."""
+        wanted = _truth_values(subject.inputs, self.source)
+        left = subject.untaken()
+        for inputs in candidates(wanted, drawn(wanted, KINDS[0], 0), self.source.model) if left else ():
+            try:
+                subject.outputs(inputs)
+                if len(subject.untaken()) < len(left):
+                    _Comparison(self.source, subject, inputs, self._evaluators, self.say).run()
+            except (BranchError, IndexRangeError, NotEvaluableError):
+                continue
+            left = subject.untaken()
+            if not left:
+                break
+        if left:
+            self.say(f"not compared: {', '.join(left)}, which no inputs that were tried take")
 
     def _on(self, subject: Subject, kind: str) -> bool:
         """Whether the network was compared."""
         reasons: list[Exception] = []
+        wanted = _truth_values(subject.inputs, self.source)
         for small in (False, True):
-            inputs = drawn(_truth_values(subject.inputs, self.source), kind, 0, small=small)
+            inputs = drawn(wanted, kind, 0, small=small)
             try:
-                _Comparison(self.source, subject, inputs, self._evaluators, self.say).run()
+                self._compare(subject, inputs, wanted)
                 return True
-            except (IndexRangeError, NotEvaluableError) as error:
+            except (BranchError, IndexRangeError, NotEvaluableError) as error:
                 reasons.append(error)
                 if all("int" not in each.dtype for each in subject.inputs):
                     break
         why = first_line(reasons[-1])
-        if isinstance(reasons[-1], IndexRangeError):
+        if isinstance(reasons[-1], BranchError | IndexRangeError):
             self.say(f"unchecked: {subject.what} was not compared with {self.source.name}: {why}")
             return False
         if self._without_onnx_runtime:
@@ -129,15 +167,35 @@ class _Comparison:
         evaluators: Sequence[Evaluator],
         say: Callable[[str], None],
     ) -> None:
-        self._source, self._subject, self._say = source, subject, say
+        self._subject, self._say = subject, say
         self._evaluators = evaluators
         self._inputs = dict(zip(source.inputs, (inputs[each.name] for each in _by_place(subject.inputs, source))))
         self._outputs = dict(zip(source.outputs, subject.outputs(inputs)))
         self._drawn = inputs
+        self._source = source = source.decided(self._decide)
         common = [
             name for name in subject.sizes if name in source.made_by and name not in source.random and name in source.dtypes
         ]
         self._common = sorted(common, key=source.places.__getitem__)
+
+    def _decide(self, source: Source, names: Sequence[str]) -> dict[str, bool]:
+        """What conditions are: as the network found them, where it shows that, since it goes on from there."""
+        shown = {name for name in names if name in self._subject.sizes}
+        found = self._subject.values(self._drawn, shown) if shown else {}
+        if left := [name for name in names if name not in shown]:
+            piece = source.piece(left, (), False)
+            found = {**found, **dict(zip(left, self._computed(piece)))}
+        return {name: bool(np.any(array)) for name, array in found.items()}
+
+    def _computed(self, piece: Piece) -> list[Array]:
+        """What a piece gives for the inputs. Raises NotEvaluableError if no evaluator can run it."""
+        reasons = []
+        for evaluator in self._evaluators:
+            try:
+                return evaluator.open(piece.model).run(piece.feeds(self._inputs))
+            except NotEvaluableError as error:
+                reasons.append(str(error))
+        raise NotEvaluableError("; ".join(reasons))
 
     def run(self) -> None:
         """Raises WrongNetworkError or NotEvaluableError."""

@@ -23,7 +23,8 @@ def is_random(node: NodeProto) -> bool:
     return node.op_type == "Dropout" and len(node.input) > 2 and bool(node.input[2])
 
 
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+def subgraphs_of(node: NodeProto) -> Iterator[GraphProto]:
+    """The bodies of a node."""
     for each in node.attribute:
         if each.type == AttributeProto.GRAPH:
             yield each.g
@@ -34,7 +35,7 @@ def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 def reads_of(node: NodeProto) -> Iterator[str]:
     """Names of values that a node reads, those that its subgraphs capture among them."""
     yield from (name for name in node.input if name)
-    for graph in _subgraphs(node):
+    for graph in subgraphs_of(node):
         own = {each.name for each in (*graph.input, *graph.initializer)} | {out for n in graph.node for out in n.output}
         for inner in graph.node:
             yield from (name for name in reads_of(inner) if name not in own)
@@ -44,7 +45,7 @@ def reads_of(node: NodeProto) -> Iterator[str]:
 def rename(node: NodeProto, names: Mapping[str, str]) -> None:
     for place, name in enumerate(node.input):
         node.input[place] = names.get(name, name)
-    for graph in _subgraphs(node):
+    for graph in subgraphs_of(node):
         own = {each.name for each in (*graph.input, *graph.initializer)} | {out for n in graph.node for out in n.output}
         inside = {name: to for name, to in names.items() if name not in own}
         for inner in graph.node:
@@ -101,7 +102,7 @@ def _widen_node(node: NodeProto) -> None:
             _widen_tensor(each.t)
         elif each.type == AttributeProto.INT and each.name in _FORMAT_ATTRIBUTES and each.i in _WIDENED:
             each.i = TensorProto.FLOAT
-    for graph in _subgraphs(node):
+    for graph in subgraphs_of(node):
         _widen_graph(graph)
 
 

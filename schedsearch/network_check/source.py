@@ -14,7 +14,7 @@ the lengths of sums allow, so that running it shows how far a right network may 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from schedsearch.network.model import read_proto
+from schedsearch.network_check.branches import conditions, with_branches
 from schedsearch.network_check.known_faults import replacement
 from schedsearch.network_check.protos import (
     inferred,
@@ -80,6 +81,7 @@ class Source:
         shapes: value -> its extents as far as they are known.
         dtype: the dtype in which the network computes numbers in floating point; None: that of the model.
         compared_s: how long it took to compare the model with what it was exported from; 0 if that was not done.
+        undecided: the model with its `If`s, in its own dtypes; None if it has none.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Source:
     dtype: str | None = None
     compared_s: float = 0.0
     made_by: dict[str, NodeProto] = field(default_factory=dict)
+    undecided: ModelProto | None = None
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -145,10 +148,31 @@ class Source:
         kept = [TensorProto.FromString(each.SerializeToString()) for each in kept]
         del graph.initializer[:]
         graph.initializer.extend(kept)
+        return cls._of_shell(model, name, weights, dtype)
+
+    @classmethod
+    def _of_shell(cls, model: ModelProto, name: str, weights: Mapping[str, Array], dtype: str | None) -> Source:
+        """Of a model without its large weights, which is changed."""
+        undecided = None
+        if conditions(model):
+            undecided = ModelProto()
+            undecided.CopyFrom(model)
         dtypes, shapes = inferred(model)
         widen(model)
-        weights = {key: each.astype(np.float32) if is_narrow(each) else each for key, each in weights.items()}
-        return cls(name, model, weights, dtypes, shapes, dtype)
+        wide_weights = {key: each.astype(np.float32) if is_narrow(each) else each for key, each in weights.items()}
+        return cls(name, model, wide_weights, dtypes, shapes, dtype, undecided=undecided)
+
+    def decided(self, decide: Callable[[Source, Sequence[str]], Mapping[str, bool]]) -> Source:
+        """The model with the branches that it takes in the place of its `If`s.
+
+        Args:
+            decide: what conditions of a model are.
+        """
+        found = self
+        while found.undecided is not None:
+            truths = decide(found, conditions(found.undecided))
+            found = self._of_shell(with_branches(found.undecided, truths), self.name, self.weights, self.dtype)
+        return found
 
     def format_of(self, value: str) -> int:
         """ONNX's number of the dtype in which the network keeps a value of floating point."""

@@ -45,6 +45,10 @@ class Subject(Protocol):
         """Some of the values of `sizes`."""
         ...
 
+    def untaken(self) -> list[str]:
+        """The branches that no run has taken yet."""
+        ...
+
     def complaint(self, value: str, apart: Difference, source: str) -> str:
         """What is wrong, in which value of the model, and what to do."""
         ...
@@ -99,6 +103,9 @@ class BuiltNet:
             found = self._net(**self._given(inputs))
         several = found if isinstance(found, tuple) else (found,)
         return [port.in_model_order(plain(each)) for port, each in zip(self._net.outputs, several)]
+
+    def untaken(self) -> list[str]:
+        return self._net.untaken
 
     def values(self, inputs: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
         return {name: plain(each) for name, each in self._net.trace_some(self._given(inputs), names).items()}
@@ -168,6 +175,9 @@ class ComputedSizes:
             return [_used(plain(_on_host(each.array)), each.extents) for each in pairs]
         finally:
             bound.close()
+
+    def untaken(self) -> list[str]:
+        return []
 
     def values(self, inputs: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
         shown = {name: self._shown[name] for name in names}

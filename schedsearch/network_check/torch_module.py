@@ -98,6 +98,9 @@ class _Module:
             runner.run(*pytree.tree_leaves(self._arguments(inputs)))
         return found
 
+    def untaken(self) -> list[str]:
+        return []
+
     def complaint(self, value: str, apart: Difference, source: str) -> str:
         import torch
 

@@ -1,0 +1,385 @@
+"""`If`s of computed conditions run the branch that is taken: right by ONNX Runtime or onnx's evaluator, in memory and in a
+file, and wrong inputs, files and branches are refused."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx_ir")
+pytest.importorskip("onnxscript")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+import schedsearch  # noqa: E402
+from schedsearch.errors import BranchError, IndexRangeError, UsageError, WrongNetworkError  # noqa: E402
+from schedsearch.executable.check import ProgramError  # noqa: E402
+from schedsearch.executable.check import check as check_program  # noqa: E402
+from schedsearch.executable.fixed import FixedNet  # noqa: E402
+from schedsearch.executable.program import Program  # noqa: E402
+from schedsearch.executable.stored import Stored  # noqa: E402
+from schedsearch.network.evaluate import evaluate  # noqa: E402
+from schedsearch.network.graph import Control  # noqa: E402
+from schedsearch.network.lower import lower  # noqa: E402
+from schedsearch.network.model import load as load_model  # noqa: E402
+from schedsearch.network_check.check import Checker  # noqa: E402
+from schedsearch.network_check.source import Source  # noqa: E402
+from schedsearch.network_check.subjects import BuiltNet  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+info = helper.make_tensor_value_info
+LONG = 101  # nodes; shorter branches are both computed
+X = np.arange(1, 13, dtype=np.float32).reshape(3, 4) / 8
+node = helper.make_node
+
+
+def graph(nodes: Sequence[Any], results: Sequence[str], constants: dict[str, Any] | None = None) -> Any:
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
+    return helper.make_graph(
+        list(nodes), "body", [], [helper.make_empty_tensor_value_info(name) for name in results], weights
+    )
+
+
+def steps(name: str, x: str, count: int = LONG) -> list[Any]:
+    """x, its sign changed so many times, as `name`."""
+    names = [x, *(f"{name}{number}" for number in range(1, count)), name]
+    return [node("Neg", [before], [after]) for before, after in itertools.pairwise(names)]
+
+
+def model_of(
+    nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[str], constants: dict[str, Any] | None = None
+) -> Any:
+    made = graph(nodes, outputs, constants)
+    made.input.extend(inputs)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def chosen(
+    then: Any, otherwise: Any, *, results: Sequence[str] = ("y",), constants: dict[str, Any] | None = None, k: Any = ()
+) -> Any:
+    """y = one of two graphs of h = 2 x, the first if the sum of x is positive; z = y + h."""
+    nodes = [
+        node("Mul", ["x", "two"], ["h"]),
+        node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        node("Greater", ["sum", "zero"], ["positive"], name="above"),
+        node("If", ["positive"], list(results), name="either", then_branch=then, else_branch=otherwise),
+        node("Add", [results[0], "h"], ["z"]),
+    ]
+    own = {"two": np.float32(2), "zero": np.float32(0), **(constants or {})}
+    return model_of(nodes, [info("x", FLOAT, [3, 4]), *k], ["z", *results[1:]], own)
+
+
+def scaled(factor: float, name: str = "r") -> Any:
+    """h times a number, after many steps."""
+    return graph(
+        [*steps(f"{name}.n", "h"), node("Mul", [f"{name}.n", "factor"], [name])], [name], {"factor": np.float32(factor)}
+    )
+
+
+def right(model: Any, feeds: dict[str, Array]) -> list[Array]:
+    """What ONNX Runtime computes; without it, onnx's evaluator."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, feeds)]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [np.asarray(each) for each in session.run(None, feeds)]
+
+
+def built(model: Any, folder: Path, **options: Any) -> FixedNet:
+    onnx.save(model, folder / "model.onnx")
+    net = schedsearch.build(
+        folder / "model.onnx", target="cpu", db=folder / "records.db", out=folder / "model.ssx", progress=False, **options
+    )
+    assert isinstance(net, FixedNet)
+    return net
+
+
+def assert_right(net: Any, model: Any, **feeds: Array) -> None:
+    found = net(**feeds)
+    several = found if isinstance(found, tuple) else (found,)
+    for one, other in zip(several, right(model, feeds), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return chosen(scaled(3), scaled(-5, "other"))
+
+
+@pytest.fixture(scope="module")
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("branches")
+    built(model, folder).close()
+    return folder
+
+
+@pytest.fixture
+def net(folder: Path) -> Iterator[FixedNet]:
+    with schedsearch.load(folder / "model.ssx") as loaded:
+        assert isinstance(loaded, FixedNet)
+        yield loaded
+
+
+# --- What is computed ---------------------------------------------------------------------------------------------------
+def test_each_branch_is_right_again_and_again(net: FixedNet, model: Any) -> None:
+    for sign in (1, -1, -1, 1):
+        assert_right(net, model, x=sign * X)
+
+
+def test_arrays_without_the_alignment_of_kernels_are_copied(net: FixedNet, model: Any) -> None:
+    memory = np.zeros(4 * 13 + 4, np.uint8)
+    for start in (0, 4):
+        x = memory[start : start + 48].view(np.float32).reshape(3, 4)
+        for sign in (1, -1):
+            x[:] = sign * X
+            assert_right(net, model, x=x)
+
+
+def test_bound_arrays_take_the_branch_of_their_numbers_at_the_time(net: FixedNet, model: Any) -> None:
+    x = X.copy()
+    bound = net.bind(x)
+    for sign in (1, -1):
+        x[:] = sign * X
+        np.testing.assert_allclose(bound(), right(model, {"x": x})[0], rtol=1e-5)
+    bound.close()
+
+
+def test_two_instances_choose_apart(net: FixedNet, model: Any) -> None:
+    with net.instance() as other:
+        assert_right(net, model, x=X)
+        assert_right(other, model, x=-X)
+        assert net.untaken == ["the else_branch of either"] and other.untaken == ["the then_branch of either"]
+
+
+def test_a_file_loads_without_compiler_onnx_and_torch(folder: Path) -> None:
+    program = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        assert name.split('.')[0] not in ('numba', 'onnx', 'onnxscript', 'torch'), name\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "import numpy as np, schedsearch\n"
+        f"net = schedsearch.load({str(folder / 'model.ssx')!r})\n"
+        "print(*[float(net(np.full((3, 4), n, np.float32))[0, 0]) for n in (1, -1)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    odd = -1 if LONG % 2 else 1
+    assert done.stdout.split() == [str(2.0 * 3 * odd + 2), str(-2.0 * -5 * odd - 2)]
+
+
+def test_a_network_from_a_file_is_written_as_it_was(folder: Path, net: FixedNet, tmp_path: Path) -> None:
+    net.save(tmp_path / "again.ssx")
+    assert (tmp_path / "again.ssx").read_bytes() == (folder / "model.ssx").read_bytes()
+
+
+def test_the_kernels_of_both_branches_are_counted_and_explained(net: FixedNet) -> None:
+    text = net.explain()
+    assert "either: If positive, which the host reads in every run; it reads h and writes y" in text
+    assert text.index("if its condition is true:") < text.index("r.n") < text.index("if its condition is false:")
+    outside = sum(call.is_kernel for call in net.steps)
+    assert len(net.kernels) > outside + 2 and net.summary.startswith(f"{len(net.kernels)} kernel calls and 1 branching")
+
+
+def test_a_trace_has_what_the_taken_branch_gives(net: FixedNet) -> None:
+    found = net.trace(X)
+    np.testing.assert_allclose(found["y"], 2 * X * 3 * (-1) ** LONG, rtol=1e-6)
+    assert len(net.measure(2, {"x": -X}).calls_ns) == len(net.steps)
+
+
+def results_of_all_kinds() -> Any:
+    """A branch that passes on what is around it, and gives a constant; the other computes all but one."""
+    then = graph(
+        [*steps("t", "h"), node("Identity", ["h"], ["passed"]), node("Identity", ["five"], ["fixed"])],
+        ["t", "passed", "fixed"],
+        {"five": np.full((3, 4), 5, np.float32)},
+    )
+    otherwise = graph(
+        [*steps("o", "x"), node("Exp", ["h"], ["e"]), node("Identity", ["shared"], ["own"])], ["o", "e", "own"]
+    )
+    return chosen(then, otherwise, results=("y", "a", "b"), constants={"shared": X + 1})
+
+
+def nested() -> Any:
+    """Branches with branches inside, which read what is around both."""
+    inner = [
+        node("If", ["large"], ["i"], name="inner", then_branch=scaled(7, "deep"), else_branch=scaled(11, "deeper")),
+        node("Add", ["i", "h"], ["r"]),
+    ]
+    model = chosen(graph(inner, ["r"]), scaled(-5, "other"), constants={"limit": np.float32(4)})
+    at = [each.name for each in model.graph.node].index("above")
+    model.graph.node.insert(at, node("Greater", ["sum", "limit"], ["large"]))
+    return model
+
+
+@pytest.mark.parametrize("make", [results_of_all_kinds, nested])
+def test_other_graphs_of_branches(make: Any, tmp_path: Path) -> None:
+    model = make()
+    with built(model, tmp_path) as net, schedsearch.load(tmp_path / "model.ssx") as loaded:
+        for scale in (1, -1, 0.25):  # their sums: 9.75, -9.75, 2.4
+            assert_right(net, model, x=np.float32(scale) * X)
+            assert_right(loaded, model, x=np.float32(scale) * X)
+        assert not net.untaken
+
+
+def test_the_references_of_operators_take_the_branch_as_well(model: Any) -> None:
+    network = lower(load_model(model).graph())
+    assert [type(each) for each in network.nodes].count(Control) == 1
+    for sign in (1, -1):
+        (found,) = (evaluate(network, {"x": sign * X})[name] for name in network.outputs)
+        np.testing.assert_allclose(found, right(model, {"x": sign * X})[0], rtol=1e-5)
+
+
+def test_a_network_of_other_floats_chooses_by_these(model: Any, tmp_path: Path) -> None:
+    with built(model, tmp_path, dtype="float16") as net:
+        for sign in (1, -1):
+            x = (sign * X).astype(np.float16)
+            np.testing.assert_allclose(net(x), right(model, {"x": x.astype(np.float32)})[0], rtol=4e-3)
+
+
+def test_nodes_of_branches_without_a_kernel_run_in_onnx_runtime(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    foreign = [node("Slice", ["h", "start", "end", "axes"], ["square"]), node("Det", ["square"], ["d"])]
+    then = graph([*steps("t", "h"), *foreign, node("Mul", ["t", "d"], ["r"])], ["r"])
+    model = chosen(then, scaled(2), constants={"start": np.array([0]), "end": np.array([3]), "axes": np.array([1])})
+    with pytest.raises(UsageError, match="no operator for these nodes of the model: Det"):
+        built(model, tmp_path)
+    with built(model, tmp_path, fallback="onnxruntime") as net, schedsearch.load(tmp_path / "model.ssx") as loaded:
+        assert "Det by ONNX Runtime" in net.explain()
+        for sign in (1, -1):
+            x = sign * np.array([[3, 1, 0, 1], [0, 2, 1, 1], [1, 0, 1, 1]], np.float32)
+            assert_right(net, model, x=x)
+            assert_right(loaded, model, x=x)
+
+
+# --- Comparison with the model ------------------------------------------------------------------------------------------
+def test_both_branches_are_compared_with_the_model(model: Any, tmp_path: Path) -> None:
+    """A network whose branch for negative sums is wrong: no sum of positive numbers shows that."""
+    onnx.save(model, tmp_path / "right.onnx")
+    source = Source.of_file(tmp_path / "right.onnx")
+    for wrong in (chosen(scaled(3), scaled(-6, "other")), chosen(scaled(4), scaled(-5, "other"))):
+        with built(wrong, tmp_path, check=False) as net, pytest.raises(WrongNetworkError):
+            Checker(source, lambda text: None, time.monotonic()).check(BuiltNet(net))
+
+
+def test_a_branch_that_no_inputs_take_is_named(tmp_path: Path) -> None:
+    model = chosen(scaled(3), scaled(-5, "other"))
+    model.graph.node[1].CopyFrom(node("ReduceSumSquare", ["x"], ["sum"], keepdims=0))
+    lines: list[str] = []
+    with built(model, tmp_path, say=lines.append) as net:
+        assert not net.untaken or any("not compared: the else_branch of either" in line for line in lines)
+        assert net.checked  # zeros take it
+
+
+# --- Refused ------------------------------------------------------------------------------------------------------------
+def by_rate() -> Any:
+    """x @ w where k is 2, for which x has a column too many, and else x @ v. No inference of shapes sees that."""
+    branches = {
+        word: graph([*steps(f"{name}n", "hidden"), node("MatMul", [f"{name}n", name], [f"{name}r"])], [f"{name}r"])
+        for word, name in (("then_branch", "w"), ("else_branch", "v"))
+    }
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Abs", ["shape"], ["same"]),
+        node("Reshape", ["x", "same"], ["hidden"]),
+        node("Equal", ["k", "two"], ["c"]),
+        node("If", ["c"], ["y"], name="rate", **branches),
+    ]
+    constants = {"two": np.int64(2), "w": np.ones((3, 2), np.float32), "v": np.ones((4, 2), np.float32)}
+    return model_of(nodes, [info("x", FLOAT, [3, 4]), info("k", INT64, [])], ["y"], constants)
+
+
+def test_a_branch_that_fits_no_shape_fails_when_it_is_taken(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with built(by_rate(), tmp_path, say=lines.append) as net, schedsearch.load(tmp_path / "model.ssx") as loaded:
+        assert any(
+            line.startswith("calls that take the then_branch of rate (If) fail with these shapes: ") for line in lines
+        )
+        for each in (net, loaded):
+            np.testing.assert_allclose(each(X, np.array(3)), (-1) ** LONG * X @ np.ones((4, 2), np.float32), rtol=1e-6)
+            with pytest.raises(BranchError, match=r"the inputs take the then_branch of rate .*MatMul.*other shapes"):
+                each(X, np.array(2))
+        assert net.checked and not net.untaken
+
+
+def test_an_index_out_of_range_in_a_branch_names_its_node(tmp_path: Path) -> None:
+    then = graph([*steps("t", "h"), node("Gather", ["t", "k"], ["r"], name="rows")], ["r"])
+    model = chosen(then, scaled(2), k=[info("k", INT64, [3])])
+    with built(model, tmp_path) as net:
+        assert net.index_limits() == {"k": 3}
+        net(X, np.array([0, 1, 2]))
+        with pytest.raises(IndexRangeError, match=r"node rows: .*5"):
+            net(X, np.array([0, 5, 2]))
+        net(-X, np.array([0, 5, 2]))  # nobody reads them
+
+
+def test_a_table_of_sizes_takes_no_computed_branches(model: Any, tmp_path: Path) -> None:
+    dynamic = type(model)()
+    dynamic.CopyFrom(model)
+    dynamic.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    with pytest.raises(UsageError, match=r"either .*condition"):
+        built(dynamic, tmp_path, dynamic={"n": (1, 4)})
+
+
+def _with_control(program: Program, **changes: Any) -> Program:
+    calls = tuple(
+        each if each.control is None else replace(each, control=replace(each.control, **changes)) for each in program.calls
+    )
+    return replace(program, calls=calls)
+
+
+def test_programs_inside_obey_the_rules_of_programs(folder: Path, net: FixedNet) -> None:
+    stored, program = Stored(folder / "model.ssx", net.program), net.program
+    plans = stored.plans()
+    check_program(program, plans)
+    place, call = next((number, each) for number, each in enumerate(program.calls) if each.control is not None)
+    assert call.control is not None
+    then, otherwise = call.control.programs
+    with pytest.raises(ProgramError, match="is not an If of 2 programs"):
+        check_program(_with_control(program, bodies=(then,)), plans)
+    with pytest.raises(ProgramError, match="which nothing has written there before"):
+        check_program(_with_control(program, bodies=(then, replace(otherwise, calls=otherwise.calls[1:]))), plans)
+    for name, other, message in (("x1", "x0", "has a program on"), ("x0", "x1", "a condition that is not one truth value")):
+        moved = replace(call, buffers={**call.buffers, name: call.buffers[other]})
+        with pytest.raises(ProgramError, match=message):
+            check_program(replace(program, calls=(*program.calls[:place], moved, *program.calls[place + 1 :])), plans)
+    large = replace(then, arena_bytes=1 << 20)
+    with pytest.raises(ProgramError, match=r"has 1048576 bytes|need at most"):
+        check_program(_with_control(program, bodies=(large, otherwise)), plans)
+
+
+@pytest.mark.gpu
+def test_a_gpu_runs_the_branch_that_is_taken(model: Any, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    onnx.save(model, tmp_path / "model.onnx")
+    with (
+        schedsearch.build(
+            tmp_path / "model.onnx", target="cuda", db=tmp_path / "r.db", out=tmp_path / "m.ssx", progress=False
+        ) as net,
+        schedsearch.load(tmp_path / "m.ssx") as loaded,
+    ):
+        for each in (net, loaded):
+            for sign in (1, -1, -1, 1):
+                x = torch.from_numpy(sign * X).cuda()
+                np.testing.assert_allclose(each(x).cpu().numpy(), right(model, {"x": sign * X})[0], rtol=1e-5)
+            bound = each.bind(x)
+            x.neg_()
+            np.testing.assert_allclose(bound().cpu().numpy(), right(model, {"x": -X})[0], rtol=1e-5)
+            bound.close()
+        with pytest.raises(UsageError, match="a CUDA graph cannot capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            net(x)
