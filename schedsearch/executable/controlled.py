@@ -24,7 +24,8 @@ _PINNED_BYTES = 64  # of the host, where the condition of one byte comes to
 class Runs(Protocol):
     """A program on fixed memory, with ports that may move; see `run.Calls`."""
 
-    bound: Sequence[BoundKernel]
+    @property
+    def bound(self) -> Sequence[BoundKernel]: ...
 
     def launch(self, stream: int = 0) -> None: ...
 

@@ -164,7 +164,7 @@ def needed(network: Network, costs: RecordCosts, layout: str = "auto") -> dict[W
     """The workloads that `schedsearch.build` looks up for a network, and how often it runs each."""
     plan = best_plan(network, costs, layout)
     counts: dict[Workload, int] = {}
-    for workload in (*plan.implementations.values(), *(step.workload for step in plan.conversions)):
+    for workload in plan.workloads:
         counts[workload] = counts.get(workload, 0) + 1
     return counts
 

@@ -8,8 +8,7 @@ kernels that were tuned are loaded, and only what a better plan needs besides is
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,14 +76,7 @@ class Planned:
     @property
     def workloads(self) -> list[Workload]:
         """Of its kernels, those of bodies included, each once."""
-        return list(dict.fromkeys(_workloads(self.plan)))
-
-
-def _workloads(plan: Plan) -> Iterator[Workload]:
-    yield from plan.implementations.values()
-    yield from (step.workload for step in plan.conversions)
-    for body in itertools.chain(*plan.bodies.values()):
-        yield from _workloads(body)
+        return list(dict.fromkeys(self.plan.workloads))
 
 
 def merged(tasks: Sequence[Task]) -> list[Task]:

@@ -269,3 +269,11 @@ class Plan:
     predicted_ns: float
     measured: Mapping[str, float] = field(default_factory=dict)
     bodies: Mapping[str, tuple[Plan, ...]] = field(default_factory=dict)
+
+    @property
+    def workloads(self) -> Iterator[Workload]:
+        """Of every kernel call, those of bodies included."""
+        yield from self.implementations.values()
+        yield from (step.workload for step in self.conversions)
+        for body in (each for several in self.bodies.values() for each in several):
+            yield from body.workloads
