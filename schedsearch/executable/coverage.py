@@ -16,7 +16,7 @@ from schedsearch.executable.lowering import lowered
 from schedsearch.executable.reading import read
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.network.costs import RecordCosts, costs_of
-from schedsearch.network.graph import Network
+from schedsearch.network.graph import Control, Network
 from schedsearch.network.plan import best_plan
 from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
@@ -166,6 +166,9 @@ def needed(network: Network, costs: RecordCosts, layout: str = "auto") -> dict[W
     counts: dict[Workload, int] = {}
     for workload in plan.workloads:
         counts[workload] = counts.get(workload, 0) + 1
+    for body in (each for node in network.nodes if isinstance(node, Control) for each in node.networks):
+        for workload, count in needed(body, costs).items():
+            counts[workload] = counts.get(workload, 0) + count
     return counts
 
 
