@@ -15,11 +15,14 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.records.lookup import Lookup, LookupRow, NeighbourRow
 from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.similar import Similar
 
 FOLDER_VARIABLE = "SCHEDSEARCH_TUNED_DIR"
 """Environment: a folder of such files in place of the package's; if it is empty, there are no shipped records."""
@@ -59,10 +62,14 @@ class Shipped:
         found = self._gains.get(gain_key(row.workload_id, row.mode))
         return float(found) if isinstance(found, int | float) and found >= 1 else None
 
-    def neighbours(self, op: str, mode: str, target_prefix: str) -> tuple[tuple[NeighbourRow, Workload | None], ...]:
-        """As `Lookup.nearest`, with the workloads; None for one that this installation cannot read. Kept, for the file does
-        not change."""
+    def neighbours(self, op: str, mode: str, target_prefix: str) -> tuple[tuple[NeighbourRow, Workload], ...]:
+        """As `Lookup.nearest`, with the workloads, as far as this installation can read them. Kept, for the file does not
+        change."""
         return _neighbours(self, op, mode, target_prefix)
+
+    def similar(self, workload: Workload, mode: str, target_prefix: str, count: int) -> list[tuple[NeighbourRow, Workload]]:
+        """The `count` neighbours that are most similar to a workload."""
+        return [each for _, each in _similar(self, workload.op, mode, target_prefix).nearest(workload, count)]
 
     @functools.cached_property
     def _gains(self) -> dict[str, Any]:
@@ -135,11 +142,16 @@ def _opened(_pid: int, path: Path, *_state: int) -> Shipped:
 
 
 @functools.lru_cache(maxsize=64)
-def _neighbours(
-    shipped: Shipped, op: str, mode: str, target_prefix: str
-) -> tuple[tuple[NeighbourRow, Workload | None], ...]:
+def _neighbours(shipped: Shipped, op: str, mode: str, target_prefix: str) -> tuple[tuple[NeighbourRow, Workload], ...]:
     rows = [] if shipped.lookup is None else shipped.lookup.nearest(op, mode, target_prefix)
-    return tuple((row, workload_of(row)) for row in rows)
+    return tuple((row, workload) for row in rows if (workload := workload_of(row)) is not None)
+
+
+@functools.lru_cache(maxsize=64)
+def _similar(shipped: Shipped, op: str, mode: str, target_prefix: str) -> Similar[tuple[NeighbourRow, Workload]]:
+    from schedsearch.similar import Similar
+
+    return Similar((workload, (row, workload)) for row, workload in _neighbours(shipped, op, mode, target_prefix))
 
 
 def workload_of(row: NeighbourRow) -> Workload | None:

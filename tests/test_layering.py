@@ -42,6 +42,7 @@ LAYERS = {
     "schedsearch.plugins": 1,
     "schedsearch.progress": 0,
     "schedsearch.roofline": 1,
+    "schedsearch.similar": 1,
     "schedsearch.size_table": 1,
     "schedsearch.space": 1,
     "schedsearch.target": 1,

@@ -177,7 +177,7 @@ def _given_tasks(model: Any, target: Target) -> list[Task] | None:
     if isinstance(model, str | os.PathLike) and Path(model).suffix in (".yaml", ".yml"):
         from schedsearch.workload_file import load
 
-        return [task for task in load(model).resolve(target).tasks if task.of_range is None]
+        return [task for task in load(Path(model)).resolve(target).tasks if task.of_range is None]
     if isinstance(model, list | tuple) and model and all(isinstance(each, Task) for each in model):
         return list(model)
     return None

@@ -11,7 +11,7 @@ from schedsearch.backend import toolchain
 from schedsearch.config import Config
 from schedsearch.errors import SchedsearchError
 from schedsearch.measure.runner import Runner
-from schedsearch.measurement import COLD_GRAPH, Anchor, Measurement, Record
+from schedsearch.measurement import COLD_GRAPH, Anchor, Measurement, Record, Verdict
 from schedsearch.processes.builder import Builder, Built, Candidate
 from schedsearch.records.entries import LEAST_GAIN, Entry, imported
 from schedsearch.target import Target
@@ -102,18 +102,17 @@ class _Race:
         measured = self.runner.race(workload, ready)
         first, last = measured[0], measured[-1]
         anchor = None if first.time_ns is None else Anchor(ready[0].canonical_hash, first.time_ns)
-        ids = [
-            self.store.append(self._record(workload, template, each, measurement, anchor, started_at))
-            for each, measurement in zip(configs, measured)
-        ]
+        gain = None if first.time_ns is None or last.time_ns is None else first.time_ns / last.time_ns
+        place = len(configs) - 1 if gain is not None and gain >= LEAST_GAIN else 0
+        ids = []
+        for number, (each, measurement) in enumerate(zip(configs, measured)):
+            verdict = Verdict.WON if gain is not None and number == place else Verdict.NONE
+            ids.append(self.store.append(self._record(workload, template, each, measurement, anchor, started_at, verdict)))
         for measurement in (first, last):
             if measurement.time_ns is None:
                 return Admission(entry, "refused", reason=f"{measurement.outcome}: {measurement.message[:200]}")
-        assert first.time_ns is not None and last.time_ns is not None
-        gain = first.time_ns / last.time_ns
-        place, verdict = (-1, "admitted") if gain >= LEAST_GAIN else (0, "default")
         promoted = self.store.promote(ids[place], ready[place].artifact, if_faster=True)
-        return Admission(entry, verdict if promoted else "slower", gain)
+        return Admission(entry, "slower" if not promoted else "admitted" if place else "default", gain)
 
     def _built(self, workload: Workload, template: Template, config: Config) -> Built | Measurement:
         self.builder.submit(Candidate(workload, template, config))
@@ -128,6 +127,7 @@ class _Race:
         measurement: Measurement,
         anchor: Anchor | None,
         started_at: float,
+        verdict: Verdict,
     ) -> Record:
         return Record(
             workload=workload,
@@ -142,6 +142,7 @@ class _Race:
             finished_at=time.time(),
             final_race=True,
             anchor=anchor,
+            verdict=verdict,
         )
 
 

@@ -11,9 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from schedsearch.errors import UnsupportedError
 from schedsearch.measurement import COLD_GRAPH
@@ -24,6 +22,7 @@ from schedsearch.records.location import require_file
 from schedsearch.records.lookup import Lookup, LookupRow
 from schedsearch.records.shipped import Shipped, shipped_records, workload_of
 from schedsearch.roofline import least_time_ns, suspect_time_ns
+from schedsearch.similar import Similar
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
@@ -38,8 +37,6 @@ UNTUNED = 2.0
 NOT_FIRST = 2.0
 """The estimate of an implementation that is not the first of its node is raised by this, too. Layouts have the same
 roofline, but not kernels of the same speed. A lowering puts the layout first that the fastest kernels have."""
-
-_OTHER = 4.0  # distance of a parameter that is not a number, as in `workload.distance`
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ class RecordCosts:
         self._residency = Residency.of(network, target, mode)
         self._not_first = {workload for node in nodes for workload in node.implementations if workload not in first}
         self._known: dict[Workload, Cost] = {}
-        self._neighbours: dict[str, _Neighbours] = {}
+        self._neighbours: dict[str, Similar[_Neighbour]] = {}
 
     def __call__(self, workload: Workload) -> Cost:
         found = self._known.get(workload)
@@ -119,13 +116,14 @@ class RecordCosts:
         return found
 
     def _recorded(self, workload: Workload) -> Cost | None:
-        for source in (self._lookup, self._shipped):
-            try:
-                row = source and source.exact(workload.id, self.target.key, self.mode)
-            except DamageError:
+        sources: tuple[Lookup | Shipped | None, ...] = (self._lookup, self._shipped)
+        for source in sources:
+            if source is None:
                 continue
-            if row is not None:
-                return self._cost_of(workload, row, is_own=source is self._lookup)
+            with contextlib.suppress(DamageError):
+                row = source.exact(workload.id, self.target.key, self.mode)
+                if row is not None:
+                    return self._cost_of(workload, row, is_own=source is self._lookup)
         return None
 
     def _cost_of(self, workload: Workload, row: LookupRow, is_own: bool) -> Cost:
@@ -140,7 +138,8 @@ class RecordCosts:
             return Cost(math.inf, "none", reason, math.inf)
         least_ns = least_time_ns(workload, self.target.key, self.mode)
         roofline_ns = suspect_time_ns(workload, self.target.key, self.mode)
-        nearest = self._of(workload.op).nearest(workload)
+        found = self._of(workload.op).nearest(workload)
+        nearest = found[0][1] if found else None
         raised = NOT_FIRST if workload in self._not_first else 1.0
         if nearest is None:
             raised *= OVER_ROOFLINE
@@ -151,9 +150,10 @@ class RecordCosts:
         why = f"{ratio:.3g} times the {nearest.time_ns / 1e3:.2f} us of {nearest.workload.label}"
         return Cost(max(least_ns, ratio * nearest.time_ns), "scaled", why, least_ns)
 
-    def _of(self, op: str) -> _Neighbours:
+    def _of(self, op: str) -> Similar[_Neighbour]:
         if op not in self._neighbours:
-            self._neighbours[op] = _Neighbours(self._recorded_neighbours(op))
+            found = sorted(self._recorded_neighbours(op), key=lambda each: (each.workload.id, each.target_key))
+            self._neighbours[op] = Similar((each.workload, each) for each in found)
         return self._neighbours[op]
 
     def _recorded_neighbours(self, op: str) -> list[_Neighbour]:
@@ -192,57 +192,3 @@ class _Neighbour:
     workload: Workload
     target_key: str
     time_ns: float
-
-
-class _Neighbours:
-    """Finds the nearest of many workloads of one operator, at most a few hundred microseconds a search.
-
-    Workloads whose parameters other than numbers are equal form a group. The distances to a group are one NumPy
-    expression.
-    """
-
-    def __init__(self, neighbours: list[_Neighbour]) -> None:
-        self._groups: dict[tuple[Any, ...], list[_Neighbour]] = {}
-        for each in sorted(neighbours, key=lambda each: (each.workload.id, each.target_key)):
-            self._groups.setdefault(_kind(each.workload), []).append(each)
-        self._numbers = {
-            kind: np.array([_logarithms(each.workload) for each in group]).reshape(len(group), -1)
-            for kind, group in self._groups.items()
-        }
-
-    def nearest(self, workload: Workload) -> _Neighbour | None:
-        kind, own = _kind(workload), _logarithms(workload)
-        best: tuple[float, _Neighbour] | None = None
-        for other, group in self._groups.items():
-            far = _OTHER * sum(one != two for one, two in zip(kind, other))
-            if best is not None and far >= best[0]:
-                continue
-            numbers = self._numbers[other]
-            if numbers.shape[1] == len(own):
-                steps = np.abs(numbers - own).sum(axis=1)
-            else:
-                steps = np.full(len(group), _OTHER * abs(numbers.shape[1] - len(own)))
-            place = int(steps.argmin())
-            if best is None or far + steps[place] < best[0]:
-                best = float(far + steps[place]), group[place]
-        return None if best is None else best[1]
-
-
-def _kind(workload: Workload) -> tuple[Any, ...]:
-    """Each parameter without its numbers."""
-    return tuple(_without_numbers(workload.params[name]) for name in sorted(workload.params))
-
-
-def _without_numbers(value: object) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_without_numbers(each) for each in value)
-    return None if isinstance(value, int) else value
-
-
-def _logarithms(workload: Workload) -> list[float]:
-    def numbers(value: Any) -> list[float]:
-        if isinstance(value, tuple):
-            return [number for each in value for number in numbers(each)]
-        return [math.copysign(math.log2(abs(value) + 1), value)] if isinstance(value, int) else []
-
-    return [number for name in sorted(workload.params) for number in numbers(workload.params[name])]

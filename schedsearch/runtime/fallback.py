@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 LEVELS = ("exact", "same_architecture", "shipped", "nearest", "default")
 _NEIGHBOURS_TRIED = 4  # each costs a build
 _IMPORTED_TRIED = 4
+_SIMILAR = 32  # shipped records that are looked at: some may be unrelated, or of other kinds of devices
 
 
 class Fallback:
@@ -251,13 +252,14 @@ class Fallback:
         return shipped_records(self.target.key) if "shipped" in self._allowed else Shipped(None, "they are not allowed")
 
     def _neighbours(self) -> Iterator[tuple[NeighbourRow, Workload | None, Lookup | None]]:
-        """The best records of the operator, own and shipped ones, with the database that may have their machine code."""
+        """The best own records of the operator with the database that may have their machine code, and the shipped ones that
+        are most similar."""
         sought = self.workload.op, self.mode, f"{self.target.kind}:"
         if self._lookup is not None:
             for row in self._lookup.nearest(*sought):
                 yield row, workload_of(row), self._lookup
-        for row, workload in self._shipped_records.neighbours(*sought):
-            yield row, workload, None
+        for row, other in self._shipped_records.similar(self.workload, *sought[1:], _SIMILAR):
+            yield row, other, None
 
     def _nearest(self) -> Iterator[Alternative | Miss]:
         workload, target = self.workload, self.target
