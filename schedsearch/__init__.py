@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from schedsearch.constructors.open_shapes import arange, dyn_concat, expand, reshape, where
     from schedsearch.constructors.recurrence import recurrent
     from schedsearch.constructors.selection import gather, nonzero, scatter, topk, unique
+    from schedsearch.constructors.sequences import depthwise_conv1d
     from schedsearch.device.detect import detect
     from schedsearch.dynamic.build import build_dynamic
     from schedsearch.dynamic.executable import DynamicExecutable
@@ -132,6 +133,7 @@ _HOMES = {
     "coverage": "schedsearch.executable.coverage",
     "dense": "schedsearch.constructors.convolutions",
     "depth_to_space": "schedsearch.constructors.movement",
+    "depthwise_conv1d": "schedsearch.constructors.sequences",
     "depthwise_conv2d": "schedsearch.constructors.convolutions",
     "detect": "schedsearch.device.detect",
     "elementwise": "schedsearch.constructors.numbers",
@@ -224,6 +226,7 @@ __all__ = [
     "coverage",
     "dense",
     "depth_to_space",
+    "depthwise_conv1d",
     "depthwise_conv2d",
     "detect",
     "dyn_concat",

@@ -12,6 +12,7 @@ from pathlib import Path
 import schedsearch
 from schedsearch import (
     dense,
+    depthwise_conv1d,
     depthwise_conv2d,
     dyn_strided_slice,
     elementwise,
@@ -87,6 +88,10 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         directions += [depthwise.replace(layout="NCHW", direction=each) for each in ("forward", "grad_weight", "grad_both")]
         directions.append(depthwise.replace(dtype="int8", weight_dtype="int8"))
         return [template.space(workload, target) for workload in directions if template.validate(workload, target) is None]
+    if template.op == "depthwise_conv1d":
+        sequences = depthwise_conv1d(n=8, c=64, t=1024, taps=4, dtype=dtype)
+        both = [sequences, sequences.replace(direction="backward")]
+        return [template.space(workload, target) for workload in both]
     if template.op == "pool2d":
         pools = pool2d(n=8, h=32, w=32, c=64, r=3, s=3, padding=1), pool2d(n=8, h=7, w=7, c=64, r=7, s=7, mode="average")
         return [template.space(workload, target) for workload in pools]

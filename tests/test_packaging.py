@@ -71,6 +71,7 @@ PUBLIC = [
     "coverage",
     "dense",
     "depth_to_space",
+    "depthwise_conv1d",
     "depthwise_conv2d",
     "detect",
     "dyn_concat",

@@ -13,7 +13,7 @@ from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.testing.emulator import Memory
 
-_OPERATIONS = ("float_of", "bits_of", "halves", "nearest_integer", "larger", "power_of_two", "from_lane")
+_OPERATIONS = ("float_of", "bits_of", "halves", "nearest_integer", "larger", "power_of_two", "reciprocal", "from_lane")
 
 
 class VectorEmulator(MovesEmulator):
@@ -66,6 +66,10 @@ class VectorEmulator(MovesEmulator):
     @staticmethod
     def power_of_two(x: Any) -> Any:
         return np.exp2(np.float32(x))
+
+    @staticmethod
+    def reciprocal(x: Any) -> Any:
+        return np.float32(1) / np.float32(x)
 
     def from_lane(self, value: Any, distance: int) -> Any:
         lane = self.thread.number % 32

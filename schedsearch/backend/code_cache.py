@@ -15,6 +15,7 @@ class CodeCache:
         self._known: dict[str, Artifact] = {}
         self._fresh: dict[str, Artifact] = {}
         self._refused: dict[str, str] = {}
+        self.verified: set[str] = set()  # code that serves several workloads and was verified on one of them
 
     def __contains__(self, name: str) -> bool:
         """Whether `get` compiles nothing."""

@@ -142,13 +142,17 @@ def reuse_of(template: str, workload: Workload) -> str:
         return "never"
 
 
-def _verified(device: Device, fallback: Seeker, loaded: LoadedKernel) -> LoadedKernel:
-    """Raises WrongResultError, after unloading it, if a kernel computes something else than the reference."""
+def _verified(device: Device, fallback: Seeker, loaded: LoadedKernel, workload: Workload | None = None) -> LoadedKernel:
+    """Raises WrongResultError, after unloading it, if a kernel computes something else than the reference.
+
+    Args:
+        workload: that the kernel was loaded for; default: that of `fallback`.
+    """
     from schedsearch.backend import RejectedError
     from schedsearch.verification.verify import verify_once
 
     try:
-        problem = verify_once(device, fallback.workload, loaded, fallback.code())
+        problem = verify_once(device, workload or fallback.workload, loaded, fallback.code())
     except RejectedError as error:  # of what verifies it, which another process could not compile
         loaded.close()
         raise Refusal(f"the kernel cannot be verified here: {error}") from error
@@ -204,10 +208,36 @@ class Build:
         from schedsearch.backend import CompileError, RejectedError
 
         try:
+            if reuse_of(self.template, self.fallback.workload) == "trusted" and (found := self._shared(device)) is not None:
+                return found
             artifact = self.recipe().artifact(self.fallback.code(), self.fallback.target)
         except (CompileError, RejectedError) as error:
             raise Refusal(f"the configuration does not build here: {error}") from error
         return _verified(device, self.fallback, device.load(artifact)), True
+
+    def _shared(self, device: Device) -> tuple[LoadedKernel, bool] | None:
+        """The kernel from machine code that serves workloads of all sizes: it is compiled and verified once, on the small
+        workload of its template. None if there is none, or if its code is another."""
+        from schedsearch.backend.kept import compile_kept
+        from schedsearch.backend.relaunch import code_name, with_launches
+        from schedsearch.template import load_template
+
+        workload, target, code = self.fallback.workload, self.fallback.target, self.fallback.code()
+        template = load_template(self.template)
+        config, small = template.current(self.config), template.representative(workload)
+        if small is workload:
+            return None
+        source, of_small = (template.kernel(each, target, config) for each in (workload, small))
+        name = code_name(source)
+        if name is None or name != code_name(of_small):
+            return None
+        artifact = code.get(name, lambda: compile_kept(source, target).artifact)
+        if name not in code.verified:
+            _verified(device, self.fallback, device.load(with_launches(artifact, of_small)), small).close()
+            code.verified.add(name)
+        made = with_launches(artifact, source)
+        made.plan.check(workload)
+        return device.load(made), True
 
 
 def _is_installed(module: str) -> bool:

@@ -31,6 +31,7 @@ _require_torch()
 from schedsearch.ops.epilogues import Epilogue  # noqa: E402
 from schedsearch.torch.layers.report import LayerReport, NetworkReport, Report  # noqa: E402
 from schedsearch.torch.models.optimize import optimize_, revert_  # noqa: E402
+from schedsearch.torch.operators.causal import causal_conv1d  # noqa: E402
 from schedsearch.torch.operators.functional import (  # noqa: E402
     conv2d,
     depthwise_conv2d,
@@ -48,6 +49,7 @@ __all__ = [
     "Report",
     "Served",
     "Store",
+    "causal_conv1d",
     "conv2d",
     "depthwise_conv2d",
     "layout_transform",

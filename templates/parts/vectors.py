@@ -49,6 +49,10 @@ power_of_two = device_op(  # within two units in the last place; results below 2
     "power_of_two", "ex2.approx.ftz.f32 $power, $x;", ins={"x": "f32"}, outs={"power": "f32"}, pure=True
 )
 
+reciprocal = device_op(  # within one unit in the last place; 0 of infinity
+    "reciprocal", "rcp.approx.ftz.f32 $value, $x;", ins={"x": "f32"}, outs={"value": "f32"}, pure=True
+)
+
 
 @functools.cache
 def halves(dtype: str) -> Callable[[Any], Any]:

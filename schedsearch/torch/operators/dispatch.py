@@ -63,6 +63,7 @@ class Operation(ABC):
         schema: of the operator; tensors come first, then parameters, then scalars.
         scalars: names of its call-time numbers, in order.
         settings: what else chooses a kernel: functions that return settings of PyTorch.
+        builds: whether kernels are built where the allowed levels have none.
         name: of the operator, by the schema.
         tensors: names of its tensors, by the schema, in order.
         arguments: all of them, by the schema.
@@ -71,6 +72,7 @@ class Operation(ABC):
     schema: ClassVar[str]
     scalars: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[tuple[Callable[[], Hashable], ...]] = ()
+    builds: ClassVar[bool] = False
     name: ClassVar[str]
     tensors: ClassVar[tuple[str, ...]]
     arguments: ClassVar[tuple[_Argument, ...]]
@@ -276,7 +278,7 @@ def _first_call(
     def bind(where: store.Store) -> tuple[Kernel, store.Call]:
         if not all(tensor.numel() for tensor in given.values()):
             raise UnsupportedError("there are no kernels for tensors without elements")
-        kernel = operation.accepted(where.kernel(operation.workload(given), device), where, device)
+        kernel = operation.accepted(where.kernel(operation.workload(given), device, builds=operation.builds), where, device)
         return kernel, _bind(operation, kernel, tensors, numbers)
 
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in list(given.values())[:2])

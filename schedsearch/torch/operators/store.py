@@ -17,7 +17,7 @@ from schedsearch.errors import DatabaseError, NoRecordError, SchedsearchError, U
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.records.location import require_file
 from schedsearch.runtime.caches import shared_caches
-from schedsearch.runtime.fallback import check_levels
+from schedsearch.runtime.fallback import LEVELS, check_levels
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.repeated import quick_matcher
 from schedsearch.torch.arguments import check_options
@@ -74,8 +74,11 @@ class Store:
         self._differing: dict[int, int] = {}  # such an address -> how many calls differed from what was noted
         self.served: dict[Any, Served] = {}
 
-    def kernel(self, workload: Workload, device: torch.device) -> Kernel:
+    def kernel(self, workload: Workload, device: torch.device, *, builds: bool = False) -> Kernel:
         """The kernel of a workload.
+
+        Args:
+            builds: whether one is built where the allowed levels have none.
 
         Raises:
             NoRecordError: the allowed levels have none, or there is no database.
@@ -84,8 +87,9 @@ class Store:
         if self.db is None:
             raise NoRecordError("schedsearch.torch.use(None) said so")
         name = device_name(device)
+        allow = LEVELS if builds else self.allow
         try:
-            cache = shared_caches(self.db, self.allow, self.mode).on(name)
+            cache = shared_caches(self.db, allow, self.mode).on(name)
         except DatabaseError:
             if self.db.exists():
                 raise

@@ -1,0 +1,135 @@
+"""Causal convolutions over time as functions, with the arguments of the package causal-conv1d."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from schedsearch.errors import ArgumentError, did_you_mean
+from schedsearch.text import type_text
+from schedsearch.torch.operators.integers import whole
+from schedsearch.torch.operators.sequences import Causal, compute, parameters_text
+
+ACTIVATIONS = (None, "silu", "swish")
+
+
+def causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: torch.Tensor | None = None,
+    activation: str | None = None,
+    *,
+    cu_seqlens: torch.Tensor | None = None,
+    dilation: int = 1,
+) -> Any:
+    """A causal depthwise convolution over time, in training as well: y[b,c,t] = activation(bias[c] + sum over k of
+    x[b, c, t - (taps - 1 - k) * dilation] * weight[c,k]).
+
+    A kernel computes it: that of the best record, else one of a rule-based configuration, which the first call builds in
+    some seconds and later calls use for every length. After `use(None)`, or without a compiler, PyTorch does.
+
+    There is no second derivative: a backward pass with create_graph=True raises RuntimeError when it is differentiated
+    again. Gradients have the same bits in every call.
+
+    Args:
+        x: (batch, channels, time), float16, bfloat16 or float32. Memory may have channels side by side, as in
+            `projected.transpose(1, 2)`, or time. Other strides cost a copy.
+        weight: (channels, taps), 1 to 256 taps, of any of these dtypes.
+        bias: (channels), of the weight's dtype.
+        seq_idx: (batch, time), int32, never decreasing along time: the sequence of each step, for sequences packed behind
+            one another. A step sees steps of its own sequence only. Only on a CPU its order is checked.
+        initial_states: (batch, channels, (taps - 1) * dilation), of the dtype of x: what came before x; default: zeros.
+        return_final_states: also return the last inputs, which are `initial_states` of what follows.
+        final_states_out: a tensor for them.
+        activation: None, "silu" or "swish", which is the same.
+        cu_seqlens: (sequences + 1), int32, on the device of x: where packed sequences begin, and the end; batch is 1.
+            Instead of `seq_idx`.
+        dilation: steps between taps.
+
+    Returns:
+        y, of the shape, dtype and order in memory of x; with `return_final_states` (y, final states).
+
+    Raises:
+        ArgumentError: arguments that do not fit each other.
+
+    Examples:
+        >>> y = causal_conv1d(x, conv.weight.squeeze(1), conv.bias, activation="silu")
+    """
+    tensors = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "initial_states": initial_states,
+               "cu_seqlens": cu_seqlens, "final_states_out": final_states_out}  # fmt: skip
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("x", "weight")):
+            raise ArgumentError(f"{name} is {type_text(tensor)}; allowed: a torch.Tensor")
+    if x.dim() != 3:
+        raise ArgumentError(f"x has shape {tuple(x.shape)}; allowed: (batch, channels, time)")
+    _check_activation(activation)
+    dilation = whole("dilation", dilation)
+    if dilation < 1:
+        raise ArgumentError(f"dilation is {dilation}; allowed: at least 1")
+    if cu_seqlens is not None:
+        if seq_idx is not None:
+            raise ArgumentError("seq_idx and cu_seqlens are given; allowed: one of them")
+        seq_idx = _numbers_of(cu_seqlens, x)
+    elif seq_idx is not None:
+        _check_order(seq_idx)
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias, initial_states = (
+            each if each is None else each.to(dtype) for each in (x, weight, bias, initial_states)
+        )
+    layout = layout_of(x)
+    ordered = x.transpose(1, 2).contiguous() if layout == "NTC" else x.contiguous()
+    parameters = parameters_text(layout, activation is not None, return_final_states, dilation)
+    operands = [each if each is None else each.contiguous() for each in (weight, bias, initial_states, seq_idx)]
+    wanted = [each for each in (x, weight, bias, initial_states) if each is not None and each.requires_grad]
+    run = Causal.apply if torch.is_grad_enabled() and wanted else compute
+    found = run(ordered, *operands, parameters)
+    y = found[0] if return_final_states else found
+    y = y.transpose(1, 2) if layout == "NTC" else y
+    if not return_final_states:
+        return y
+    final = found[1]
+    if final_states_out is not None:
+        if final_states_out.shape != final.shape or final_states_out.dtype != final.dtype:
+            raise ArgumentError(
+                f"final_states_out has shape {tuple(final_states_out.shape)} and dtype {final_states_out.dtype}; allowed: "
+                f"{tuple(final.shape)} and {final.dtype}"
+            )
+        final = final_states_out.copy_(final)
+    return y, final
+
+
+def layout_of(x: torch.Tensor) -> str:
+    """NTC if channels are neighbours in memory, else NCT. A tensor of one step, or of one channel, may be both."""
+    return "NTC" if x.stride(1) == 1 and not x.is_contiguous() else "NCT" if x.shape[2] > 1 else "NTC"
+
+
+def _check_activation(activation: object) -> None:
+    if activation in ACTIVATIONS:
+        return
+    hint = did_you_mean(activation, ["silu", "swish"]) if isinstance(activation, str) else ""
+    raise ArgumentError(f"activation is {activation!r}{hint}; allowed: None, 'silu' or 'swish'")
+
+
+def _check_order(seq_idx: torch.Tensor) -> None:
+    """Raises ArgumentError if numbers decrease. On a GPU this would wait for the device, so it is left out."""
+    if torch.compiler.is_compiling() or seq_idx.is_cuda or seq_idx.dim() != 2 or seq_idx.is_meta:
+        return
+    if bool((seq_idx[:, 1:] < seq_idx[:, :-1]).any()):
+        raise ArgumentError("seq_idx decreases along time; allowed: the number of each step's sequence, in order")
+
+
+def _numbers_of(cu_seqlens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """seq_idx of the places where sequences begin."""
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2 or x.shape[0] != 1 or cu_seqlens.is_floating_point():
+        raise ArgumentError(
+            f"cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, and x a batch of {x.shape[0]}; "
+            "allowed: the beginnings of sequences and the end as integers, and a batch of 1"
+        )
+    steps = torch.arange(x.shape[2], device=x.device, dtype=cu_seqlens.dtype)
+    return torch.bucketize(steps, cu_seqlens[1:], right=True, out_int32=True)[None]

@@ -1,0 +1,280 @@
+"""Depthwise convolutions over time and their gradients as operators of PyTorch.
+
+Tensors are contiguous in the order of their axes: x and y are (n, t, c) or (n, c, t) as the layout says, states (n, c, t).
+Kernels take every length (`Template.reuse`), so they are built where no record has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from schedsearch.constructors.sequences import depthwise_conv1d
+from schedsearch.errors import ArgumentError
+from schedsearch.torch.operators.dispatch import Operation, declared
+from schedsearch.torch.operators.formats import dtype_name
+from schedsearch.torch.operators.library import eager
+from schedsearch.workload import Workload
+
+MOST_TAPS = 256
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def parameters_text(layout: str, silu: bool, final_state: bool, dilation: int) -> str:
+    """The parameters of an operator as it takes them."""
+    return f"{layout},{int(silu)},{int(final_state)},{dilation}"
+
+
+@dataclass(frozen=True)
+class _Sequences(Operation):
+    """A causal convolution or its gradients.
+
+    Attributes:
+        layout: NTC or NCT.
+        silu: whether the activation follows.
+        final_state: whether the last inputs are an output.
+        dilation: steps between taps.
+    """
+
+    builds: ClassVar[bool] = True
+    layout: str
+    silu: bool
+    final_state: bool
+    dilation: int
+
+    @classmethod
+    def of(cls, *args: Any) -> _Sequences:
+        layout, silu, final_state, dilation = args[-1].split(",")
+        return cls(layout, silu == "1", final_state == "1", int(dilation))
+
+    def sizes(self, given: Mapping[str, torch.Tensor]) -> tuple[Any, Any, Any, Any]:
+        """Batch, channels, steps and taps."""
+        x = given["x"]
+        channels, steps = (2, 1) if self.layout == "NTC" else (1, 2)
+        return x.shape[0], x.shape[channels], x.shape[steps], given["weight"].shape[1]
+
+    def check(self, given: Mapping[str, torch.Tensor]) -> None:
+        x, weight = given["x"], given["weight"]
+        _check_shape(self.name, "x", x, (None, None, None))
+        n, c, t, taps = self.sizes({"x": x, "weight": _check_shape(self.name, "weight", weight, (None, None))})
+        if not 1 <= taps <= MOST_TAPS:
+            raise ArgumentError(f"weight of {self.name} has {taps} taps; allowed: 1 to {MOST_TAPS}")
+        if t < 1:
+            raise ArgumentError(f"x of {self.name} has {t} steps; allowed: at least 1")
+        state = (n, c, (taps - 1) * self.dilation)
+        shapes = {"weight": (c, taps), "bias": (c,), "dy": tuple(x.shape), "initial_state": state, "d_final_state": state,
+                  "seq_idx": (n, t)}  # fmt: skip
+        for name, tensor in given.items():
+            if name != "x":
+                _check_shape(self.name, name, tensor, shapes[name])
+            like = torch.int32 if name == "seq_idx" else weight.dtype if name == "bias" else x.dtype
+            if name == "weight" and tensor.dtype in FLOATS:
+                continue
+            if tensor.dtype != like or (name != "seq_idx" and tensor.dtype not in FLOATS):
+                allowed = f"{like}" if like in FLOATS or name == "seq_idx" else "float16, bfloat16 or float32"
+                raise ArgumentError(f"{name} of {self.name} has dtype {tensor.dtype}; allowed: {allowed}; convert it")
+        if "seq_idx" in given and ("initial_state" in given or self.final_state):
+            raise ArgumentError(
+                f"{self.name} takes seq_idx or states, but both are given; packed sequences have no common start or end"
+            )
+        if not state[2] and ("initial_state" in given or self.final_state):
+            raise ArgumentError(f"{self.name} of a single tap has no state; leave it out")
+
+    def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
+        n, c, t, taps = self.sizes(given)
+        stages = [*(["bias"] if "bias" in given else []), *(["silu"] if self.silu else [])]
+        return depthwise_conv1d(
+            n=n, c=c, t=t, taps=taps, dilation=self.dilation, dtype=dtype_name(given["x"].dtype),
+            weight_dtype=dtype_name(given["weight"].dtype), layout=self.layout, epilogue=stages,
+            initial_state="initial_state" in given, final_state=self.final_state, seq_idx="seq_idx" in given,
+            direction="backward" if "dy" in given else "forward",
+        )  # fmt: skip
+
+    def windows(self, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What each tap reads, (n, c, t) in float32."""
+        x = self.by_channels(given["x"]).float()
+        n, c, t, taps = self.sizes(given)
+        reach = (taps - 1) * self.dilation
+        before = given["initial_state"].float() if "initial_state" in given else x.new_zeros(n, c, reach)
+        padded, found = torch.cat([before, x], 2), []
+        for k in range(taps):
+            part = padded[:, :, k * self.dilation : k * self.dilation + t]
+            found.append(part if (mask := self.mask(given, k)) is None else part.where(mask, 0.0))
+        return found
+
+    def mask(self, given: Mapping[str, torch.Tensor], k: int) -> torch.Tensor | None:
+        """Whether a tap reads the sequence of its step, (n, 1, t); None without sequences."""
+        if "seq_idx" not in given:
+            return None
+        numbers, shift = given["seq_idx"], (given["weight"].shape[1] - 1 - k) * self.dilation
+        earlier = torch.nn.functional.pad(numbers, (shift, 0), value=-1)[:, : numbers.shape[1]]
+        return (earlier == numbers)[:, None]
+
+    def by_channels(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As (n, c, t), or back."""
+        return tensor.transpose(1, 2) if self.layout == "NTC" else tensor
+
+    def sums(self, given: Mapping[str, torch.Tensor], windows: list[torch.Tensor]) -> torch.Tensor:
+        """z, (n, c, t) in float32."""
+        weight = given["weight"].float()
+        total = sum(window * weight[:, k, None] for k, window in enumerate(windows))
+        assert isinstance(total, torch.Tensor)
+        return total + given["bias"].float()[:, None] if "bias" in given else total
+
+
+def _check_shape(operator: str, name: str, tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
+    """Raises ArgumentError if a tensor has another shape; None stands for any extent."""
+    if tensor.dim() != len(shape) or any(want is not None and have != want for have, want in zip(tensor.shape, shape)):
+        allowed = f"{len(shape)} axes" if None in shape else f"{tuple(shape)}"
+        raise ArgumentError(f"{name} of {operator} has shape {tuple(tensor.shape)}; allowed: {allowed}")
+    return tensor
+
+
+@dataclass(frozen=True)
+class _Forward(_Sequences):
+    def _y(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return torch.empty(given["x"].shape, dtype=given["x"].dtype, device=given["x"].device)
+
+    def _plain_y(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        z = self.sums(given, self.windows(given))
+        y = torch.nn.functional.silu(z) if self.silu else z
+        return self.by_channels(y).to(given["x"].dtype).contiguous()
+
+
+@declared
+@dataclass(frozen=True)
+class CausalConv1d(_Forward):
+    """y."""
+
+    schema: ClassVar[str] = (
+        "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, str parameters) "
+        "-> Tensor"
+    )
+
+    def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._y(given)
+
+    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> torch.Tensor:
+        return self._plain_y(given)
+
+
+@declared
+@dataclass(frozen=True)
+class CausalConv1dStates(_Forward):
+    """y and the final state."""
+
+    schema: ClassVar[str] = (
+        "causal_conv1d_states(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, "
+        "str parameters) -> (Tensor, Tensor)"
+    )
+
+    def empty(self, given: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        n, c, _, taps = self.sizes(given)
+        return self._y(given), given["x"].new_empty(n, c, (taps - 1) * self.dilation)
+
+    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.by_channels(given["x"])
+        n, c, _, taps = self.sizes(given)
+        reach = (taps - 1) * self.dilation
+        before = given["initial_state"] if "initial_state" in given else x.new_zeros(n, c, reach)
+        return self._plain_y(given), torch.cat([before, x], 2)[:, :, -reach:].contiguous()
+
+
+@declared
+@dataclass(frozen=True)
+class CausalConv1dBackward(_Sequences):
+    """dx, dw, then db with a bias, and the gradient of the initial state if there is one."""
+
+    schema: ClassVar[str] = (
+        "causal_conv1d_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy, Tensor? initial_state, "
+        "Tensor? d_final_state, Tensor? seq_idx, str parameters) -> Tensor[]"
+    )
+
+    def empty(self, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        like = [given[name] for name in ("x", "weight", "bias", "initial_state") if name in given]
+        return [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in like]
+
+    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> list[torch.Tensor]:
+        windows, dz = self.windows(given), self.by_channels(given["dy"]).float()
+        weight = given["weight"].float()
+        if self.silu:
+            z = self.sums(given, windows)
+            gate = torch.sigmoid(z)
+            dz = dz * gate * (1 + z * (1 - gate))
+        n, c, t, taps = self.sizes(given)
+        reach = (taps - 1) * self.dilation
+        d_padded = dz.new_zeros(n, c, reach + t)
+        if "d_final_state" in given:
+            d_padded[:, :, t:] += given["d_final_state"].float()
+        for k in range(taps):
+            part = dz * weight[:, k, None]
+            mask = self.mask(given, k)
+            d_padded[:, :, k * self.dilation : k * self.dilation + t] += part if mask is None else part.where(mask, 0.0)
+        found = {
+            "x": self.by_channels(d_padded[:, :, reach:]),
+            "weight": torch.stack([(dz * window).sum((0, 2)) for window in windows], 1),
+            "bias": dz.sum((0, 2)),
+            "initial_state": d_padded[:, :, :reach],
+        }
+        return [found[name].to(given[name].dtype).contiguous() for name in found if name in given]
+
+
+_eager_forward, _eager_states, _eager_backward = map(
+    eager, ("causal_conv1d", "causal_conv1d_states", "causal_conv1d_backward")
+)
+
+
+class Causal(torch.autograd.Function):
+    """A causal convolution with gradients; its results are y, or y and the final state."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, initial: Any, seq_idx: Any, parameters: str) -> Any:
+        ctx.save_for_backward(x, weight, bias, initial, seq_idx)
+        ctx.parameters = parameters
+        return compute(x, weight, bias, initial, seq_idx, parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        x, weight, bias, initial, seq_idx = ctx.saved_tensors
+        dy, d_final = given if len(given) == 2 else (given[0], None)
+        differentiate = _Gradients.apply if torch.is_grad_enabled() else _gradients
+        found = list(differentiate(x, weight, bias, dy, initial, d_final, seq_idx, ctx.parameters))
+        dx, dw = found[0], found[1]
+        db = found[2] if bias is not None else None
+        d_initial = found[-1] if initial is not None else None
+        return dx, dw, db, d_initial, None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients, which have no gradients themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        return tuple(_gradients(*args))
+
+    @staticmethod
+    def backward(ctx: object, *_: object) -> Any:
+        raise RuntimeError(
+            "schedsearch.torch.causal_conv1d has no second derivative; use torch.nn.functional.conv1d(groups=channels)"
+        )
+
+
+def compute(x: Any, weight: Any, bias: Any, initial: Any, seq_idx: Any, parameters: str) -> Any:
+    """y, or y and the final state, without gradients."""
+    states = parameters.split(",")[2] == "1"
+    if torch.compiler.is_compiling():
+        operators = torch.ops.schedsearch
+        operator = operators.causal_conv1d_states if states else operators.causal_conv1d
+    else:
+        operator = _eager_states if states else _eager_forward
+    return operator(x, weight, bias, initial, seq_idx, parameters)
+
+
+def _gradients(x: Any, weight: Any, bias: Any, dy: Any, initial: Any, d_final: Any, seq_idx: Any, parameters: str) -> Any:
+    operator = torch.ops.schedsearch.causal_conv1d_backward if torch.compiler.is_compiling() else _eager_backward
+    dy = dy.contiguous()
+    d_final = None if d_final is None else d_final.contiguous()
+    return operator(x, weight, bias, dy, initial, d_final, seq_idx, parameters)

@@ -1,0 +1,161 @@
+"""schedsearch.torch.causal_conv1d against PyTorch in float64: numbers, gradients, orders in memory, packed sequences."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sst = pytest.importorskip("schedsearch.torch")
+
+from schedsearch.errors import ArgumentError  # noqa: E402
+
+pytestmark = pytest.mark.integrations
+
+
+@pytest.fixture(params=["kernels", "pytorch"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """By kernels that are built in the first call, and by PyTorch."""
+    if request.param == "pytorch":
+        with sst.use(None):
+            yield request.param
+    else:
+        with sst.use(tmp_path / "none.db", allow=("default",)):
+            yield request.param
+
+
+def right(x: Any, weight: Any, bias: Any = None, before: Any = None, seq_idx: Any = None, silu: bool = False) -> Any:
+    """y in float64; gradients come from PyTorch."""
+    x, weight = x.double(), weight.double()
+    taps, t = weight.shape[1], x.shape[2]
+    start = torch.zeros(*x.shape[:2], taps - 1, dtype=x.dtype) if before is None else before.double()
+    padded = torch.cat([start, x], 2)
+    y = 0
+    for k in range(taps):
+        part = padded[:, :, k : k + t]
+        if seq_idx is not None:
+            earlier = torch.nn.functional.pad(seq_idx, (taps - 1 - k, 0), value=-1)[:, :t]
+            part = part * (earlier == seq_idx)[:, None]
+        y = y + part * weight[:, k, None]
+    y = y if bias is None else y + bias.double()[:, None]
+    return torch.nn.functional.silu(y) if silu else y
+
+
+def tensors(*shapes: tuple[int, ...], grad: bool = False, dtype: Any = None) -> list[Any]:
+    generator = torch.Generator().manual_seed(sum(map(sum, shapes)))
+    made = [torch.randn(shape, generator=generator).to(dtype or torch.float32) for shape in shapes]
+    return [each.requires_grad_(grad) for each in made]
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "time last"])
+def test_it_is_the_sum_in_every_order_of_memory(served: str, last: bool) -> None:
+    x, weight, bias = tensors((2, 24, 37), (24, 4), (24,))
+    x = x.transpose(1, 2).contiguous().transpose(1, 2) if last else x
+    y = sst.causal_conv1d(x, weight, bias, activation="silu")
+    assert y.stride() == x.stride()
+    torch.testing.assert_close(y.double(), right(x, weight, bias, silu=True), rtol=1e-5, atol=1e-5)
+    half = sst.causal_conv1d(x[:, 2:20], weight[2:20], None)  # a slice of channels
+    torch.testing.assert_close(half.double(), right(x[:, 2:20], weight[2:20]), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_sum(served: str) -> None:
+    given = tensors((2, 8, 21), (8, 4), (8,), (2, 8, 3), grad=True)
+    x, weight, bias, before = given
+    y, final = sst.causal_conv1d(
+        x, weight, bias, initial_states=before, return_final_states=True, activation="silu"
+    )  # fmt: skip
+    assert torch.equal(final, x[:, :, -3:])
+    (dy,) = tensors((2, 8, 21))
+    found = torch.autograd.grad((y * dy).sum() + (2 * final).sum(), given)
+    twin = [each.detach().double().requires_grad_() for each in given]
+    loss = (right(*twin, silu=True) * dy).sum() + (2 * twin[0][:, :, -3:]).sum()
+    for ours, theirs in zip(found, torch.autograd.grad(loss, twin)):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences_do_not_see_each_other(served: str) -> None:
+    x, weight = tensors((1, 8, 30), (8, 4), grad=True)
+    cuts = torch.tensor([0, 1, 12, 14, 30], dtype=torch.int32)
+    numbers = torch.repeat_interleave(torch.arange(4, dtype=torch.int32), cuts[1:] - cuts[:-1])[None]
+    packed = sst.causal_conv1d(x, weight, seq_idx=numbers)
+    assert torch.equal(packed, sst.causal_conv1d(x, weight, cu_seqlens=cuts))
+    apart = [sst.causal_conv1d(x[:, :, i:j].contiguous(), weight) for i, j in itertools.pairwise(cuts.tolist())]
+    torch.testing.assert_close(packed, torch.cat(apart, 2))
+    packed.sum().backward()
+    twins = [each.detach().double().requires_grad_() for each in (x, weight)]
+    right(*twins, seq_idx=numbers).sum().backward()
+    for ours, theirs in zip((x, weight), twins):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_need_no_kernel_of_their_own(tmp_path: Path) -> None:
+    with sst.use(tmp_path / "none.db", allow=("default",)):
+        for t in (1, 2, 5, 64, 129):
+            x, weight = tensors((1, 16, t), (16, 3))
+            torch.testing.assert_close(sst.causal_conv1d(x, weight).double(), right(x, weight), rtol=1e-5, atol=1e-5)
+        kernels = [entry.kernel for entry in sst.served() if entry.kernel is not None]
+        assert len(kernels) == 5 and len({kernel.artifact.code for kernel in kernels}) <= 2  # one for each order in memory
+
+
+def test_it_compiles_without_a_break(tmp_path: Path) -> None:
+    with sst.use(None):
+        x, weight, bias = tensors((1, 8, 16), (8, 4), (8,), grad=True)
+
+        def block(x: Any) -> Any:
+            return sst.causal_conv1d(x * 2, weight, bias, activation="silu").sum()
+
+        compiled = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=True)
+        for t in (16, 19):
+            (x,) = tensors((1, 8, t), grad=True)
+            expected = torch.autograd.grad(block(x), [x, weight])
+            for ours, theirs in zip(torch.autograd.grad(compiled(x), [x, weight]), expected):
+                torch.testing.assert_close(ours, theirs)
+
+
+def test_autocast_computes_in_its_dtype() -> None:
+    x, weight = tensors((1, 8, 16), (8, 4))
+    with sst.use(None), torch.autocast("cpu", torch.bfloat16):
+        assert sst.causal_conv1d(x, weight).dtype == torch.bfloat16
+
+
+def test_a_second_derivative_is_refused() -> None:
+    with sst.use(None):
+        x, weight = tensors((1, 8, 16), (8, 4), grad=True)
+        (slope,) = torch.autograd.grad(sst.causal_conv1d(x, weight).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            slope.sum().backward()
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (dict(x=torch.zeros(2, 8)), "x has shape"),
+    (dict(x=torch.zeros(2, 8, 0)), "0 steps"),
+    (dict(x=torch.zeros(2, 8, 5, dtype=torch.float64)), "float64"),
+    (dict(weight=torch.zeros(7, 4)), "weight"),
+    (dict(weight=torch.zeros(8, 257)), "257 taps"),
+    (dict(weight=torch.zeros(8, 1, 4)), "weight"),
+    (dict(bias=torch.zeros(4)), "bias"),
+    (dict(bias=torch.zeros(8, dtype=torch.float16)), "bias"),
+    (dict(activation="relu"), "activation"),
+    (dict(activation="sillu"), "did you mean"),
+    (dict(initial_states=torch.zeros(2, 8, 4)), "initial_state"),
+    (dict(initial_states=torch.zeros(2, 8, 3, dtype=torch.float16)), "initial_state"),
+    (dict(seq_idx=torch.zeros(2, 4, dtype=torch.int32)), "seq_idx"),
+    (dict(seq_idx=torch.zeros(2, 5, dtype=torch.int64)), "int64"),
+    (dict(seq_idx=torch.tensor([[1, 1, 0, 0, 2]] * 2, dtype=torch.int32)), "decreases"),
+    (dict(seq_idx=torch.zeros(2, 5, dtype=torch.int32), return_final_states=True), "seq_idx or states"),
+    (dict(weight=torch.zeros(8, 1), return_final_states=True), "no state"),
+    (dict(cu_seqlens=torch.tensor([0, 5])), "cu_seqlens"),
+    (dict(dilation=0), "dilation"),
+    (dict(weight=None), "weight"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_mistakes_are_named(change: dict[str, Any], words: str) -> None:
+    given = {"x": torch.zeros(2, 8, 5), "weight": torch.zeros(8, 4)} | change
+    with sst.use(None), pytest.raises(ArgumentError, match=words):
+        sst.causal_conv1d(**given)
