@@ -64,6 +64,37 @@ PREPARED_MODES = (COLD_GRAPH_PREPARED, CHAIN_GRAPH)
 """The modes whose times leave out what depends on constants alone, as calls with prepared constants do."""
 
 
+OTHER_MODES = {
+    COLD_GRAPH: (CHAIN_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH),
+    COLD_GRAPH_PREPARED: (CHAIN_GRAPH, COLD_GRAPH, HOT_GRAPH),
+    HOT_GRAPH: (CHAIN_GRAPH, COLD_GRAPH, COLD_GRAPH_PREPARED),
+    CHAIN_GRAPH: (COLD_GRAPH_PREPARED, COLD_GRAPH, HOT_GRAPH),
+}
+"""Where a record is looked for next if there is none in a mode: first what times a kernel most alike."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a kernel was timed.
+
+    Attributes:
+        operands: cold (none is in the cache), hot (all are), or chain (those that the kernel in front has left).
+        constants: plain, or prepared before the time is taken.
+        launched: graph, or calls in a row on a CPU.
+        load: burst, or burst and sustained: in turns with the other entrants of a race while the device got no rest, too.
+        clocks: what the device said after timing, e.g. {"sm_mhz": 1980, "throttle": "none"}; {} if it says nothing.
+    """
+
+    operands: str
+    constants: str
+    launched: str
+    load: str
+    clocks: JsonObject
+
+    def __str__(self) -> str:
+        return f"operands {self.operands}, constants {self.constants}, launched as {self.launched}, load {self.load}"
+
+
 def check_mode(mode: object, kind: str) -> None:
     """Checks a mode of timing.
 
@@ -89,6 +120,7 @@ BUSY_SPREAD = 0.2
 MESSAGE_CHARACTERS = 20_000
 """The longest message of a measurement. A longer one keeps its beginning and its end, which say the most."""
 
+_CLOCKS = ("sm_mhz", "memory_mhz", "cpu_mhz", "throttle", "temperature_c", "power_w")
 _FACT_CHARACTERS = 1_000  # a host's name, or one of the clocks
 
 
@@ -167,6 +199,17 @@ class Measurement:
     def sizes(self) -> str:
         """The range of sizes that the machine code serves, e.g. n=1..64; "" for code of one size."""
         return sizes_of_mode(self.mode)
+
+    def policy(self, kind: str) -> Policy:
+        """How it was timed. `kind` of the device: cpu or cuda."""
+        mode = self.mode.partition("/")[0]
+        return Policy(
+            operands=mode.partition("-")[0],
+            constants="prepared" if mode in PREPARED_MODES else "plain",
+            launched="graph" if kind == "cuda" else "calls",
+            load="burst" if self.sustained_ns is None else "burst and sustained",
+            clocks={name: value for name, value in self.clocks.items() if name in _CLOCKS},
+        )
 
     @property
     def time_ns(self) -> float | None:

@@ -19,7 +19,7 @@ from runtime_support import CPU_WORKLOAD, expected, operands, tuned_database
 import schedsearch
 from schedsearch.errors import DatabaseError, NoRecordError, UnusableRecordError, UsageError, WrongResultError
 from schedsearch.executable.kernels import find_kernels
-from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH, MODES, OTHER_MODES
 from schedsearch.records.deployment import export_deploy
 from schedsearch.records.store import Store
 
@@ -64,11 +64,12 @@ def test_explain_names_every_level_and_builds_nothing(cpu_db: Path, monkeypatch:
     assert [line.removeprefix("  ") for line in str(explanation).splitlines()[1:]] == lines
     assert lines[0].startswith("-> exact: record") and lines[0].endswith("stored machine code")
     assert [(level.level, level.verdict) for level in explanation.levels] == [
-        ("exact", "serves"), ("same_architecture", "no"), ("shipped", "no"), ("nearest", "no"), ("default", "fallback"),
+        ("exact", "serves"), ("other_mode", "no"), ("same_architecture", "no"), ("shipped", "no"), ("nearest", "no"),
+        ("default", "fallback"),
     ]  # fmt: skip
-    assert lines[3].startswith("   nearest: no record of another conv2d on a cpu device")
-    assert lines[4].endswith("(a fallback)")
-    assert [level["serves"] for level in json.loads(explanation.to_json())["levels"]] == [True, *[False] * 4]
+    assert lines[4].startswith("   nearest: no record of another conv2d on a cpu device")
+    assert lines[5].endswith("(a fallback)")
+    assert [level["serves"] for level in json.loads(explanation.to_json())["levels"]] == [True, *[False] * 5]
 
 
 def agree(workload: schedsearch.Workload, db: Path, **options: Any) -> str:
@@ -348,3 +349,29 @@ def test_a_record_of_the_prepared_mode_is_served_in_that_mode(own_db: Path) -> N
     for y in (kernel(x, weight, bias), kernel(x, **kernel.prepare(weight=weight, bias=bias))):
         np.testing.assert_allclose(y, expected(x, weight, bias), rtol=1e-5, atol=1e-4)
     assert schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu").provenance == plain.provenance
+
+
+def test_without_a_record_in_the_mode_that_is_asked_for_one_of_another_mode_serves(own_db: Path) -> None:
+    plain = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu")
+    kernel = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu", mode=COLD_GRAPH_PREPARED)
+    assert (kernel.level, kernel.provenance.mode) == ("other_mode", COLD_GRAPH)
+    assert kernel.provenance.record_id == plain.provenance.record_id
+    explained = schedsearch.explain(CPU_WORKLOAD, own_db, target="cpu", mode=COLD_GRAPH_PREPARED)
+    serves = next(level for level in explained.levels if level.verdict == "serves")
+    assert serves.level == "other_mode" and f"in mode {COLD_GRAPH}, stored machine code" in serves.reason
+
+
+def test_other_modes_have_an_order(own_db: Path) -> None:
+    """Asked for hot operands, chained ones are most alike, then cold ones with plain constants."""
+    plain = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu")
+    assert set(OTHER_MODES) == set(MODES)
+    assert all(set(others) == set(MODES) - {mode} for mode, others in OTHER_MODES.items())
+    prepared = promote_copy(own_db, plain, 1.0, COLD_GRAPH_PREPARED)
+
+    def served(mode: str) -> int | None:
+        return schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu", mode=mode).provenance.record_id
+
+    assert served(HOT_GRAPH) == plain.provenance.record_id
+    assert served(CHAIN_GRAPH) == prepared
+    chained = promote_copy(own_db, plain, 1.0, CHAIN_GRAPH)
+    assert served(HOT_GRAPH) == served(CHAIN_GRAPH) == chained

@@ -83,10 +83,10 @@ def test_the_own_database_comes_first_and_other_workloads_last(tuned: Path, sour
 def test_explain_says_which_file_and_why_another_level_does_not_serve(tuned: Path, tmp_path: Path) -> None:
     lines = schedsearch.explain(CPU_WORKLOAD, tmp_path / "none.db", target="cpu").lines
     assert lines[0].startswith("   exact: there is no database")
-    assert lines[2].startswith("-> shipped: shipped record by conv2d_cpu") and file_name(CPU.key) in lines[2]
+    assert lines[3].startswith("-> shipped: shipped record by conv2d_cpu") and file_name(CPU.key) in lines[3]
     near = schedsearch.explain(CPU_WORKLOAD.replace(n=3), tmp_path / "none.db", target="cpu").lines
-    assert near[2].startswith("   shipped: no shipped record of this workload on cpu:")
-    assert near[3].startswith("-> nearest: configuration of") and "a shipped record" in near[3]
+    assert near[3].startswith("   shipped: no shipped record of this workload on cpu:")
+    assert near[4].startswith("-> nearest: configuration of") and "a shipped record" in near[4]
 
 
 def test_without_a_database_only_a_card_with_shipped_records_does(tuned: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ COMMON = [
         "allow",
         ("exacd",),
         UsageError,
-        "unknown fallback level 'exacd' (did you mean 'exact'?); allowed: exact, same_architecture",
+        "unknown fallback level 'exacd' (did you mean 'exact'?); allowed: exact, other_mode",
     ),
     ("allow", (), UsageError, "allow is empty, so that no kernel may be found; allowed: one level or more"),
     ("allow", None, TypeError, "allow is None (NoneType); allowed: names of levels"),

@@ -21,7 +21,7 @@ from schedsearch.cli.sharing import admit_imported, diff, pull, push, ship
 from schedsearch.cli.stores import db_option, json_option, open_store, print_counts, target_key, target_option
 from schedsearch.cli.trust import trust
 from schedsearch.errors import NoValidConfigError, RegressionError
-from schedsearch.measurement import Outcome
+from schedsearch.measurement import Outcome, Verdict
 from schedsearch.records.formats import FORMATS
 from schedsearch.text import MESSAGE_LIMIT, printable, shortened
 from schedsearch.typed import JsonObject
@@ -130,6 +130,8 @@ def show(record_id: int, db: str, as_json: bool) -> None:
         "verified": record.unreferenced or "compared with a reference" if measurement.ok else "-",
         "time": render.duration(measurement.time_ns) + spread,
         "mode": measurement.mode + (", final race" if record.final_race else ""),
+        "policy": str(measurement.policy(record.target.partition(":")[0])),
+        "race": _race(record),
         "largest error": "-" if measurement.max_error is None else f"{measurement.max_error:g}",
         "resources": ", ".join(f"{value} {name}" for name, value in asdict(measurement.resources).items() if value) or "-",
         "build, run": f"{measurement.build_s:.2f} s, {measurement.run_s:.2f} s",
@@ -417,6 +419,13 @@ def _prediction(row: RecordRow) -> str:
     if row.prediction is None:
         return "-"
     return f"{row.prediction:.4g}" + (f" (state {row.model} of the model)" if row.model is not None else "")
+
+
+def _race(row: RecordRow) -> str:
+    """What the final race found."""
+    found = {Verdict.WON: "won", Verdict.TIED: "cannot be told from the fastest, and lost the tie"}.get(row.verdict, "-")
+    under_load = row.measurement.sustained_ns
+    return found if under_load is None else f"{found}; {render.duration(under_load)} under load"
 
 
 def _anchor(row: RecordRow) -> str:

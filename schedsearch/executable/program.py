@@ -85,7 +85,7 @@ class Origin:
 
     @property
     def level(self) -> str:
-        """The fallback level: exact, same_architecture, shipped, nearest or default; or what else computes it."""
+        """The fallback level: exact, other_mode, same_architecture, ..., default; or what else."""
         return self.rung
 
 

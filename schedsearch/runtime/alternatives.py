@@ -34,6 +34,7 @@ class Alternative:
         verifies: whether `load` compares the kernel with the reference.
         recipe: what `load` compiles; None: there is stored code.
         shipped: the shipped record that it comes from; None: from none.
+        mode: how its record was timed; "": in the mode that was asked for.
     """
 
     level: str
@@ -47,6 +48,7 @@ class Alternative:
     verifies: bool = False
     recipe: Callable[[], Recipe[BuildResult]] | None = None
     shipped: LookupRow | None = None
+    mode: str = ""
 
     @property
     def recorded(self) -> bool:

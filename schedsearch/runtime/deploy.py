@@ -55,6 +55,8 @@ def compile(
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         allow: the levels that may serve:
             exact: the best record of this workload on this kind of device, its stored machine code;
+            other_mode: the best record of this workload on this kind of device that was timed in another mode, in the
+                order of `schedsearch.measurement.OTHER_MODES`;
             same_architecture: the best record on another device whose machine code runs here;
             shipped: the configuration of this workload that comes with the package for this kind of device, built now, and
                 kept in the database if there is one;

@@ -18,7 +18,7 @@ class Level:
     """What a fallback level offers.
 
     Attributes:
-        level: exact, same_architecture, shipped, nearest or default.
+        level: exact, other_mode, same_architecture, shipped, nearest or default.
         verdict: serves: `compile` uses it. fallback: `compile` could use it if the one that serves failed to load or build.
             no: it cannot be used.
         reason: what the level offers, or why it cannot be used.

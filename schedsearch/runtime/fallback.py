@@ -11,6 +11,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,10 @@ from schedsearch.errors import (
     WrongResultError,
     did_you_mean,
 )
+from schedsearch.measurement import OTHER_MODES
 from schedsearch.progress import shown
 from schedsearch.records.damage import DamageError
-from schedsearch.records.lookup import Lookup, NeighbourRow
+from schedsearch.records.lookup import Lookup, LookupRow, NeighbourRow
 from schedsearch.records.shipped import Shipped, shipped_records, workload_of
 from schedsearch.runtime.alternatives import Alternative, Found, Miss, Refusal
 from schedsearch.runtime.kernel import Provenance
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from schedsearch.space import ConfigSpace
     from schedsearch.template import Template
 
-LEVELS = ("exact", "same_architecture", "shipped", "nearest", "default")
+LEVELS = ("exact", "other_mode", "same_architecture", "shipped", "nearest", "default")
 _NEIGHBOURS_TRIED = 4  # each costs a build
 _IMPORTED_TRIED = 4
 _SIMILAR = 32  # shipped records that are looked at: some may be unrelated, or of other kinds of devices
@@ -109,7 +111,7 @@ class Fallback:
                         alternative.time_ns,
                         alternative.record_id,
                         taken,
-                        self.mode,
+                        alternative.mode or self.mode,
                     )
                     return Found(loaded, verified, Provenance(*origin))
             why.append(f"{alternative.level}: {obstacle}")
@@ -151,7 +153,7 @@ class Fallback:
 
     def alternatives(self) -> Iterator[Alternative | Miss]:
         """The alternatives in the order of preference, with a `Miss` for each level that has none."""
-        own = {"exact": self._exact, "same_architecture": self._same_architecture}
+        own = {"exact": self._exact, "other_mode": self._other_mode, "same_architecture": self._same_architecture}
         others = {"shipped": self._shipped, "nearest": self._nearest, "default": self._default}
         for level in LEVELS:
             if level not in self._allowed:
@@ -172,18 +174,41 @@ class Fallback:
         if row is None:
             yield from self._imported(lookup)
             return
+        yield from self._recorded("exact", lookup, row)
+
+    def _other_mode(self, lookup: Lookup) -> Iterator[Alternative | Miss]:
+        """The best record of this very task that was timed in another mode; see `OTHER_MODES` for their order."""
+        found = False
+        for mode in OTHER_MODES.get(self.mode, ()):
+            try:
+                row = lookup.exact(self.workload.id, self.target.key, mode)
+            except DamageError as error:
+                found = True
+                yield Miss("other_mode", str(error), recorded=True)
+                continue
+            if row is not None:
+                found = True
+                yield from self._recorded("other_mode", lookup, row)
+        if not found:
+            yield Miss("other_mode", f"no record of this workload on {self.target.key} in another mode")
+
+    def _recorded(self, level: str, lookup: Lookup, row: LookupRow) -> Iterator[Alternative]:
+        """What a best record offers: its stored machine code, and its configuration."""
         config = Config.from_json(row.config_json)
         time_ns = row.time_ns if row.vouched else None  # otherwise anybody may have written it
         measured = "not measured by this machine" if time_ns is None else f"{time_ns / 1e3:.2f} us"
+        if row.mode != self.mode:
+            measured += f" in mode {row.mode}"
         record = f"record {row.record_id} by {row.template}, {measured}"
         origin = row.template, config
         if row.artifact_sha256 is not None:
             stored = Stored(lookup, row, self.workload, row.verified)
             reason = f"{record}, stored machine code"
-            yield Alternative("exact", reason, *origin, stored.check, stored.load, time_ns, row.record_id)
+            found = Alternative(level, reason, *origin, stored.check, stored.load, time_ns, row.record_id)
+            yield replace(found, mode=row.mode)
         build = Build(self, *origin, row.template_version)
         reason = f"{record}, built again from its configuration"
-        yield build.alternative("exact", reason, time_ns, row.record_id)
+        yield replace(build.alternative(level, reason, time_ns, row.record_id), mode=row.mode)
 
     def _imported(self, lookup: Lookup) -> Iterator[Alternative | Miss]:
         """What others measured on exactly this task: configurations that are built and verified here."""
@@ -232,13 +257,15 @@ class Fallback:
     def _shipped(self) -> Iterator[Alternative | Miss]:
         """What was measured for the package on this kind of device: a configuration that is built and verified here."""
         target, shipped = self.target, self._shipped_records
+        modes = self.mode, *OTHER_MODES.get(self.mode, ())
         try:
-            row = shipped.exact(self.workload.id, target.key, self.mode)
+            rows = (shipped.exact(self.workload.id, target.key, mode) for mode in modes)
+            row = next((row for row in rows if row is not None), None)
         except DamageError as error:
             yield Miss("shipped", str(error))
             return
         if row is None:
-            reason = f"no shipped record of this workload on {target.key} in mode {self.mode}"
+            reason = f"no shipped record of this workload on {target.key}"
             yield Miss("shipped", shipped.problem or reason)
             return
         gain = shipped.gain(row)

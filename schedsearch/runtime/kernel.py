@@ -32,7 +32,7 @@ class Provenance:
     """The origin of a kernel.
 
     Attributes:
-        level: exact, same_architecture, shipped, nearest or default; see `schedsearch.compile`.
+        level: exact, other_mode, same_architecture, shipped, nearest or default; see `schedsearch.compile`.
         template, config: the template and configuration that made it.
         time_ns: the recorded time; None on levels without a record for this workload and device.
         record_id: row of the record in its database, or None.
