@@ -73,7 +73,7 @@ def test_few_small_weights_take_one_pass_over_a_flushed_cache() -> None:
 class Noting:
     """A timer, its device, and a kernel: they write down what happens on the stream."""
 
-    def __init__(self, launch_ms: float = 0.003) -> None:
+    def __init__(self, launch_ms: float = 0.003, code_bytes: int = 100_000) -> None:
         self.noted: list[Any] = []
         self.stream = 5
         self.events = [
@@ -82,8 +82,8 @@ class Noting:
         self.launch_ms = launch_ms
         self.device = self
         step = Step("kernel", (Pointer("x"), Pointer("weight"), Pointer("bias"), Pointer("y")), Grid(1), 32)
-        self.artifact = Artifact(b"", LaunchPlan("cuda", "sm_90a", (step,)))
-        self.at: dict[str, int] = {}
+        self.artifact = Artifact(bytes(code_bytes), LaunchPlan("cuda", "sm_90a", (step,)))
+        self.bound = 0
 
     def _record(self, stream: int) -> None:
         self.noted.append("event")
@@ -104,8 +104,14 @@ class Noting:
         return SimpleNamespace(addresses={}, nbytes=0, close=lambda: None)
 
     def bind(self, buffers: dict[str, int], scalars: object, prepared: object, *, early: bool) -> Any:
-        self.early, self.at = early, dict(buffers)
-        return SimpleNamespace(set_pointer=self.at.__setitem__, launch=lambda stream: self.noted.append(dict(self.at)))
+        self.early, at, number = early, dict(buffers), self.bound
+        self.bound += 1
+        return SimpleNamespace(set_pointer=at.__setitem__, launch=lambda stream: self.noted.append({**at, "load": number}))
+
+    def load(self, artifact: Artifact) -> Any:
+        return self
+
+    def close(self) -> None: ...
 
 
 def test_a_chain_is_one_graph_of_kernels_that_may_begin_early(device: Device) -> None:
@@ -117,7 +123,7 @@ def test_a_chain_is_one_graph_of_kernels_that_may_begin_early(device: Device) ->
         flush, begin, chain, end = noting.noted[:4]
         assert (flush, begin, end) == ("flush", "event", "event") and len(noting.noted) == 8
         assert len(chain) % arena.sets == 0 and len(chain) * noting.launch_ms >= 1.0
-        assert chain == [arena.buffers[number % arena.sets] for number in range(len(chain))]
+        assert chain == [{**arena.buffers[number % arena.sets], "load": number % 4} for number in range(len(chain))]
         assert times == pytest.approx([2 * noting.launch_ms * 1e6 / len(chain)] * 2)
 
 
@@ -134,7 +140,16 @@ def test_weights_that_do_not_fill_the_cache_are_read_once_after_each_flush(devic
         arena.capped = True
         CudaTimed(noting, noting, arena).sample(1)  # type: ignore[arg-type]
         _, _, chain, _ = noting.noted
-        assert chain == arena.buffers
+        assert [{name: address for name, address in each.items() if name != "load"} for each in chain] == arena.buffers
+
+
+@pytest.mark.parametrize(("code_bytes", "loads"), [(5_000, 16), (40_000, 10), (300_000, 4)])
+def test_code_is_loaded_so_often_that_caches_do_not_keep_it(device: Device, code_bytes: int, loads: int) -> None:
+    for mode, expected in ((CHAIN_GRAPH, loads), (COLD_GRAPH_PREPARED, 1)):
+        noting = Noting(code_bytes=code_bytes)
+        with contextlib.closing(Arena(device, LAYER, mode)) as arena:
+            CudaTimed(noting, noting, arena)  # type: ignore[arg-type]
+        assert noting.bound == expected
 
 
 # ---- devices without it

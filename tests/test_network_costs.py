@@ -9,9 +9,10 @@ import pytest
 from records_support import A100, H200, conv, record
 
 from schedsearch import Workload, transpose
+from schedsearch.measurement import CHAIN_GRAPH
 from schedsearch.network.costs import NOT_FIRST, OVER_ROOFLINE, UNTUNED, RecordCosts
 from schedsearch.network.graph import Network, Node
-from schedsearch.network.residency import MOST_SAVED, SAVINGS
+from schedsearch.network.residency import MOST_SAVED, NEIGHBOURS, SAVINGS
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
 from schedsearch.roofline import least_time_ns, suspect_time_ns
@@ -57,6 +58,23 @@ def test_in_a_network_a_call_finds_its_arrays_in_the_cache(tmp_path: Path, monke
             assert costs(small).time_ns == pytest.approx(expected) and "us less than cold" in costs(small).reason
             assert costs(large).time_ns == pytest.approx(90000.0 - waits * saved.latency_ns)  # too large to stay
             assert costs(conv()).time_ns >= MOST_SAVED * 600.0
+
+
+def test_a_time_in_a_chain_is_nearly_that_in_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind another kernel a call takes longer, and its weights may stay in the cache."""
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state"))
+    small = conv(k=512)
+    with Store.open(tmp_path / "records.db") as store:
+        store.promote(store.append(record(7000.0, workload=small, mode=CHAIN_GRAPH)))
+    node = Node("n", ("n",), {"x": "x", "weight": "w"}, {"y": "y"}, (small,))
+    heavy = Node("h", ("h",), {"x": "x", "weight": "v"}, {"y": "y"}, (Workload.conv2d(**HEAVY),))
+    known = NEIGHBOURS["NVIDIA H200"]
+    with Lookup(tmp_path / "records.db") as lookup:
+        for nodes, saved in (((node,), known.weights_ns), ((node, heavy), 0.0)):
+            costs = RecordCosts(lookup, TARGET, CHAIN_GRAPH, Network((), (), {}, {}, nodes), check=lambda workload: "")
+            assert costs(small).time_ns == pytest.approx(7000.0 + known.behind_ns - saved)
+            assert "us beside other kernels" in costs(small).reason
+        assert RecordCosts(lookup, TARGET, CHAIN_GRAPH, check=lambda workload: "")(small).time_ns == 7000.0
 
 
 def test_any_other_costs_the_time_of_the_most_similar_one_by_the_ratio_of_their_rooflines(costs: RecordCosts) -> None:

@@ -3,6 +3,7 @@ after the other or as in a network (chain)."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import statistics
@@ -27,6 +28,9 @@ _MEMORY_SHARE = 10  # of the device's memory, at most, for one workload's sets
 _MAX_SETS = 1024  # each is bound or enqueued for every candidate, which takes host time
 JUDGED_SETS = 4  # the first; their outputs are compared with known ones, and every kernel is timed on some of them
 _MAX_CHAINED_SETS = 320  # in a chain the cache is flushed in front of each pass over the sets
+
+_CODE_BYTES = 400_000  # of all loads of a kernel in a chain: several times the instruction caches of a multiprocessor
+_LEAST_LOADS, _MOST_LOADS = 4, 16
 
 _CHAIN_NS = {"cuda": 1e6, "cpu": 2e6}  # work between two readings of the clock
 _MAX_CHAIN = 640
@@ -277,23 +281,34 @@ class CudaTimer:
 class CudaTimed:
     def __init__(self, timer: CudaTimer, kernel: LoadedKernel, arena: Arena) -> None:
         self._timer, self._stream, self._flush = timer, timer.stream, arena.flush
-        self.rotation = Rotation(kernel, arena, timer.stream)
-        self._bound = kernel.bind(arena.buffers[0], arena.scalars, self.rotation.prepared[0], early=arena.chained)
-        self._sets = [list(buffers.items()) for buffers in self.rotation.buffers]
-        self._at: dict[str, int] = {}  # the addresses that are bound
-        self._launched = 0  # sets, from the first on
-        begin, end = timer.events[:2]
-        self.launch(1)  # the code travels to the device
+        with contextlib.ExitStack() as stack:
+            self.rotation = Rotation(kernel, arena, timer.stream)
+            stack.callback(self.rotation.close)
+            kernels = [kernel]
+            for _ in range(more_loads(len(kernel.artifact.code), arena)):
+                kernels.append(timer.device.load(kernel.artifact))
+                stack.callback(kernels[-1].close)
+            prepared = self.rotation.prepared[0]
+            self._bound = [each.bind(arena.buffers[0], arena.scalars, prepared, early=arena.chained) for each in kernels]
+            self._sets = [list(buffers.items()) for buffers in self.rotation.buffers]
+            self._at: list[dict[str, int]] = [{} for _ in self._bound]  # the addresses that are bound
+            self._launched = 0  # sets, from the first on
+            self._launches = self._launches_of(arena)
+            self._graph = timer.device.capture(self._stream, lambda _: self.launch(self._launches))
+            self._launched = 0  # those for the estimate were before the caller's
+            self._stack = stack.pop_all()
+
+    def _launches_of(self, arena: Arena) -> int:
+        """How many launches make a sample."""
+        begin, end = self._timer.events[:2]
+        self.launch(len(self._bound))  # the code travels to the device
         begin.record(self._stream)
         self.launch(2)
         end.record(self._stream)
         end.synchronize()
-        estimate_ns = max(1e3, begin.elapsed_ms(end) * 1e6 / 2)
-        self._launches = chain_length(estimate_ns, arena.sets, "cuda")
-        if arena.flush and arena.capped:  # a second pass would find constants in the cache
-            self._launches = min(self._launches, arena.sets)
-        self._graph = timer.device.capture(self._stream, lambda _: self.launch(self._launches))
-        self._launched = 0  # those for the estimate were before the caller's
+        launches = chain_length(max(1e3, begin.elapsed_ms(end) * 1e6 / 2), arena.sets, "cuda")
+        # A second pass over few constants would find them in the cache.
+        return min(launches, arena.sets) if arena.flush and arena.capped else launches
 
     def sample(self, count: int) -> list[float]:
         self._launched = max(self._launched, self._launches)
@@ -310,24 +325,34 @@ class CudaTimed:
         self._timer.device.fill_later(*self._flush, stream)
 
     def launch(self, count: int) -> None:
-        """Moves one argument block from set to set: a launch, and its capture into a graph, copies the block."""
+        """Moves an argument block from set to set: a launch, and its capture into a graph, copies the block."""
         self._launched = max(self._launched, count)
         for number in range(count):
-            self.launch_set(number % len(self._sets))
+            self._launch_set(number % len(self._sets), number % len(self._bound))
 
     def launch_set(self, number: int) -> None:
+        self._launch_set(number, 0)
+
+    def _launch_set(self, number: int, load: int) -> None:
+        bound, at = self._bound[load], self._at[load]
         for name, address in self._sets[number]:
-            if self._at.get(name) != address:
-                self._bound.set_pointer(name, address)
-                self._at[name] = address
-        self._bound.launch(self._stream)
+            if at.get(name) != address:
+                bound.set_pointer(name, address)
+                at[name] = address
+        bound.launch(self._stream)
 
     def has_launched(self, number: int) -> bool:
         return number < self._launched
 
     def close(self) -> None:
         self._graph.close()
-        self.rotation.close()
+        self._stack.close()
+
+
+def more_loads(code_bytes: int, arena: Arena) -> int:
+    """How often code is loaded once more: in a chain, so often that a launch does not find it where the multiprocessors keep
+    instructions, because in a network every kernel has code of its own."""
+    return min(_MOST_LOADS, max(_LEAST_LOADS, math.ceil(_CODE_BYTES / code_bytes))) - 1 if arena.chained else 0
 
 
 class CpuTimer:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schedsearch.errors import UnsupportedError
-from schedsearch.measurement import COLD_GRAPH
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH
 from schedsearch.network.graph import Network, Node
 from schedsearch.network.residency import Residency
 from schedsearch.records.damage import DamageError
@@ -129,7 +129,10 @@ class RecordCosts:
     def _cost_of(self, workload: Workload, row: LookupRow, is_own: bool) -> Cost:
         saved_ns = self._residency.saved_ns(workload, row.time_ns)
         why = f"record {row.record_id} by {row.template}" if is_own else f"shipped record by {row.template}"
-        why += f", {saved_ns / 1e3:.2f} us less than cold" if saved_ns else ""
+        if saved_ns and self.mode == CHAIN_GRAPH:
+            why += f", {-saved_ns / 1e3:+.2f} us beside other kernels"
+        elif saved_ns:
+            why += f", {saved_ns / 1e3:.2f} us less than cold"
         time_ns = row.time_ns - saved_ns
         return Cost(time_ns, "record", why, time_ns, row.record_id if is_own else None)
 

@@ -7,6 +7,12 @@ and the wait for their first tile is shorter, too.
 
     saved = latency_ns * (1 + 1 if the weights stay) + ns_per_byte * bytes of arrays that stay
 
+A time in a chain (mode chain-graph-v1) is that of a call with its arrays in the cache and its weights in memory, behind a
+kernel that it may begin before the end of. What is left is small: that kernel is another one, and has just written the
+array, so that a call takes `behind_ns` longer; and the wait for weights that stay is shorter.
+
+    saved = -behind_ns + weights_ns (if the weights stay)
+
 An array stays if it fills at most half of the cache: the cache has two halves, and an array that multiprocessors of both
 read occupies both (NVIDIA A100 whitepaper, "A100 L2 cache"; the H100 has the same structure).
 """
@@ -15,12 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, COLD_GRAPH_PREPARED
 from schedsearch.network.graph import Network, Node
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
+Known = TypeVar("Known")
 MOST_SAVED = 0.5  # of a cold time
 
 
@@ -35,10 +43,27 @@ class Savings:
     ns_per_byte: float
 
 
+@dataclass(frozen=True)
+class Neighbours:
+    """What a call's time in a network differs in from that in a chain of itself.
+
+    Attributes:
+        behind_ns: how much longer it takes behind another kernel.
+        weights_ns: how much shorter it takes if its weights stay in the cache.
+    """
+
+    behind_ns: float
+    weights_ns: float
+
+
 SAVINGS: Mapping[str, Savings] = {  # by the words of a target's key; fitted by benchmarks/network_predictions.py
     "NVIDIA H200": Savings(354.0, 9.9e-5),
 }
 """Cards that are missing save nothing: the predicted time of a network is then that of cold calls, which is too long."""
+
+NEIGHBOURS: Mapping[str, Neighbours] = {  # the same for times in a chain; fitted by benchmarks/chain_times.py
+    "NVIDIA H200": Neighbours(180.0, 320.0),
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +71,8 @@ class Residency:
     """The arrays of a network that stay in a device's cache.
 
     Attributes:
-        savings: None: nothing is saved.
+        savings: against cold times; None: nothing is saved, or times are not cold.
+        neighbours: of times in a chain; else None.
         most_bytes: of an array that stays.
         weights_stay: whether all weights do.
     """
@@ -54,18 +80,23 @@ class Residency:
     savings: Savings | None
     most_bytes: float = 0.0
     weights_stay: bool = False
+    neighbours: Neighbours | None = None
 
     @classmethod
     def of(cls, network: Network | None, target: Target, mode: str) -> Residency:
-        """The residency for times that were measured in a mode; only cold times have something to save."""
-        savings = next((each for word, each in SAVINGS.items() if target.key.endswith(word)), None)
-        if network is None or savings is None or mode not in (COLD_GRAPH, COLD_GRAPH_PREPARED):
+        """The residency for times that were measured in a mode."""
+        savings = _of_card(SAVINGS, target) if mode in (COLD_GRAPH, COLD_GRAPH_PREPARED) else None
+        neighbours = _of_card(NEIGHBOURS, target) if mode == CHAIN_GRAPH else None
+        if network is None or (savings is None and neighbours is None):
             return cls(None)
         most_bytes = target.l2_bytes / 2
-        return cls(savings, most_bytes, weight_bytes(network) <= most_bytes)
+        return cls(savings, most_bytes, weight_bytes(network) <= most_bytes, neighbours)
 
     def saved_ns(self, workload: Workload, cold_ns: float) -> float:
-        """How much less than `cold_ns` a call takes."""
+        """How much less than its recorded time `cold_ns` a call takes; below zero if it takes longer."""
+        if self.neighbours is not None:
+            weights_stay = self.weights_stay and bool(workload.constants)
+            return min(self.neighbours.weights_ns * weights_stay - self.neighbours.behind_ns, MOST_SAVED * cold_ns)
         if self.savings is None:
             return 0.0
         latencies, nbytes = self.terms(workload)
@@ -77,6 +108,10 @@ class Residency:
         arrays = [spec for spec in workload.signature if not spec.constant]
         weights = len(arrays) < len(workload.signature)
         return 1 + (weights and self.weights_stay), sum(each.nbytes for each in arrays if each.nbytes <= self.most_bytes)
+
+
+def _of_card(known: Mapping[str, Known], target: Target) -> Known | None:
+    return next((each for word, each in known.items() if target.key.endswith(word)), None)
 
 
 def weight_bytes(network: Network) -> int:
