@@ -18,6 +18,7 @@ import schedsearch
 from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, NoRecordError, UsageError
 from schedsearch.executable.kernels import find_kernels
+from schedsearch.measure.recheck import recheck
 from schedsearch.measurement import COLD_GRAPH, Anchor, Measurement, Outcome
 from schedsearch.network.costs import RecordCosts
 from schedsearch.records.entries import chosen
@@ -129,6 +130,17 @@ def test_a_kernel_is_built_once_and_then_loaded_from_the_database(tuned: Path, t
         (best,) = store.bests()
         assert best.row.source == f"shipped: {file_name(CPU.key)}" and best.verified
         assert chosen(store).entries == ()  # it is nothing that this machine measured
+
+
+def test_verify_measures_here_what_was_shipped(tuned: Path, tmp_path: Path) -> None:
+    db = tmp_path / "records.db"
+    Store.open(db).close()
+    schedsearch.compile(CPU_WORKLOAD, db, target="cpu").close()
+    with Store.open(db) as store:
+        (check,) = recheck(store, CPU)
+        assert check.measurement.ok
+        (best,) = store.bests()
+        assert (best.row.source, best.record.measurement) == ("", check.measurement)
 
 
 def test_a_cache_keeps_its_kernel_when_the_database_gets_it(tuned: Path, tmp_path: Path) -> None:

@@ -62,8 +62,9 @@ def recheck(
 
     It measures the stored code. If none is stored, or this machine does not vouch for it, it builds the configuration again.
     Each measurement is appended to the store. A best with a wrong result is demoted. A correct measurement replaces a best
-    that this machine does not vouch for, so that deployment serves its code from then on. A kernel of a decorator whose
-    source this process does not know has no reference to be verified with: it is passed over, and `on_skip` gets the reason.
+    that this machine does not vouch for, so that deployment serves its code from then on, and one of which somebody else
+    measured the time. A kernel of a decorator whose source this process does not know has no reference to be verified with:
+    it is passed over, and `on_skip` gets the reason.
 
     Args:
         rebuild: take only bests of another toolchain than the installed one, and build their configurations again instead of
@@ -101,7 +102,7 @@ def recheck(
             )
             record_id = store.append(record)
             check = Check(best.record_id, best.record, measurement)
-            replaces = not check.regressed if rebuild else not best.vouched
+            replaces = not check.regressed if rebuild else not best.vouched or bool(best.row.source)
             if isinstance(built, Built) and measurement.ok and replaces and _may_be_replaced(store, best):
                 store.promote(record_id, built.artifact)
             if measurement.outcome is Outcome.WRONG_ANSWER and not rebuild:
