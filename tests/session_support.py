@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -327,6 +327,7 @@ class World:
     trials: list[Trial] = field(default_factory=list)
     before: Callable[[Config], None] = lambda config: None
     preparation_s: float = 0.0
+    make_runners: Sequence[Callable[..., FakeRunner]] = (FakeRunner,)  # one for each device
 
     def tune(self, *tasks: Task | Workload, observers: Sequence[Observer] = (), **options: Any) -> RunSummary:
         plans = plan_tasks(tasks or [WORKLOAD], TemplateSet(self.templates), self.target)
@@ -334,10 +335,19 @@ class World:
         self.log.clear()
         self.trials.clear()
         self.builder = self.make_builder(self.behaviour, self.code, self.log)
-        self.runner = FakeRunner(self.behaviour, self._template_of, self.log, self.race_behaviour, before=self.before)
-        self.runner.preparation_s = self.preparation_s
+        self.runners = [
+            make(self.behaviour, self._template_of, self.log, self.race_behaviour, before=self.before)
+            for make in self.make_runners
+        ]
+        self.runner = self.runners[0]
+        for runner in self.runners:
+            runner.preparation_s = self.preparation_s
+        devices = [
+            (replace(self.target, ordinal=number, uuid=f"GPU-{number}"), runner)
+            for number, runner in enumerate(self.runners)
+        ]
         session = Session(
-            plans, self.store, self.builder, self.runner, self.target, Options(**{"trials": 20, **options}),
+            plans, self.store, self.builder, devices, self.target, Options(**{"trials": 20, **options}),
             {"compiler": "1"}, [_Keep(self.trials), *observers], db="records.db", tuner_factory=self._tuner,
         )  # fmt: skip
         return session.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedsearch.cli.render import echo_json
-from schedsearch.session.observer import Best, Observer, Phase, RunStart, TaskEnd, Trial, event_json
+from schedsearch.session.observer import Best, DeviceNotice, Observer, Phase, RunStart, TaskEnd, Trial, event_json
 from schedsearch.session.summary import RunSummary, TaskSummary
 
 
@@ -20,6 +20,9 @@ class JsonLines(Observer):
         echo_json(event_json(event))
 
     def on_best(self, event: Best) -> None:
+        echo_json(event_json(event))
+
+    def on_device(self, event: DeviceNotice) -> None:
         echo_json(event_json(event))
 
     def on_task_end(self, index: int, summary: TaskSummary) -> None:

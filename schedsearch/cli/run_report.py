@@ -83,3 +83,13 @@ def model_line(summary: RunSummary) -> str:
     )
     borrowed = f"; it began with {counted(summary.borrowed, 'result')} of similar tasks" if summary.borrowed else ""
     return f"{ranked}{borrowed}; {counted(summary.duplicates, 'duplicate')}, {counted(summary.illegal, 'illegal proposal')}"
+
+
+def devices_text(summary: RunSummary) -> str:
+    """What each of several devices did, one line each."""
+    lines = []
+    for each in summary.devices:
+        kernel = "" if each.baseline_ns is None else f", the same kernel in {duration(each.baseline_ns)}"
+        problem = f"; taken out of the run: {each.problem}" if each.problem else ""
+        lines.append(f"  {each.name} {each.uuid}: {counted(each.trials, 'trial')}, {each.shares}{kernel}{problem}")
+    return "\n".join(lines)

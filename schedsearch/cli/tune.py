@@ -46,7 +46,12 @@ class Duration(click.ParamType["float"]):
 @kernels_option
 @click.option("--scalar", "scalars", metavar="NAME=NUMBER", multiple=True, help="A number that the KERNEL takes, e.g. n=5.")
 @click.option("--db", metavar="FILE", help="Record store; created when missing. Default: the workload file's, records.db.")
-@click.option("--target", "selector", metavar="TARGET", help=f"auto, cpu, cuda or cuda:N. With --dry-run also {CARDS}.")
+@click.option(
+    "--target",
+    "selector",
+    metavar="TARGET",
+    help=f"auto, cpu, cuda, cuda:N, or several GPUs: cuda:all, cuda:0,2. With --dry-run also {CARDS}.",
+)
 @click.option("--trials", metavar="N", type=AtLeast(1), help="Trials per task; all tasks share the sum.")
 @click.option("--time", "time_s", metavar="TIME", type=Duration(), help="For the whole run, e.g. 90s, 10m, 1h30m.")
 @click.option(
@@ -95,12 +100,13 @@ def tune(
 
     Options override the file. Ctrl-C stops cleanly after the measurement under way; run the same command again to go on.
     """
-    from schedsearch.device.detect import detect
+    from schedsearch.device.detect import detect_all
     from schedsearch.session.options import DEFAULT_TRIALS
 
     file = load_tasks(workload_file, shapes, scalars, kernel_files, reference_timeout_s, selector)
     selector = selector or file.target
-    target = detect(selector, presets=dry_run)
+    targets = detect_all(selector, presets=dry_run)
+    target = targets[0]
     file = file.resolve(target)
     trials = file.budget.trials if trials is None else trials
     time_s = file.budget.time_s if time_s is None else time_s
@@ -129,7 +135,7 @@ def tune(
             summary = run(
                 plans,
                 db,
-                target=target,
+                target=targets,
                 trials=trials,
                 time_s=time_s,
                 tuner=tuner or file.tuner.name,
@@ -152,7 +158,7 @@ def tune(
                 _print_summary(interrupted.summary, file)
             again = shlex.join(["schedsearch", *_without_fresh(sys.argv[1:])])
             raise Interrupted(f"interrupted; everything measured is saved in {db}; go on with: {again}") from interrupted
-    _conclude(summary, file, db, selector, mode or measure.mode, as_json)
+    _conclude(summary, file, db, selector if len(targets) == 1 else "cuda", mode or measure.mode, as_json)
 
 
 def _conclude(summary: RunSummary, file: WorkloadFile, db: str, selector: str, mode: str, as_json: bool) -> None:
@@ -215,7 +221,7 @@ def load_tasks(
         limit_s: running a file of kernels may take so long.
         selector: the device that the tasks of a file with mistakes are planned for, to find all mistakes.
     """
-    from schedsearch.device.detect import detect
+    from schedsearch.device.detect import detect_all
     from schedsearch.own.command_line import KernelFiles, arguments_of_options, is_kernel, load_kernel
     from schedsearch.processes.trial_run import RUN_LIMIT_S
     from schedsearch.workload_file import WorkloadFile, load
@@ -235,7 +241,7 @@ def load_tasks(
 
     def look(sound: WorkloadFile) -> None:
         with suppress(SchedsearchError):  # what the plan finds is reported to the file, and another error is not of the file
-            target = detect(selector or sound.target, presets=True)
+            target = detect_all(selector or sound.target, presets=True)[0]
             plan(sound.resolve(target), target)
 
     return load(given, KernelFiles(kernel_files, limit_s or RUN_LIMIT_S), look)
@@ -262,6 +268,8 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
     new = render.counted(summary.new_trials, "new trial")
     render.say(f"{new} in {render.seconds(summary.wall_s)} ({rate:.1f}/s) on {summary.target}")
     render.say(f"of that time: {summary.shares}")
+    if len(summary.devices) > 1:
+        render.say(run_report.devices_text(summary))
     render.say(f"\n{run_report.search_text(summary, _names(file))}")
     if line := run_report.race_line(summary):
         render.say(line)

@@ -25,6 +25,8 @@ def detect(selector: str = "auto", *, presets: bool = False) -> Target:
         return PRESETS[selector]
     match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", selector)
     if not match or (match[2] and match[1] != "cuda"):
+        if re.fullmatch(r"cuda:(all|\d+(,\d+)+)", selector):
+            raise UsageError(f"target {selector!r} names several devices, and only tuning takes them; name one: cuda:N")
         allowed = ["auto", "cpu", "cuda", "cuda:N", *(PRESETS if presets else ())]
         got = (
             "stands for a device that may be absent, but a real device is needed here"
@@ -40,6 +42,39 @@ def detect(selector: str = "auto", *, presets: bool = False) -> Target:
         if match[1] == "auto":
             return _detect_cpu()
         raise
+
+
+def detect_all(selector: str = "auto", *, presets: bool = False) -> list[Target]:
+    """Finds the devices of one run: those that `detect` finds, and several GPUs.
+
+    Args:
+        selector: as of `detect`, or cuda:all, or the numbers of GPUs, e.g. cuda:0,2.
+
+    Returns:
+        GPUs in the order of their numbers, each once.
+
+    Raises:
+        UsageError, DeviceError: as `detect`; also if the GPUs are not all of one kind.
+    """
+    several = re.fullmatch(r"cuda:(all|\d+(?:,\d+)+)", selector)
+    if several is None:
+        return [detect(selector, presets=presets)]
+    if several[1] == "all":
+        from schedsearch.device.cuda_driver import iterate_devices
+
+        found = [Target(kind="cuda", ordinal=ordinal, **facts) for ordinal, facts in enumerate(iterate_devices())]
+    else:
+        found = [_detect_cuda(ordinal) for ordinal in sorted({int(number) for number in several[1].split(",")})]
+    if not found:
+        raise DeviceError("there is no GPU; give --target cpu")
+    for other in found[1:]:
+        if other.key != found[0].key:
+            raise UsageError(
+                f"{selector}: the GPUs of a run must be of one kind, got {found[0].name} as cuda:{found[0].ordinal} and "
+                f"{other.name} as cuda:{other.ordinal}; tune each kind in a run of its own, at the same time and into the "
+                "same --db if you like"
+            )
+    return found
 
 
 def _detect_cuda(ordinal: int) -> Target:

@@ -57,6 +57,7 @@ class Runner(Closing):
         timeout_s: wall seconds for one candidate, verification and timing together.
         reference_timeout_s: wall seconds for the reference of a user or of another package to compute its answers.
         wait, on_wait, deadline: see `DeviceLock`.
+        lock: the device's lock, if the caller has acquired it; the runner frees it.
         meanwhile: called once, while the child process opens the device; the lock is held then.
 
     Attributes:
@@ -83,6 +84,7 @@ class Runner(Closing):
         on_wait: Callable[[str], None] | None = None,
         meanwhile: Callable[[], None] = lambda: None,
         deadline: Deadline = NEVER,
+        lock: DeviceLock | None = None,
     ) -> None:
         check_mode(mode, target.kind)
         if timeout_s <= 0 or reference_timeout_s <= 0:
@@ -106,7 +108,7 @@ class Runner(Closing):
         self._clocks_s = -math.inf
         self.busy_s = self.prepare_s = self.verify_s = 0.0
         self.restarts = 0
-        self._lock = DeviceLock(target, wait=wait, on_wait=on_wait, deadline=deadline)
+        self._lock = lock or DeviceLock(target, wait=wait, on_wait=on_wait, deadline=deadline)
         self.waited_s = self._lock.waited_s
         try:
             self._open_child(meanwhile, first=True)

@@ -1,7 +1,7 @@
 """The final races of a run: every task's fastest configurations meet again, and the winner becomes the store's best.
 
-Races are held one after another. On a GPU the machine code that their entrants lack is built for all tasks at once, so that
-the device does not wait for a compiler before each race. On a CPU a build would disturb the race before it.
+A device holds one race after another. On a GPU the machine code that their entrants lack is built for all tasks at once, so
+that the device does not wait for a compiler before each race. On a CPU a build would disturb the race before it.
 
 See docs/decisions/060-numbers-of-a-run.md.
 """
@@ -9,16 +9,19 @@ See docs/decisions/060-numbers-of-a-run.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
-from schedsearch.errors import OperatorError, PreparationError
-from schedsearch.measurement import Anchor, Measurement, Outcome, Verdict
+from schedsearch.errors import DeviceError, OperatorError, PreparationError
+from schedsearch.measurement import Anchor, Measurement, Outcome
 from schedsearch.processes.builder import Candidate
-from schedsearch.session.collaborators import BuilderLike, RunnerLike
+from schedsearch.session.collaborators import BuilderLike
 from schedsearch.session.journal import Entry, Journal
+from schedsearch.session.lanes import Lane, Lanes
 from schedsearch.session.options import OVERTIME, Options
-from schedsearch.session.pace import DeviceThread, StopSignal
+from schedsearch.session.pace import StopSignal
 from schedsearch.session.task_state import Finalist, TaskState
 
 if TYPE_CHECKING:
@@ -29,8 +32,12 @@ _TOLERANCE = 1.25  # expected times are rough, and the last trials end a little 
 Poll = Callable[[float], "list[tuple[int, Built | Measurement]]"]
 
 
+Heat = Generator[list["Built"], list[Measurement], None]
+"""A task's races: gives the machine code of each race, takes its measurements."""
+
+
 class FinalRaces:
-    """The races of these tasks.
+    """The races of these tasks. Each is held on one device; several devices hold those of several tasks at once.
 
     Args:
         poll: the candidates that the builder has finished, waiting up to so many seconds for the first.
@@ -43,8 +50,7 @@ class FinalRaces:
         tasks: Sequence[TaskState],
         builder: BuilderLike,
         poll: Poll,
-        device: DeviceThread,
-        runner: RunnerLike,
+        lanes: Lanes,
         journal: Journal,
         options: Options,
         give_up: Callable[[TaskState, Exception], None],
@@ -52,9 +58,10 @@ class FinalRaces:
         ahead: bool,
     ) -> None:
         self._tasks, self._builder, self._poll = tasks, builder, poll
-        self._device, self._runner, self._journal, self._options = device, runner, journal, options
+        self._lanes, self._journal, self._options = lanes, journal, options
         self._give_up, self._ahead = give_up, ahead
         self._building: dict[int, tuple[TaskState, Finalist]] = {}
+        self._running: dict[Future[list[Measurement]], tuple[Lane, TaskState, Heat]] = {}
 
     def run(self, stop: StopSignal) -> None:
         """Holds the races, until the user stops the run. A task whose last race is newer than all its outcomes keeps the
@@ -67,16 +74,49 @@ class FinalRaces:
             task.enter_plain()
         for task in racing if self._ahead and not self._over else ():
             self._submit(task, task.contenders(self._options.race_size))
-        for task in self._tasks:
-            if stop.requested:
-                return
-            if task in racing and not self._over:
-                size = self._affordable_size(racing[racing.index(task) :])
-                try:
-                    self._race(task, size, stop)
-                except (PreparationError, OperatorError) as error:
-                    self._give_up(task, error)
+        waiting = deque(self._tasks)
+        while waiting or self._running:
+            while waiting and (lane := self._idle()) is not None:
+                if stop.requested:
+                    waiting.clear()
+                    break
+                task = waiting.popleft()
+                if task in racing and not self._over:
+                    size = self._affordable_size([task, *(each for each in waiting if each in racing)])
+                    self._advance(lane, task, self._race(task, size, stop), None)
+                else:
+                    self._journal.end_task(task)
+            self._take_results(waiting)
+
+    def _idle(self) -> Lane | None:
+        """A lane that holds no race."""
+        racing = [lane for lane, _, _ in self._running.values()]
+        return next((lane for lane in self._lanes.working if lane not in racing), None)
+
+    def _take_results(self, waiting: deque[TaskState]) -> None:
+        """Waits for a race to end. A race whose device was lost is held again on another."""
+        done = wait(self._running, return_when=FIRST_COMPLETED).done if self._running else ()
+        for future in done:
+            lane, task, heat = self._running.pop(future)
+            try:
+                measurements = future.result()
+            except (PreparationError, OperatorError) as error:
+                self._give_up(task, error)
+                self._journal.end_task(task)
+            except DeviceError as error:
+                self._lanes.lose(lane, error)
+                waiting.appendleft(task)
+            else:
+                self._advance(lane, task, heat, measurements)
+
+    def _advance(self, lane: Lane, task: TaskState, heat: Heat, measurements: list[Measurement] | None) -> None:
+        """Begins the next race of a task on a lane, or ends the task."""
+        try:
+            built = next(heat) if measurements is None else heat.send(measurements)
+        except StopIteration:
             self._journal.end_task(task)
+            return
+        self._running[lane.thread.submit(lane.runner.race, task.workload, built)] = (lane, task, heat)
 
     @property
     def _over(self) -> bool:
@@ -91,39 +131,39 @@ class FinalRaces:
         size, time_s = self._options.race_size, self._options.time_s
         if time_s is None:
             return size
-        needed_s = sum(task.expected_race_s(size) for task in left)
+        needed_s = sum(task.expected_race_s(size) for task in left) / len(self._lanes.working)
         left_s = max(0.0, _TOLERANCE * (time_s - self._journal.elapsed_s))
         return size if needed_s <= left_s else max(1, math.floor(size * left_s / needed_s))
 
-    def _race(self, task: TaskState, size: int, stop: StopSignal) -> None:
+    def _race(self, task: TaskState, size: int, stop: StopSignal) -> Heat:
         """Measures a task's fastest configurations and defaults again, interleaved, and promotes the winner.
 
-        The winner is found by `race.judged`. Verification uses fresh inputs after many back-to-back launches. If every
-        finalist fails it, the next fastest race instead.
+        Verification uses fresh inputs after many back-to-back launches. If every finalist fails it, the next fastest
+        race instead.
         """
         standing, entered = task.stored_best, False
         while not stop.requested and (contenders := task.contenders(size)):
             entered = entered or any(finalist.is_of(standing) for finalist in contenders)
-            passed = self._race_once(task, self._built(task, contenders))
+            passed: list[tuple[Finalist, Entry, Built]] = []
+            if entrants := self._built(task, contenders):
+                passed = self._judged(task, entrants, (yield [built for _, built in entrants]))
             if passed:
-                task.settle([(finalist, entry.record.measurement, entry.record.verdict) for finalist, entry, _ in passed])
-                _, entry, built = next(each for each in passed if each[1].record.verdict is Verdict.WON)
+                task.settle([(finalist, entry.record.measurement) for finalist, entry, _ in passed])
+                _, entry, built = min(passed, key=lambda each: each[1].time_ns)
                 # A standing best that entered is replaced even by a slower time: all times are of the same measurement.
                 self._journal.promote(task, entry, built, if_faster=not entered)
                 return
         if entered and not stop.requested:  # and failed, as all the others did
             self._journal.demote(task)
 
-    def _race_once(self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]]) -> list[tuple[Finalist, Entry, Built]]:
+    def _judged(
+        self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]], measurements: Sequence[Measurement]
+    ) -> list[tuple[Finalist, Entry, Built]]:
         """Returns the finalists that passed, with their records; the others are disqualified."""
         passed: list[tuple[Finalist, Entry, Built]] = []
-        if not entrants:
-            return passed
-        measurements = self._device.run(self._runner.race, task.workload, [built for _, built in entrants])
         anchor = _anchor(task, entrants, measurements)
-        verdicts = task.judged([(finalist, measurement) for (finalist, _), measurement in zip(entrants, measurements)])
-        for (finalist, built), measurement, verdict in zip(entrants, measurements, verdicts):
-            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor, verdict)
+        for (finalist, built), measurement in zip(entrants, measurements):
+            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor)
             task.seconds += measurement.run_s
             if measurement.time_ns is None:
                 if measurement.outcome is Outcome.WRONG_ANSWER and finalist.is_of(task.stored_best):

@@ -18,9 +18,19 @@ from schedsearch.identity import canonical_json
 from schedsearch.measurement import Anchor, Measurement, Record, Verdict
 from schedsearch.session.arms import Arm
 from schedsearch.session.collaborators import StoreLike
-from schedsearch.session.observer import ArmStart, Best, Observer, Phase, PhaseName, RunStart, TaskStart, Trial
+from schedsearch.session.observer import (
+    ArmStart,
+    Best,
+    DeviceNotice,
+    Observer,
+    Phase,
+    PhaseName,
+    RunStart,
+    TaskStart,
+    Trial,
+)
 from schedsearch.session.options import Options
-from schedsearch.session.summary import RunSummary, Shares
+from schedsearch.session.summary import DeviceSummary, RunSummary, Shares, name_of
 from schedsearch.session.task_state import Proposal, TaskState
 from schedsearch.target import Target
 from schedsearch.typed import JsonObject
@@ -51,8 +61,9 @@ class Journal:
     """Stores and reports the events of one run. The run's clock starts when the journal is made.
 
     Args:
-        shares: tells the shares of wall time so far. The store learns them with an outcome, at most once in `NOTE_EVERY_S`,
-            so that whoever reads the database sees where the time of a running run goes.
+        shares: tells the shares of the wall time so far, given in seconds. The store learns them with an outcome, at most
+            once in `NOTE_EVERY_S`, so that whoever reads the database sees where the time of a running run goes.
+        devices: on which the run measures.
     """
 
     def __init__(
@@ -64,11 +75,12 @@ class Journal:
         toolchain: dict[str, str],
         observers: Sequence[Observer],
         db: str,
-        shares: Callable[[], Shares],
+        shares: Callable[[float], Shares],
+        devices: Sequence[Target],
     ) -> None:
         self._tasks, self._store, self._target, self._options = tasks, store, target, options
         self._toolchain, self._observers, self._db = toolchain, observers, db
-        self._shares = shares
+        self._shares, self._devices = shares, devices
         self._started = time.monotonic()
         self._noted_s = -math.inf
         self._run = ""
@@ -91,6 +103,7 @@ class Journal:
             time_s=self._options.time_s,
             resumed=sum(task.trials for task in self._tasks),
             device=json.loads(canonical_json(self._target.facts())),
+            devices=tuple(json.loads(canonical_json(device.facts())) for device in self._devices),
             options=asdict(self._options),
             toolchain=self._toolchain,
         )
@@ -128,10 +141,21 @@ class Journal:
         end = task.summary(self._target.key)
         self._tell(lambda observer: observer.on_task_end(task.index, end))
 
-    def close(self, shares: Shares, stopped: str) -> RunSummary:
-        """The run has ended; returns its summary. `shares`, `stopped`: see `RunSummary`."""
-        tasks = tuple(task.summary(self._target.key) for task in self._tasks)
-        summary = RunSummary(self._run, self._db, self._target.key, tasks, self.elapsed_s, shares, stopped)
+    def tell_device(self, device: Target, text: str) -> None:
+        """Reports something about one of several devices."""
+        event = DeviceNotice(name_of(device), device.uuid, text, self.elapsed_s)
+        self._tell(lambda observer: observer.on_device(event))
+
+    def close(self, summaries: Callable[[float], tuple[DeviceSummary, ...]], stopped: str) -> RunSummary:
+        """The run has ended; returns its summary. `stopped`: see `RunSummary`.
+
+        Args:
+            summaries: tells what each device did in the wall time so far, given in seconds.
+        """
+        tasks, wall_s = tuple(task.summary(self._target.key) for task in self._tasks), self.elapsed_s
+        summary = RunSummary(
+            self._run, self._db, self._target.key, tasks, wall_s, self._shares(wall_s), stopped, devices=summaries(wall_s)
+        )
         self._store.finish_run(self._run, summary.to_json())
         self._tell(lambda observer: observer.on_end(summary))
         return summary
@@ -181,7 +205,7 @@ class Journal:
         if elapsed_s - self._noted_s < NOTE_EVERY_S:
             return None
         self._noted_s = elapsed_s
-        return {"wall_s": elapsed_s, "phase": self._phase, "shares": asdict(self._shares())}
+        return {"wall_s": elapsed_s, "phase": self._phase, "shares": asdict(self._shares(elapsed_s))}
 
     def tell_trial(
         self,

@@ -4,8 +4,8 @@ It owns the budget. Tuner, builder and runner do not know each other, and every 
 journal (`schedsearch.session.journal`). While the device measures, builders compile ahead and the tuner thinks. On a CPU
 target the three alternate, because a build would disturb the timing.
 
-There are three threads. The main thread runs the loop and owns tasks, arms, journal and store. The tuners' thread owns the
-`ArmTuner`s: it gets arguments and returns values. The device's thread runs one call of the runner after another.
+The main thread runs the loop and owns tasks, arms, journal and store. The tuners' thread owns the `ArmTuner`s: it gets
+arguments and returns values. Each device has a thread that runs one call of its runner after another (`session.lanes`).
 
 ::
 
@@ -20,12 +20,12 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedsearch.config import Config
-from schedsearch.errors import Interrupted, OperatorError, PreparationError
+from schedsearch.errors import Interrupted
 from schedsearch.measurement import Measurement, Record
 from schedsearch.processes.builder import Candidate
 from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson
@@ -33,11 +33,12 @@ from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike
 from schedsearch.session.finals import FinalRaces
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, combined, shipped_results, warm_start
 from schedsearch.session.journal import Journal
+from schedsearch.session.lanes import GivenUp, Lane, Lanes, Measured
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import OVERTIME, RACE_SHARE, Options
-from schedsearch.session.pace import DeviceThread, StopSignal, TunerThread
+from schedsearch.session.pace import StopSignal, TunerThread
 from schedsearch.session.plan import TaskPlan
-from schedsearch.session.summary import RunSummary, Shares
+from schedsearch.session.summary import RunSummary
 from schedsearch.session.task_state import Proposal, TaskState, choose_arm
 from schedsearch.target import Target
 from schedsearch.template import Template
@@ -54,14 +55,18 @@ FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, not 
 
 
 class Session:
-    """One run of the loop. `tune` makes one; tests make sessions with other collaborators."""
+    """One run of the loop. `tune` makes one; tests make sessions with other collaborators.
+
+    Args:
+        runners: of the target, or of several devices that all have its key.
+    """
 
     def __init__(
         self,
         plans: Sequence[TaskPlan],
         store: StoreLike,
         builder: BuilderLike,
-        runner: RunnerLike,
+        runners: RunnerLike | Sequence[tuple[Target, RunnerLike]],
         target: Target,
         options: Options,
         toolchain: Mapping[str, str] | None = None,
@@ -70,23 +75,23 @@ class Session:
         db: str = "",
         tuner_factory: TunerFactory = make_tuner,
     ) -> None:
-        self._store, self._builder, self._runner = store, builder, runner
+        self._store, self._builder = store, builder
         self._target, self._options, self._db = target, options, db
         self._toolchain = dict(toolchain or {})
         self._tuner_factory = tuner_factory
         self._tasks = [TaskState(index, plan) for index, plan in enumerate(plans)]
-        self._journal = Journal(self._tasks, store, target, options, self._toolchain, observers, db, self._shares)
-        self._prepared_before_s = runner.prepare_s
         self._alternate = target.kind == "cpu"
-        self._device = DeviceThread(queue=1 if self._alternate else 2)
+        devices = runners if isinstance(runners, Sequence) else [(target, runners)]
+        self._lanes = Lanes(devices, alternate=self._alternate)
+        self._journal = Journal(
+            self._tasks, store, target, options, self._toolchain, observers, db, self._lanes.shares,
+            devices=[device for device, _ in devices],
+        )  # fmt: skip
         self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
         # Requests (Answer) and results (bool) sent to the tuners, in order: an answer is valid until the next result.
         self._thinking: deque[tuple[Future[Answer] | Future[bool], TaskState, Arm]] = deque()
-        self._preparing: tuple[Future[None], TaskState] | None = None
         self._building: dict[int, Proposal] = {}
         self._references: dict[int, TaskState] = {}  # that builders compile; their tasks wait for them
-        self._ready: deque[tuple[Proposal, Built]] = deque()
-        self._measuring: dict[Future[Measurement], tuple[Proposal, Built]] = {}
         self._elsewhere: dict[tuple[str, str, int], list[Known]] = {}  # op, template, version -> tasks in the store
         self._trials_budget: int | None = None
 
@@ -99,14 +104,15 @@ class Session:
         none could go on, and Interrupted (see `tune`). All other errors of collaborators propagate.
         """
         with StopSignal() as stop:
-            with self._device, self._tuners:
+            with self._lanes, self._tuners:
                 self._resume()
                 self._journal.open(self._trials_budget)
                 stopped = self._search(stop)
+                self._lanes.compare_again()
                 self._final_races().run(stop)
-                shares = self._shares()
+                self._tell_notices()
             interrupted = stop.requested  # a signal that comes later finds everything done
-            summary = self._journal.close(shares, "interrupted" if interrupted else stopped)
+            summary = self._journal.close(self._lanes.summaries, "interrupted" if interrupted else stopped)
         if interrupted:
             raise Interrupted(
                 f"interrupted after {self._spent} trials, all saved in {self._db}; tune again to go on from there", summary
@@ -116,14 +122,10 @@ class Session:
             raise errors[0]
         return summary
 
-    def _shares(self) -> Shares:
-        """The shares of wall time so far."""
-        return self._device.shares(self._journal.elapsed_s, self._runner.prepare_s - self._prepared_before_s)
-
     def _final_races(self) -> FinalRaces:
         return FinalRaces(
-            self._tasks, self._builder, self._poll_builder, self._device, self._runner, self._journal, self._options,
-            self._give_up, ahead=not self._alternate,
+            self._tasks, self._builder, self._poll_builder, self._lanes, self._journal, self._options, self._give_up,
+            ahead=not self._alternate,
         )  # fmt: skip
 
     def _resume(self) -> None:
@@ -165,21 +167,21 @@ class Session:
                 self._drop_the_late()
             else:
                 self._propose()
-            self._feed_device()
-            if not (self._building or self._ready or self._measuring):
+            self._feed_devices()
+            if not (self._building or self._lanes.ready or self._lanes.is_measuring):
                 if self._thinking:  # of a proposal, or of what it is told, which may lead to one
-                    with self._device.idle_counts_as("tuner"):
+                    with self._lanes.idle_counts_as("tuner"):
                         thought: Future[Any] = self._thinking[0][0]
                         wait([thought])
+                    continue
+                if self._lanes.pending:  # failures that may be a device's fault
+                    self._wait_for_devices()
                     continue
                 if self._out_of_time():
                     return "time"
                 return "trials" if self._trials_left == 0 else "exhausted"
             self._wait()
-        self._ready.clear()
-        self._cancel_measurements(lambda _: True)
-        wait(self._measuring)
-        self._collect_measurements()
+        self._take_outcomes(self._lanes.finish())
         return "interrupted"
 
     def _drop_the_late(self) -> None:
@@ -189,47 +191,40 @@ class Session:
         def is_late(proposal: Proposal) -> bool:
             return proposal.task.best_ns is not None and not proposal.is_untuned
 
-        self._ready = deque(each for each in self._ready if not is_late(each[0]))
-        self._cancel_measurements(is_late)
+        self._lanes.drop(is_late)
         late = {token for token, proposal in self._building.items() if is_late(proposal)}
         for token in self._builder.withdraw(late):
             del self._building[token]
 
     def _leave(self) -> None:
         """The time is over for good: what has no result by now gets none."""
-        self._ready.clear()
-        self._cancel_measurements(lambda _: True)
-        wait(self._measuring)
-        self._collect_measurements()
+        self._take_outcomes(self._lanes.finish())
         self._builder.withdraw(set(self._building))
         self._building.clear()
         self._references.clear()
         for task in self._tasks:
             task.late = task.best_ns is None
 
-    def _cancel_measurements(self, chosen: Callable[[Proposal], bool]) -> None:
-        """Takes back what the device has not begun."""
-        for future, (proposal, _) in list(self._measuring.items()):
-            if chosen(proposal) and future.cancel():
-                del self._measuring[future]
-
     def _give_up(self, task: TaskState, error: Exception) -> None:
         """Nothing of this task can be measured: it gets no more trials, and what it has under way is dropped."""
         task.error = task.error or error
-        self._ready = deque(each for each in self._ready if each[0].task is not task)
-        self._cancel_measurements(lambda proposal: proposal.task is task)
+        self._lanes.drop(lambda proposal: proposal.task is task)
 
     def _propose(self) -> None:
         """Keeps the builders fed: asks the arms that deserve it most, up to the queue's depth."""
-        if self._alternate and (self._building or self._ready or self._measuring):
+        if self._alternate and (self._building or self._lanes.pending):
             return
+        depth = self._options.queue_depth
         while True:
-            room = self._room()
-            wanted = room if self._trials_left is None else min(room, self._trials_left)
-            chosen = choose_arm(self._tasks, self._warm_trials) if wanted > 0 else None
+            open_ = {task: room for task in self._tasks if (room := self._lanes.room(task, depth)) >= 1}
+            chosen = choose_arm(list(open_), self._warm_trials) if self._room() > 0 else None
             if chosen is None:
                 return
             task, arm = chosen
+            room = min(self._room(), open_[task])
+            wanted = room if self._trials_left is None else min(room, self._trials_left)
+            if wanted < 1:
+                return
             if self._pending and room < min(arm.batch, self._options.queue_depth // FEWEST_AT_ONCE):
                 return
             if not arm.begun:
@@ -237,7 +232,7 @@ class Session:
                 continue
             n = arm.portion(wanted, self._warm_trials)
             assert arm.tuner is not None
-            with self._device.idle_counts_as("tuner"):
+            with self._lanes.idle_counts_as("tuner"):
                 lesson = Lesson() if arm.taught else arm.lesson(self._warm_start(task, arm))
                 arm.asking(n)
                 self._thinking.append((self._tuners.submit(arm.tuner.ask, n, lesson), task, arm))
@@ -314,56 +309,39 @@ class Session:
             proposal = Proposal(task, arm, config, arm.batches, prediction, answer.model, time.time())
             self._building[self._builder.submit(candidate)] = proposal
 
-    def _feed_device(self) -> None:
+    def _feed_devices(self) -> None:
         waiting = set(self._references.values())
-        while len(self._measuring) < self._device.queue and not (self._alternate and (self._building or waiting)):
-            place = next((place for place, (proposal, _) in enumerate(self._ready) if proposal.task not in waiting), None)
-            if place is None:
-                break
-            proposal, built = self._ready[place]
-            del self._ready[place]
-            ready = self._spent or (proposal.task.prepared and not (self._preparing or self._measuring))
-            self._journal.enter("measuring" if ready else "preparing")
-            proposal.task.prepared = True
-            self._measuring[self._device.submit(self._measure, proposal.task, built)] = (proposal, built)
-        if not (self._measuring or self._preparing):
-            # The device would be idle until a build is done, so it prepares for one that is under way.
-            tasks = (proposal.task for proposal in self._building.values())
-            task = next((task for task in tasks if not task.prepared and task not in waiting), None)
-            if task is not None:
-                task.prepared = True
-                self._preparing = (self._device.submit(self._runner.prepare, task.workload), task)
 
-    def _measure(self, task: TaskState, built: Built) -> Measurement:
-        """Runs on the device's thread, so that the best time is the one at the moment of the measurement."""
-        return self._runner.measure(task.workload, built, task.best_ns)
+        def begins(lane: Lane, task: TaskState) -> None:
+            ready = self._spent or (task in lane.prepared and not (lane.preparing or lane.measuring))
+            self._journal.enter("measuring" if ready else "preparing")
+
+        hold = self._alternate and bool(self._building or waiting)
+        self._lanes.feed(waiting, self._building.values(), begins, hold=hold)
+        self._tell_notices()
 
     def _wait(self) -> None:
         """Sleeps until a proposal, a build or a measurement is done, and collects finished builds and measurements."""
         starving = self._asked and len(self._building) < self._options.queue_depth // 2
-        others: list[Future[Any]] = [*self._measuring, *(each for each, _, _ in self._thinking)]
-        others += self._preparing[:1] if self._preparing else ()
-        with self._device.idle_counts_as("tuner" if starving else "build"):
+        others: list[Future[Any]] = [*self._lanes.futures, *(each for each, _, _ in self._thinking)]
+        with self._lanes.idle_counts_as("tuner" if starving else "build"):
             if self._building or self._references:
                 done = self._poll_builder(0.01 if others else 0.2)
             else:
                 done = []
                 wait(others, timeout=0.5, return_when=FIRST_COMPLETED)
-        self._journal.tell_reference(self._runner.reference_s)
+        self._journal.tell_reference(self._lanes.reference_s)
         for token, result in done:
             self._on_build(self._building.pop(token), result)
-        if self._preparing and self._preparing[0].done():
-            (preparing, task), self._preparing = self._preparing, None
-            self._result(preparing, task)
-        self._collect_measurements()
+        self._take_outcomes(self._lanes.collect())
 
-    def _result(self, future: Future[T], task: TaskState) -> T | None:
-        """What the device's thread returned; None if the task had to be given up."""
-        try:
-            return future.result()
-        except (PreparationError, OperatorError) as error:
-            self._give_up(task, error)
-            return None
+    def _wait_for_devices(self) -> None:
+        """Nothing is left but failures of which nobody knows yet whether a device is to blame."""
+        if futures := self._lanes.futures:
+            wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
+            self._take_outcomes(self._lanes.collect())
+        else:
+            self._take_outcomes(self._lanes.acquit_all())
 
     def _poll_builder(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]:
         """The candidates that builders have finished. References go to the runner, which compiles those that failed again
@@ -372,7 +350,7 @@ class Session:
         for token, result in self._builder.poll(timeout_s):
             if task := self._references.pop(token, None):
                 if not isinstance(result, Measurement):
-                    self._runner.learn_reference(task.workload, result.artifact)
+                    self._lanes.learn_reference(task.workload, result.artifact)
             else:
                 done.append((token, result))
         return done
@@ -387,7 +365,7 @@ class Session:
         known = proposal.task.by_code
         if result.canonical_hash not in known:
             known[result.canonical_hash] = proposal
-            self._ready.append((proposal, result))
+            self._lanes.add(proposal, result)
             return
         twin = known[result.canonical_hash]
         if isinstance(twin, Proposal):
@@ -395,18 +373,21 @@ class Session:
         else:
             self._on_duplicate(proposal, twin)
 
-    def _collect_measurements(self) -> None:
-        for future in [future for future in self._measuring if future.done()]:
-            if future not in self._measuring:  # its task was given up meanwhile
+    def _take_outcomes(self, found: Sequence[Measured | GivenUp]) -> None:
+        for each in found:
+            if isinstance(each, GivenUp):
+                self._give_up(each.task, each.error)
                 continue
-            proposal, built = self._measuring.pop(future)
-            measurement = self._result(future, proposal.task)
-            if measurement is None:
-                continue
-            proposal.task.by_code[built.canonical_hash] = measurement.time_ns
-            self._on_outcome(proposal, measurement, built)
+            proposal, measurement = each.proposal, each.measurement
+            proposal.task.by_code[each.built.canonical_hash] = measurement.time_ns
+            self._on_outcome(proposal, measurement, each.built)
             for twin in proposal.twins:
                 self._on_duplicate(twin, measurement.time_ns)
+
+    def _tell_notices(self) -> None:
+        while self._lanes.notices:
+            notice = self._lanes.notices.pop(0)
+            self._journal.tell_device(notice.device, notice.text)
 
     # Outcomes
 
@@ -427,7 +408,7 @@ class Session:
 
     def _tell(self, task: TaskState, arm: Arm, config: Config, time_ns: float | None) -> None:
         assert arm.tuner is not None
-        with self._device.idle_counts_as("tuner"):
+        with self._lanes.idle_counts_as("tuner"):
             self._thinking.append((self._tuners.submit(arm.tuner.tell, [(config, time_ns)]), task, arm))
 
     # Clock and budget
@@ -437,8 +418,8 @@ class Session:
         time_s = self._options.time_s
         if time_s is None:
             return math.inf
-        races_s = sum(task.expected_race_s(self._options.race_size) for task in self._tasks)
-        races_s += self._runner.prepare_s - self._prepared_before_s  # every task gets new inputs for its race
+        races_s = sum(task.expected_race_s(self._options.race_size) for task in self._tasks) / len(self._lanes.working)
+        races_s += self._lanes.prepare_s  # every task gets new inputs for its race
         return time_s - min(races_s, RACE_SHARE * time_s) - self._journal.elapsed_s
 
     @property
@@ -449,7 +430,7 @@ class Session:
             return False
         if not self._options.patient:
             return True
-        under_way = [*self._building.values(), *(each for each, _ in (*self._ready, *self._measuring.values()))]
+        under_way = [*self._building.values(), *self._lanes.under_way()]
         waiting = {each.task for each in under_way if each.is_untuned}  # what they have without tuning may be the best
         return any(task.error or (task.best_ns is not None and task not in waiting) for task in self._tasks)
 
@@ -468,7 +449,7 @@ class Session:
 
     @property
     def _pending(self) -> int:
-        return self._asked + len(self._building) + len(self._ready) + len(self._measuring)
+        return self._asked + len(self._building) + self._lanes.pending
 
     @property
     def _trials_left(self) -> int | None:

@@ -69,7 +69,8 @@ class RunStart:
         trials: what the run may still spend over all tasks, None without such a limit.
         time_s: for the search and the final races, None without such a limit.
         resumed: trials that earlier runs spent on these tasks and that count.
-        device: facts about the device, `Target.facts`.
+        device: facts about the device, `Target.facts`; of several the first.
+        devices: facts about each device.
         options: how the run searches, the fields of `schedsearch.session.options.Options`.
         toolchain: versions that shape code and times.
     """
@@ -83,6 +84,7 @@ class RunStart:
     device: JsonMapping = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     toolchain: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[JsonMapping, ...] = ()
 
     def to_json(self) -> JsonObject:
         return {
@@ -92,6 +94,7 @@ class RunStart:
             "time_s": self.time_s,
             "resumed": self.resumed,
             "device": dict(self.device),
+            "devices": [dict(each) for each in self.devices],
             "options": dict(self.options),
             "toolchain": dict(self.toolchain),
             "tasks": [task.to_json() for task in self.tasks],
@@ -169,6 +172,19 @@ class Best:
 
 
 @dataclass(frozen=True)
+class DeviceNotice:
+    """One of several devices was taken out of the run, or is slower than its equals. `text` says so in a sentence."""
+
+    device: str
+    uuid: str
+    text: str
+    elapsed_s: float
+
+    def to_json(self) -> JsonObject:
+        return {"device": self.device, "uuid": self.uuid, "text": self.text, "elapsed_s": self.elapsed_s}
+
+
+@dataclass(frozen=True)
 class TaskEnd:
     """The final race of a task is over. `task` is its index in the run."""
 
@@ -184,20 +200,22 @@ def _flat(event: Trial | Best) -> JsonObject:
     return {**workload_json(event.workload), **values, "config": dict(event.config)}
 
 
-Event = RunStart | Phase | Trial | Best | TaskEnd | RunSummary
+Event = RunStart | Phase | Trial | Best | DeviceNotice | TaskEnd | RunSummary
 
 _NAMES: dict[type[Event], str] = {
     RunStart: "start",
     Phase: "phase",
     Trial: "trial",
     Best: "best",
+    DeviceNotice: "device",
     TaskEnd: "task_end",
     RunSummary: "summary",
 }
 
 
 def event_json(event: Event) -> JsonObject:
-    """Any event as one JSON object; its key `event` says which: start, phase, trial, best, task_end or summary."""
+    """Any event as one JSON object; its key `event` says which: start, phase, trial, best, device, task_end or
+    summary."""
     return {"event": _NAMES[type(event)], **event.to_json()}
 
 
@@ -223,6 +241,9 @@ class Observer:
 
     def on_best(self, event: Best) -> None:
         """After a new best was promoted in the store."""
+
+    def on_device(self, event: DeviceNotice) -> None:
+        """When one of several devices was taken out of the run, or is slower than its equals."""
 
     def on_task_end(self, index: int, summary: TaskSummary) -> None:
         """After the final race of a task."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from schedsearch.progress import Display, cut
-from schedsearch.session.observer import Observer, Phase, RunStart, Trial
+from schedsearch.session.observer import DeviceNotice, Observer, Phase, RunStart, Trial
 from schedsearch.session.summary import RunSummary, TaskSummary
 from schedsearch.text import counted, counts, duration, printable, seconds
 
@@ -88,6 +88,9 @@ class RunProgress(Observer):
             if self._phase == _PHASES["reference"]:
                 self._phase = _PHASES["measuring"]
         self._display.refresh()
+
+    def on_device(self, event: DeviceNotice) -> None:
+        self._display.say(f"warning: {event.text}")
 
     def on_task_end(self, index: int, summary: TaskSummary) -> None:
         with self._display.lock:

@@ -18,6 +18,7 @@ from schedsearch.session.race import RaceResult
 from schedsearch.session.ranking import RankAgreement
 from schedsearch.session.report import ResultRow, ResultTable, SearchRow, SearchTable, result_html, result_text
 from schedsearch.size_table import SizeTable
+from schedsearch.target import Target
 from schedsearch.text import counted, counts, duration, seconds
 from schedsearch.typed import JsonObject
 from schedsearch.workload import Workload, WorkloadRange
@@ -247,6 +248,28 @@ class Shares:
 
 
 @dataclass(frozen=True)
+class DeviceSummary:
+    """One of several devices of a run.
+
+    Attributes:
+        name: as `--target` selects it, with the name of the card.
+        trials: measurements of the search that count, on this device.
+        baseline_ns: what the kernel took here that every device measured; None if it measured none.
+        problem: why it was taken out of the run; "" if it was not.
+    """
+
+    name: str
+    uuid: str
+    shares: Shares
+    trials: int
+    baseline_ns: float | None
+    problem: str = ""
+
+    def to_json(self) -> JsonObject:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class RangeSummary:
     """The kernels of a range of sizes.
 
@@ -287,6 +310,7 @@ class RunSummary:
         target: key of the device.
         stopped: why the search ended: trials, time, exhausted (no more configurations) or interrupted.
         ranges: the kernels of ranges of sizes, which were chosen after the search.
+        devices: what each device did; `shares` is their mean.
     """
 
     run: str
@@ -297,6 +321,7 @@ class RunSummary:
     shares: Shares
     stopped: str
     ranges: tuple[RangeSummary, ...] = ()
+    devices: tuple[DeviceSummary, ...] = ()
 
     @property
     def new_trials(self) -> int:
@@ -351,6 +376,7 @@ class RunSummary:
             "unshared_builds": self.unshared,
             "tasks": [task.to_json() | self._budget_json(task) for task in self.tasks],
             "ranges": [each.to_json() for each in self.ranges],
+            "devices": [each.to_json() for each in self.devices],
         }
 
     def result_table(self, names: Mapping[str, str] = MappingProxyType({})) -> ResultTable:
@@ -407,3 +433,8 @@ class RunSummary:
 
 def _name(task: TaskSummary, names: Mapping[str, str]) -> str:
     return names.get(task.workload.id, task.workload.label)
+
+
+def name_of(device: Target) -> str:
+    """E.g. "cuda:1 (NVIDIA H200)"."""
+    return f"{device.kind}:{device.ordinal} ({device.name})" if device.kind == "cuda" else device.name

@@ -81,7 +81,6 @@ class TaskState:
         stored_best: the store's best record of this task, from any run.
         best_after_ns: the fastest time after each trial of this run.
         by_code: canonical hash -> the proposal that is being measured, or its result.
-        prepared: inputs and reference are on the device, or on their way.
         reference_asked: a builder compiles its reference, or has done so.
         error: why nothing of this task can be measured; it gets no more trials then. None while all is well.
         failure: the trial of a default that failed, else the first one that did.
@@ -101,7 +100,6 @@ class TaskState:
         self.finalists: dict[tuple[str, Config], Finalist] = {}
         self.by_code: dict[str, Proposal | float | None] = {}
         self.best_after_ns: list[float | None] = []
-        self.prepared = False
         self.reference_asked = False
         self.error: Exception | None = None
         self.failure: Failure | None = None

@@ -7,11 +7,14 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.device.detect import detect
+from schedsearch.device.detect import detect_all
 from schedsearch.errors import NoValidConfigError, UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, check_mode
 from schedsearch.progress import is_shown, shown
@@ -27,6 +30,9 @@ from schedsearch.task import Task, range_tasks
 from schedsearch.template import Template, TemplateSet, load_template, load_templates
 from schedsearch.workload import Workload, WorkloadRange
 
+if TYPE_CHECKING:
+    from schedsearch.measure.runner import Runner
+
 __all__ = ["BUILD_TIMEOUT_S", "REFERENCE_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
 
 BUILD_TIMEOUT_S = 60.0
@@ -35,16 +41,16 @@ REFERENCE_TIMEOUT_S = 30.0
 _LEAST_S = 0.1
 
 
-def queue_depth(workers: int) -> int:
-    """Candidates under way: one in work and one waiting for each builder, and two at the device."""
-    return max(8, 2 * workers + 2)
+def queue_depth(workers: int, devices: int = 1) -> int:
+    """Candidates under way: one in work and one waiting for each builder, and two at each device."""
+    return max(8 * devices, 2 * workers + 2 * devices)
 
 
 def tune(
     workloads: Iterable[Task | Workload | WorkloadRange] | Sequence[TaskPlan],
     db: str | Path = DEFAULT_DB,
     *,
-    target: str | Target = "auto",
+    target: str | Target | Sequence[Target] = "auto",
     trials: int | None = None,
     time_s: float | None = None,
     tuner: str = "xgb",
@@ -71,7 +77,8 @@ def tune(
             `plan_tasks` made for this target is taken as it is. A `WorkloadRange` gets kernels for all of its sizes, for at
             most three times the trials of one size.
         db: file of the record store; made when missing.
-        target: auto, cpu, cuda, cuda:N, or a `Target`.
+        target: auto, cpu, cuda, cuda:N, or a `Target`. Several GPUs of one kind share the work: cuda:all, cuda:0,2, or a
+            list of `Target`.
         trials, time_s: the budget; the run ends when either is used up. 64 trials a task when neither is given. `time_s`
             are wall seconds from the call to the return, final races included; waiting for a device that another run holds
             is not. At least one result is waited for. A task without a result then says so in its `problem`.
@@ -109,11 +116,14 @@ def tune(
     is_part = is_shown()
     with shown(progress) as display:
         display.stage("looking at the device and the workloads")
-        device = detect(target) if isinstance(target, str) else target
-        plans = _planned(list(workloads), templates, device)
-        display.stage(f"starting the processes that compile and measure on {device.name}")
+        devices = detect_all(target) if isinstance(target, str) else [target] if isinstance(target, Target) else list(target)
+        if len({device.key for device in devices}) != 1:
+            raise UsageError("target must be a device, or several of one kind; tune each kind in a run of its own")
+        plans = _planned(list(workloads), templates, devices[0])
+        where = devices[0].name if len(devices) == 1 else f"{len(devices)} {devices[0].name}"
+        display.stage(f"starting the processes that compile and measure on {where}")
         summary = _run(
-            plans, db, device, options, deadline, workers=workers, build_timeout_s=build_timeout_s,
+            plans, db, devices, options, deadline, workers=workers, build_timeout_s=build_timeout_s,
             run_timeout_s=run_timeout_s, reference_timeout_s=reference_timeout_s, wait_for_device=wait_for_device,
             on_wait=on_wait or display.wait, observers=[*observers, RunProgress(display)],
         )  # fmt: skip
@@ -157,13 +167,13 @@ def tune_until(
         trials, max(_LEAST_S, deadline.left_s) if deadline.ends_s < math.inf else None, mode=mode, patient=False
     )
     plans = _planned(list(workloads), None, target)
-    return _run(plans, db, target, options, deadline, on_wait=on_wait, observers=observers)
+    return _run(plans, db, [target], options, deadline, on_wait=on_wait, observers=observers)
 
 
 def _run(
     plans: Sequence[TaskPlan],
     db: str | Path,
-    device: Target,
+    devices: Sequence[Target],
     options: Options,
     deadline: Deadline,
     *,
@@ -175,12 +185,12 @@ def _run(
     on_wait: Callable[[str], None] | None = None,
     observers: Sequence[Observer] = (),
 ) -> RunSummary:
-    """Opens store, builders and device, and runs a session until the deadline."""
+    """Opens store, builders and devices, and runs a session until the deadline."""
     from schedsearch.backend import toolchain
-    from schedsearch.measure import Builder, Runner
+    from schedsearch.measure import Builder
     from schedsearch.records.store import Store
 
-    trials, mode = options.trials, options.mode
+    device, trials, mode = devices[0], options.trials, options.mode
     check_mode(mode, device.kind)
     if trials is not None:
         options = replace(options, trials=trials_per_task(trials, plans))
@@ -189,36 +199,74 @@ def _run(
         builder = stack.enter_context(Builder(device, workers=workers, timeout_s=build_timeout_s, mode=mode))
         # On a CPU target start only the workers of the first batch: a worker that imports the compiler disturbs the timing.
         first = builder.workers if device.kind == "cuda" else min(FIRST_BATCH, builder.workers)
-        runner = stack.enter_context(
-            Runner(
-                device,
-                mode=mode,
-                timeout_s=run_timeout_s,
-                reference_timeout_s=reference_timeout_s,
-                wait=wait_for_device,
-                on_wait=on_wait,
-                meanwhile=lambda: builder.warm_up(min(first, len(plans) * (trials or first))),
-                deadline=NEVER if options.patient else deadline,
-            )
-        )
-        options = replace(options, queue_depth=queue_depth(builder.workers), tuner_thread=True)
+        runners, waited_s = _open_runners(
+            devices, stack, wait=wait_for_device, on_wait=on_wait, deadline=NEVER if options.patient else deadline,
+            mode=mode, timeout_s=run_timeout_s, reference_timeout_s=reference_timeout_s,
+            meanwhile=lambda: builder.warm_up(min(first, len(plans) * (trials or first))),
+        )  # fmt: skip
+        options = replace(options, queue_depth=queue_depth(builder.workers, len(devices)), tuner_thread=True)
         versions = toolchain(device.kind)
         try:
             if options.time_s is not None:
                 if options.patient:
-                    deadline = deadline.before(-runner.waited_s)
+                    deadline = deadline.before(-waited_s)
                 options = replace(options, time_s=search_time_s(max(_LEAST_S, deadline.left_s), plans))
-            summary = Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()
+            summary = Session(plans, store, builder, runners, device, options, versions, observers, db=str(db)).run()
             if not ranges_of(plans):
                 return summary
             from schedsearch.session.ranges import RangeBudget, RangeRun, choose_kernels
 
             budget = RangeBudget(trials, options.trials, deadline, options.patient)
+            sound = [name.uuid for name in summary.devices if not name.problem]
+            runner = next(runner for each, runner in runners if each.uuid in sound)
             run = RangeRun(store, builder, runner, device, mode, versions)
             return choose_kernels(summary, plans, run, budget)
         finally:
             with StopSignal():  # a signal that comes now must not disturb the closing of store and processes
                 stack.close()
+
+
+def _open_runners(
+    devices: Sequence[Target],
+    stack: contextlib.ExitStack,
+    *,
+    wait: bool,
+    on_wait: Callable[[str], None] | None,
+    deadline: Deadline,
+    meanwhile: Callable[[], None],
+    **options: Any,
+) -> tuple[list[tuple[Target, Runner]], float]:
+    """Opens a runner for each device, all at once; `stack` closes them. Returns them, and the seconds that others were
+    waited for.
+
+    Locks are acquired one after another in the same order by every run, so that two runs never wait for each other.
+    """
+    from schedsearch.measure.lock import DeviceLock
+    from schedsearch.measure.runner import Runner
+
+    locks = {}
+    for device in sorted(devices, key=lambda device: device.uuid):
+        locks[device] = stack.enter_context(
+            contextlib.closing(DeviceLock(device, wait=wait, on_wait=on_wait, deadline=deadline))
+        )
+
+    def open_one(device: Target) -> Runner:
+        return Runner(device, lock=locks[device], meanwhile=meanwhile if device is devices[0] else _nothing, **options)
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        opening = [pool.submit(open_one, device) for device in devices[1:]]
+        try:
+            first = stack.enter_context(open_one(devices[0]))  # in this thread, which owns the builder
+        finally:
+            wait_for(opening)
+    opened = [(devices[0], first)]
+    for device, each in zip(devices[1:], opening):
+        opened.append((device, stack.enter_context(each.result())))
+    return opened, math.fsum(lock.waited_s for lock in locks.values())
+
+
+def _nothing() -> None:
+    pass
 
 
 def _planned(

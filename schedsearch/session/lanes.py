@@ -1,0 +1,449 @@
+"""The devices of a run: each is a lane with a runner and a thread of its own, and candidates that are built wait for one.
+
+All lanes have devices of one kind, so they share the tasks. A task has a home: the lane that has its inputs and its
+reference, because preparing them takes as long as several trials. A lane that would be idle takes a task of a busy one as
+its own, too.
+
+A lane is taken out of the run when its device cannot be opened any more, or when several measurements in a row failed there
+and a kernel that had been right fails, too. What it had under way is measured elsewhere. Only the last lane is never
+suspected: its failures are those of candidates.
+
+See docs/decisions/278-devices-share-tasks.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from schedsearch.errors import DeviceError, OperatorError, PreparationError, first_line
+from schedsearch.measurement import Measurement, Outcome
+from schedsearch.session.collaborators import RunnerLike
+from schedsearch.session.pace import DeviceThread
+from schedsearch.session.summary import DeviceSummary, Shares, name_of
+from schedsearch.session.task_state import Proposal, TaskState
+from schedsearch.target import Target
+
+if TYPE_CHECKING:
+    from schedsearch.launch import Artifact
+    from schedsearch.processes.builder import Built
+    from schedsearch.workload import Workload
+
+SUSPECT_AFTER = 3  # failures in a row on one device; candidates that fail are rarely so many at once
+SLOW = 1.1  # times the time of the fastest of equal devices for the same kernel
+_BACKLOG = 3  # candidates that wait for other lanes, so that an idle lane takes over their task
+_OF_TASK = (PreparationError, OperatorError)
+_OF_DEVICE = (Outcome.WRONG_ANSWER, Outcome.LAUNCH_ERROR, Outcome.RUN_TIMEOUT, Outcome.WORKER_LOST)
+
+T = TypeVar("T")
+Work = tuple[Proposal, "Built"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A candidate's outcome."""
+
+    proposal: Proposal
+    built: Built
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """Nothing of a task can be measured: its inputs and its reference cannot be made."""
+
+    task: TaskState
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something about a device that the user wants to know."""
+
+    device: Target
+    text: str
+
+
+@dataclass(eq=False)
+class Lane:
+    """A device during a run. Owned by the main thread.
+
+    Attributes:
+        prepared: the tasks whose inputs and reference are on the device, or on their way.
+        measuring, preparing: the calls under way.
+        suspects: failures in a row, which count as soon as the device is known to be sound.
+        probe: the measurement of a kernel that is known to be right.
+        baseline_ns: what the kernel took here that all lanes have measured; None until then.
+        problem: why it takes no more work; "" while it does.
+    """
+
+    device: Target
+    runner: RunnerLike
+    thread: DeviceThread
+    prepared_before_s: float
+    prepared: set[TaskState] = field(default_factory=set)
+    measuring: dict[Future[Measurement], Work] = field(default_factory=dict)
+    preparing: tuple[Future[None], TaskState] | None = None
+    suspects: list[tuple[Work, Measurement]] = field(default_factory=list)
+    probe: Future[Measurement] | None = None
+    baseline: Future[Measurement] | None = None
+    baseline_ns: float | None = None
+    trials: int = 0
+    problem: str = ""
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        others = (self.preparing[0] if self.preparing else None, self.probe, self.baseline)
+        return [*self.measuring, *(each for each in others if each is not None)]
+
+    @property
+    def prepare_s(self) -> float:
+        """Seconds of this run that making inputs and references took here."""
+        return self.runner.prepare_s - self.prepared_before_s
+
+    def measure(self, task: TaskState, built: Built) -> Measurement:
+        """Runs on the lane's thread, so that the best time is the one at the moment of the measurement."""
+        return self.runner.measure(task.workload, built, task.best_ns)
+
+
+class Lanes:
+    """All lanes of a run. Owned by the main thread.
+
+    Args:
+        devices: with their runners; all of one kind.
+        alternate: whether builds would disturb a measurement.
+    """
+
+    def __init__(self, devices: Sequence[tuple[Target, RunnerLike]], *, alternate: bool) -> None:
+        self.all = [
+            Lane(device, runner, DeviceThread(queue=1 if alternate else 2), runner.prepare_s) for device, runner in devices
+        ]
+        self.ready: deque[Work] = deque()
+        self.notices: list[Notice] = []
+        self._homes: dict[TaskState, list[Lane]] = {}
+        self._witness: Work | None = None  # the last candidate that was right
+        self._yardstick: Work | None = None  # the candidate that every lane measures
+
+    def __enter__(self) -> Lanes:
+        with contextlib.ExitStack() as opened:
+            for lane in self.all:
+                opened.enter_context(lane.thread)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._opened.close()
+
+    # ---- what is under way
+
+    @property
+    def working(self) -> list[Lane]:
+        """The lanes that take work."""
+        return [lane for lane in self.all if not lane.problem]
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        return [future for lane in self.all for future in lane.futures]
+
+    @property
+    def pending(self) -> int:
+        """Candidates that are built and have no outcome yet."""
+        return len(self.ready) + sum(len(lane.measuring) + len(lane.suspects) for lane in self.all)
+
+    @property
+    def is_measuring(self) -> bool:
+        return any(lane.measuring for lane in self.all)
+
+    def under_way(self) -> Iterator[Proposal]:
+        yield from (proposal for proposal, _ in self.ready)
+        for lane in self.all:
+            yield from (proposal for proposal, _ in lane.measuring.values())
+
+    # ---- homes
+
+    def home_of(self, task: TaskState) -> list[Lane]:
+        """The lanes that measure a task; a new one gets the lane that is home to the fewest."""
+        homes = [lane for lane in self._homes.get(task, ()) if not lane.problem]
+        if not homes:
+            homes = [min(self.working, key=lambda lane: sum(lane in each for each in self._homes.values()))]
+            self._homes[task] = homes
+        return homes
+
+    def room(self, task: TaskState, depth: int) -> int:
+        """How many more candidates of a task may be under way if `depth` of all may be. Every lane has its share of them."""
+        lanes = self.working
+        if len(lanes) < 2:
+            return depth
+        load = min(self._load(lane) for lane in (self.home_of(task) if task in self._homes else lanes))
+        return int(depth / len(lanes) - load)
+
+    def _load(self, lane: Lane) -> float:
+        shares = (
+            (sum(arm.pending for arm in task.arms), len(homes)) for task, homes in self._homes.items() if lane in homes
+        )
+        return sum(pending / count for pending, count in shares)
+
+    # ---- giving work to the devices
+
+    def add(self, proposal: Proposal, built: Built) -> None:
+        self.ready.append((proposal, built))
+
+    def learn_reference(self, workload: Workload, artifact: Artifact) -> None:
+        for lane in self.all:
+            lane.runner.learn_reference(workload, artifact)
+
+    def feed(
+        self,
+        blocked: Collection[TaskState],
+        building: Iterable[Proposal],
+        begins: Callable[[Lane, TaskState], None],
+        *,
+        hold: bool,
+    ) -> None:
+        """Gives every lane its next work.
+
+        Args:
+            blocked: tasks whose reference is not compiled yet.
+            building: what is under way to be built; an idle lane prepares for it.
+            begins: called before a lane begins a measurement.
+            hold: begin no measurement.
+        """
+        under_way = list(building)
+        for lane in self.working:
+            while not hold and len(lane.measuring) < lane.thread.queue and lane.probe is None:
+                place = self._next(lane, blocked)
+                if place is None:
+                    break
+                proposal, built = self.ready[place]
+                del self.ready[place]
+                begins(lane, proposal.task)
+                lane.prepared.add(proposal.task)
+                lane.measuring[lane.thread.submit(lane.measure, proposal.task, built)] = (proposal, built)
+            if not lane.futures:
+                # The device would be idle until a build is done, so it prepares for one that is under way.
+                tasks = (proposal.task for proposal in under_way)
+                wanted = (task for task in tasks if task not in lane.prepared and task not in blocked)
+                task = next((task for task in wanted if lane in self.home_of(task)), None)
+                if task is not None:
+                    lane.prepared.add(task)
+                    lane.preparing = (lane.thread.submit(lane.runner.prepare, task.workload), task)
+
+    def _next(self, lane: Lane, blocked: Collection[TaskState]) -> int | None:
+        """The place of the candidate that a lane measures next."""
+        waiting: dict[TaskState, list[int]] = {}
+        for place, (proposal, _) in enumerate(self.ready):
+            if proposal.task in blocked:
+                continue
+            if lane in self.home_of(proposal.task):
+                return place
+            waiting.setdefault(proposal.task, []).append(place)
+        if lane.measuring or not waiting:
+            return None
+        task, places = max(waiting.items(), key=lambda each: len(each[1]))
+        if len(places) < _BACKLOG:
+            return None
+        self._homes[task].append(lane)
+        return places[0]
+
+    # ---- what the devices answer
+
+    def collect(self) -> list[Measured | GivenUp]:
+        """The outcomes since the last call. Calls that failed because of a device are repeated on another.
+
+        Raises:
+            DeviceError: no device is left.
+        """
+        found: list[Measured | GivenUp] = []
+        for lane in self.all:
+            if lane.preparing and lane.preparing[0].done():
+                (preparing, task), lane.preparing = lane.preparing, None
+                if isinstance(error := self._result(lane, preparing), _OF_TASK):
+                    found.append(GivenUp(task, error))
+            for future in [future for future in lane.measuring if future.done()]:
+                work = lane.measuring.pop(future)
+                result = self._result(lane, future)
+                if isinstance(result, DeviceError):
+                    self.ready.appendleft(work)
+                elif isinstance(result, _OF_TASK):
+                    found.append(GivenUp(work[0].task, result))
+                else:
+                    found += self._judged(lane, work, result)
+            found += self._probed(lane)
+            self._compare(lane)
+        return found
+
+    def _result(self, lane: Lane, future: Future[T]) -> T | PreparationError | OperatorError | DeviceError:
+        """What a call on a lane returned, or the error that is not a bug. A lane whose device is gone is taken out."""
+        try:
+            return future.result()
+        except _OF_TASK as error:
+            return error
+        except DeviceError as error:
+            self.lose(lane, error)
+            return error
+
+    def lose(self, lane: Lane, error: DeviceError) -> None:
+        """The device of a lane cannot be used any more. Raises the error if it was the last one."""
+        if not lane.problem:
+            if self.working == [lane]:
+                raise error
+            self._quarantine(lane, first_line(error))
+
+    def _judged(self, lane: Lane, work: Work, result: Measurement) -> list[Measured]:
+        """The outcomes that count now: a failure counts when the device is known to be sound."""
+        if result.outcome in _OF_DEVICE and lane.problem:
+            self.ready.appendleft(work)
+            return []
+        if result.outcome in _OF_DEVICE and len(self.working) > 1 and self._witness is not None:
+            lane.suspects.append((work, result))
+            if len(lane.suspects) >= SUSPECT_AFTER and lane.probe is None:
+                proposal, built = self._witness
+                lane.prepared.add(proposal.task)
+                lane.probe = lane.thread.submit(lane.runner.measure, proposal.task.workload, built, None)
+            return []
+        lane.trials += 1
+        if not result.ok:
+            return [Measured(*work, result)]
+        self._witness = work
+        self._measure_yardstick(lane, work, result)
+        return [*self.acquit(lane), Measured(*work, result)]
+
+    def acquit(self, lane: Lane) -> list[Measured]:
+        """The failures of a lane, which are those of the candidates."""
+        found = [Measured(*work, result) for work, result in lane.suspects]
+        lane.trials += len(found)
+        lane.suspects.clear()
+        return found
+
+    def acquit_all(self) -> list[Measured]:
+        """Counts all failures, when nothing comes that could tell more."""
+        return [each for lane in self.all if lane.probe is None for each in self.acquit(lane)]
+
+    def _probed(self, lane: Lane) -> list[Measured]:
+        if lane.probe is None or not lane.probe.done():
+            return []
+        probe, lane.probe = lane.probe, None
+        result = self._result(lane, probe)
+        if isinstance(result, DeviceError):
+            return []
+        if isinstance(result, Exception) or result.ok or len(self.working) < 2:
+            return self.acquit(lane)
+        text = f"{len(lane.suspects)} measurements in a row failed, and so did a kernel that had been right"
+        self._quarantine(lane, f"{text} ({result.outcome}: {first_line(result.message)})")
+        return []
+
+    def _quarantine(self, lane: Lane, reason: str) -> None:
+        """Takes a lane out of the run; what it had under way or failed at is measured elsewhere."""
+        lane.problem = reason
+        back = [work for work, _ in lane.suspects]
+        for future, work in list(lane.measuring.items()):
+            if future.cancel():
+                del lane.measuring[future]
+                back.append(work)
+        lane.suspects.clear()
+        self.ready.extendleft(reversed(back))
+        self.notices.append(Notice(lane.device, f"{name_of(lane.device)} takes no more work: {reason}"))
+
+    def drop(self, chosen: Callable[[Proposal], bool]) -> None:
+        """Takes back what no device has begun."""
+        self.ready = deque(work for work in self.ready if not chosen(work[0]))
+        for lane in self.all:
+            for future, (proposal, _) in list(lane.measuring.items()):
+                if chosen(proposal) and future.cancel():
+                    del lane.measuring[future]
+
+    def finish(self) -> list[Measured | GivenUp]:
+        """Waits for what the devices have begun, and drops the rest."""
+        self.drop(lambda _: True)
+        found: list[Measured | GivenUp] = []
+        while self.is_measuring:
+            wait([future for lane in self.all for future in lane.measuring])
+            found += self.collect()
+            self.drop(lambda _: True)  # of a lane that was lost meanwhile
+        return found + [each for lane in self.all for each in self.acquit(lane)]
+
+    def idle(self) -> Lane | None:
+        """A lane that has nothing to do."""
+        return next((lane for lane in self.working if not lane.futures), None)
+
+    # ---- comparing equal devices
+
+    def _measure_yardstick(self, lane: Lane, work: Work, result: Measurement) -> None:
+        """Every lane measures the first kernel that was right."""
+        if self._yardstick is None:
+            self._yardstick, lane.baseline_ns = work, result.time_ns
+            for other in self.working:
+                if other is not lane:
+                    self._begin_yardstick(other)
+
+    def _begin_yardstick(self, lane: Lane) -> None:
+        assert self._yardstick is not None
+        proposal, built = self._yardstick
+        lane.prepared.add(proposal.task)
+        lane.baseline = lane.thread.submit(lane.runner.measure, proposal.task.workload, built, None)
+
+    def compare_again(self) -> None:
+        """Measures the same kernel on every lane once more: a card may have become slower since."""
+        if self._yardstick is None or len(self.working) < 2:
+            return
+        for lane in self.working:
+            self._begin_yardstick(lane)
+        wait([lane.baseline for lane in self.working if lane.baseline is not None])
+        for lane in self.working:
+            self._compare(lane)
+
+    def _compare(self, lane: Lane) -> None:
+        """Names a lane that is slower than its equals for the same kernel."""
+        if lane.baseline is None or not lane.baseline.done():
+            return
+        baseline, lane.baseline = lane.baseline, None
+        result = self._result(lane, baseline)
+        if isinstance(result, Exception) or result.time_ns is None:
+            return
+        lane.baseline_ns = result.time_ns
+        times = [(other.baseline_ns, other) for other in self.working if other.baseline_ns is not None]
+        best_ns, fastest = min(times, key=lambda each: each[0])
+        for time_ns, other in times:
+            if time_ns > SLOW * best_ns and lane in (other, fastest):
+                text = f"{name_of(other.device)} takes {time_ns / best_ns:.2f} times as long as {name_of(fastest.device)}"
+                text += " for the same kernel; is it throttled, or in use by others?"
+                self.notices.append(Notice(other.device, text))
+
+    # ---- time
+
+    @contextlib.contextmanager
+    def idle_counts_as(self, reason: Literal["build", "tuner"]) -> Iterator[None]:
+        """Counts, for each lane, the part of the enclosed time in which its device was idle as waiting for `reason`."""
+        with contextlib.ExitStack() as stack:
+            for lane in self.working:
+                stack.enter_context(lane.thread.idle_counts_as(reason))
+            yield
+
+    @property
+    def prepare_s(self) -> float:
+        """Seconds of this run that making inputs and references took, as a mean of the lanes."""
+        return math.fsum(lane.prepare_s for lane in self.all) / len(self.all)
+
+    @property
+    def reference_s(self) -> float:
+        return max(lane.runner.reference_s for lane in self.all)
+
+    def shares(self, wall_s: float) -> Shares:
+        """The mean of all lanes."""
+        each = [lane.thread.shares(wall_s, lane.prepare_s) for lane in self.all]
+        names = ("device", "build", "tuner", "preparing")
+        return Shares(*(math.fsum(getattr(one, name) for one in each) / len(each) for name in names))
+
+    def summaries(self, wall_s: float) -> tuple[DeviceSummary, ...]:
+        return tuple(
+            DeviceSummary(
+                name_of(lane.device), lane.device.uuid, lane.thread.shares(wall_s, lane.prepare_s), lane.trials,
+                lane.baseline_ns, lane.problem,
+            )
+            for lane in self.all
+        )  # fmt: skip
