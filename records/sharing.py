@@ -17,7 +17,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -26,8 +26,7 @@ from schedsearch.errors import NoRecordError, SchedsearchError, SchemaVersionErr
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Record
 from schedsearch.records import exchange, rows
-from schedsearch.records.entries import LEAST_GAIN, Chosen, Entry, chosen, merged, possible
-from schedsearch.records.entries import better as better_entry
+from schedsearch.records.entries import LEAST_GAIN, Chosen, Entry, Task, better, chosen, possible
 from schedsearch.records.formats.content import Content
 from schedsearch.records.formats.recording import Place, parse_json
 from schedsearch.records.output import new_file
@@ -36,7 +35,10 @@ from schedsearch.text import printable, quoted, shortened
 
 SUFFIX = ".jsonl.gz"
 FORMAT = 1
+MAX_RECORDS, MAX_BODY_BYTES = 20_000, 32 << 20
+"""Of a file, unpacked: it is held in memory, and may come from anybody."""
 _WHO = 100  # characters of a name
+_MAX_PROBLEMS = 100  # lines about single records
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def manifest_of(records: Sequence[Record], who: str) -> dict[str, Any]:
         "toolchains": [toolchains[text] for text in sorted(toolchains)],
         "policy": {
             "modes": sorted({each.measurement.mode for each in records}),
+            "timed": sorted({str(each.measurement.policy(each.target.partition(":")[0])) for each in records}),
             "final_race": True,
             "least_gain": LEAST_GAIN,
         },
@@ -151,7 +154,7 @@ def read_pushed(path: Path) -> Pushed:
         UsageError: it cannot be read, is no such file, does not match its manifest, or holds what is no entry.
         SchemaVersionError: a newer schedsearch wrote it.
     """
-    digest, count, entries, manifest = hashlib.sha256(), 0, list[Entry](), dict[str, Any]()
+    digest, count, nbytes, entries, manifest = hashlib.sha256(), 0, 0, list[Entry](), dict[str, Any]()
     with Content(path) as content:
         for number, line in enumerate(content.lines(), 1):
             place = Place(path).line(number)
@@ -161,7 +164,11 @@ def read_pushed(path: Path) -> Pushed:
                 manifest = _checked_manifest(path, kind, data)
                 continue
             digest.update(line.rstrip(b"\n") + b"\n")
-            count += 1
+            count, nbytes = count + 1, nbytes + len(line)
+            if count > MAX_RECORDS or nbytes > MAX_BODY_BYTES:
+                raise UsageError(
+                    f"{path} holds more than {MAX_RECORDS:,} records or {MAX_BODY_BYTES >> 20} MiB; split the file"
+                )
             if kind != "record":
                 raise UsageError(f"{path}:{number}: {quoted(kind)} is not a record; `records push` writes nothing else")
             entries.append(_entry(path, number, data))
@@ -216,26 +223,28 @@ def pull(store: Store, source: str | Path, *, target: str | None = None) -> Pull
     """
     path = Path(source)
     problems: list[str] = []
-    pushed = list(_read_all(path, problems)) if path.is_dir() else [read_pushed(path)]
-    own = {Entry.of(best.record).task: Entry.of(best.record) for best in store.bests() if not best.row.problem}
-    by_task = merged(_usable(pushed, target, problems))
-    origins = {id(entry): each for each in pushed for entry in each.entries}
-    better = [each for each in by_task.values() if each.task not in own or _is_better(each, own[each.task])]
-    records = []
-    for each in better:
-        assert each.record is not None
-        origin = origins[id(each)]
-        records.append(replace(each.record, source=f"{origin.path.name} of {origin.who}"))
+    found: dict[Task, tuple[Entry, str]] = {}
+    files = total = 0
+    for pushed in _read_all(path, problems) if path.is_dir() else [read_pushed(path)]:
+        files, total = files + 1, total + len(pushed.entries)
+        for entry in _usable(pushed, target, problems):
+            if entry.task not in found or better(entry, found[entry.task][0]):
+                found[entry.task] = entry, f"{pushed.path.name} of {pushed.who}"
+    own = {entry.task: entry for entry in (Entry.of(best.record) for best in store.bests() if not best.row.problem)}
+    records = [
+        replace(entry.record, source=origin)
+        for entry, origin in found.values()
+        if entry.record is not None and (entry.task not in own or _is_better(entry, own[entry.task]))
+    ]
     report = exchange.add_records(store, records, source=str(path)) if records else exchange.Report()
-    total = sum(len(each.entries) for each in pushed)
-    return PullReport(len(pushed), report.records_added, total - report.records_added, tuple(problems))
+    return PullReport(files, report.records_added, total - report.records_added, tuple(problems))
 
 
 def _is_better(entry: Entry, own: Entry) -> bool:
-    return not entry.same_kernel(own) and better_entry(entry, own)
+    return not entry.same_kernel(own) and better(entry, own)
 
 
-def _read_all(folder: Path, problems: list[str]) -> Iterable[Pushed]:
+def _read_all(folder: Path, problems: list[str]) -> Iterator[Pushed]:
     paths = sorted(each for each in folder.iterdir() if each.name.endswith(SUFFIX) and each.is_file())
     if not paths:
         raise UsageError(f"{folder} has no file of records (*{SUFFIX}); make one: schedsearch records push {folder}")
@@ -246,12 +255,11 @@ def _read_all(folder: Path, problems: list[str]) -> Iterable[Pushed]:
             problems.append(f"{shortened(str(error), 500)}: left out")
 
 
-def _usable(pushed: Iterable[Pushed], target: str | None, problems: list[str]) -> Iterable[Entry]:
-    for file in pushed:
-        for entry in file.entries:
-            if target not in (None, entry.task[1]):
-                continue
-            if possible(entry):
-                yield entry
-            else:
-                problems.append(f"{file.path}: {entry.label} in {entry.time_ns:g} ns is not possible: left out")
+def _usable(pushed: Pushed, target: str | None, problems: list[str]) -> Iterator[Entry]:
+    for entry in pushed.entries:
+        if target not in (None, entry.task[1]):
+            continue
+        if possible(entry):
+            yield entry
+        elif len(problems) < _MAX_PROBLEMS:
+            problems.append(f"{pushed.path}: {entry.label} in {entry.time_ns:g} ns is not possible: left out")

@@ -226,11 +226,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_every_module_the_type_marker_and_the_schema(wheel: Path) -> None:
+def test_the_wheel_holds_every_module_the_shipped_records_the_type_marker_and_the_schema(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
     expected = {"schedsearch/py.typed", "schedsearch/workload_file/workload.schema.json"}
+    expected |= {f"schedsearch/tuned/{path.name}" for path in (ROOT / "schedsearch" / "tuned").glob("*.db")}
     for top in TOP_FOLDERS:
         for path in (ROOT / top).rglob("*.py"):
             relative = path.relative_to(ROOT).as_posix()

@@ -20,6 +20,7 @@ from schedsearch.errors import NoRecordError, SchemaVersionError, UsageError
 from schedsearch.measurement import COLD_GRAPH, Anchor, Measurement, Outcome, Record
 from schedsearch.records.differences import differences, read_entries
 from schedsearch.records.entries import Entry, chosen, imported, merged
+from schedsearch.records.exchange import import_jsonl
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.sharing import pull, push, read_pushed
 from schedsearch.records.shipped import file_name
@@ -73,6 +74,7 @@ def test_a_pushed_file_says_what_it_is_and_keeps_names_of_machines_out(tmp_path:
     assert header["manifest"] == manifest and (found.left_out, len(records)) == (0, 2)
     assert (manifest["who"], manifest["records"], manifest["targets"]) == ("Ada <ada@example.org>", 2, [H100, H200])
     assert manifest["toolchains"] == [record().toolchain] and manifest["policy"]["modes"] == [COLD_GRAPH]
+    assert manifest["policy"]["timed"] == ["operands cold, constants plain, launched as graph, load burst"]
     text = gzip.decompress(path.read_bytes()).decode()
     assert "secret-host" not in text and "GPU-1234" not in text and '"code"' not in text.replace('"code":"c0de"', "")
 
@@ -240,6 +242,21 @@ def test_a_bad_file_in_a_folder_is_left_out_and_the_others_are_taken(pushed: Pat
         report = pull(store, folder)
     assert (report.files, report.added, len(report.problems)) == (1, 1, 2)
     assert "bad.jsonl.gz" in report.problems[0] and "cut.jsonl.gz" in report.problems[1]
+
+
+@pytest.mark.parametrize(("name", "value"), [("MAX_RECORDS", 0), ("MAX_BODY_BYTES", 100)])
+def test_a_file_that_would_fill_the_memory_is_refused(
+    name: str, value: int, pushed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"schedsearch.records.sharing.{name}", value)
+    with Store.open(tmp_path / "own.db") as store, pytest.raises(UsageError, match=r"holds more than .* split the file"):
+        pull(store, pushed)
+
+
+def test_a_pushed_file_is_a_file_of_records_for_import_too(pushed: Path, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "own.db") as store:
+        report = import_jsonl(store, pushed)
+        assert (report.records_added, report.bests_changed, report.bests_dropped) == (1, 0, 0)
 
 
 def test_a_folder_without_files_and_a_time_that_is_impossible(tmp_path: Path) -> None:
