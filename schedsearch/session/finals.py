@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
 from schedsearch.errors import DeviceError, OperatorError, PreparationError
-from schedsearch.measurement import Anchor, Measurement, Outcome
+from schedsearch.measurement import Anchor, Measurement, Outcome, Verdict
 from schedsearch.processes.builder import Candidate
 from schedsearch.session.collaborators import BuilderLike
 from schedsearch.session.journal import Entry, Journal
@@ -138,8 +138,8 @@ class FinalRaces:
     def _race(self, task: TaskState, size: int, stop: StopSignal) -> Heat:
         """Measures a task's fastest configurations and defaults again, interleaved, and promotes the winner.
 
-        Verification uses fresh inputs after many back-to-back launches. If every finalist fails it, the next fastest
-        race instead.
+        The winner is found by `race.judged`. Verification uses fresh inputs after many back-to-back launches. If every
+        finalist fails it, the next fastest race instead.
         """
         standing, entered = task.stored_best, False
         while not stop.requested and (contenders := task.contenders(size)):
@@ -148,8 +148,8 @@ class FinalRaces:
             if entrants := self._built(task, contenders):
                 passed = self._judged(task, entrants, (yield [built for _, built in entrants]))
             if passed:
-                task.settle([(finalist, entry.record.measurement) for finalist, entry, _ in passed])
-                _, entry, built = min(passed, key=lambda each: each[1].time_ns)
+                task.settle([(each, entry.record.measurement, entry.record.verdict) for each, entry, _ in passed])
+                _, entry, built = next(each for each in passed if each[1].record.verdict is Verdict.WON)
                 # A standing best that entered is replaced even by a slower time: all times are of the same measurement.
                 self._journal.promote(task, entry, built, if_faster=not entered)
                 return
@@ -162,8 +162,9 @@ class FinalRaces:
         """Returns the finalists that passed, with their records; the others are disqualified."""
         passed: list[tuple[Finalist, Entry, Built]] = []
         anchor = _anchor(task, entrants, measurements)
-        for (finalist, built), measurement in zip(entrants, measurements):
-            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor)
+        verdicts = task.judged([(finalist, measurement) for (finalist, _), measurement in zip(entrants, measurements)])
+        for (finalist, built), measurement, verdict in zip(entrants, measurements, verdicts):
+            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor, verdict)
             task.seconds += measurement.run_s
             if measurement.time_ns is None:
                 if measurement.outcome is Outcome.WRONG_ANSWER and finalist.is_of(task.stored_best):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SUSPECT_AFTER = 3  # failures in a row on one device; candidates that fail are rarely so many at once
 SLOW = 1.1  # times the time of the fastest of equal devices for the same kernel
+_NEWLINE = "\n"
 _BACKLOG = 3  # candidates that wait for other lanes, so that an idle lane takes over their task
 _OF_TASK = (PreparationError, OperatorError)
 _OF_DEVICE = (Outcome.WRONG_ANSWER, Outcome.LAUNCH_ERROR, Outcome.RUN_TIMEOUT, Outcome.WORKER_LOST)
@@ -334,7 +335,7 @@ class Lanes:
         if isinstance(result, Exception) or result.ok or len(self.working) < 2:
             return self.acquit(lane)
         text = f"{len(lane.suspects)} measurements in a row failed, and so did a kernel that had been right"
-        self._quarantine(lane, f"{text} ({result.outcome}: {first_line(result.message)})")
+        self._quarantine(lane, f"{text} ({result.outcome}: {result.message.partition(_NEWLINE)[0]})")
         return []
 
     def _quarantine(self, lane: Lane, reason: str) -> None:
