@@ -188,6 +188,42 @@ def row_of(shape: tuple[int, int, int], training: bool, triton: Callable[..., An
     return {"shape": shape, "training": training, "us": found, "bytes": nbytes, "failed": failed, "served": served[-2:]}
 
 
+def updates(shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Microseconds of one token; states of four inputs, as models keep them."""
+    b, c, _ = shape
+    nbytes = 2 * b * c * (2 * TAPS + 2)
+    count = max(8, min(128, SETS_BYTES // nbytes))
+    weight, bias = (torch.randn(shape, device="cuda", dtype=DTYPE) for shape in ((c, TAPS), (c,)))
+    sets = [
+        {
+            "x": torch.randn((b, c), device="cuda", dtype=DTYPE),
+            "state": torch.zeros((b, c, TAPS), device="cuda", dtype=DTYPE),
+        }
+        for _ in range(count)
+    ]
+
+    def by_torch(x: Any, state: Any) -> Any:
+        state.copy_(torch.roll(state, -1, -1))
+        state[:, :, -1] = x
+        return functional.silu((state * weight).sum(-1) + bias)
+
+    compiled = torch.compile(by_torch, dynamic=False)
+    contenders: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "ours": lambda each: sst.causal_conv1d_update(each["x"], each["state"], weight, bias, "silu"),
+        "PyTorch": lambda each: by_torch(each["x"], each["state"]),
+        "compiled": lambda each: compiled(each["x"], each["state"]),
+        "copy": lambda each: each["state"].clone(),
+    }
+    with torch.no_grad():
+        graphs = {name: graph_of(run, sets) for name, run in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            times[name].append(microseconds(graph, count))
+    found = {name: statistics.median(each) for name, each in times.items()}
+    return {"shape": shape, "update": True, "us": found, "bytes": nbytes}
+
+
 def check(shape: tuple[int, int, int]) -> float:
     """Largest error of y beside PyTorch's in float32."""
     (each,) = sets_of(*shape, True, 1)
@@ -216,6 +252,9 @@ def main() -> None:
     sst.use(args.db, allow=("exact", "nearest", "default"))
     print("largest error", check((2, 2048, 300)), flush=True)
     triton, rows = triton_kernel(), []
+    for shape in SHORT:
+        rows.append(updates(shape))
+        print(json.dumps(rows[-1]), flush=True)
     for training in (False, True):
         for shape in SHAPES[: args.shapes] + (() if training else SHORT):
             rows.append(row_of(shape, training, triton))

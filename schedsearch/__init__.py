@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from schedsearch.constructors.open_shapes import arange, dyn_concat, expand, reshape, where
     from schedsearch.constructors.recurrence import recurrent
     from schedsearch.constructors.selection import gather, nonzero, scatter, topk, unique
-    from schedsearch.constructors.sequences import depthwise_conv1d
+    from schedsearch.constructors.sequences import causal_conv1d_update, depthwise_conv1d
     from schedsearch.device.detect import detect
     from schedsearch.dynamic.build import build_dynamic
     from schedsearch.dynamic.executable import DynamicExecutable
@@ -127,6 +127,7 @@ _HOMES = {
     "batch_matmul": "schedsearch.constructors.convolutions",
     "build": "schedsearch.executable.build",
     "build_dynamic": "schedsearch.dynamic.build",
+    "causal_conv1d_update": "schedsearch.constructors.sequences",
     "compile": "schedsearch.runtime.deploy",
     "concat": "schedsearch.constructors.movement",
     "conv2d": "schedsearch.constructors.convolutions",
@@ -220,6 +221,7 @@ __all__ = [
     "batch_matmul",
     "build",
     "build_dynamic",
+    "causal_conv1d_update",
     "compile",
     "concat",
     "conv2d",

@@ -55,6 +55,7 @@ _INTEGERS = (
 
 INDEXED = {
     "gather": [schedsearch.gather(x=(1000, 64), indices=(32,))],
+    "causal_conv1d_update": [schedsearch.causal_conv1d_update(n=32, c=4096, t=1, taps=4, length=4)],
     "nms": [schedsearch.nms(n=1, classes=3, boxes=100, max_output=10)],
     "roi_align": [schedsearch.roi_align(n=1, c=64, h=32, w=32, rois=10, oh=7, ow=7)],
     "unique": [schedsearch.unique(x=(1000,))],

@@ -43,6 +43,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "depthwise_conv1d_rows_cuda": "depthwise_conv1d.cuda",
     "depthwise_conv1d_any_cuda": "depthwise_conv1d.cuda",
     "depthwise_conv1d_cpu": "depthwise_conv1d.cpu",
+    "causal_conv1d_update_cuda": "depthwise_conv1d.update",
+    "causal_conv1d_update_cpu": "depthwise_conv1d.update",
     "matmul_gemv": "matmul.gemv",
     "matmul_wgmma": "matmul.cuda",
     "matmul_mma": "matmul.cuda",

@@ -65,6 +65,7 @@ PUBLIC = [
     "batch_matmul",
     "build",
     "build_dynamic",
+    "causal_conv1d_update",
     "compile",
     "concat",
     "conv2d",

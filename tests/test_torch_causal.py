@@ -130,6 +130,78 @@ def test_a_second_derivative_is_refused() -> None:
             slope.sum().backward()
 
 
+def test_decoding_continues_a_sequence(served: str) -> None:
+    """Token by token from the final state of a first piece, as the whole at once."""
+    x, weight, bias = tensors((3, 16, 12), (16, 4), (16,))
+    whole = sst.causal_conv1d(x, weight, bias, activation="silu")
+    _, state = sst.causal_conv1d(x[:, :, :5].contiguous(), weight, bias, return_final_states=True)
+    for t in range(5, 9):
+        version = state._version
+        y = sst.causal_conv1d_update(x[:, :, t], state, weight, bias, activation="swish")
+        assert state._version > version
+        torch.testing.assert_close(y, whole[:, :, t], rtol=1e-5, atol=1e-5)
+        assert torch.equal(state, x[:, :, t - 2 : t + 1])
+    y = sst.causal_conv1d_update(x[:, :, 9:], state, weight, bias, activation="silu")
+    torch.testing.assert_close(y, whole[:, :, 9:], rtol=1e-5, atol=1e-5)
+
+
+def test_states_may_be_chosen_and_be_rings(served: str) -> None:
+    x, weight = tensors((2, 8, 7), (8, 3))
+    rings = torch.zeros(4, 8, 5)
+    chosen, before = torch.tensor([3, 1], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    whole = sst.causal_conv1d(x, weight)
+    for t in range(7):
+        y = sst.causal_conv1d_update(x[:, :, t], rings, weight, None, None, before + t, chosen)
+        torch.testing.assert_close(y, whole[:, :, t], rtol=1e-5, atol=1e-5)
+    for t in range(2, 7):
+        assert torch.equal(rings[3, :, t % 5], x[0, :, t])
+    assert not rings[0].any() and not rings[2].any()
+    held = rings.clone()
+    padded = torch.tensor([-1, 1], dtype=torch.int32)
+    assert not sst.causal_conv1d_update(x[:, :, 0], rings, weight, None, None, before, padded)[0].any()
+    assert torch.equal(rings[[0, 2, 3]], held[[0, 2, 3]])
+
+
+def test_a_state_that_is_not_contiguous_is_updated(served: str) -> None:
+    x, weight = tensors((2, 8), (8, 4))
+    state = torch.zeros(2, 3, 8).transpose(1, 2)
+    sst.causal_conv1d_update(x, state, weight)
+    assert torch.equal(state[:, :, -1], x)
+
+
+def test_an_update_compiles(tmp_path: Path) -> None:
+    with sst.use(None), torch.no_grad():
+        x, weight = tensors((2, 8), (8, 4))
+        states = [torch.zeros(2, 8, 3) for _ in range(2)]
+        compiled = torch.compile(
+            lambda x, state: sst.causal_conv1d_update(x, state, weight) + 1, backend="aot_eager", fullgraph=True
+        )
+        torch.testing.assert_close(compiled(x, states[0]), sst.causal_conv1d_update(x, states[1], weight) + 1)
+        assert torch.equal(*states)
+
+
+WRONG_UPDATES: list[tuple[dict[str, Any], str]] = [
+    (dict(x=torch.zeros(2)), "x has shape"),
+    (dict(conv_state=torch.zeros(2, 8, 2)), "conv_state"),
+    (dict(conv_state=torch.zeros(1, 8, 3)), "conv_state"),
+    (dict(conv_state=torch.zeros(3, 8, 3)), "conv_state"),
+    (dict(conv_state=torch.zeros(2, 8, 3, dtype=torch.float16)), "float16"),
+    (dict(weight=torch.zeros(8, 4, requires_grad=True)), "no gradients"),
+    (dict(cache_seqlens=torch.zeros(2, dtype=torch.int64)), "int64"),
+    (dict(conv_state_indices=torch.zeros(3, dtype=torch.int32)), "indices"),
+    (dict(activation="gelu"), "activation"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), WRONG_UPDATES, ids=[f"{i} {words}" for i, (_, words) in enumerate(WRONG_UPDATES)]
+)
+def test_mistakes_of_updates_are_named(change: dict[str, Any], words: str) -> None:
+    given = {"x": torch.zeros(2, 8), "conv_state": torch.zeros(2, 8, 3), "weight": torch.zeros(8, 4)} | change
+    with sst.use(None), pytest.raises(ArgumentError, match=words):
+        sst.causal_conv1d_update(**given)
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     (dict(x=torch.zeros(2, 8)), "x has shape"),
     (dict(x=torch.zeros(2, 8, 0)), "0 steps"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
 from schedsearch.constructors import Stages, made
+from schedsearch.ops.causal_conv1d_update import CAUSAL_CONV1D_UPDATE, CausalConv1dUpdateParams
 from schedsearch.ops.depthwise_conv1d import DEPTHWISE_CONV1D, DepthwiseConv1dParams
 from schedsearch.workload import Workload
 
@@ -60,3 +61,48 @@ def depthwise_conv1d(
         'depthwise_conv1d 8x2048x4096 k4 bf16 NTC+bias+silu'
     """
     return made(DEPTHWISE_CONV1D, locals())
+
+
+class FormatOptions(TypedDict, total=False):
+    """Of arrays over time; see `depthwise_conv1d`."""
+
+    dtype: str
+    weight_dtype: str | None
+    layout: str
+    epilogue: Stages
+
+
+def causal_conv1d_update(
+    *,
+    n: int,
+    c: int,
+    t: int,
+    taps: int,
+    length: int,
+    rows: int | None = None,
+    indices: bool = False,
+    positions: bool = False,
+    **options: Unpack[FormatOptions],
+) -> Workload[CausalConv1dUpdateParams]:
+    """The next steps of causal depthwise convolutions, with states that are updated in place, as in decoding.
+
+    Its arguments are x, weight (c, taps), bias (c), state_before (rows, c, length), indices (n), positions (n), those that
+    there are; its outputs y, and state, which may be the memory of state_before.
+
+    Args:
+        n, c, t, taps: batch, channels, new steps, and weights of a channel.
+        length: inputs of a state, at least taps - 1. The newest is the last.
+        rows: how many states there are; default: n.
+        indices: an argument, int32, says which state each row continues; one below 0 stands for none, whose y is 0.
+        positions: an argument, int32, has how many inputs each row had. States are then rings, in which the input of step s
+            is at s modulo `length`.
+        dtype, weight_dtype, layout, epilogue: as `depthwise_conv1d`.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Examples:
+        >>> causal_conv1d_update(n=32, c=4096, t=1, taps=4, length=4, dtype="bfloat16", epilogue=["silu"]).label
+        'causal_conv1d_update 32x1x4096 k4 of 32x4 bf16 NTC+silu'
+    """
+    return made(CAUSAL_CONV1D_UPDATE, locals())

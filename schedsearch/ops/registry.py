@@ -21,6 +21,7 @@ BUILT_IN = {
     "conv2d": "schedsearch.ops.conv2d:CONV2D",
     "depthwise_conv2d": "schedsearch.ops.depthwise_conv2d:DEPTHWISE_CONV2D",
     "depthwise_conv1d": "schedsearch.ops.depthwise_conv1d:DEPTHWISE_CONV1D",
+    "causal_conv1d_update": "schedsearch.ops.causal_conv1d_update:CAUSAL_CONV1D_UPDATE",
     "dense": "schedsearch.ops.dense:DENSE",
     "batch_matmul": "schedsearch.ops.batch_matmul:BATCH_MATMUL",
     "layout_transform": "schedsearch.ops.layout_transform:LAYOUT_TRANSFORM",

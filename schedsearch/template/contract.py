@@ -103,7 +103,6 @@ class Template(ABC, Generic[P]):
         """
         return "never"
 
-
     def representative(self, workload: Workload[P]) -> Workload[P]:
         """A small workload whose kernel of the same configuration has the same machine code, if there is one: code that may
         serve other workloads as it is (`reuse`) is verified on it. By default the workload itself.

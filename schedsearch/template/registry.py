@@ -45,6 +45,8 @@ BUILT_IN = {
     "depthwise_conv1d_rows_cuda": "schedsearch.templates.depthwise_conv1d.cuda:DepthwiseConv1dRows",
     "depthwise_conv1d_any_cuda": "schedsearch.templates.depthwise_conv1d.cuda:DepthwiseConv1dAny",
     "depthwise_conv1d_cpu": "schedsearch.templates.depthwise_conv1d.cpu:DepthwiseConv1dCpu",
+    "causal_conv1d_update_cuda": "schedsearch.templates.depthwise_conv1d.update:CausalConv1dUpdateCuda",
+    "causal_conv1d_update_cpu": "schedsearch.templates.depthwise_conv1d.update:CausalConv1dUpdateCpu",
     "matmul_gemv": "schedsearch.templates.matmul.gemv:MatmulGemv",
     "matmul_wgmma": "schedsearch.templates.matmul.cuda:MatmulWgmma",
     "matmul_mma": "schedsearch.templates.matmul.cuda:MatmulMma",

@@ -31,7 +31,7 @@ _require_torch()
 from schedsearch.ops.epilogues import Epilogue  # noqa: E402
 from schedsearch.torch.layers.report import LayerReport, NetworkReport, Report  # noqa: E402
 from schedsearch.torch.models.optimize import optimize_, revert_  # noqa: E402
-from schedsearch.torch.operators.causal import causal_conv1d  # noqa: E402
+from schedsearch.torch.operators.causal import causal_conv1d, causal_conv1d_update  # noqa: E402
 from schedsearch.torch.operators.functional import (  # noqa: E402
     conv2d,
     depthwise_conv2d,
@@ -50,6 +50,7 @@ __all__ = [
     "Served",
     "Store",
     "causal_conv1d",
+    "causal_conv1d_update",
     "conv2d",
     "depthwise_conv2d",
     "layout_transform",

@@ -34,6 +34,7 @@ class BoundCall:
             axes N, C, H, W.
         scalars: scalar of the workload -> its place among the numbers of a call.
         tensors, numbers: of a first call, which is not made; all calls have tensors like these.
+        in_place: output that is the memory of a tensor of the call -> its place; it is not returned.
 
     Raises:
         ArgumentError: a tensor is not what the kernel takes.
@@ -46,6 +47,7 @@ class BoundCall:
         scalars: Mapping[str, int],
         tensors: Sequence[torch.Tensor | None],
         numbers: Sequence[float],
+        in_place: Mapping[str, int] | None = None,
     ) -> None:
         self.kernel = kernel
         workload, plan = kernel.workload, kernel.artifact.plan
@@ -62,6 +64,7 @@ class BoundCall:
         self._made = [
             (like.name, torch_allocator(like.shape, like.strides, torch_dtype(like.dtype), device))
             for like in arrays.output_like(workload, "channels_last")
+            if like.name not in (in_place or {})
         ]
         self._results = len(self._made)
         self._made += [
@@ -70,6 +73,7 @@ class BoundCall:
         self._only = self._made[0][1] if len(self._made) == 1 else None
         made = {name: allocate() for name, allocate in self._made}
         tensors_of = {spec.name: tensor for spec, tensor in zip(workload.signature, given.values())} | made
+        tensors_of |= {name: given[place] for name, place in (in_place or {}).items()}
         aligned = {
             name: tensor.data_ptr() - tensor.data_ptr() % plan.alignments.get(name, 1) for name, tensor in tensors_of.items()
         }
@@ -78,6 +82,8 @@ class BoundCall:
         buffers = dict(zip(places, (spec.name for spec in workload.signature)))
         setters = {name: functools.partial(bound.set_pointer, name) for name in tensors_of}
         self._set_addresses = [setters.get(buffers.get(place, "")) for place in range(len(tensors))]
+        for name, place in (in_place or {}).items():
+            self._set_addresses[place] = _both(setters[buffers[place]], setters[name])
         self._set_own: list[Callable[[int], None]] = [setters[name] for name in made]
         self._unknown = (None,) * len(tensors)
         self._addresses: tuple[int | None, ...] = self._unknown  # as they were set
@@ -152,6 +158,14 @@ class BoundCall:
         """Raises UsageError if a tensor that the kernel reads has no memory."""
         if any(set_address is not None and not address for set_address, address in zip(self._set_addresses, addresses)):
             raise UsageError(f"a tensor of {self.kernel.workload.label} has no memory; it was freed, give another")
+
+
+def _both(one: Callable[[int], None], other: Callable[[int], None]) -> Callable[[int], None]:
+    def set_both(address: int) -> None:
+        one(address)
+        other(address)
+
+    return set_both
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> tuple[int, ...]:

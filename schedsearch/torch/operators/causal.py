@@ -9,7 +9,7 @@ import torch
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.text import type_text
 from schedsearch.torch.operators.integers import whole
-from schedsearch.torch.operators.sequences import Causal, compute, parameters_text
+from schedsearch.torch.operators.sequences import Causal, compute, parameters_text, update
 
 ACTIVATIONS = (None, "silu", "swish")
 
@@ -102,6 +102,70 @@ def causal_conv1d(
             )
         final = final_states_out.copy_(final)
     return y, final
+
+
+def causal_conv1d_update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: torch.Tensor | None = None,
+    conv_state_indices: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The next step, or steps, of `causal_conv1d`, from states that it updates in place: for decoding.
+
+    A state has the last inputs, the newest at its end; the final states of `causal_conv1d` are such states. It computes no
+    gradients.
+
+    Args:
+        x: (batch, channels), or (batch, channels, time).
+        conv_state: (batch, channels, state length), of the dtype of x; at least taps - 1 long. Best contiguous: others are
+            copied, and copied back.
+        weight: (channels, taps).
+        bias: (channels).
+        activation: None, "silu" or "swish".
+        cache_seqlens: (batch), int32: how many inputs each row had. States are then rings, in which the input of step s is
+            at s modulo their length.
+        conv_state_indices: (batch), int32: the state of each row, of as many as `conv_state` has. A row whose index is
+            below 0 has y = 0 and changes nothing. Two rows must not have the same index.
+
+    Returns:
+        y, of the shape and dtype of x.
+
+    Raises:
+        ArgumentError: arguments that do not fit each other, or one that requires a gradient while gradients are on.
+
+    Examples:
+        >>> y = causal_conv1d_update(token, conv_state, conv.weight.squeeze(1), conv.bias, activation="silu")
+    """
+    tensors = {"x": x, "conv_state": conv_state, "weight": weight, "bias": bias, "cache_seqlens": cache_seqlens,
+               "conv_state_indices": conv_state_indices}  # fmt: skip
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("x", "conv_state", "weight")):
+            raise ArgumentError(f"{name} is {type_text(tensor)}; allowed: a torch.Tensor")
+    _check_activation(activation)
+    if x.dim() not in (2, 3):
+        raise ArgumentError(f"x has shape {tuple(x.shape)}; allowed: (batch, channels) or (batch, channels, time)")
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors.values()):
+        raise ArgumentError(
+            "causal_conv1d_update has no gradients, and one of its tensors requires one; call it under torch.no_grad(), or "
+            "use causal_conv1d with initial_states"
+        )
+    steps = x[:, :, None] if x.dim() == 2 else x
+    layout = layout_of(steps)
+    ordered = steps.transpose(1, 2).contiguous() if layout == "NTC" else steps.contiguous()
+    weight, bias, indices, positions = (
+        None if each is None else each.contiguous() for each in (weight, bias, conv_state_indices, cache_seqlens)
+    )
+    state = conv_state.contiguous()
+    y = update(ordered, weight, bias, state, indices, positions, parameters_text(layout, activation is not None, False, 1))
+    if state is not conv_state and not conv_state.is_contiguous():
+        conv_state.copy_(state)
+    elif not torch.compiler.is_compiling() and not conv_state.is_inference():
+        torch.autograd.graph.increment_version(conv_state)
+    y = y.transpose(1, 2) if layout == "NTC" else y
+    return y[:, :, 0] if x.dim() == 2 else y
 
 
 def layout_of(x: torch.Tensor) -> str:

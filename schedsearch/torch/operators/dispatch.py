@@ -63,6 +63,7 @@ class Operation(ABC):
         schema: of the operator; tensors come first, then parameters, then scalars.
         scalars: names of its call-time numbers, in order.
         settings: what else chooses a kernel: functions that return settings of PyTorch.
+        in_place: output of the workload -> the tensor whose memory it is; the schema marks it as written.
         builds: whether kernels are built where the allowed levels have none.
         name: of the operator, by the schema.
         tensors: names of its tensors, by the schema, in order.
@@ -72,6 +73,7 @@ class Operation(ABC):
     schema: ClassVar[str]
     scalars: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[tuple[Callable[[], Hashable], ...]] = ()
+    in_place: ClassVar[Mapping[str, str]] = {}
     builds: ClassVar[bool] = False
     name: ClassVar[str]
     tensors: ClassVar[tuple[str, ...]]
@@ -291,7 +293,8 @@ def _bind(operation: Operation, kernel: Kernel, tensors: Tensors, numbers: tuple
     workload = kernel.workload
     places = [operation.tensors.index(operation.tensor_of(spec.name)) for spec in workload.signature]
     scalars = {scalar.name: operation.scalars.index(operation.scalar_of(scalar.name)) for scalar in workload.scalars}
-    return BoundCall(kernel, places, scalars, tensors, numbers)
+    in_place = {output: operation.tensors.index(name) for output, name in operation.in_place.items()}
+    return BoundCall(kernel, places, scalars, tensors, numbers, in_place)
 
 
 def _check_devices(operation: Operation, given: Mapping[str, torch.Tensor]) -> None:

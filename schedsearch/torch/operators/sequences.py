@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from schedsearch.constructors.sequences import depthwise_conv1d
+from schedsearch.constructors.sequences import causal_conv1d_update, depthwise_conv1d
 from schedsearch.errors import ArgumentError
 from schedsearch.torch.operators.dispatch import Operation, declared
 from schedsearch.torch.operators.formats import dtype_name
@@ -222,8 +222,108 @@ class CausalConv1dBackward(_Sequences):
         return [found[name].to(given[name].dtype).contiguous() for name in found if name in given]
 
 
-_eager_forward, _eager_states, _eager_backward = map(
-    eager, ("causal_conv1d", "causal_conv1d_states", "causal_conv1d_backward")
+@declared
+@dataclass(frozen=True)
+class CausalConv1dUpdate(Operation):
+    """y of new steps; the states are updated in place.
+
+    Attributes:
+        layout: of x and y.
+        silu: whether the activation follows.
+    """
+
+    schema: ClassVar[str] = (
+        "causal_conv1d_update(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) conv_state, Tensor? indices, "
+        "Tensor? positions, str parameters) -> Tensor"
+    )
+    in_place: ClassVar[Mapping[str, str]] = {"state": "conv_state"}
+    builds: ClassVar[bool] = True
+    layout: str
+    silu: bool
+
+    @classmethod
+    def of(cls, *args: Any) -> CausalConv1dUpdate:
+        layout, silu, _, _ = args[-1].split(",")
+        return cls(layout, silu == "1")
+
+    def tensor_of(self, argument: str) -> str:
+        return "conv_state" if argument == "state_before" else argument
+
+    def sizes(self, given: Mapping[str, torch.Tensor]) -> tuple[Any, Any, Any, Any]:
+        """Batch, channels, steps and taps."""
+        x = given["x"]
+        channels, steps = (2, 1) if self.layout == "NTC" else (1, 2)
+        return x.shape[0], x.shape[channels], x.shape[steps], given["weight"].shape[1]
+
+    def check(self, given: Mapping[str, torch.Tensor]) -> None:
+        x, state = _check_shape(self.name, "x", given["x"], (None, None, None)), given["conv_state"]
+        _check_shape(self.name, "weight", given["weight"], (None, None))
+        _check_shape(self.name, "conv_state", state, (None, None, None))
+        n, c, t, taps = self.sizes(given)
+        if not 1 <= taps <= MOST_TAPS:
+            raise ArgumentError(f"weight of {self.name} has {taps} taps; allowed: 1 to {MOST_TAPS}")
+        if t < 1 or n < 1:
+            raise ArgumentError(f"x of {self.name} has {n} rows of {t} steps; allowed: at least 1 of both")
+        rows = state.shape[0] if "indices" in given else n
+        if state.shape[2] < max(1, taps - 1) or state.shape[0] < n:
+            raise ArgumentError(
+                f"conv_state of {self.name} has shape {tuple(state.shape)}; allowed: ({n}, {c}, {max(1, taps - 1)} or "
+                "more), the last inputs of each row"
+            )
+        shapes = {"weight": (c, taps), "bias": (c,), "conv_state": (rows, c, state.shape[2]), "indices": (n,),
+                  "positions": (n,)}  # fmt: skip
+        for name, shape in shapes.items():
+            if name not in given:
+                continue
+            tensor = _check_shape(self.name, name, given[name], shape)
+            like = torch.int32 if name in ("indices", "positions") else given["weight"].dtype if name == "bias" else x.dtype
+            if name != "weight" and tensor.dtype != like:
+                raise ArgumentError(f"{name} of {self.name} has dtype {tensor.dtype}; allowed: {like}; convert it")
+        for name in ("x", "weight"):
+            if given[name].dtype not in FLOATS:
+                raise ArgumentError(
+                    f"{name} of {self.name} has dtype {given[name].dtype}; allowed: float16, bfloat16 or float32"
+                )
+
+    def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
+        n, c, t, taps = self.sizes(given)
+        rows, _, length = given["conv_state"].shape
+        stages = [*(["bias"] if "bias" in given else []), *(["silu"] if self.silu else [])]
+        return causal_conv1d_update(
+            n=n, c=c, t=t, taps=taps, length=length, rows=rows, indices="indices" in given, positions="positions" in given,
+            dtype=dtype_name(given["x"].dtype), weight_dtype=dtype_name(given["weight"].dtype), layout=self.layout,
+            epilogue=stages,
+        )  # fmt: skip
+
+    def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return torch.empty(given["x"].shape, dtype=given["x"].dtype, device=given["x"].device)
+
+    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> torch.Tensor:
+        x = given["x"].transpose(1, 2) if self.layout == "NTC" else given["x"]
+        states, (n, c, t, taps) = given["conv_state"], self.sizes(given)
+        length, weight = states.shape[2], given["weight"].float()
+        rows = given["indices"].long() if "indices" in given else torch.arange(n, device=x.device)
+        exists = (rows >= 0) & (rows < states.shape[0])
+        held, safe = torch.arange(length, device=x.device), rows.clamp(0, states.shape[0] - 1)
+        old = states[safe]
+        start = given["positions"].long() if "positions" in given else torch.zeros(n, dtype=torch.long, device=x.device)
+        order = ((held + start[:, None]) % length)[:, None].expand(n, c, length)  # the oldest input first
+        inputs = torch.cat([old.gather(2, order), x], 2)
+        first = length - taps + 1
+        z = sum(inputs[:, :, first + k : first + k + t].float() * weight[:, k, None] for k in range(taps))
+        assert isinstance(z, torch.Tensor)
+        z = z + given["bias"].float()[:, None] if "bias" in given else z
+        y = torch.nn.functional.silu(z) if self.silu else z
+        last, shift = inputs[:, :, -length:], t if "positions" in given else 0
+        places = ((held + start[:, None] + shift) % length)[:, None].expand(n, c, length)
+        new = torch.empty_like(old).scatter_(2, places, last)
+        states[rows[exists]] = new[exists]
+        y = y.where(exists[:, None, None], 0.0).to(given["x"].dtype)
+        return (y.transpose(1, 2) if self.layout == "NTC" else y).contiguous()
+
+
+_eager_forward, _eager_states, _eager_backward, _eager_update = map(
+    eager, ("causal_conv1d", "causal_conv1d_states", "causal_conv1d_backward", "causal_conv1d_update")
 )
 
 
@@ -278,3 +378,9 @@ def _gradients(x: Any, weight: Any, bias: Any, dy: Any, initial: Any, d_final: A
     dy = dy.contiguous()
     d_final = None if d_final is None else d_final.contiguous()
     return operator(x, weight, bias, dy, initial, d_final, seq_idx, parameters)
+
+
+def update(x: Any, weight: Any, bias: Any, conv_state: Any, indices: Any, positions: Any, parameters: str) -> Any:
+    """y of new steps; `conv_state` is updated."""
+    operator = torch.ops.schedsearch.causal_conv1d_update if torch.compiler.is_compiling() else _eager_update
+    return operator(x, weight, bias, conv_state, indices, positions, parameters)
