@@ -315,7 +315,7 @@ class TestUpdate(OpContract):
     examples = (
         TOKEN,
         TOKEN | {"rows": 7, "indices": True, "positions": True},
-        TOKEN | {"t": 9, "epilogue": ["bias", "silu"]},
+        TOKEN | {"t": 9, "epilogue": ["bias"], "layout": "NCT", "weight_dtype": "float16"},
     )
     wrong = (
         (TOKEN | {"length": 2}, "length"),
