@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_support import schedsearch as command
@@ -100,8 +101,7 @@ def test_a_layer_that_no_kernel_computes_is_said(folder: Path) -> None:
     assert found.layers == () and found.notes[0].startswith("no kernel for conv2d")
 
 
-def test_a_torch_module_is_covered(folder: Path) -> None:
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
+def test_a_torch_module_is_covered(folder: Path, torch: Any) -> None:
     pytest.importorskip("onnxscript", reason="needs onnxscript")
     model = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.ReLU()).eval()
     found = coverage(model, torch.zeros(1, 64, 14, 14), db=folder / "own.db", target=CARD, dtype="float16")

@@ -359,6 +359,7 @@ def ok(*arguments: Any) -> str:
     return result.stdout
 
 
+@pytest.mark.long
 def test_ship_tunes_once_then_pushes_pulls_verifies_and_compares(tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("records", "ship", "tiny.yaml", "--who", "Ada", "--db", "tuned.db", "--trials", "3", "--target", "cpu")
     first = json.loads(ok(*words, "--output", "shipped", "--json"))
