@@ -170,7 +170,7 @@ class XgbTuner(Tuner):
         if not doubted or len(rows) >= FORGET:
             return rows, times_ns
         own = np.array([key not in self._led for key in self._keys(rows)], dtype=np.bool_)
-        return (rows[own], times_ns[own]) if np.count_nonzero(own) >= INITIAL else (rows, times_ns)
+        return (rows[own], times_ns[own]) if np.count_nonzero(own) >= INITIAL_WARM else (rows, times_ns)
 
     def _candidates(self, ranked: Rows, besides: Rows, others: OtherTasks | None) -> Rows:
         """Rows to choose from, none of them taken or in `besides`. The given results start with the fastest."""

@@ -1,0 +1,135 @@
+"""Two toolchains beside each other: one kernel of each CUDA template, built by both, raced on one GPU.
+
+    python benchmarks/toolchains.py build newest.json        where one toolchain is installed; needs no GPU
+    python benchmarks/toolchains.py race newest.json --out toolchains_h200.json     where the other is, on the GPU
+
+The kernels are the defaults of the first workload of `machine_code.py` that each template takes. The race verifies both and
+times them in turns. The table has the times, the ratio, and whether the difference can be told from noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+import machine_code
+
+import schedsearch
+from schedsearch.backend import CompileError, RejectedError, compile_source, toolchain
+from schedsearch.config import Config
+from schedsearch.identity import sha256_hex
+from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.measure import Runner
+from schedsearch.measurement import Resources, Verdict
+from schedsearch.processes.builder import Built
+from schedsearch.session.race import Entrant, judged
+from schedsearch.target import PRESETS, Target
+from schedsearch.template import load_template
+from schedsearch.workload import Workload
+
+
+def rows_of_templates() -> list[dict[str, Any]]:
+    """The first candidate of each template."""
+    first: dict[str, dict[str, Any]] = {}
+    for row in machine_code.candidates():
+        first.setdefault(row["template"], row)
+    return list(first.values())
+
+
+def built(row: dict[str, Any], target: Target) -> Built:
+    """Raises CompileError or RejectedError."""
+    template = load_template(row["template"])
+    made = compile_source(template.kernel(workload_of(row), target, Config(row["config"])), target)
+    return Built(made.artifact, made.resources, made.canonical_hash, 0.0)
+
+
+def workload_of(row: dict[str, Any]) -> Workload:
+    return Workload.from_json(json.dumps(row["workload"]))
+
+
+def build(path: Path) -> None:
+    kernels = []
+    for row in rows_of_templates():
+        try:
+            artifact = built(row, PRESETS["h200"]).artifact
+        except (CompileError, RejectedError) as error:
+            kernels.append({**row, "refused": str(error)})
+            continue
+        code = base64.b64encode(artifact.code).decode()
+        kernels.append({**row, "plan": artifact.plan.to_json(), "code": code})
+    path.write_text(json.dumps({"toolchain": toolchain("cuda"), "kernels": kernels}) + "\n")
+    refused = sum("refused" in kernel for kernel in kernels)
+    print(f"{len(kernels)} kernels, {refused} refused, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def raced(runner: Runner, target: Target, row: dict[str, Any]) -> dict[str, Any]:
+    """The row's kernel of the file and of this toolchain in one race."""
+    found = {"template": row["template"], "workload": workload_of(row).label}
+    if "refused" in row:
+        return {**found, "problem": f"the other toolchain: {row['refused']}"}
+    artifact = Artifact(base64.b64decode(row["code"]), LaunchPlan.from_json(row["plan"]))
+    other = Built(artifact, Resources(), sha256_hex(row["code"]), 0.0)
+    try:
+        own = built(row, target)
+    except (CompileError, RejectedError) as error:
+        return {**found, "problem": f"this toolchain: {error}"}
+    here, there = runner.race(workload_of(row), [own, other])
+    if not here.ok or not there.ok:
+        return {**found, "problem": here.message or there.message}
+    entrants = [Entrant(name, Config(), measured) for name, measured in (("here", here), ("there", there))]
+    assert here.time_ns is not None and there.time_ns is not None
+    return {
+        **found,
+        "here_ns": here.time_ns,
+        "there_ns": there.time_ns,
+        "ratio": here.time_ns / there.time_ns,
+        "differ": Verdict.TIED not in judged(entrants),
+    }
+
+
+def race(path: Path, out: str | None, time_s: float) -> None:
+    data, target = json.loads(path.read_text()), schedsearch.detect("cuda")
+    began, rows = time.monotonic(), []
+    with Runner(target) as runner:
+        for row in data["kernels"]:
+            if time.monotonic() - began > time_s:
+                print(f"{len(data['kernels']) - len(rows)} templates are left out: the time is over")
+                break
+            rows.append(raced(runner, target, row))
+            common.write(out, {"here": toolchain("cuda"), "there": data["toolchain"], "rows": rows})
+    timed = [row for row in rows if "ratio" in row]
+    lines = [
+        [row["template"], row["workload"], f"{row['here_ns'] / 1e3:.2f}", f"{row['there_ns'] / 1e3:.2f}",
+         f"{row['ratio']:.3f}", "yes" if row["differ"] else ""]
+        for row in timed
+    ]  # fmt: skip
+    print(common.table(["template", "workload", "here, us", "there, us", "here / there", "differ"], lines))
+    for row in rows:
+        if "problem" in row:
+            print(f"{row['template']}: {row['problem'][:300]}")
+    print(f"here {toolchain('cuda')}, there {data['toolchain']}")
+    if timed:
+        mean = common.geometric_mean([row["ratio"] for row in timed])
+        print(f"here / there: {mean:.3f} in the geometric mean over {len(timed)} templates")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("build", "race"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--out", help="also write the data here")
+    parser.add_argument("--time", type=float, default=300.0, help="seconds, after which no race begins")
+    options = parser.parse_args()
+    if options.action == "build":
+        build(options.file)
+    else:
+        race(options.file, options.out, options.time)
+
+
+if __name__ == "__main__":
+    main()
