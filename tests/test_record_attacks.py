@@ -290,6 +290,8 @@ def test_a_database_from_before_signatures_is_built_again(both: Path) -> None:
     with sqlite3.connect(both) as other:
         for table in ("best", "record"):
             other.execute(f"ALTER TABLE {table} DROP COLUMN signature")
+        for column in ("sustained_ns", "verdict"):
+            other.execute(f"ALTER TABLE record DROP COLUMN {column}")
         other.execute("DROP TABLE size_table")
         other.execute("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
         other.execute(f"UPDATE best SET artifact_sha256 = {SWAP} WHERE workload_id = :a", {"a": A.id, "b": B.id})
