@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bandwidth_support import verdict
 from conv2d_numpy import KINDS, check_schedules
 from depthwise_cuda_support import H200, KERNEL_MODULES, assert_compiles, emulate, run_on_device
 from depthwise_support import case_workloads, random_workload
@@ -52,6 +53,21 @@ class TestPixels(TemplateContract):
         (layer(64, 300, stride=12, direction="grad_input"), "144"),
         (layer(64, 56, n=2**30), "n is"),
     )
+
+
+def test_a_patch_of_one_row_reaches_one_row() -> None:
+    """A sequence along the width: its row has more than 2**28 bytes, and a patch never has eight of them."""
+    sequence = depthwise_conv2d(n=1, c=12288, h=1, w=16384, r=1, s=4, padding=(0, 3, 0, 0))
+    for direction, template in TEMPLATES.items():
+        assert template.validate(sequence.replace(direction=direction), H200) is None
+    tall = depthwise_conv2d(n=1, c=12288, h=16, w=16384, r=3, s=3, padding=1)
+    assert "reach over" in str(PIXELS.validate(tall, H200))
+
+
+@pytest.mark.gpu
+def test_a_sequence_along_the_width_on_the_device(gpu: Any) -> None:
+    sequence = depthwise_conv2d(n=1, c=12288, h=1, w=16384, r=1, s=4, padding=(0, 3, 0, 0))
+    assert verdict(gpu, PIXELS, sequence) is None
 
 
 class TestFilters(TemplateContract):

@@ -128,7 +128,8 @@ def size_problem(workload: Workload[DepthwiseConv2dParams], target: Target) -> s
         if size >= LARGEST_SIZE:
             return f"{name} is {size}; allowed: less than 2**30, coordinates have 32 bits"
     rows = shape.rows
-    most_rows = (8 * rows.up + shape.tap_h * abs(rows.tap_step) + abs(rows.shift), 8 * rows.down)
+    tallest = max(n for n in HEIGHTS if _below_twice(rows.down * n, rows.down, rows.targets))
+    most_rows = (tallest * rows.up + shape.tap_h * abs(rows.tap_step) + abs(rows.shift), tallest * rows.down)
     for name, count in zip(arrays_of(workload), most_rows):
         step = count * strides_of(workload, name)["H"].outer * shape.nbytes
         if step > LARGEST_STEP_BYTES:
