@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 @click.option(
     "--input",
     "files",
-    metavar="[NAME=]FILE.npy",
+    metavar="[NAME=]FILE.npy|NAME=VALUE",
     multiple=True,
-    help="An input of the model; default: random numbers. NAME=VALUE: as of build, for --compare.",
+    help="An input of the model; default: random numbers. NAME=VALUE: numbers, e.g. sr=16000.",
 )
 @click.option("--output", metavar="FILE", type=click.Path(), help="Write the outputs: one as .npy, several as .npz.")
 @click.option(
@@ -216,7 +217,7 @@ def read_inputs(wanted: Sequence[Port], files: tuple[str, ...], below: Mapping[s
     ports = {port.name: port for port in wanted}
     found: dict[str, Array] = {}
     for name, path, port in _named(wanted, files):
-        found[name] = _in_format(_fitting(read_array(Path(path)), port, path), port)
+        found[name] = _in_format(_fitting(_array_of(path, port), port, path), port)
     rng = np.random.default_rng(0)
     for name, port in ports.items():
         if name not in found:
@@ -238,6 +239,19 @@ def _named(ports: Sequence[Port], files: tuple[str, ...]) -> Iterator[tuple[str,
                 raise UsageError(f"{len(files)} inputs given; the network takes {', '.join(map(str, ports))}")
             name, path = ports[number].name, text
         yield name, path, by_name[name]
+
+
+def _array_of(text: str, port: Port) -> Array:
+    """The array in a file, or of the numbers that a text such as 16000 or 1,2,3 is, if no file has its name."""
+    import numpy as np
+
+    from schedsearch.network.given_inputs import parsed
+
+    if not Path(text).exists():
+        with contextlib.suppress(ValueError):
+            array = np.asarray(parsed(text))
+            return array.reshape(port.bound) if array.size == math.prod(port.bound) else array
+    return read_array(Path(text))
 
 
 def read_array(path: Path) -> Array:
@@ -290,7 +304,7 @@ def _in_format(array: Array, port: Port) -> Array:
     from schedsearch.ops.dtypes import dtype, encode
 
     row = dtype(port.dtype)
-    stored = np.ascontiguousarray(encode(array, port.dtype))
+    stored = np.ascontiguousarray(encode(array, port.dtype)).reshape(np.shape(array))  # NumPy gives a scalar an axis
     if row.storage == row.library:
         return stored
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from schedsearch.executable.memory import Block, arrange, stacked
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME
-from schedsearch.executable.program import ARENA, IF, Array, Call, ChosenKernel, Foreign, Origin, Place, Program, Reference
+from schedsearch.executable.program import Array, Call, ChosenKernel, Foreign, Origin, Place, Program, Reference
 from schedsearch.executable.program import Control as ProgramControl
 from schedsearch.executable.program import Impossible as ImpossibleProgram
 from schedsearch.executable.references import packed
@@ -80,7 +80,7 @@ def assemble(
         if isinstance(call.computes, Control)
     }
     controls = {number: _control(found.calls[number].computes, several) for number, several in inner.items()}
-    places = _Places(found, chosen, {number: each.arena_bytes for number, each in controls.items()})
+    places = _Places(found, chosen, {number: each.workspaces for number, each in controls.items()})
     arrays = tuple(
         Array(
             held.name,
@@ -140,7 +140,8 @@ def _control(control: object, networks: Sequence[Executable]) -> ProgramControl:
     assert isinstance(control, Control)
     programs = iter(each.program for each in networks)
     return ProgramControl(
-        tuple(ImpossibleProgram(body.reason) if isinstance(body, Impossible) else next(programs) for body in control.bodies)
+        tuple(ImpossibleProgram(body.reason) if isinstance(body, Impossible) else next(programs) for body in control.bodies),
+        control.kind,
     )
 
 
@@ -152,8 +153,9 @@ def _call(
 ) -> Call:
     buffers, outputs = {**call.arguments, **call.outputs}, tuple(call.outputs)
     if isinstance(call.computes, Control):
-        origin = Origin(IF, IF, "")
-        return Call(call.name, call.sources, "", IF, "", buffers, outputs, workspaces, {}, origin, control=control)
+        kind = call.computes.kind
+        origin = Origin(kind, kind, "")
+        return Call(call.name, call.sources, "", kind, "", buffers, outputs, workspaces, {}, origin, control=control)
     if isinstance(subgraph := call.computes, Subgraph):
         foreign = Foreign(len(subgraph.model), subgraph.reasons)
         origin, sha256 = Origin(ONNX_RUNTIME, ONNX_RUNTIME, ""), sha256_hex(subgraph.model)
@@ -188,13 +190,15 @@ class _Places:
         workspaces: of each call, by name.
     """
 
-    def __init__(self, found: Schedule, chosen: Mapping[Workload, ChosenKernel], arenas: Mapping[int, int]) -> None:
-        """`arenas`: number of a call -> bytes that programs of its own share."""
+    def __init__(
+        self, found: Schedule, chosen: Mapping[Workload, ChosenKernel], of_controls: Mapping[int, Mapping[str, int]]
+    ) -> None:
+        """`of_controls`: number of a call with programs of its own -> bytes of its workspaces."""
         self._found = found
         plans = [chosen[each].artifact.plan if isinstance(each := call.computes, Workload) else None for call in found.calls]
         ready = [plan is not None and _is_prepacked(found, call, plan.constants) for call, plan in zip(found.calls, plans)]
         lasting: list[tuple[int, str, int]] = []  # number of the call, name and bytes of what its constant steps write
-        passing = [(number, ARENA, nbytes) for number, nbytes in arenas.items()]
+        passing = [(number, name, nbytes) for number, own in of_controls.items() for name, nbytes in own.items()]
         for number, plan in enumerate(plans):
             if plan is None:
                 continue
@@ -217,7 +221,7 @@ class _Places:
         later = set()
         for call, plan, prepacked in zip(self._found.calls, plans, ready):
             steps = [] if plan is None else [step for step in plan.steps if not (step.constant and prepacked)]
-            names = {name for step in steps for name in step.buffers}
+            names = {name for step in steps for name in step.buffers} if plan is not None else {*call.arguments}
             later |= {id(self._found.arrays[index].memory) for name, index in call.arguments.items() if name in names}
         later |= {id(self._found.arrays[source].memory) for source, _ in self._found.copies}  # outputs
         return {id(each) for each in self._constants} - later

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from schedsearch.errors import DatabaseError, SchemaVersionError, UnknownOperatorError, UsageError
 from schedsearch.executable.memory import ALIGNMENT, rounded_up
-from schedsearch.executable.program import ARENA, Array, Call, Control, Place, Program
+from schedsearch.executable.program import CARRIED, LOOP, Array, Call, Control, Place, Program
 from schedsearch.executable.written import Written
 from schedsearch.fields import FieldError
 from schedsearch.launch import LaunchPlan
@@ -25,7 +25,7 @@ from schedsearch.text import quoted
 from schedsearch.workload import Workload
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_BRANCHES = 2  # programs of an If
+_BODIES = {"If": 2, "Loop": 1}  # how many programs a call has inside
 _KEPT = ("constant", "once")  # spaces that are filled when the executable is loaded
 LARGEST_BYTES = 1 << 48  # bytes; no device has so much memory
 
@@ -229,24 +229,39 @@ class _Walk:
         reads = [name for name in call.buffers if name not in call.outputs]
         names = [*(f"x{number}" for number in range(len(reads))), *(f"y{number}" for number in range(len(call.outputs)))]
         require(
-            bool(reads) and [*reads, *call.outputs] == names and call.foreign is None and not call.workload
-            and not call.artifact and not call.offsets and not call.scalars and len(control.bodies) == _BRANCHES
-            and bool(control.programs)
-            and call.workspaces.keys() == {ARENA},
-            f"{where} is not an If of {_BRANCHES} programs on x0, x1 ... and y0, y1 ...",
+            [*reads, *call.outputs] == names and call.foreign is None and not call.workload and not call.artifact
+            and not call.offsets and not call.scalars and len(control.bodies) == _BODIES[control.kind]
+            and bool(control.programs) and call.workspaces.keys() == control.workspaces.keys()
+            and len(reads) >= (CARRIED + len(call.outputs) if control.kind == LOOP else 1),
+            f"{where} is not {control.kind} of {_BODIES[control.kind]} programs on x0, x1 ... and y0, y1 ...",
         )  # fmt: skip
-        require(self._array(call, reads[0]).nbytes == 1, f"{where} has a condition that is not one truth value")
+        first = [self._array(call, name).nbytes for name in reads[: CARRIED if control.kind == LOOP else 1]]
+        wanted = [8, 1] if control.kind == LOOP else [1]
+        require(first == wanted, f"{where} has {first} bytes for what the host reads; allowed: {wanted}")
         gone = any(self._array(call, name).place.space == "once" for name in reads)
         require(not gone, f"{where} reads a constant that is gone after loading")
         for body in control.programs:
             check(body, self._plans)
-            for own, outer in ((body.inputs, reads[1:]), (body.outputs, call.outputs)):
-                ports = [(each.dtype, each.stored) for each in (body.arrays[index] for index in own)]
-                given = [(each.dtype, each.stored) for each in (self._array(call, name) for name in outer)]
-                require(ports == given, f"{where} has a program on {quoted(ports)}; its arrays are {quoted(given)}")
+            self._check_body(call, control, body, reads, where)
             require(not body.references and body.target == self._program.target, f"{where} has a program of something else")
-        self._workspace(call, ARENA, control.arena_bytes, where, {})
+        for name, nbytes in control.workspaces.items():
+            self._workspace(call, name, nbytes, where, control.workspaces)
         return reads, dict.fromkeys(call.outputs)
+
+    def _check_body(self, call: Call, control: Control, body: Program, reads: list[str], where: str) -> None:
+        """A program inside has the arrays of the call."""
+        inputs, outputs = ([body.arrays[index] for index in own] for own in (body.inputs, body.outputs))
+        if control.kind == LOOP:
+            turn, condition = inputs[:CARRIED], outputs[:1]
+            held = [each.nbytes for each in (*turn, *condition)]
+            require(held == [8, 1, 1], f"{where} has a body whose turn and conditions have {held} bytes; allowed: [8, 1, 1]")
+            inputs, outputs, given = inputs[CARRIED:], outputs[1:], reads[CARRIED:]
+        else:
+            given = reads[1:]
+        for own, outer in ((inputs, given), (outputs, call.outputs)):
+            ports = [(each.dtype, each.stored) for each in own]
+            arrays = [(each.dtype, each.stored) for each in (self._array(call, name) for name in outer)]
+            require(ports == arrays, f"{where} has a program on {quoted(ports)}; its arrays are {quoted(arrays)}")
 
     def _kernel(self, call: Call, where: str) -> tuple[list[str], dict[str, ArgSpec | None]]:
         """The same of a kernel, checked against its workload and its launch plan."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from schedsearch.executable.onnx_runtime import OnnxModel
-from schedsearch.executable.program import IF, RECORDED, Call, Control, Impossible, Program
+from schedsearch.executable.program import LOOP, RECORDED, Call, Control, Impossible, Program
 from schedsearch.ops.elementwise import ElementwiseParams, reads_of
 from schedsearch.text import counted, duration
 from schedsearch.workload import Workload
 
-BODY_TITLES = ("if its condition is true", "if its condition is false")
+BODY_TITLES = {"If": ("if its condition is true", "if its condition is false"), "Loop": ("in each turn",)}
 PREDICTION = (
     "the sum of the calls' recorded times; arrays that stay in the L2 cache make a network faster than cold times say"
 )
@@ -65,11 +65,12 @@ def _calls(program: Program, subgraphs: Mapping[int, SubgraphCost]) -> Iterator[
 
 
 def _control(program: Program, call: Call, control: Control) -> Iterator[str]:
-    condition, *reads = (program.arrays[index].name for name, index in call.buffers.items() if name not in call.outputs)
+    reads = [program.arrays[index].name for name, index in call.buffers.items() if name not in call.outputs]
+    condition, reads = (f"{reads[0]} times, while {reads[1]}", reads[2:]) if control.kind == LOOP else (reads[0], reads[1:])
     writes = ", ".join(program.arrays[call.buffers[name]].name for name in call.outputs)
     given = f"it reads {', '.join(reads)} and writes {writes}" if reads else f"it writes {writes}"
-    yield f"  {call.name}: {IF} {condition}, which the host reads in every run; {given}"
-    for title, body in zip(BODY_TITLES, control.bodies):
+    yield f"  {call.name}: {control.kind} {condition}, which the host reads in every run; {given}"
+    for title, body in zip(BODY_TITLES[control.kind], control.bodies):
         if isinstance(body, Impossible):
             yield f"      {title}: calls fail, because {body.reason}"
             continue

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from schedsearch.device.index_notes import IndexNotes, notes_indices
+from schedsearch.executable.program import LOOP
 
 if TYPE_CHECKING:
     from schedsearch.device.contract import Device, LoadedKernel
@@ -98,7 +99,8 @@ def _limits_of(call: Call) -> Iterator[tuple[str, int]]:
     if call.control is not None:
         for body in call.control.programs:
             places = {body.arrays[index].name: number for number, index in enumerate(body.inputs)}
-            yield from ((f"x{1 + places[name]}", below) for name, below in index_limits(body).items())
+            shift = 0 if call.control.kind == LOOP else 1
+            yield from ((f"x{shift + places[name]}", below) for name, below in index_limits(body).items())
     elif call.foreign is None:
         yield from (
             (each.name, each.below) for each in Workload.from_json(call.workload).signature if each.below is not None

@@ -54,7 +54,7 @@ class Planned:
         for node in network.nodes:
             if isinstance(node, Control):
                 bodies[node.name] = [cls._of_body(body, db, target, mode, layout) for body in node.networks]
-                titles = [title for title, body in zip(BODY_TITLES, node.bodies) if isinstance(body, Network)]
+                titles = [title for title, body in zip(BODY_TITLES[node.kind], node.bodies) if isinstance(body, Network)]
                 for title, body in zip(titles, bodies[node.name]):
                     reasons += ["", f"{node.name}, {title}:", *body.reasons]
                     tasks += body.missing

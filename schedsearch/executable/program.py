@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from schedsearch.executable.memory import stacked
 from schedsearch.fields import FieldError, read
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
@@ -21,7 +22,11 @@ from schedsearch.typed import JsonObject
 DYNAMIC = "dynamic"  # the "kind" in the strings of files that hold more than one program: of dynamic graphs,
 SIZED = "sizes"  # and of networks for several sizes
 ARENA = "arena"  # the workspace of a call with programs of its own
-IF = "If"  # what stands for a kernel there
+STATE = "state"  # that of a loop: see `Control.addresses`
+IF, LOOP = "If", "Loop"  # what stands for a kernel there
+CONDITION = "x0"  # of an If
+CARRIED = 2  # the number of the first array that a loop carries, behind the number of turns and the condition
+_TURN_BYTES = 8
 _SEAL = "check"  # the field of the checksum
 Space = Literal["arena", "input", "output", "constant", "once"]
 """Where an array is: in the memory that arrays of one run share; in the caller's memory; among the constants, which are
@@ -123,16 +128,18 @@ class Impossible:
 
 @dataclass(frozen=True)
 class Control:
-    """Programs of which a call runs one, because of a number that it reads when it comes to it.
-
-    All of them have the arguments behind the first as inputs, and the outputs of the call as outputs, and share one memory,
-    the workspace `arena`.
+    """Programs that a call runs because of numbers that the host reads when it comes to it. They share one memory, the
+    workspace `arena`.
 
     Attributes:
-        bodies: for a condition that is true, and for one that is false.
+        bodies: of an If, for a condition that is true, and for one that is false: inputs are the arguments behind the
+            first, outputs those of the call. Of a Loop, one, whose inputs are the number of the turn, a true condition, what
+            is carried, and the arguments behind that; outputs are the condition and what is carried. The call has the most
+            turns, the first condition, and what is carried first, as its first arguments.
     """
 
     bodies: tuple[Program | Impossible, ...]
+    kind: Literal["If", "Loop"] = "If"
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -142,6 +149,26 @@ class Control:
     @property
     def arena_bytes(self) -> int:
         return max((body.arena_bytes for body in self.programs), default=0)
+
+    @property
+    def carried_bytes(self) -> list[int]:
+        """Of each array that a Loop carries from turn to turn."""
+        (body,) = self.programs
+        return [body.arrays[index].nbytes for index in body.outputs[1:]]
+
+    def addresses(self, base: int) -> list[int]:
+        """Of a Loop in its workspace `state`: the number of the turn, a true condition, that of the body, and what is
+        carried, twice."""
+        return [base + offset for offset in self._state[0]]
+
+    @property
+    def workspaces(self) -> dict[str, int]:
+        """Name -> bytes."""
+        return {ARENA: self.arena_bytes} | ({STATE: self._state[1]} if self.kind == LOOP else {})
+
+    @property
+    def _state(self) -> tuple[list[int], int]:
+        return stacked([_TURN_BYTES, 1, 1, *self.carried_bytes, *self.carried_bytes])
 
 
 @dataclass(frozen=True)
@@ -160,7 +187,7 @@ class Call:
         scalars: values of the call-time scalars.
         offsets: output of which the call writes a slice -> bytes from the array's beginning to the slice's.
         foreign: of a call of ONNX Runtime. Its inputs are x0, x1 ..., its outputs y0, y1 ..., in the order of its model.
-        control: of a call of a program inside. Its arguments and outputs are named in the same way; x0 is the condition.
+        control: of a call of a program inside. Its arguments and outputs are named in the same way; see `Control`.
     """
 
     name: str

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedsearch.device.contract import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
 from schedsearch.errors import UsageError
-from schedsearch.executable.controlled import CONDITION, BoundControl, port_of
+from schedsearch.executable.controlled import BoundControl, bound_control, placed, port_inside
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
 from schedsearch.executable.program import ARENA, Call, Place, Program, Reference
 from schedsearch.executable.segments import Segments, chained
@@ -243,11 +243,12 @@ class Weights:
         return bound
 
     def _bind_control(self, number: int, addresses: Mapping[str, int], notes: Notes) -> BoundControl:
-        ports = {port_of(name): address for name, address in addresses.items() if name not in (CONDITION, ARENA)}
-        inputs, outputs = ([ports[f"{kind}{n}"] for n in range(len(ports)) if f"{kind}{n}" in ports] for kind in _KINDS)
-        several = zip(self.bodies[number], notes.bodies[number])
-        made = [Calls(body, addresses[ARENA], inputs, outputs, inner) for body, inner in several]
-        return BoundControl(self.device, self.program.calls[number], addresses[CONDITION], made)
+        call, arena = self.program.calls[number], addresses[ARENA]
+        made = [
+            Calls(self.bodies[number][body], arena, inputs, outputs, notes.bodies[number][body])
+            for body, inputs, outputs in placed(call, addresses)
+        ]
+        return bound_control(self.device, call, addresses, made)
 
     def _may_begin_early(self, number: int) -> bool:
         """Whether a GPU may begin with a call while the one before it still runs. Not with the first one: what stands before
@@ -257,8 +258,9 @@ class Weights:
     def check_address(self, number: int, name: str, address: int) -> None:
         """Raises ArgumentError if an address lacks the alignment that a call needs for an argument or output."""
         if number in self.bodies:
-            for body in self.bodies[number] if name != CONDITION else ():
-                for use in body.ports[port_of(name)]:
+            port = port_inside(self.program.calls[number], name)
+            for body in self.bodies[number] if port is not None else ():
+                for use in body.ports[str(port)]:
                     body.check_address(use.call, use.name, address + use.offset)
             return
         loaded = self._loaded(self.program.calls[number])

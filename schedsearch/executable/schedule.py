@@ -148,10 +148,18 @@ class _Walk:
 
     def whole(self, node: Subgraph | Control) -> None:
         """A subgraph or a node with bodies, which take values in the order of their axes."""
-        reads, writes = ([self._network.values[name] for name in names] for names in (node.reads, node.writes))
-        arguments = {f"x{number}": self._bring(value.name, value.axes) for number, value in enumerate(reads)}
+        writes = [self._network.values[name] for name in node.writes]
+        arguments = {f"x{number}": self._given(node, number, name) for number, name in enumerate(node.reads)}
         outputs = {f"y{number}": self._make(value.name, value.axes, value.dtype) for number, value in enumerate(writes)}
         self._result.calls.append(ScheduledCall(node.name, node.sources, node, arguments, outputs))
+
+    def _given(self, node: Subgraph | Control, number: int, name: str) -> int:
+        """A value or constant in the order of its axes."""
+        if name in self._network.values:
+            return self._bring(name, self._network.values[name].axes)
+        assert isinstance(node, Control)
+        constant = self._network.constants[name]
+        return self._argument(name, ArgSpec(name, constant.axes, constant.array.shape, node.dtype(number)))
 
     def finish(self) -> Schedule:
         """Brings the outputs into the caller's layout and gives them memory of the caller."""

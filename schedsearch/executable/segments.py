@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from schedsearch.device.cuda_graph import KernelGraph
 
 
-HOST_CALLS = BoundOnnxModel | BoundControl
+HOST_CALLS = (BoundOnnxModel, BoundControl)
 
 
 class Segments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -48,15 +48,34 @@ def evaluate(
         elif isinstance(node, Subgraph):
             _evaluate_subgraph(network, node, found)
         elif isinstance(node, Control):
-            body = node.bodies[0 if bool(np.any(found[node.reads[0]])) else 1]
-            if isinstance(body, Impossible):
-                raise BranchError(f"{node.name}: {body.reason}")
-            given = {name: found[outer] for name, outer in zip(body.inputs, node.reads[1:])}
-            inside = evaluate(body, given, implementation=implementation)
-            found |= {name: inside[own] for name, own in zip(node.writes, body.outputs)}
+            constants = {name: each.array for name, each in network.constants.items()}
+            given = [found[name] if name in found else constants[name] for name in node.reads]
+            run = _loop if node.kind == "Loop" else _branch
+            found |= dict(zip(node.writes, run(node, given, implementation)))
         else:
             _compute(network, node, implementation(node), found)
     return found
+
+
+def _branch(node: Control, given: Sequence[Array], implementation: Callable[[Node], Workload]) -> list[Array]:
+    body = node.bodies[0 if bool(np.any(given[0])) else 1]
+    if isinstance(body, Impossible):
+        raise BranchError(f"{node.name}: {body.reason}")
+    inside = evaluate(body, dict(zip(body.inputs, given[1:])), implementation=implementation)
+    return [inside[name] for name in body.outputs]
+
+
+def _loop(node: Control, given: Sequence[Array], implementation: Callable[[Node], Workload]) -> list[Array]:
+    (body,) = node.networks
+    most, goes_on, *arrays = given
+    carried, around = arrays[: len(node.writes)], arrays[len(node.writes) :]
+    turn, condition = 0, bool(np.any(goes_on))
+    while turn < int(np.ravel(most)[0]) and condition:
+        inputs = dict(zip(body.inputs, (np.array(turn), np.array(True), *carried, *around)))
+        inside = evaluate(body, inputs, implementation=implementation)
+        truth, *carried = (inside[name] for name in body.outputs)
+        turn, condition = turn + 1, bool(np.any(truth))
+    return carried
 
 
 def _evaluate_subgraph(network: Network, subgraph: Subgraph, values: dict[str, Array]) -> None:

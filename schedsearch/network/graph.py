@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.workload import Workload
@@ -139,15 +139,19 @@ class Impossible:
 
 @dataclass(frozen=True, eq=False)
 class Control:
-    """A node that runs networks inside of it: an `If` of a computed condition.
+    """A node that runs networks inside of it: an `If` of a computed condition, or a `Loop` of a computed number of turns.
 
-    It reads and writes values in the order of their axes. All bodies have the values behind the condition as inputs.
+    It reads and writes values in the order of their axes.
 
     Attributes:
         name: unique; that of the node of the model.
-        reads: names of values; the first is the condition, an array of one truth value.
-        writes: names of values, in the order of the outputs of the bodies.
-        bodies: what runs if the condition is true, and if it is false. At least one of them is possible.
+        reads: names of values and constants. Of an If, the condition, an array of one truth value, and the inputs of both
+            bodies. Of a Loop, the most turns, the first condition, what is carried from turn to turn, and what else the body
+            reads.
+        writes: names of values. Of an If, the outputs of both bodies; of a Loop, what is carried.
+        bodies: of an If, what runs if the condition is true, and if it is false; at least one of them is possible. Of a
+            Loop, one: its inputs are the number of the turn, a true condition, and then what the Loop reads; its outputs are
+            the condition and what is carried.
     """
 
     name: str
@@ -155,6 +159,14 @@ class Control:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     bodies: tuple[Network | Impossible, ...] = field(repr=False)
+    kind: Literal["If", "Loop"] = "If"
+
+    def dtype(self, number: int) -> str:
+        """Of what it reads, by its number."""
+        body = self.networks[0]
+        if self.kind == "If":
+            return "bool" if number == 0 else body.values[body.inputs[number - 1]].dtype
+        return body.values[body.inputs[number]].dtype
 
     @property
     def networks(self) -> tuple[Network, ...]:

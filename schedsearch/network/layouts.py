@@ -78,8 +78,8 @@ def uses(network: Network, node: AnyNode) -> list[Use]:
     if isinstance(node, View):
         return [Use(((node.x, x),), ((node.y, y),)) for x, y in node.layouts]
     if isinstance(node, Subgraph | Control):
-        plain = {name: (name, network.values[name].axes) for name in (*node.reads, *node.writes)}
-        return [Use(tuple(plain[name] for name in node.reads), tuple(plain[name] for name in node.writes))]
+        plain = {name: (name, network.values[name].axes) for name in (*node.reads, *node.writes) if name in network.values}
+        return [Use(tuple(plain[name] for name in node.reads if name in plain), tuple(plain[name] for name in node.writes))]
     found = []
     for workload in node.implementations:
         arrays = list(node.layouts(workload))

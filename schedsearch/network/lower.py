@@ -213,7 +213,7 @@ class _Graph:
             self.needed.update(cut.reads)
         for node in self.bodies:
             self.taken.add(node)
-            self.needed.update(value for value in node.inputs if value is not None)
+            self.needed.update(value for value in node.inputs if value is not None and value.const_value is None)
         self._views_of_transposes(places)
         chains = self._chains(places)
         chains = without_slices(chains, self.unread, self.slices) if self.cuts else chains
@@ -374,9 +374,15 @@ class _Graph:
         return replace(made, name=self._name(made.name))
 
     def _control(self, node: ir.Node, bodies: Sequence[Network | Impossible]) -> Control:
-        reads = tuple(self._value(value) for value in node.inputs if value is not None)
+        reads = []
+        for value in node.inputs:
+            assert value is not None
+            array = None if value.is_graph_input() else constant_of(value)
+            operand = value if array is None else Constant(str(value.name), axes_of(array.ndim), array)
+            reads.append(self._operand(operand))
         writes = tuple(self._value(value) for value in node.outputs)
-        return Control(self._name(name_of(node)), (name_of(node),), reads, writes, tuple(bodies))
+        kind: Any = node.op_type
+        return Control(self._name(name_of(node)), (name_of(node),), tuple(reads), writes, tuple(bodies), kind)
 
     def _name(self, name: str) -> str:
         used, number, found = {call.name for _, call in self.calls}, 1, name

@@ -114,6 +114,8 @@ def why_left(node: ir.Node, taken: Iterable[str]) -> str:
         cause = _why_if(node)
     elif is_onnx(node) and node.op_type in UNROLLED:
         cause = why_not_unrolled(node, opset)
+        if inner := why_not_isolated(node):
+            cause += f"; or a body that gives arrays of fixed shapes: {inner}"
     else:
         cause = "nodes inside of it are not read"
     inside = grouped({inner: "" for inner in _within(node) if inner.op_type not in taken or not is_onnx(inner)})

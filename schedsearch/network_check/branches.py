@@ -1,4 +1,5 @@
-"""`If`s of a model: with the branches in their places that some inputs take, and inputs that take others."""
+"""`If`s and `Loop`s of a model: with the branches in their places that some inputs take, and as many copies of a body as
+there are turns; and inputs that take other branches."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from schedsearch.network_check.draws import Wanted
-from schedsearch.network_check.protos import subgraphs_of
+from schedsearch.network_check.protos import reads_of, subgraphs_of
 from schedsearch.ops.dtypes import dtype
 from schedsearch.typed import Array
 
+_MOST_COPIES = 2000  # nodes of all copies of a body
+_SMALL = (1, 2, 3)  # numbers of turns
 _MOST_SETTINGS = 8  # elements of an input that is a setting rather than data
 _MOST_CONSTANTS = 16  # of the model that such an input is tried with
 
@@ -22,31 +25,92 @@ def conditions(model: ModelProto) -> list[str]:
     return list(dict.fromkeys(node.input[0] for node in model.graph.node if node.op_type == "If"))
 
 
-def with_branches(model: ModelProto, truths: Mapping[str, bool]) -> ModelProto:
-    """A model with a branch in the place of each `If` of its graph. Values inside get new names.
+def loops(model: ModelProto) -> list[NodeProto]:
+    """The `Loop`s of the graph that stack nothing that is read."""
+    read = {name for node in model.graph.node for name in reads_of(node)} | {each.name for each in model.graph.output}
+    return [
+        node
+        for node in model.graph.node
+        if node.op_type == "Loop" and not read.intersection(node.output[len(_body(node, "body").input) - 2 :])
+    ]
+
+
+def counting(model: ModelProto) -> ModelProto:
+    """A model in which each of `loops` gives one more array, `turns_of` it, with an element for each turn."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    for node in loops(made):
+        body = next(each.g for each in node.attribute if each.name == "body")
+        name = turns_of(node)
+        body.node.append(helper.make_node("Identity", [body.input[0].name], [f"{name}/one"]))
+        body.output.append(helper.make_tensor_value_info(f"{name}/one", TensorProto.INT64, None))
+        node.output.extend([""] * (len(body.output) - 2 - len(node.output)))
+        node.output.append(name)
+    return made
+
+
+def turns_of(node: NodeProto) -> str:
+    """The name of the array of `counting`."""
+    return f"{node.output[0]}/turns"
+
+
+def with_bodies(model: ModelProto, truths: Mapping[str, bool], turns: Mapping[str, int]) -> ModelProto:
+    """A model with a branch in the place of each `If` of its graph, and with copies of the body in that of each of `loops`,
+    unless these are very many. Values inside get new names.
 
     Args:
         truths: condition -> what it is.
+        turns: by `turns_of`.
     """
-    made = ModelProto()
+    made, known = ModelProto(), {turns_of(node) for node in loops(model)}
     made.CopyFrom(model)
     del made.graph.node[:]
-    for number, node in enumerate(model.graph.node):
-        if node.op_type != "If":
+    for node in model.graph.node:
+        here = next(filter(None, node.output), "")
+        if node.op_type == "If":
+            word = "then_branch" if truths[node.input[0]] else "else_branch"
+            results = _inlined(made, _body(node, word), here, {})
+        elif node.op_type == "Loop" and turns_of(node) in known:
+            body, count = _body(node, "body"), turns[turns_of(node)]
+            if count * len(body.node) > _MOST_COPIES:
+                made.graph.node.append(node)
+                continue
+            results = list(node.input[2:])
+            for turn in range(count):
+                at = f"{here}.{turn}"
+                given = [f"{at}/number", f"{at}/true"]
+                for name, value in zip(given, (np.array(turn), np.array(True))):
+                    made.graph.initializer.append(numpy_helper.from_array(value, name))
+                formal = [each.name for each in body.input]
+                results = _inlined(made, body, at, dict(zip(formal, [*given, *results])))[1:]
+        else:
             made.graph.node.append(node)
             continue
-        branch = GraphProto()
-        word = "then_branch" if truths[node.input[0]] else "else_branch"
-        branch.CopyFrom(next(each.g for each in node.attribute if each.name == word))
-        _rename(branch, {name: f"{name}/{word}{number}" for name in _own(branch)})
-        made.graph.initializer.extend(branch.initializer)
-        made.graph.node.extend(branch.node)
         made.graph.node.extend(
-            helper.make_node("Identity", [result.name], [name], name=f"{node.name or node.output[0]}/{name}")
-            for result, name in zip(branch.output, node.output)
+            helper.make_node("Identity", [result], [name], name=f"{node.name or node.output[0]}/{name}")
+            for result, name in zip(results, node.output)
             if name
         )
     return made
+
+
+def _body(node: NodeProto, name: str) -> GraphProto:
+    return next(each.g for each in node.attribute if each.name == name)
+
+
+def _inlined(made: ModelProto, body: GraphProto, at: str, given: Mapping[str, str]) -> list[str]:
+    """Adds a copy of a body to a model, and returns the names of its results.
+
+    Args:
+        at: makes names inside unlike others: a name of one value of the model, with a number.
+        given: its inputs -> what they are.
+    """
+    copy = GraphProto()
+    copy.CopyFrom(body)
+    _rename(copy, {**{name: f"{name}/{at}" for name in _own(copy)}, **given})
+    made.graph.initializer.extend(copy.initializer)
+    made.graph.node.extend(copy.node)
+    return [each.name for each in copy.output]
 
 
 def _own(graph: GraphProto) -> set[str]:
@@ -84,7 +148,7 @@ def candidates(inputs: Sequence[Wanted], drawn: Mapping[str, Array], model: Mode
 
 
 def _integers(model: ModelProto) -> Iterator[int]:
-    """The single integers among the constants of a model, those behind comparisons first."""
+    """The single integers among the constants of a model, those behind comparisons first, and small numbers."""
     known = {each.name: each for each in model.graph.initializer}
     nodes: list[NodeProto] = list(model.graph.node)
     for node in nodes:
@@ -102,4 +166,4 @@ def _integers(model: ModelProto) -> Iterator[int]:
             array = numpy_helper.to_array(known[name])
             if array.dtype.kind in "iu":
                 found[int(np.ravel(array)[0])] = None
-    yield from found
+    yield from dict.fromkeys((*_SMALL, *found)) if any(node.op_type == "Loop" for node in nodes) else found

@@ -178,14 +178,14 @@ class _Comparison:
         ]
         self._common = sorted(common, key=source.places.__getitem__)
 
-    def _decide(self, source: Source, names: Sequence[str]) -> dict[str, bool]:
-        """What conditions are: as the network found them, where it shows that, since it goes on from there."""
+    def _decide(self, source: Source, names: Sequence[str]) -> dict[str, Array]:
+        """What values of the model are: as the network found them, where it shows that, since it goes on from there."""
         shown = {name for name in names if name in self._subject.sizes}
         found = self._subject.values(self._drawn, shown) if shown else {}
         if left := [name for name in names if name not in shown]:
             piece = source.piece(left, (), False)
             found = {**found, **dict(zip(left, self._computed(piece)))}
-        return {name: bool(np.any(array)) for name, array in found.items()}
+        return dict(found)
 
     def _computed(self, piece: Piece) -> list[Array]:
         """What a piece gives for the inputs. Raises NotEvaluableError if no evaluator can run it."""

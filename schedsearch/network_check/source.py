@@ -23,7 +23,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from schedsearch.network.model import read_proto
-from schedsearch.network_check.branches import conditions, with_branches
+from schedsearch.network_check.branches import conditions, counting, loops, turns_of, with_bodies
 from schedsearch.network_check.known_faults import replacement
 from schedsearch.network_check.protos import (
     inferred,
@@ -81,7 +81,7 @@ class Source:
         shapes: value -> its extents as far as they are known.
         dtype: the dtype in which the network computes numbers in floating point; None: that of the model.
         compared_s: how long it took to compare the model with what it was exported from; 0 if that was not done.
-        undecided: the model with its `If`s, in its own dtypes; None if it has none.
+        undecided: the model with its `If`s and `Loop`s, in its own dtypes; None if it has none.
     """
 
     name: str
@@ -154,7 +154,7 @@ class Source:
     def _of_shell(cls, model: ModelProto, name: str, weights: Mapping[str, Array], dtype: str | None) -> Source:
         """Of a model without its large weights, which is changed."""
         undecided = None
-        if conditions(model):
+        if conditions(model) or loops(model):
             undecided = ModelProto()
             undecided.CopyFrom(model)
         dtypes, shapes = inferred(model)
@@ -162,16 +162,21 @@ class Source:
         wide_weights = {key: each.astype(np.float32) if is_narrow(each) else each for key, each in weights.items()}
         return cls(name, model, wide_weights, dtypes, shapes, dtype, undecided=undecided)
 
-    def decided(self, decide: Callable[[Source, Sequence[str]], Mapping[str, bool]]) -> Source:
-        """The model with the branches that it takes in the place of its `If`s.
+    def decided(self, decide: Callable[[Source, Sequence[str]], Mapping[str, Array]]) -> Source:
+        """The model with the branches that it takes in the place of its `If`s, and with the turns of its `Loop`s.
 
         Args:
-            decide: what conditions of a model are.
+            decide: what some values of a model are.
         """
-        found = self
-        while found.undecided is not None:
-            truths = decide(found, conditions(found.undecided))
-            found = self._of_shell(with_branches(found.undecided, truths), self.name, self.weights, self.dtype)
+        found, before = self, -1
+        while found.undecided is not None and len(found.undecided.graph.node) != before:
+            before = len(found.undecided.graph.node)
+            names, counted = conditions(found.undecided), [turns_of(node) for node in loops(found.undecided)]
+            counter = self._of_shell(counting(found.undecided), self.name, self.weights, self.dtype) if counted else found
+            values = decide(counter, [*names, *counted])
+            truths = {name: bool(np.any(values[name])) for name in names}
+            model = with_bodies(found.undecided, truths, {name: len(values[name]) for name in counted})
+            found = self._of_shell(model, self.name, self.weights, self.dtype)
         return found
 
     def format_of(self, value: str) -> int:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_NODES = 10_000
 """Of all copies of the bodies of one node."""
+NEVER_ENDS = "goes on for ever; allowed: a number of turns"
 _SCAN_OF_BATCHES = 9  # before it, a Scan had a batch axis and lengths of sequences
 
 
@@ -78,7 +79,7 @@ def turns_of(node: ir.Node, opset: int = 0) -> int | str:
     goes_on = _passed_on(body.outputs[0])
     constant = None if goes_on.is_graph_input() else constant_of(goes_on)
     if goes_on is body.inputs[1] or (constant is not None and constant.size == 1 and constant.ravel()[0]):
-        return "goes on for ever; allowed: a number of turns" if most is None else _within_bound(node, most)
+        return NEVER_ENDS if most is None else _within_bound(node, most)
     counted = _counted(node, body, most)
     return counted if isinstance(counted, str) else _within_bound(node, counted)
 
