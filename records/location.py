@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -46,6 +47,6 @@ def require_file(db: str | os.PathLike[str]) -> Path:
     if (url := server_url(db)) is not None:
         raise UsageError(
             f"{url} is a database of a server, and kernels are loaded from files; write one: "
-            f"schedsearch records export --deploy kernels.db --db {url}"
+            f"schedsearch records export --deploy kernels.db --db {shlex.quote(url)}"
         )
     return Path(db)

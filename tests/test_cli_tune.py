@@ -370,6 +370,10 @@ def test_the_suggested_commands_name_the_timing_mode(capsys: pytest.CaptureFixtu
     _print_next(summary, file, "r.db", "auto", COLD_GRAPH)
     text = capsys.readouterr().out
     assert "mode" not in text and "y = kernel(x, weight, bias)" in text
+    _print_next(summary, file, "postgresql://host/db", "auto", COLD_GRAPH)
+    text = capsys.readouterr().out
+    assert "schedsearch compile my.yaml --db postgresql://host/db --output kernels.db" in text
+    assert "kernel = schedsearch.compile(workload, db='kernels.db')" in text, "kernels are loaded from files"
     summary.tasks[0].best_ns = None
     _print_next(summary, file, "r.db", "auto", COLD_GRAPH)
     assert not capsys.readouterr().out, "nothing was found that could be looked at or called"

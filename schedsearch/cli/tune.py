@@ -282,6 +282,7 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
     """What to do with the results of a run on the target `selector` in a timing mode."""
     from schedsearch.measurement import COLD_GRAPH, PREPARED_MODES
     from schedsearch.ops.own_kernel import OwnKernelParams
+    from schedsearch.records.location import server_url
     from schedsearch.workload import as_python
 
     if all(task.best_ns is None for task in summary.tasks):
@@ -291,14 +292,16 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
     argument = "" if selector == "auto" else f", target={selector!r}"
     argument += "" if mode == COLD_GRAPH else f", mode={mode!r}"
     render.say(f"\nNext:\n  schedsearch records best --db {shlex.quote(db)}")
+    file_of = "kernels.db" if server_url(db) else db  # kernels are loaded from files
     found = [task.workload for task in summary.tasks if task.best_ns is not None]
     own = next((workload for workload in found if workload.op == "own_kernel"), None)
     if own is not None:
         params = OwnKernelParams.of(own.params)
         names = ", ".join(text.partition(":")[0] for text in params.arguments)
-        render.say(
-            f"\n  import schedsearch\n  kernel = schedsearch.own_kernel({params.kernel!r}, db={db!r})\n  kernel({names})"
-        )
+        if file_of != db:
+            render.say(f"  schedsearch records export --deploy {file_of} --db {shlex.quote(db)}")
+        render.say(f"\n  import schedsearch\n  kernel = schedsearch.own_kernel({params.kernel!r}, db={file_of!r})")
+        render.say(f"  kernel({names})")
         return
     render.say(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)}{option} --output kernels.db")
     task = next((task for task in summary.tasks if task.best_ns is not None), None)
@@ -313,7 +316,7 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
         arguments = ", ".join(argument.name for argument in task.workload.signature if argument.name not in constants)
         render.say("\n  import schedsearch" + ("" if module == "schedsearch" else f", {module}"))
         render.say(f"  workload = {workload}")
-        render.say(f"  kernel = schedsearch.compile(workload, db={db!r}{argument})")
+        render.say(f"  kernel = schedsearch.compile(workload, db={file_of!r}{argument})")
         if constants:
             render.say(f"  prepared = kernel.prepare({', '.join(f'{name}={name}' for name in constants)})")
             arguments += ", **prepared"

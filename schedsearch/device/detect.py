@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from schedsearch.errors import DeviceError, UsageError, did_you_mean
 from schedsearch.target import PRESETS, Target
+
+_SEVERAL = re.compile(r"cuda:(all|\d+(?:,\d+)+)")
 
 
 def detect(selector: str = "auto", *, presets: bool = False) -> Target:
@@ -25,15 +28,9 @@ def detect(selector: str = "auto", *, presets: bool = False) -> Target:
         return PRESETS[selector]
     match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", selector)
     if not match or (match[2] and match[1] != "cuda"):
-        if re.fullmatch(r"cuda:(all|\d+(,\d+)+)", selector):
+        if _SEVERAL.fullmatch(selector):
             raise UsageError(f"target {selector!r} names several devices, and only tuning takes them; name one: cuda:N")
-        allowed = ["auto", "cpu", "cuda", "cuda:N", *(PRESETS if presets else ())]
-        got = (
-            "stands for a device that may be absent, but a real device is needed here"
-            if selector in PRESETS
-            else f"is not known{did_you_mean(selector, allowed)}"
-        )
-        raise UsageError(f"target {selector!r} {got}; allowed: {', '.join(allowed)}")
+        raise _unknown(selector, ["auto", "cpu", "cuda", "cuda:N", *(PRESETS if presets else ())])
     if match[1] == "cpu":
         return _detect_cpu()
     try:
@@ -56,8 +53,10 @@ def detect_all(selector: str = "auto", *, presets: bool = False) -> list[Target]
     Raises:
         UsageError, DeviceError: as `detect`; also if the GPUs are not all of one kind.
     """
-    several = re.fullmatch(r"cuda:(all|\d+(?:,\d+)+)", selector)
+    several = _SEVERAL.fullmatch(selector)
     if several is None:
+        if selector.startswith("cuda:") and not re.fullmatch(r"cuda:\d+", selector):
+            raise _unknown(selector, ["cuda", "cuda:N", "cuda:N,M", "cuda:all"])
         return [detect(selector, presets=presets)]
     if several[1] == "all":
         from schedsearch.device.cuda_driver import iterate_devices
@@ -75,6 +74,15 @@ def detect_all(selector: str = "auto", *, presets: bool = False) -> list[Target]
                 "same --db if you like"
             )
     return found
+
+
+def _unknown(selector: str, allowed: Sequence[str]) -> UsageError:
+    got = (
+        "stands for a device that may be absent, but a real device is needed here"
+        if selector in PRESETS
+        else f"is not known{did_you_mean(selector, allowed)}"
+    )
+    return UsageError(f"target {selector!r} {got}; allowed: {', '.join(allowed)}")
 
 
 def _detect_cuda(ordinal: int) -> Target:
