@@ -210,6 +210,8 @@ def _facts(record: RecordRow) -> list[Fact]:
         Fact("verified", record.unreferenced),
         Fact("device", record.target),
         Fact("mode", record.measurement.mode),
+        Fact("policy", str(record.measurement.policy(record.target.partition(":")[0]))),
+        Fact("final race", str(record.verdict)),
         Fact("run", record.run),
         Fact("measured", f"{at(record.started_at)} to {at(record.finished_at)}"),
         Fact("host", record.measurement.host),
@@ -218,6 +220,8 @@ def _facts(record: RecordRow) -> list[Fact]:
         Fact("machine code", record.artifact or ""),
         *(Fact(name, version) for name, version in record.toolchain.items()),
     ]
+    if record.measurement.sustained_ns is not None:
+        facts.append(Fact("under load", f"{record.measurement.sustained_ns:.6g} ns"))
     if record.anchor is not None:
         facts.append(Fact("default in the same race", f"{record.anchor.time_ns:.6g} ns"))
     return [fact for fact in facts if fact.value]
