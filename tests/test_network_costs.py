@@ -9,7 +9,7 @@ import pytest
 from records_support import A100, H200, conv, record
 
 from schedsearch import Workload, transpose
-from schedsearch.measurement import CHAIN_GRAPH
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH
 from schedsearch.network.costs import NOT_FIRST, OVER_ROOFLINE, UNTUNED, RecordCosts
 from schedsearch.network.graph import Network, Node
 from schedsearch.network.residency import MOST_SAVED, NEIGHBOURS, SAVINGS
@@ -75,6 +75,24 @@ def test_a_time_in_a_chain_is_nearly_that_in_a_network(tmp_path: Path, monkeypat
             assert costs(small).time_ns == pytest.approx(7000.0 + known.behind_ns - saved)
             assert "us beside other kernels" in costs(small).reason
         assert RecordCosts(lookup, TARGET, CHAIN_GRAPH, check=lambda workload: "")(small).time_ns == 7000.0
+
+
+def test_a_record_in_another_mode_costs_what_it_says_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cold times count where there are none of a chain, and the other way round; each less what its own mode leaves out."""
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state"))
+    cold, chained = conv(k=512), conv(k=256)
+    with Store.open(tmp_path / "records.db") as store:
+        store.promote(store.append(record(7000.0, workload=cold)))
+        store.promote(store.append(record(5000.0, number=2, workload=chained, mode=CHAIN_GRAPH)))
+    nodes = tuple(Node(str(each), (str(each),), {"x": "x", "weight": "w"}, {"y": "y"}, (each,)) for each in (cold, chained))
+    network = Network((), (), {}, {}, nodes)
+    with Lookup(tmp_path / "records.db") as lookup:
+        of_cold, of_chain = (
+            RecordCosts(lookup, TARGET, mode, network, lambda workload: "") for mode in (COLD_GRAPH, CHAIN_GRAPH)
+        )
+        assert of_cold(cold).time_ns == of_chain(cold).time_ns < 7000.0
+        assert of_cold(chained).time_ns == of_chain(chained).time_ns
+        assert "in mode cold-graph-v1" in of_chain(cold).reason and "in mode" not in of_cold(cold).reason
 
 
 def test_any_other_costs_the_time_of_the_most_similar_one_by_the_ratio_of_their_rooflines(costs: RecordCosts) -> None:

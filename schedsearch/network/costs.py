@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schedsearch.errors import UnsupportedError
-from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, OTHER_MODES
 from schedsearch.network.graph import Network, Node
 from schedsearch.network.residency import Residency
 from schedsearch.records.damage import DamageError
@@ -70,10 +71,11 @@ class RecordCosts:
     """Costs from a database.
 
     A workload with a record costs the time of the best one, whichever machine measured it, so that a database gives the same
-    plan everywhere, less what a call saves in a network against a cold one (`residency`). Any other is estimated: the time
-    of the most similar workload of the operator (by `workload.distance`; records of the same kind of device come first),
-    times the ratio of the two rooflines, times `UNTUNED`. Without any record of the operator it is its roofline times
-    `OVER_ROOFLINE`. Estimates are pessimistic, so that a plan takes what was not measured only where it has to.
+    plan everywhere, less what a call saves in a network (`residency`). Where there is none in the mode that is asked for,
+    one in another mode serves, as in a look-up. Any other workload is estimated: the time of the most similar workload of
+    the operator (by `workload.distance`; records of the same kind of device come first), times the ratio of the two
+    rooflines, times `UNTUNED`. Without any record of the operator it is its roofline times `OVER_ROOFLINE`. Estimates are
+    pessimistic, so that a plan takes what was not measured only where it has to.
     `plan.missing` says what is worth measuring.
 
     Args:
@@ -104,7 +106,7 @@ class RecordCosts:
         self._check = check or functools.partial(no_template, target=target)
         nodes = [] if network is None else [node for node in network.nodes if isinstance(node, Node)]
         first = {node.implementations[0] for node in nodes}
-        self._residency = Residency.of(network, target, mode)
+        self._residencies = {each: Residency.of(network, target, each) for each in (mode, *OTHER_MODES.get(mode, ()))}
         self._not_first = {workload for node in nodes for workload in node.implementations if workload not in first}
         self._known: dict[Workload, Cost] = {}
         self._neighbours: dict[str, Similar[_Neighbour]] = {}
@@ -117,19 +119,20 @@ class RecordCosts:
 
     def _recorded(self, workload: Workload) -> Cost | None:
         sources: tuple[Lookup | Shipped | None, ...] = (self._lookup, self._shipped)
-        for source in sources:
+        for source, mode in itertools.product(sources, self._residencies):
             if source is None:
                 continue
             with contextlib.suppress(DamageError):
-                row = source.exact(workload.id, self.target.key, self.mode)
+                row = source.exact(workload.id, self.target.key, mode)
                 if row is not None:
-                    return self._cost_of(workload, row, is_own=source is self._lookup)
+                    return self._cost_of(workload, row, mode, is_own=source is self._lookup)
         return None
 
-    def _cost_of(self, workload: Workload, row: LookupRow, is_own: bool) -> Cost:
-        saved_ns = self._residency.saved_ns(workload, row.time_ns)
+    def _cost_of(self, workload: Workload, row: LookupRow, mode: str, is_own: bool) -> Cost:
+        saved_ns = self._residencies[mode].saved_ns(workload, row.time_ns)
         why = f"record {row.record_id} by {row.template}" if is_own else f"shipped record by {row.template}"
-        if saved_ns and self.mode == CHAIN_GRAPH:
+        why += "" if mode == self.mode else f" in mode {mode}"
+        if saved_ns and mode == CHAIN_GRAPH:
             why += f", {-saved_ns / 1e3:+.2f} us beside other kernels"
         elif saved_ns:
             why += f", {saved_ns / 1e3:.2f} us less than cold"
