@@ -49,7 +49,7 @@ def idle_driver() -> Iterator[None]:
             yield
 
 
-def _kernel(store: Store, workload: Workload, device: torch.device) -> Kernel:
+def _kernel(store: Store, workload: Workload, device: torch.device, builds: bool = False) -> Kernel:
     names = [spec.name for spec in (*workload.signature, *workload.outputs)]
     params = [_tensor_map(name) if name in _BY_TENSOR_MAP else Pointer(name) for name in names]
     step = Step("idle", (*params, *(Scalar(scalar.name) for scalar in workload.scalars)), Grid(98), 128)

@@ -74,8 +74,8 @@ class Array:
         return math.prod(self.stored) * dtype_of(self.dtype).nbytes
 
 
-RECORDED = ("exact", "shipped")
-"""The levels of records of exactly a workload on exactly a kind of device."""
+RECORDED = ("exact", "other_mode", "shipped")
+"""The levels of records of exactly a workload on exactly a kind of device, in any mode of timing."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from schedsearch.records.damage import DamageError
 from schedsearch.records.location import require_file
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.shipped import shipped_records
-from schedsearch.runtime.alternatives import Alternative, Found
+from schedsearch.runtime.alternatives import Alternative, Found, Miss
 from schedsearch.runtime.explanation import Explanation, explain_fallback
 from schedsearch.runtime.fallback import LEVELS, Fallback, check_levels
 from schedsearch.runtime.kernel import Kernel
@@ -136,9 +136,11 @@ class KernelCache(Closing):
         verifies nothing. Raises the errors of `kernel` about the database."""
         with self._reading():
             fallback = self._fallback(workload)
-            alternative = next(fallback.alternatives())
-            is_stored = isinstance(alternative, Alternative) and alternative.level == "exact" and not alternative.verifies
-            return is_stored and fallback.obstacle(alternative) is None
+            # Without a record in the mode that is asked for, one in another mode comes next.
+            found = (each for each in fallback.alternatives() if not (isinstance(each, Miss) and each.level == "exact"))
+            alternative = next(found, None)
+            is_own = isinstance(alternative, Alternative) and alternative.level in ("exact", "other_mode")
+            return is_own and not alternative.verifies and fallback.obstacle(alternative) is None
 
     def build_ahead(
         self, workloads: Iterable[Workload], also: Iterable[Recipe[BuildResult]] = (), deadline: Deadline = NEVER

@@ -24,7 +24,7 @@ from schedsearch.torch.arguments import check_options
 from schedsearch.workload import Workload
 
 _MOST_READY = 4096  # descriptions of calls; the oldest are forgotten
-_MOST_DIFFERING = 8  # calls at one address that differ from what was noted there
+_REPEATED = 2  # calls of one description, before it is taken to be repeated
 RECORDED = ("exact", "same_architecture")  # the levels that build nothing
 
 # (tensors, addresses, numbers) -> output; the same for a kernel and for PyTorch's own operator.
@@ -61,8 +61,8 @@ class Store:
     Attributes:
         db: the database; None: PyTorch computes everything.
         ready: description of a call -> what computes it.
-        repeated: address of a tensor of a call -> what compares later calls with it, for those that repeat it, and what
-            computes them; None before the second call. The address is that of a weight, where there is one.
+        repeated: address of a tensor of a call -> what compares later calls with it, and what computes those that repeat it.
+            The address is that of a weight, where there is one.
         served: description of a call -> which record computes it, for messages.
     """
 
@@ -70,8 +70,8 @@ class Store:
         self.db = None if db is None else require_file(db).absolute()
         self.allow, self.mode = check_levels(allow), mode
         self.ready: dict[Any, Call] = {}
-        self.repeated: dict[int, _Repeated | None] = {}
-        self._differing: dict[int, int] = {}  # such an address -> how many calls differed from what was noted
+        self.repeated: dict[int, _Repeated] = {}
+        self._in_a_row: dict[int, tuple[Call, int]] = {}  # such an address -> the last call that was described, how often
         self.served: dict[Any, Served] = {}
 
     def kernel(self, workload: Workload, device: torch.device, *, builds: bool = False) -> Kernel:
@@ -97,34 +97,31 @@ class Store:
         return cache.kernel(workload)
 
     def repeat(self, address: int, also: tuple[Any, ...], tensors: Sequence[torch.Tensor | None], call: Call) -> None:
-        """Notes a call that was described. If it is not the first one at its address, calls with such tensors repeat it.
-        After some that do not, as where several sizes of images share a weight, that is not tried again.
+        """Counts a call that was described. After some in a row at its address, calls with such tensors repeat it.
 
         Args:
             also: what else they must have in common with it.
             call: computes them.
         """
-        known = self.repeated
-        if len(known) >= _MOST_READY:
-            known.clear()
-            self._differing.clear()
-        if address not in known:
-            known[address] = None
+        last, count = self._in_a_row.get(address, (None, 0))
+        if last is not call:
+            count = 0
+            if len(self._in_a_row) >= _MOST_READY:
+                self._in_a_row.clear()
+                self.repeated.clear()
+        if count > _REPEATED:
             return
-        if known[address] is not None:
-            self._differing[address] = self._differing.get(address, 0) + 1
-            known[address] = None
-        if self._differing.get(address, 0) > _MOST_DIFFERING:
-            return
-        given = {place: tensor for place, tensor in enumerate(tensors) if tensor is not None}
-        same = None if any(each.requires_grad for each in given.values()) else quick_matcher([*given.values()])
-        if same is not None:
-            known[address] = (also, same, _chosen([*given]), call)
+        self._in_a_row[address] = call, count + 1
+        if count == _REPEATED:
+            given = {place: tensor for place, tensor in enumerate(tensors) if tensor is not None}
+            same = None if any(each.requires_grad for each in given.values()) else quick_matcher([*given.values()])
+            if same is not None:
+                self.repeated[address] = (also, same, _chosen([*given]), call)
 
     def forget(self) -> None:
         """The next call of each description looks into the database again."""
         self.repeated.clear()
-        self._differing.clear()
+        self._in_a_row.clear()
         self.ready.clear()
         self.served.clear()
 
