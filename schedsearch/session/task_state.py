@@ -282,7 +282,8 @@ class TaskState:
 
     def settle(self, passed: Sequence[tuple[Finalist, Measurement, Verdict]]) -> None:
         """Sets the result of a final race: the entrants that passed it, their times there, and the verdicts."""
-        self.race = RaceResult.of([Raced.of(each.arm.plan, each.config, *found) for each, *found in passed])
+        raced = [Raced.of(each.arm.plan, each.config, measured, verdict) for each, measured, verdict in passed]
+        self.race = RaceResult.of(raced)
 
     def _ranked(self) -> list[Finalist]:
         """The fastest first, equal ones in a fixed order: which of them race must not depend on what was tried first."""
