@@ -105,9 +105,9 @@ class _Race:
         gain = None if first.time_ns is None or last.time_ns is None else first.time_ns / last.time_ns
         place = len(configs) - 1 if gain is not None and gain >= LEAST_GAIN else 0
         ids = []
-        for number, (each, measurement) in enumerate(zip(configs, measured)):
+        for number, (made, measurement) in enumerate(zip(configs, measured)):
             verdict = Verdict.WON if gain is not None and number == place else Verdict.NONE
-            ids.append(self.store.append(self._record(workload, template, each, measurement, anchor, started_at, verdict)))
+            ids.append(self.store.append(self._record(workload, template, made, measurement, anchor, started_at, verdict)))
         for measurement in (first, last):
             if measurement.time_ns is None:
                 return Admission(entry, "refused", reason=f"{measurement.outcome}: {measurement.message[:200]}")
