@@ -103,12 +103,14 @@ class Racer:
 
 
 class TestUnderLoad:
-    def sustained(self, racers: list[Racer], target: Target, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    def sustained(
+        self, racers: list[Racer], target: Target, monkeypatch: pytest.MonkeyPatch, turn_s: float = 0.0
+    ) -> list[float]:
         for name in ("_HEATING_S", "_SUSTAINED_TURN_S"):
             monkeypatch.setattr(run_worker, name, 1e-3)
         worker = object.__new__(run_worker._RunWorker)
         worker._device = SimpleNamespace(target=target)  # type: ignore[assignment]
-        return worker._sustained(racers, [[racer.time_ns] for racer in racers])  # type: ignore[arg-type]
+        return worker._sustained(racers, [[racer.time_ns] for racer in racers], turn_s)  # type: ignore[arg-type]
 
     def test_long_kernels_on_a_gpu_are_timed_in_turns_once_the_card_is_hot(self, monkeypatch: pytest.MonkeyPatch) -> None:
         racers = [Racer(100e3, 1.0), Racer(200e3, 1.5)]
@@ -118,6 +120,9 @@ class TestUnderLoad:
         short, long = [Racer(99e3, 1.0), Racer(200e3, 1.0)], [Racer(200e3, 1.0)]
         assert self.sustained(short, GPU, monkeypatch) == self.sustained(long, CPU, monkeypatch) == []
         assert [racer.calls for racer in (*short, *long)] == [0, 0, 0]
+
+    def test_kernels_so_long_that_the_race_itself_was_under_load_are_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.sustained([Racer(30e6, 1.0)], GPU, monkeypatch, turn_s=0.06) == []
 
 
 class TestInARun:

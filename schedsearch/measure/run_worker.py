@@ -369,10 +369,12 @@ class _RunWorker:
                 kernel = stack.enter_context(self._loaded(artifact))
                 racers.append((kernel, stack.enter_context(contextlib.closing(self._timer.prepare(kernel, state.arena)))))
             times: list[tuple[float, ...]] = [()] * len(racers)
+            began = time.monotonic()
             for _ in range(_RACE_ROUNDS):
                 for number, (_, timed) in enumerate(racers):
                     times[number] += tuple(timed.sample(_RACE_SAMPLES))
-            sustained_ns = self._sustained([timed for _, timed in racers], times)
+            turn_s = (time.monotonic() - began) / (_RACE_ROUNDS * len(racers))
+            sustained_ns = self._sustained([timed for _, timed in racers], times, turn_s)
             with watch:
                 for number, (kernel, timed) in enumerate(racers):
                     verdict = self._check_again(state, kernel, timed)
@@ -386,9 +388,15 @@ class _RunWorker:
             sustained_ns=sustained_ns,
         )  # fmt: skip
 
-    def _sustained(self, racers: Sequence[Timed], times: Sequence[Sequence[float]]) -> list[float]:
-        """The racers' median times while the device gets no rest, in turns; [] where that makes no difference."""
-        if self._device.target.kind != "cuda" or min(map(statistics.median, times)) < _SUSTAINED_FROM_NS:
+    def _sustained(self, racers: Sequence[Timed], times: Sequence[Sequence[float]], turn_s: float) -> list[float]:
+        """The racers' median times while the device gets no rest, in turns; [] where that makes no difference.
+
+        Args:
+            times: of the race.
+            turn_s: what a turn took there. Where it is long, the race itself has given the device no rest.
+        """
+        is_short = min(map(statistics.median, times)) < _SUSTAINED_FROM_NS
+        if self._device.target.kind != "cuda" or is_short or turn_s >= _SUSTAINED_TURN_S:
             return []
         hot_s = time.monotonic() + _HEATING_S
         while time.monotonic() < hot_s:
