@@ -108,7 +108,8 @@ class Session:
                 self._resume()
                 self._journal.open(self._trials_budget)
                 stopped = self._search(stop)
-                self._lanes.compare_again()
+                if not (stop.requested or self._over):
+                    self._lanes.compare_again()
                 self._final_races().run(stop)
                 self._tell_notices()
             interrupted = stop.requested  # a signal that comes later finds everything done
