@@ -20,12 +20,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-LARGE = ("cu12", "torch", "dev")  # gigabytes, or what the environment of the tests has anyway
+LARGE = ("cu12", "cu13-pinned", "torch", "dev")  # gigabytes, or what the environment of the tests has anyway
 # extra -> an import that fails without it
 IMPORTS = {
     "": "schedsearch.tune, schedsearch.compile",
     "cu12": "import numba_cuda",
     "cu13": "import numba_cuda",
+    "cu13-pinned": "import numba_cuda",
     "dashboard": "import schedsearch.dashboard.server, starlette, uvicorn",
     "dev": "import hypothesis, jsonschema, mypy, pytest, xdist",
     "fallback": "import onnxruntime",
