@@ -184,7 +184,14 @@ def truth(workload: Workload, arrays: dict[str, Any]) -> dict[str, Array]:
 def test_emulated_streams_are_the_definition(monkeypatch: pytest.MonkeyPatch, case: dict[str, Any], direction: str) -> None:
     workload = depthwise_conv1d(**case, direction=direction)
     arrays = example(workload)
-    found = emulated(monkeypatch, ROWS, workload, arrays, Config(vector=4, ahead=2, length=4, lanes=8, threads=64), *MODULES)
+    found = emulated(
+        monkeypatch,
+        ROWS,
+        workload,
+        arrays,
+        Config(vector=4, ahead=2, length=4, lanes=8, threads=64, blocks_per_sm=1),
+        *MODULES,
+    )
     assert_close(workload, found, truth(workload, arrays))
 
 
@@ -214,7 +221,7 @@ def test_all_emulated_kernels_are_the_definition(
             config = Config(length=length, lanes=8, threads=64)
             assert_close(workload, emulated(monkeypatch, ANY, workload, arrays, config, *MODULES), right)
         if layout == "NTC":
-            config = Config(vector=2, ahead=1, length=2, lanes=8, threads=64)
+            config = Config(vector=2, ahead=1, length=2, lanes=8, threads=64, blocks_per_sm=1)
             assert_close(workload, emulated(monkeypatch, ROWS, workload, arrays, config, *MODULES), right)
 
 

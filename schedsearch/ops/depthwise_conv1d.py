@@ -55,6 +55,7 @@ LAYOUTS = ("NTC", "NCT")
 STAGES = ("bias", "silu")
 MOST_TAPS = 256
 MOST_STATE = 1 << 16  # steps
+_SIMILAR = 8  # times as many elements
 _NO_SEQUENCES = 1 << 30  # more than any seq_idx
 # Numbers of sequences for verification: most are long, some have one step. The length is prime, so that rows differ.
 _SEQUENCES = tuple(sum(step >= edge for edge in (5, 6, 7, 20, 22, 45, 46, 70)) for step in range(89))
@@ -252,8 +253,12 @@ class DepthwiseConv1d(Op[DepthwiseConv1dParams]):
         return {"seq_idx": packed} if params.seq_idx else {}
 
     def unrelated(self, params: DepthwiseConv1dParams, others: DepthwiseConv1dParams) -> bool:
-        """Kernels of other directions and orders of memory have other knobs, or other values for them."""
-        return (params.direction, params.layout) != (others.direction, others.layout)
+        """Kernels of other directions and orders of memory have other knobs, or other values for them. Short runs, which
+        fill a device with a small array, are slow for a large one, and long runs the reverse."""
+        if (params.direction, params.layout, params.taps) != (others.direction, others.layout, others.taps):
+            return True
+        one, other = (p.n * p.c * p.t for p in (params, others))
+        return not one <= _SIMILAR * other <= _SIMILAR * _SIMILAR * one
 
     def label(self, params: DepthwiseConv1dParams) -> str:
         p = params

@@ -52,9 +52,9 @@ def correlate_kernel(p: DepthwiseConv1dParams, mode: Mode, block: int, steps_of_
     gives_final = p.final_state and mode == "forward"
     write_final = _final_state(p)
 
-    def correlate(
+    def correlate(  # type: ignore[no-untyped-def]
         source, weight, bias, initial, seq, dy, d_final, out, state, batch, channels, steps, out_steps, offset, start, stop
-    ) -> None:  # type: ignore[no-untyped-def]
+    ) -> None:
         values = as_array(source, (batch * channels * steps,), source_type)
         results = as_array(out, (batch * channels * out_steps,), out_type)
         gradients = as_array(dy, (batch * channels * out_steps,), state_type)

@@ -21,7 +21,7 @@ from schedsearch.templates.depthwise_conv1d.parts import REDUCE_THREADS, reduce_
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.workload import Workload
 
-_WAVES = 2  # blocks of runs that a multiprocessor should get at least
+_BUSY_THREADS = 512  # of a multiprocessor, at least
 _MOST_SPLITS = 256
 
 
@@ -84,8 +84,9 @@ class DepthwiseConv1dRows(_DepthwiseConv1d):
             Knob("length", lengths, "steps of a thread"),
             Knob("lanes", (8, 16, 32, 64, 128), "threads side by side along the channels"),
             Knob("threads", (64, 128, 256), "threads of a block"),
+            Knob("blocks_per_sm", (1, 4, 5, 6, 7, 8), "blocks that the compiler leaves registers for"),
         )
-        most = 56 if p.forward else 20
+        most = 56 if p.forward else 22
         rules = (
             Constraint("a run has whole groups of rows", lambda k: k["length"] % np.asarray(k["ahead"]) == 0),
             Constraint("a block has whole runs", lambda k: k["lanes"] <= np.asarray(k["threads"])),
@@ -94,6 +95,9 @@ class DepthwiseConv1dRows(_DepthwiseConv1d):
                 lambda k: (p.taps - 1 + np.asarray(k["ahead"])) * k["vector"] <= max(most, p.taps * vectors[0]),
             ),
             Constraint("there are less than 2**31 blocks", lambda k: k["blocks"] <= MAX_GRID_X),
+            Constraint(
+                "a multiprocessor runs at most 2048 threads", lambda k: k["blocks_per_sm"] * np.asarray(k["threads"]) <= 2048
+            ),
         )
         derived = {
             "blocks": lambda k: _launches(
@@ -105,23 +109,23 @@ class DepthwiseConv1dRows(_DepthwiseConv1d):
     def default(self, workload: Workload[DepthwiseConv1dParams], target: Target, space: ConfigSpace) -> Config:
         """The widest vectors, and runs as long as leave every multiprocessor some blocks: of few lengths, so that
         few machine codes serve all sequences."""
-        p, values = workload.params, space.values
-        vectors = [n for n in values["vector"] if p.forward or n * dtype_of(p.dtype).nbytes <= MOST_BYTES // 2]
-        vector = vectors[-1] if vectors else values["vector"][0]
-        lanes = min((n for n in values["lanes"] if n * vector >= p.c), default=32)
-        lanes = min(lanes, 32)
-        threads = 128
-        vectors_in_all = p.n * p.c // vector
-        lengths = (64, 16, 4, 1) if p.forward else (128, 32, 8, 1)
-        wanted = next((n for n in lengths if p.steps * vectors_in_all >= _WAVES * target.sms * threads * n * 2), lengths[-1])
+        p, threads = workload.params, 128
+        element = dtype_of(p.dtype).nbytes
+        vector = max(n for n in space.values["vector"] if n * element <= MOST_BYTES // 2 or n == 1)
+        lanes = min(next((n for n in space.values["lanes"] if n * vector >= p.c), 32), 32)
+        lengths = (64, 16, 8, 4, 1) if p.forward else (128, 32, 8, 1)
+        runs = p.n * p.c // vector * p.steps
+        wanted = next((n for n in lengths if runs >= _BUSY_THREADS * target.sms * n), 4)
+        plain = not (p.seq_idx or p.initial_state or p.final_state) and p.taps <= 4 and element == 2
         for length in (wanted, *(n for n in lengths if n < wanted), 1):
-            for ahead in (4, 2, 1):
-                config = Config(vector=vector, ahead=ahead, length=length, lanes=lanes, threads=threads)
+            for ahead in (8, 4, 2, 1) if p.forward else (2, 1):
+                config = Config(
+                    vector=vector, ahead=ahead, length=length, lanes=lanes, threads=threads,
+                    blocks_per_sm=6 if p.forward and plain else 1,
+                )  # fmt: skip
                 if not space.check(config):
                     return config
-        for config in space.sample(1000, np.random.default_rng(0)):
-            return config
-        raise AssertionError("a space has configurations")
+        return space.sample(1, np.random.default_rng(0))[0]
 
     def kernel(self, workload: Workload[DepthwiseConv1dParams], target: Target, config: Config) -> KernelSource:
         p = workload.params
@@ -138,11 +142,13 @@ class DepthwiseConv1dRows(_DepthwiseConv1d):
         if p.forward:
             names = ("x", "weight", "bias", "initial_state", "seq_idx", "y", "final_state")
             params: tuple[Param, ...] = (*map(_pointer, names), *sizes)
-            step = KernelStep(cuda_rows.forward_kernel(p, plan), params, grid, plan.threads)
+            kernel = cuda_rows.forward_kernel(p, plan)
+            step = KernelStep(kernel, params, grid, plan.threads, min_blocks_per_sm=config["blocks_per_sm"])
             return KernelSource("cuda", "native", (step,), alignments=alignments)
-        names = ("x", "weight", "bias", "dy", "initial_state", "d_final_state", "seq_idx", "dx", "d_initial_state")
-        params = (*map(_pointer, names), Pointer("parts"), *sizes)
-        step = KernelStep(cuda_rows.backward_kernel(p, plan), params, grid, plan.threads)
+        of_gradients = ("x", "weight", "bias", "dy", "initial_state", "d_final_state", "seq_idx", "dx", "d_initial_state")
+        params = (*map(_pointer, of_gradients), Pointer("parts"), *sizes)
+        kernel = cuda_rows.backward_kernel(p, plan)
+        step = KernelStep(kernel, params, grid, plan.threads, min_blocks_per_sm=config["blocks_per_sm"])
         space = {"parts": 4 * run_blocks * (p.taps + 1) * p.c}
         return KernelSource("cuda", "native", (step, _reduction(p, run_blocks)), space, alignments)
 
@@ -208,7 +214,7 @@ class DepthwiseConv1dAny(_DepthwiseConv1d):
         steps.append(_correlation(p, plan, "gradient", buffers, p.steps, p.t, p.padding[0] - p.reach))
         lanes = plan.lanes if p.layout == "NTC" else 1
         across, rows = -(-p.c // lanes), plan.threads // lanes
-        splits = max(1, min(_MOST_SPLITS, p.n * p.steps // (rows * 16)))
+        splits = max(1, min(_MOST_SPLITS, p.steps // (rows * 8)))
         sizes = (p.c, p.t, p.steps, p.padding[0], p.n, across, splits)
         pointers = ("x", dz, "initial_state", "seq_idx", "parts")
         spaces["parts"] = 4 * splits * (p.taps + 1) * p.c
@@ -223,20 +229,26 @@ class DepthwiseConv1dAny(_DepthwiseConv1d):
         return KernelSource("cuda", "native", (*steps, _reduction(p, splits)), spaces)
 
 
-def _runs(p: DepthwiseConv1dParams, mode: str, length: Any) -> Any:
-    """Runs of a phase of the dilation."""
+def _runs(p: DepthwiseConv1dParams, mode: str, length: Any, lanes: Any) -> Any:
+    """Runs of a phase of the dilation; groups of lanes whose steps are interleaved."""
     steps = p.steps
     if mode == "gradient":
         steps = p.t + (p.reach if p.initial_state else 0)
-    return -(-steps // (p.dilation * length))
+    return -(-steps // ((lanes if cuda_any.interleaved(p) else p.dilation) * length))
+
+
+def _grid(p: DepthwiseConv1dParams, runs: Any, lanes: Any, rows: Any) -> tuple[Any, Any]:
+    """Blocks side by side along the axis whose elements are neighbours, and one behind the other."""
+    if p.layout == "NTC":
+        return -(-p.c // lanes), -(-p.n * p.dilation * runs // rows)
+    across = runs if cuda_any.interleaved(p) else -(-p.dilation * runs // lanes)
+    return across, -(-p.n * p.c // rows)
 
 
 def _blocks(p: DepthwiseConv1dParams, length: Any, lanes: Any, rows: Any) -> Any:
     """The most blocks of a kernel."""
-    runs = _runs(p, "forward" if p.forward else "gradient", length) + _runs(p, "forward", length) * 0
-    if p.layout == "NTC":
-        return -(-p.c // lanes) * -(-p.n * p.dilation * runs // rows)
-    return -(-p.dilation * runs // lanes) * -(-p.n * p.c // rows)
+    across, down = _grid(p, _runs(p, "forward" if p.forward else "gradient", length, lanes), lanes, rows)
+    return across * down
 
 
 def _correlation(
@@ -248,11 +260,8 @@ def _correlation(
     out_steps: int,
     offset: int,
 ) -> KernelStep:
-    runs = _runs(p, mode, plan.length)
-    if p.layout == "NTC":
-        across, down = -(-p.c // plan.lanes), -(-p.n * p.dilation * runs // plan.rows)
-    else:
-        across, down = -(-p.dilation * runs // plan.lanes), -(-p.n * p.c // plan.rows)
+    runs = _runs(p, mode, plan.length, plan.lanes)
+    across, down = _grid(p, runs, plan.lanes, plan.rows)
     sizes = (p.c, steps, out_steps, offset, p.n, across, runs)
     return KernelStep(
         cuda_any.correlate_kernel(p, plan, mode),

@@ -20,6 +20,7 @@ from schedsearch.ops.depthwise_conv1d import DepthwiseConv1dParams
 from schedsearch.templates.depthwise_conv1d.parts import gate, reader, writer
 from schedsearch.templates.parts.casts import f32, i32, i64, u32
 
+MOST_REREAD = 8  # taps, of which each output reads its inputs anew
 TAPS_OF_BLOCK = 4  # of which a block of the last kernel computes the gradient
 
 
@@ -76,23 +77,91 @@ def _number(p: DepthwiseConv1dParams) -> Callable[..., Any]:
     return number
 
 
+def interleaved(p: DepthwiseConv1dParams) -> bool:
+    """Whether the steps of a thread lie between those of its neighbours: few taps, and steps as neighbours in memory."""
+    return p.layout == "NCT" and p.taps <= MOST_REREAD
+
+
 def _item(p: DepthwiseConv1dParams, plan: AnyPlan) -> Callable[..., Any]:
-    """`item(thread, block, across, runs, channels)`: (n, channel, phase, run) of a thread."""
-    lanes, rows, dilation, channels_last = plan.lanes, plan.rows, p.dilation, p.layout == "NTC"
+    """`item(thread, block, across, runs, channels)`: (n, channel, first step) of a thread."""
+    lanes, rows, length, dilation, last = plan.lanes, plan.rows, plan.length, p.dilation, p.layout == "NTC"
+    between = interleaved(p)
 
     def item(thread: Any, block: Any, across: Any, runs: Any, channels: Any) -> Any:
-        lane = i32(block % across * lanes + thread % lanes)
-        row = i32(block // across * rows + thread // lanes)
-        channel, place = lane, row
-        n = i32(row // (runs * dilation))
-        if not channels_last:
-            channel, place = i32(row % channels), lane
-            n = i32(row // channels)
-            if lane >= runs * dilation:
-                channel = i32(channels)  # there is no such run
-        return n, channel, i32(place % dilation), i32(place // dilation % runs)
+        lane, row = i32(thread % lanes), i32(block // across * rows + thread // lanes)
+        if between:
+            first = i32(block % across * (lanes * length) + lane)
+            return i32(row // channels), i32(row % channels), first
+        lane = i32(block % across * lanes + lane)
+        if last:
+            first = i32(row % dilation + row // dilation % runs * (length * dilation))
+            return i32(row // (runs * dilation)), lane, first
+        first = i32(lane % dilation + lane // dilation % runs * (length * dilation))
+        # a lane behind the last run has no channel
+        return i32(row // channels), i32(row % channels if lane < runs * dilation else channels), first
 
     return item
+
+
+def _ring_sums(p: DepthwiseConv1dParams, plan: AnyPlan, source: str, backwards: bool) -> Callable[..., None]:
+    """`add(word, one, sums, ring, own, theirs, weight, source, initial, seq, n, channel, first, channels, steps, out_steps,
+    offset)`: adds the products of a run. `own` and `theirs` have the sequences of outputs and of the ring."""
+    length, taps, dilation, has_seq = plan.length, p.taps, p.dilation, p.seq_idx
+    value, number = _value(p, source, p.initial_state and not backwards), _number(p)
+    read_weight = reader(p.weight_dtype)
+
+    def add(
+        word: Any, one: Any, sums: Any, ring: Any, own: Any, theirs: Any, weight: Any, source: Any, initial: Any, seq: Any,
+        n: Any, channel: Any, first: Any, channels: Any, steps: Any, out_steps: Any, offset: Any,
+    ) -> None:  # fmt: skip
+        for j in range(length):
+            own[j] = number(word, one, seq, n, i32(first + j * dilation), out_steps)
+        for j in range(length - 1):
+            step = i32(first + offset + j * dilation)
+            ring[j] = value(word, one, source, initial, n, channel, step, channels, steps)
+            theirs[j] = number(word, one, seq, n, step, steps)
+        for base in range(i32(0), i32(taps), i32(length)):
+            for i in range(length):
+                k = i32(base + i)
+                if k < taps:
+                    step = i32(first + offset + (k + length - 1) * dilation)
+                    last = (i + length - 1) % length
+                    ring[last] = value(word, one, source, initial, n, channel, step, channels, steps)
+                    theirs[last] = number(word, one, seq, n, step, steps)
+                    tap = i32(taps - 1 - k) if backwards else k
+                    factor = read_weight(word, one, weight, i64(i64(channel) * taps + tap), 1)
+                    for j in range(length):
+                        term = ring[(i + j) % length]
+                        if has_seq:
+                            term = term if theirs[(i + j) % length] == own[j] else f32(0)
+                        sums[j] = f32(sums[j] + f32(factor * term))
+
+    return add
+
+
+def _reread_sums(p: DepthwiseConv1dParams, plan: AnyPlan, source: str, backwards: bool) -> Callable[..., None]:
+    """The same for steps between those of other threads: each output reads its own inputs, mostly from the caches."""
+    length, lanes, taps, dilation, has_seq = plan.length, plan.lanes, p.taps, p.dilation, p.seq_idx
+    value, number = _value(p, source, p.initial_state and not backwards), _number(p)
+    read_weight = reader(p.weight_dtype)
+
+    def add(
+        word: Any, one: Any, sums: Any, ring: Any, own: Any, theirs: Any, weight: Any, source: Any, initial: Any, seq: Any,
+        n: Any, channel: Any, first: Any, channels: Any, steps: Any, out_steps: Any, offset: Any,
+    ) -> None:  # fmt: skip
+        for j in range(length):
+            own[j] = number(word, one, seq, n, i32(first + j * lanes), out_steps)
+        for k in range(taps):
+            tap = i32(taps - 1 - k) if backwards else i32(k)
+            factor = read_weight(word, one, weight, i64(i64(channel) * taps + tap), 1)
+            for j in range(length):
+                step = i32(first + offset + j * lanes + k * dilation)
+                term = value(word, one, source, initial, n, channel, step, channels, steps)
+                if has_seq:
+                    term = term if number(word, one, seq, n, step, steps) == own[j] else f32(0)
+                sums[j] = f32(sums[j] + f32(factor * term))
+
+    return add
 
 
 def correlate_kernel(
@@ -103,56 +172,40 @@ def correlate_kernel(
 
     `state` is the final state forward, and the gradient of the initial state where it computes dx.
     """
-    length, taps, dilation, reach = plan.length, p.taps, p.dilation, p.reach
+    length, reach, spacing = plan.length, p.reach, plan.lanes if interleaved(p) else p.dilation
     backwards, slope, silu, has_bias = mode == "gradient", mode == "slope", p.silu and mode != "gradient", p.bias
     has_bias = has_bias and not backwards
     source = "float32" if backwards and p.silu else p.dtype
-    has_state, has_final, has_seq = p.initial_state and not backwards, p.final_state, p.seq_idx
-    begins = p.initial_state and backwards
-    value, number, item_of = _value(p, source, has_state), _number(p), _item(p, plan)
+    has_final, begins = p.final_state, p.initial_state and backwards
+    add = (_reread_sums if interleaved(p) else _ring_sums)(p, plan, source, backwards)
+    value, item_of = _value(p, source, p.initial_state and not backwards), _item(p, plan)
     read_weight, read, place, sigmoid = reader(p.weight_dtype), reader(p.dtype), _placer(p), gate()
     write, write_state = writer("float32" if slope else p.dtype), writer(p.dtype)
     gives_state = has_final and mode == "forward"
 
-    def correlate(
+    def correlate(  # type: ignore[no-untyped-def]
         source, weight, bias, initial, seq, dy, d_final, out, state, channels, steps, out_steps, offset, batch, across, runs
-    ) -> None:  # type: ignore[no-untyped-def]
+    ) -> None:
         word = cuda.local.array(1, u32)
         one = cuda.local.array(1, f32)
         sums = cuda.local.array(length, f32)
         ring = cuda.local.array(length, f32)
         own = cuda.local.array(length, i32)
         theirs = cuda.local.array(length, i32)
-        n, channel, phase, run = item_of(i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), across, runs, channels)
+        n, channel, first = item_of(i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), across, runs, channels)
         if (channel < channels) & (n < batch):
-            first = i32(phase + run * (length * dilation))
+            is_first = first == 0
             if begins:
                 first = i32(first - reach)
             before = read_weight(word, one, bias, channel, 1) if has_bias else f32(0)
             for j in range(length):
                 sums[j] = before
-                own[j] = number(word, one, seq, n, i32(first + j * dilation), out_steps)
-            for j in range(length - 1):
-                step = i32(first + offset + j * dilation)
-                ring[j] = value(word, one, source, initial, n, channel, step, channels, steps)
-                theirs[j] = number(word, one, seq, n, step, steps)
-            for base in range(i32(0), i32(taps), i32(length)):
-                for i in range(length):
-                    k = i32(base + i)
-                    if k < taps:
-                        step = i32(first + offset + (k + length - 1) * dilation)
-                        last = (i + length - 1) % length
-                        ring[last] = value(word, one, source, initial, n, channel, step, channels, steps)
-                        theirs[last] = number(word, one, seq, n, step, steps)
-                        tap = i32(taps - 1 - k) if backwards else k
-                        factor = read_weight(word, one, weight, i64(i64(channel) * taps + tap), 1)
-                        for j in range(length):
-                            term = ring[(i + j) % length]
-                            if has_seq:
-                                term = term if theirs[(i + j) % length] == own[j] else f32(0)
-                            sums[j] = f32(sums[j] + f32(factor * term))
+            add(
+                word, one, sums, ring, own, theirs, weight, source, initial, seq, n, channel, first, channels, steps,
+                out_steps, offset,
+            )  # fmt: skip
             for j in range(length):
-                step = i32(first + j * dilation)
+                step = i32(first + j * spacing)
                 total = sums[j]
                 if step < out_steps:
                     at = place(n, channel, step, channels, out_steps)
@@ -170,7 +223,7 @@ def correlate_kernel(
                         write(word, one, out, at, total)
                     elif begins:
                         write_state(word, one, state, i64((i64(n) * channels + channel) * reach + step + reach), total)
-            if gives_state and (run == 0) & (phase == 0):
+            if gives_state and is_first:
                 for i in range(i32(reach)):
                     held = value(word, one, source, initial, n, channel, i32(steps - reach + i), channels, steps)
                     write_state(word, one, state, i64((i64(n) * channels + channel) * reach + i), held)
@@ -199,18 +252,17 @@ def weight_kernel(p: DepthwiseConv1dParams, plan: AnyPlan) -> Callable[..., None
         for i in range(held):
             sums[i] = f32(0)
         if channel < channels:
-            for item in range(i64(split) * rows + thread // lanes, i64(batch) * t_out, i64(splits) * rows):
-                n = i32(item // t_out)
-                t = i32(item - i64(n) * t_out)
-                gradient = read(word, one, dz, place(n, channel, t, channels, t_out), 1)
-                own = number(word, one, seq, n, t, t_in)
-                for i in range(TAPS_OF_BLOCK):
-                    step = i32(t - left + (first_tap + i) * dilation)
-                    factor = value(word, one, x, initial, n, channel, step, channels, t_in)
-                    if has_seq:
-                        factor = factor if number(word, one, seq, n, step, t_in) == own else f32(0)
-                    sums[i] = f32(sums[i] + f32(factor * gradient))
-                sums[TAPS_OF_BLOCK] = f32(sums[TAPS_OF_BLOCK] + gradient)
+            for n in range(i32(0), batch, i32(1)):
+                for t in range(i32(split * rows + thread // lanes), t_out, i32(splits * rows)):
+                    gradient = read(word, one, dz, place(n, channel, t, channels, t_out), 1)
+                    own = number(word, one, seq, n, t, t_in)
+                    for i in range(TAPS_OF_BLOCK):
+                        step = i32(t - left + (first_tap + i) * dilation)
+                        factor = value(word, one, x, initial, n, channel, step, channels, t_in)
+                        if has_seq:
+                            factor = factor if number(word, one, seq, n, step, t_in) == own else f32(0)
+                        sums[i] = f32(sums[i] + f32(factor * gradient))
+                    sums[TAPS_OF_BLOCK] = f32(sums[TAPS_OF_BLOCK] + gradient)
         for i in range(held):
             partial[thread] = sums[i]
             cuda.syncthreads()

@@ -109,11 +109,113 @@ def _sequence_numbers(p: DepthwiseConv1dParams) -> Callable[..., Any]:
     return number
 
 
+def _filtered(p: DepthwiseConv1dParams, vector: int) -> Callable[..., Any]:
+    """`filtered(weights, window, sequence, row, e, start)`: a channel's sum whose first tap is in a row of the window."""
+    taps, has_seq = p.taps, p.seq_idx
+
+    def filtered(weights: Any, window: Any, sequence: Any, row: Any, e: Any, start: Any) -> Any:
+        total = start
+        for k in range(taps):
+            value = window[(row + k) * vector + e]
+            if has_seq:
+                value = value if sequence[row + k] == sequence[row + taps - 1] else f32(0)
+            total = f32(total + f32(weights[e * taps + k] * value))
+        return total
+
+    return filtered
+
+
+def _spread(p: DepthwiseConv1dParams, vector: int) -> Callable[..., Any]:
+    """`spread(weights, dz, sequence, row, e)`: dx of the step whose input is in a row of the window."""
+    taps, has_seq = p.taps, p.seq_idx
+
+    def spread(weights: Any, dz: Any, sequence: Any, row: Any, e: Any) -> Any:
+        total = f32(0)
+        for k in range(taps):
+            value = dz[(taps - 1 + row - k) * vector + e]
+            if has_seq:
+                value = value if sequence[row] == sequence[taps - 1 + row - k] else f32(0)
+            total = f32(total + f32(weights[e * taps + k] * value))
+        return total
+
+    return spread
+
+
+def _products(p: DepthwiseConv1dParams, vector: int) -> Callable[..., None]:
+    """`add(sums, window, dz, sequence, row, inside)`: adds a step's products to sums[k * vector + e] of dw, and dz to those
+    of db behind them."""
+    taps, has_seq = p.taps, p.seq_idx
+
+    def add(sums: Any, window: Any, dz: Any, sequence: Any, row: Any, inside: Any) -> None:
+        for e in range(vector):
+            gradient = dz[(taps - 1 + row) * vector + e]
+            for k in range(taps):
+                value = window[(row + k) * vector + e]
+                if has_seq:
+                    value = value if sequence[row + k] == sequence[row + taps - 1] else f32(0)
+                value = value if inside else f32(0)
+                sums[k * vector + e] = f32(sums[k * vector + e] + f32(gradient * value))
+            sums[taps * vector + e] = f32(sums[taps * vector + e] + gradient)
+
+    return add
+
+
+def _dx_store(p: DepthwiseConv1dParams, vector: int) -> Callable[..., None]:
+    """`put(words, one_word, one, numbers, dx_at, d_initial, d_final, n, channels, channel, step, t_in)`: adds the gradient
+    of the final state, and stores a row of dx or of the gradient of the initial state."""
+    reach, nbytes, has_initial, has_final = p.reach, dtype_of(p.dtype).nbytes, p.initial_state, p.final_state
+    pack, store, write, read = (
+        vectors.pack(p.dtype, vector),
+        vectors.store(p.dtype, vector),
+        writer(p.dtype),
+        reader(p.dtype),
+    )
+
+    def put(
+        words: Any, one_word: Any, one: Any, numbers: Any, dx_at: Any, d_initial: Any, d_final: Any, n: Any, channels: Any,
+        channel: Any, step: Any, t_in: Any,
+    ) -> None:  # fmt: skip
+        state = i64((i64(n) * channels + channel) * reach)
+        if has_final and step >= t_in - reach:
+            for e in range(vector):
+                place = i64(state + e * reach + step - (t_in - reach))
+                numbers[e] = f32(numbers[e] + read(one_word, one, d_final, place, step >= -reach))
+        if step >= 0:
+            pack(numbers, 0, words, 0)
+            store(words, 0, u64(dx_at + u64(step * i64(i64(channels) * nbytes))))
+        elif has_initial and step >= -reach:
+            for e in range(vector):
+                write(one_word, one, d_initial, i64(state + e * reach + step + reach), numbers[e])
+
+    return put
+
+
+def _block_sums(plan: RowPlan, taps: int) -> Callable[..., None]:
+    """`add_up(partial, word, one, sums, parts, thread, part, channel, channels)`: a block's sums, to its part."""
+    vector, lanes, rows, write = plan.vector, plan.lanes, plan.rows, writer("float32")
+    count = (taps + 1) * vector
+
+    def add_up(
+        partial: Any, word: Any, one: Any, sums: Any, parts: Any, thread: Any, part: Any, channel: Any, channels: Any
+    ) -> None:
+        for i in range(count):
+            partial[thread] = sums[i]
+            cuda.syncthreads()
+            if (thread < lanes) & (channel < channels):
+                total = partial[thread]
+                for row in range(1, rows):
+                    total = f32(total + partial[row * lanes + thread])
+                write(word, one, parts, i64((part + i // vector) * channels + channel + i % vector), total)
+            cuda.syncthreads()
+
+    return add_up
+
+
 def forward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., None]:
     """The kernel (x, weight, bias, initial, seq, y, final, channels, t_in, t_out, left, batch, lane_blocks, runs)."""
     vector, ahead, length, lanes, rows = plan.vector, plan.ahead, plan.length, plan.lanes, plan.rows
     taps, dilation, reach, nbytes = p.taps, p.dilation, p.reach, dtype_of(p.dtype).nbytes
-    words, silu, has_final, has_seq = vectors.words_of(p.dtype, vector), p.silu, p.final_state, p.seq_idx
+    words, silu, has_final, filtered = vectors.words_of(p.dtype, vector), p.silu, p.final_state, _filtered(p, vector)
     weight_words, chunks, held = vectors.words_of(p.weight_dtype, vector), length // ahead, taps - 1 + ahead
     load, unpack = vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
     pack, store = vectors.pack(p.dtype, vector), vectors.store(p.dtype, vector)
@@ -161,12 +263,7 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., Non
                     load(word, j * words, u64(x_at + u64(step * row)), (step >= 0) & (step < t_in) & (chunk + 1 < chunks))
                     step = i32(first + (chunk * ahead + j) * dilation)
                     for e in range(vector):
-                        total = start[e]
-                        for k in range(taps):
-                            value = window[(j + k) * vector + e]
-                            if has_seq:
-                                value = value if sequence[j + k] == sequence[j + taps - 1] else f32(0)
-                            total = f32(total + f32(weights[e * taps + k] * value))
+                        total = filtered(weights, window, sequence, j, e, start[e])
                         sums[e] = f32(total * sigmoid(total)) if silu else total
                     if step < t_out:
                         pack(sums, 0, other, 0)
@@ -196,22 +293,21 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
     """
     vector, ahead, length, lanes, rows = plan.vector, plan.ahead, plan.length, plan.lanes, plan.rows
     taps, dilation, reach, nbytes = p.taps, p.dilation, p.reach, dtype_of(p.dtype).nbytes
-    words, silu, has_seq = vectors.words_of(p.dtype, vector), p.silu, p.seq_idx
-    has_initial, has_final, lead = p.initial_state, p.final_state, lead_of(p)
+    words, silu, lead = vectors.words_of(p.dtype, vector), p.silu, lead_of(p)
+    filtered, spread, add_products = _filtered(p, vector), _spread(p, vector), _products(p, vector)
+    put, add_up = _dx_store(p, vector), _block_sums(plan, taps)
     weight_words, total_steps = vectors.words_of(p.weight_dtype, vector), length + taps - 1
     chunks, held = -(-total_steps // ahead), taps - 1 + ahead
     load, unpack = vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
-    pack, store = vectors.pack(p.dtype, vector), vectors.store(p.dtype, vector)
     load_weights, load_bias, fill_before = _weights_loader(p, vector), _bias_loader(p, vector), _before(p, vector)
-    number_of, sigmoid, write, read = _sequence_numbers(p), gate(), writer(p.dtype), reader(p.dtype)
-    write_part, threads, sums_size = writer("float32"), plan.threads, (taps + 1) * vector
+    number_of, sigmoid, threads, sums_size = _sequence_numbers(p), gate(), plan.threads, (taps + 1) * vector
     loaded, window_size, weights_size = words * ahead, held * vector, taps * vector
     out_words = max(words, weight_words)
 
-    def backward(
+    def backward(  # type: ignore[no-untyped-def]
         x, weight, bias, dy, initial, d_final, seq, dx, d_initial, parts, channels, t_in, t_out, left, batch, lane_blocks,
         runs,
-    ) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+    ) -> None:  # fmt: skip
         partial = cuda.shared.array(threads, f32)
         word = cuda.local.array(loaded, u32)
         dy_word = cuda.local.array(loaded, u32)
@@ -274,62 +370,24 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
                     for e in range(vector):
                         gradient = given[e]
                         if silu:
-                            z = start[e]
-                            for k in range(taps):
-                                value = window[(j + k) * vector + e]
-                                if has_seq:
-                                    value = value if sequence[j + k] == sequence[j + taps - 1] else f32(0)
-                                z = f32(z + f32(weights[e * taps + k] * value))
+                            z = filtered(weights, window, sequence, j, e, start[e])
                             share = sigmoid(z)
                             slope = f32(share * f32(f32(1) + f32(z * f32(f32(1) - share))))
                             gradient = f32(gradient * slope) if inside else f32(0)
                         dz[(taps - 1 + j) * vector + e] = gradient
                     if m < length:
-                        for e in range(vector):
-                            gradient = dz[(taps - 1 + j) * vector + e]
-                            for k in range(taps):
-                                value = window[(j + k) * vector + e]
-                                if has_seq:
-                                    value = value if sequence[j + k] == sequence[j + taps - 1] else f32(0)
-                                value = value if inside else f32(0)
-                                sums[k * vector + e] = f32(sums[k * vector + e] + f32(gradient * value))
-                            sums[taps * vector + e] = f32(sums[taps * vector + e] + gradient)
+                        add_products(sums, window, dz, sequence, j, inside)
                     step = i32(t - left)
                     if (m >= taps - 1) & (m < total_steps) & (step < t_in):
                         for e in range(vector):
-                            total = f32(0)
-                            for k in range(taps):
-                                value = dz[(taps - 1 + j - k) * vector + e]
-                                if has_seq:
-                                    value = value if sequence[j] == sequence[taps - 1 + j - k] else f32(0)
-                                total = f32(total + f32(weights[e * taps + k] * value))
-                            given[e] = total
-                        if has_final and step >= t_in - reach:
-                            for e in range(vector):
-                                place = i64((i64(n) * channels + channel + e) * reach + step - (t_in - reach))
-                                given[e] = f32(given[e] + read(one_word, one, d_final, place, step >= -reach))
-                        if step >= 0:
-                            pack(given, 0, other, 0)
-                            store(other, 0, u64(dx_at + u64(step * row)))
-                        elif has_initial and step >= -reach:
-                            for e in range(vector):
-                                place = i64((i64(n) * channels + channel + e) * reach + step + reach)
-                                write(one_word, one, d_initial, place, given[e])
+                            given[e] = spread(weights, dz, sequence, j, e)
+                        put(other, one_word, one, given, dx_at, d_initial, d_final, n, channels, channel, step, t_in)
                 for i in range((taps - 1) * vector):
                     window[i] = window[i + ahead * vector]
                     dz[i] = dz[i + ahead * vector]
                 for i in range(taps - 1):
                     sequence[i] = sequence[i + ahead]
         part = i64(i64(block // lane_blocks) * (taps + 1))
-        for i in range(sums_size):
-            partial[thread] = sums[i]
-            cuda.syncthreads()
-            if (thread < lanes) & (channel < channels):
-                total = partial[thread]
-                for other_row in range(1, rows):
-                    total = f32(total + partial[other_row * lanes + thread])
-                place = i64((part + i // vector) * channels + channel + i % vector)
-                write_part(one_word, one, parts, place, total)
-            cuda.syncthreads()
+        add_up(partial, one_word, one, sums, parts, thread, part, channel, channels)
 
     return backward

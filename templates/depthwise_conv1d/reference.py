@@ -26,6 +26,7 @@ class DepthwiseConv1dReference(Reference[DepthwiseConv1dParams]):
         p = workload.params
         names = ("x", "weight", "bias", "dy", "initial_state", "d_final_state", "seq_idx")
         params: list[Param] = [Pointer(name, optional=True) for name in names]
+        outputs: tuple[str, ...]
         if p.forward:
             outputs = ("y", "final_state")
             items = p.n * p.c * max(p.steps, p.reach if p.final_state else 0)
@@ -51,13 +52,13 @@ class DepthwiseConv1dReference(Reference[DepthwiseConv1dParams]):
         points = _Points(workload, arrays)
         axes = dict(zip(spec.axes, places))
         if output == "y":
-            return points.y(axes["N"], axes["C"], axes["T"])
+            return np.asarray(points.y(axes["N"], axes["C"], axes["T"]))
         p = workload.params
         if output == "final_state":
-            return points.x(axes["N"], axes["C"], axes["T"] + p.t - p.reach)
+            return np.asarray(points.x(axes["N"], axes["C"], axes["T"] + p.t - p.reach))
         if output in ("dx", "d_initial_state"):
             shift = p.reach if output == "d_initial_state" else 0
-            return points.dx(axes["N"], axes["C"], axes["T"] - shift)
+            return np.asarray(points.dx(axes["N"], axes["C"], axes["T"] - shift))
         taps = axes.get("K", np.full(len(axes["C"]), -1))
         return np.array([points.dw(c, k) for c, k in zip(axes["C"], taps)])
 

@@ -81,7 +81,9 @@ class BoundCall:
         self._launch, self._set_scalar = bound.launch, bound.set_scalar
         buffers = dict(zip(places, (spec.name for spec in workload.signature)))
         setters = {name: functools.partial(bound.set_pointer, name) for name in tensors_of}
-        self._set_addresses = [setters.get(buffers.get(place, "")) for place in range(len(tensors))]
+        self._set_addresses: list[Callable[[int], None] | None] = [
+            setters.get(buffers.get(place, "")) for place in range(len(tensors))
+        ]
         for name, place in (in_place or {}).items():
             self._set_addresses[place] = _both(setters[buffers[place]], setters[name])
         self._set_own: list[Callable[[int], None]] = [setters[name] for name in made]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.text import type_text
 from schedsearch.torch.operators.integers import whole
-from schedsearch.torch.operators.sequences import Causal, by_pytorch, compute, parameters_text, update
+from schedsearch.torch.operators.sequences import Causal, by_torch, compute, parameters_text, update
 from schedsearch.torch.operators.transforms import transformed
 
 ACTIVATIONS = (None, "silu", "swish")
@@ -88,7 +89,11 @@ def causal_conv1d(
     parameters = parameters_text(layout, activation is not None, return_final_states, dilation)
     operands = [each if each is None else each.contiguous() for each in (weight, bias, initial_states, seq_idx)]
     wanted = [each for each in (x, weight, bias, initial_states) if each is not None and each.requires_grad]
-    run = by_pytorch if transformed() else Causal.apply if torch.is_grad_enabled() and wanted else compute
+    run: Callable[..., Any] = compute
+    if transformed():
+        run = by_torch
+    elif torch.is_grad_enabled() and wanted:
+        run = Causal.apply
     found = run(ordered, *operands, parameters)
     y = found[0] if return_final_states else found
     y = y.transpose(1, 2) if layout == "NTC" else y

@@ -386,10 +386,10 @@ def update(x: Any, weight: Any, bias: Any, conv_state: Any, indices: Any, positi
     return operator(x, weight, bias, conv_state, indices, positions, parameters)
 
 
-def by_pytorch(x: Any, weight: Any, bias: Any, initial: Any, seq_idx: Any, parameters: str) -> Any:
+def by_torch(x: Any, weight: Any, bias: Any, initial: Any, seq_idx: Any, parameters: str) -> Any:
     """The same as `compute` by PyTorch's own operators, which may be transformed."""
     kind = CausalConv1dStates if parameters.split(",")[2] == "1" else CausalConv1d
     operation, tensors = kind.of(parameters), (x, weight, bias, initial, seq_idx)
     given = operation.named(tensors)
     operation.check(given)
-    return operation.plain(given, {})  # type: ignore[attr-defined]
+    return operation.plain(given, {})
