@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 from schedsearch.executable.build_options import BuildOptions
@@ -40,7 +39,7 @@ def lowered(graph: ir.Model, options: BuildOptions, fallback: str | None = None)
         from schedsearch.network.costs import no_template
         from schedsearch.network.fallback import lower_with_subgraphs
 
-        problem = functools.partial(no_template, target=options.target)
+        problem = no_template(options.target)
         network = lower_with_subgraphs(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
     for each in network.all_nodes:
         if isinstance(each, Subgraph):

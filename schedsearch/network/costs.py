@@ -103,7 +103,7 @@ class RecordCosts:
     ) -> None:
         self.target, self.mode = target, mode
         self._lookup, self._shipped = lookup, shipped
-        self._check = check or functools.partial(no_template, target=target)
+        self._check = check or no_template(target)
         nodes = [] if network is None else [node for node in network.nodes if isinstance(node, Node)]
         first = {node.implementations[0] for node in nodes}
         self._residencies = {each: Residency.of(network, target, each) for each in (mode, *OTHER_MODES.get(mode, ()))}
@@ -182,15 +182,23 @@ def costs_of(network: Network | None, db: str | os.PathLike[str], target: Target
         yield RecordCosts(lookup, target, mode, network, shipped=shipped_records(target.key))
 
 
-def no_template(workload: Workload, target: Target) -> str:
-    """Why no template has a kernel for a workload on a device; "" if one has."""
+def no_template(target: Target) -> Callable[[Workload], str]:
+    """`why(workload)`: why no template has a kernel for a workload on a device; "" if one has.
+
+    The templates are loaded once, when it is first asked.
+    """
     from schedsearch.template import load_templates
 
-    try:
-        load_templates().matching(workload, target)
-    except UnsupportedError as error:
-        return str(error)
-    return ""
+    templates = functools.cache(load_templates)
+
+    def why(workload: Workload) -> str:
+        try:
+            templates().matching(workload, target)
+        except UnsupportedError as error:
+            return str(error)
+        return ""
+
+    return why
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class Mover:
         if self.copies:
             runs = math.prod(factor.extent for factor in self.move.factors[:-1])
             return None if runs <= MAX_WORK_ITEMS else f"y has {runs} runs of neighbours in x; allowed: less than 2**31"
+        if math.prod(factor.extent for factor in self.move.factors) <= MAX_WORK_ITEMS:  # tiles are not smaller than elements
+            return None
         tiles = min(math.prod(self._staging(tile, 16).tiles) for tile in self.tiles.values())
         return None if tiles <= MAX_WORK_ITEMS else f"y has {tiles} tiles; allowed: less than 2**31"
 
