@@ -248,6 +248,28 @@ def test_without_time_inductor_computes_the_graph_and_the_report_says_so(
     assert report.network.reason == "there was no time left to build a network; PyTorch computes it"
 
 
+def test_a_network_is_built_in_less_time_than_inductor_took(
+    compiled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor compiles nothing beside a network of the whole graph."""
+    from schedsearch.deadline import Deadline
+
+    monkeypatch.setattr(Deadline, "within", lambda seconds: Deadline(30.0, lambda: 0.0))
+    monkeypatch.setattr("schedsearch.executable.planned.time_to_tune", lambda *_: None)
+    plain = selected_graph.SelectedGraph.__init__
+
+    def after_a_long_compilation(self: Any, module: Any, inputs: Any, compilation: Any, *rest: Any) -> None:
+        compilation.seconds = 40.0
+        plain(self, module, inputs, compilation, *rest)
+
+    monkeypatch.setattr(selected_graph.SelectedGraph, "__init__", after_a_long_compilation)
+    model, x = network(), image()
+    timer = Clock(3.0, kernel=1.0, network=1.0)
+    fast, reports = compiled(model, db=tmp_path / "records.db", tune=True, tune_s=20.0, timer=timer)
+    assert close(fast(x), model(x))
+    assert reports[-1].network.served
+
+
 @pytest.mark.parametrize("left_s, network, tuned", [(30.0, True, False), (30.0, False, True), (300.0, True, True)])
 def test_a_short_time_is_for_a_network_alone(
     compiled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, network: bool, tuned: bool
