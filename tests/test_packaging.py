@@ -216,7 +216,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (*TOP_FOLDERS, "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.db"))
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__", "records*.db"))
         elif source.exists():
             shutil.copy(source, tree / name)
     out = tree / "dist"

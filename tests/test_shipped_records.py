@@ -24,11 +24,12 @@ from schedsearch.network.costs import RecordCosts
 from schedsearch.records.entries import chosen
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.shipped import any_shipped, file_name, shipped_records
-from schedsearch.records.shipping import ship
+from schedsearch.records.shipping import MAX_BYTES, ship
 from schedsearch.records.store import Store
 from schedsearch.session.hints import shipped_results
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
+from schedsearch.workload import Workload
 
 CPU = detect("cpu")
 
@@ -367,3 +368,29 @@ def test_names_of_files_are_plain() -> None:
     assert file_name(PRESETS["h200"].key) == "cuda-sm_90-132-nvidia-h200.db"
     assert "/" not in file_name("cpu:512:2:../../etc/passwd")
     assert json.loads(json.dumps(file_name("cpu:avx: x/y"))) == "cpu-avx-x-y.db"
+
+
+# ---- the files of the package
+
+PACKAGE = Path(__file__).resolve().parents[1] / "schedsearch" / "tuned"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.db")), ids=lambda path: path.stem)
+def test_a_file_of_the_package_holds_what_its_manifest_says(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_TUNED_DIR", str(PACKAGE))
+    assert path.stat().st_size <= MAX_BYTES
+    with Lookup(path) as lookup:
+        rows = lookup.bests()
+        (target,) = {row.target_key for row, _, _ in rows}
+        assert path.name == file_name(target) and lookup.with_code() == [] and not lookup.damage.summary()
+    shipped = shipped_records(target)
+    assert (shipped.manifest["records"], shipped.manifest["targets"]) == (len(rows), [target]) and shipped.manifest["who"]
+    for row, _, text in rows:
+        assert Workload.from_json(text).id == row.workload_id
+        assert (shipped.gain(row) or 0) >= 1
+
+
+def test_the_layers_of_resnet50_are_shipped_for_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_TUNED_DIR", str(PACKAGE))
+    wide = schedsearch.conv2d(n=1, h=7, w=7, c=512, k=2048, r=1, s=1, epilogue=["bias", "residual", "relu"])
+    assert shipped_records(PRESETS["h200"].key).exact(wide.id, PRESETS["h200"].key, COLD_GRAPH) is not None

@@ -587,7 +587,8 @@ def test_layers_are_not_tuned_while_another_run_holds_the_device(tmp_path: Path,
         raise DeviceBusyError("cpu is in use by process 7, and there is no time left to wait")
 
     monkeypatch.setattr(importlib.import_module("schedsearch.session.tune"), "tune_until", busy)
-    kernels: Any = SimpleNamespace(db=tmp_path / "none.db", target=schedsearch.detect("cpu"), device=torch.device("cpu"))
+    device: dict[str, Any] = {"target": schedsearch.detect("cpu"), "device": torch.device("cpu")}
+    kernels: Any = SimpleNamespace(db=tmp_path / "none.db", allow=("exact",), **device)
     workload = schedsearch.Workload.conv2d(n=1, h=8, w=8, c=4, k=4, r=3, s=3, padding=1, dtype="float32")
     said = tune_missing([("first", workload)], kernels, 4, Deadline.within(30))
     assert said == "1 layer without a record: not tuned, cpu is in use by process 7, and there is no time left to wait"
