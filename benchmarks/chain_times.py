@@ -3,8 +3,9 @@
     python benchmarks/chain_times.py --cases resnet50:1:float16 mobilenet_v2:1:float16 --out chain_times_h200.json
 
 Each network of `onnx_models.py` is planned and assembled with the kernels that the database has, else with defaults. Then
-every kernel is timed alone in each mode, and the network in its CUDA graph; the table has the sums of the kernels' times and
-their differences from the network's. It needs PyTorch and a GPU.
+every kernel is timed alone in each mode, and the network in its CUDA graph. The table has the differences from the network's
+time of the sums of the kernels' times, and of the prediction that a plan makes of the times in a chain
+(`network.residency.NEIGHBOURS`). It needs PyTorch and a GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from schedsearch.network.costs import costs_of
 from schedsearch.network.lower import lower
 from schedsearch.network.model import read_model
 from schedsearch.network.plan import best_plan
-from schedsearch.network.residency import weight_bytes
+from schedsearch.network.residency import Residency, weight_bytes
 
 MODES = (COLD_GRAPH_PREPARED, HOT_GRAPH, CHAIN_GRAPH)
 SAMPLES = 5
@@ -77,6 +78,9 @@ def measured(case: str, db: str) -> dict[str, Any]:
             constant_bytes = sum(spec.nbytes for spec in workload.signature if spec.constant)
             rows.append({"kernel": workload.label, "count": count, "constant_bytes": constant_bytes, "us": times})
     sums = {mode: sum(row["count"] * row["us"][mode] for row in rows) for mode in MODES}
+    residency = Residency.of(network, target, CHAIN_GRAPH)
+    saved_us = sum(count * residency.saved_ns(workload, 1e9) for workload, count in counts.items()) / 1e3
+    sums["predicted"] = sums[CHAIN_GRAPH] - saved_us
     return {
         "case": case, "network_us": network_us, "calls": sum(counts.values()), "weight_bytes": weight_bytes(network),
         "alone_us": alone_us, "sums_us": sums, "kernels": rows,

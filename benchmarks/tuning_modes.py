@@ -2,8 +2,9 @@
 
     python benchmarks/tuning_modes.py --cases resnet50:1:float16=50 mobilenet_v2:1:float16=30 --out tuning_modes_h200.json
 
-Each network of `onnx_models.py` is built for each mode, with an empty database and the same seconds of tuning (after `=`).
-Then groups of runs of all builds of a network take turns. It needs PyTorch and a GPU.
+For each mode the `--layers` layers of a network of `onnx_models.py` that take most of its time are tuned into an empty
+database, for the same seconds (after `=`); the other kernels are defaults. Then the network is built from that database, and
+groups of runs of all builds take turns. It needs PyTorch and a GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import statistics
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +24,40 @@ import torch
 from networks import hot_us
 
 import schedsearch
+from schedsearch.device.detect import detect
 from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, MODES
+from schedsearch.network.costs import costs_of
+from schedsearch.network.lower import lower
+from schedsearch.network.model import read_model
+from schedsearch.network.plan import best_plan
+from schedsearch.task import Task
 
 TURNS = 9
 
 
-def measured(case: str, tune_s: float, modes: list[str], folder: Path) -> list[dict[str, Any]]:
+def longest(path: Path, count: int) -> list[Task]:
+    """The layers with the largest estimated times, which their numbers in the network weight."""
+    network = lower(read_model(path), dtype="float16").with_io_layout("NHWC")
+    with costs_of(network, path.with_name("none.db"), detect("cuda"), COLD_GRAPH) as costs:
+        counts = Counter(best_plan(network, costs).implementations.values())
+        chosen = sorted(counts, key=lambda workload: -counts[workload] * costs(workload).time_ns)[:count]
+    return [Task(workload, weight=counts[workload]) for workload in chosen]
+
+
+def measured(case: str, tune_s: float, modes: list[str], layers: int, folder: Path) -> list[dict[str, Any]]:
     name, batch, format_ = case.split(":")
     path = folder / "model.onnx"
     onnx.save(onnx_models.build(name, batch=int(batch), int8=format_ == "int8"), path)
+    tasks = longest(path, layers)
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         launches = []
         for mode in modes:
+            db = folder / f"{case}-{mode}.db"
+            schedsearch.tune(tasks, db, target="cuda", mode=mode, time_s=tune_s, trials=None)
             net = stack.enter_context(
-                schedsearch.build(
-                    path, target="cuda", db=folder / f"{case}-{mode}.db", dtype="float16", io_layout="NHWC", check=False,
-                    mode=mode, tune_s=tune_s,
-                )
-            )  # fmt: skip
+                schedsearch.build(path, target="cuda", db=db, dtype="float16", io_layout="NHWC", check=False, mode=mode)
+            )
             (port,) = net.inputs
             x = torch.randn(port.shape, device="cuda").to(getattr(torch, port.dtype))
             launches.append(net.bind(x))
@@ -61,13 +78,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=["resnet50:1:float16=50"], metavar="NAME:BATCH:FORMAT=SECONDS")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=[COLD_GRAPH, CHAIN_GRAPH])
+    parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--out")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for text in options.cases:
             case, _, seconds = text.partition("=")
-            rows += measured(case, float(seconds), options.modes, Path(folder))
+            rows += measured(case, float(seconds), options.modes, options.layers, Path(folder))
             common.write(options.out, {"rows": rows})
             for row in rows[-len(options.modes) :]:
                 print(row, flush=True)
