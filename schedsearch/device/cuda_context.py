@@ -45,6 +45,7 @@ class CudaContext:
         self._device = cuda_driver.call("cuDeviceGet", target.ordinal)
         self._context = cuda_driver.call("cuDevicePrimaryCtxRetain", self._device)
         self._context_handle = int(self._context)
+        self._get_current = cuda_driver.libcuda().cuCtxGetCurrent
         self._release = weakref.finalize(self, cuda_driver.call, "cuDevicePrimaryCtxRelease", self._device)
         self._release.atexit = False  # the driver may be gone by then
 
@@ -67,7 +68,7 @@ class CudaContext:
     def is_current(self) -> bool:
         """Whether our context is the calling thread's current one. By ctypes: launches on the default stream ask this."""
         current = _current
-        code = cuda_driver.libcuda().cuCtxGetCurrent(current.reference)
+        code = self._get_current(current.reference)
         if code:
             cuda_driver.fail("cuCtxGetCurrent", code)
         return current.context.value == self._context_handle
