@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 import schedsearch
+from schedsearch.deadline import NEVER
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
+from schedsearch.executable.build_options import BuildOptions
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
 from schedsearch.measure import Runner
 from schedsearch.measure.timing import JUDGED_SETS, Arena, CudaTimed, set_count
@@ -170,4 +172,6 @@ def test_a_cpu_refuses_a_mode_of_gpus(mode: str, tmp_path: Path) -> None:
         Runner(cpu, mode=mode)
     with pytest.raises(UsageError, match=expected):
         schedsearch.tune([LAYER], tmp_path / "records.db", target="cpu", mode=mode, trials=1)
+    with pytest.raises(UsageError, match=expected):
+        BuildOptions.of(NEVER, target="cpu", mode=mode)
     assert not (tmp_path / "records.db").exists()

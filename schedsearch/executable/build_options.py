@@ -13,7 +13,7 @@ from typing import Any
 from schedsearch.deadline import Deadline
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
-from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES, check_mode
 from schedsearch.network.facts import FLOATS
 from schedsearch.network.given_inputs import Inputs
 from schedsearch.records.executables import check_writable
@@ -69,7 +69,7 @@ class BuildOptions:
         """Finds the target, and checks the options.
 
         Raises:
-            UsageError: a choice is not one of those that are allowed, or `out` cannot be written.
+            UsageError: a choice is not one of those that are allowed, here or on the target, or `out` cannot be written.
             DeviceError: there is no such device.
         """
         for name, allowed in _CHOICES.items():
@@ -80,6 +80,7 @@ class BuildOptions:
         if out is not None:
             check_writable(Path(out))
         target = detect(target) if isinstance(target, str) else target
+        check_mode(options.get("mode", COLD_GRAPH), target.kind)
         return cls(target, require_file(db), None if out is None else Path(out), deadline, **options)
 
     def needed_by(self, compared_s: float | None) -> Deadline:
