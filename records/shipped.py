@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.records.lookup import Lookup, LookupRow, NeighbourRow
+from schedsearch.text import counted
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ class Shipped:
     def manifest(self) -> dict[str, Any]:
         """What `records ship` wrote about the file: target, who, toolchain, made_at ...; empty if it cannot be read."""
         return self._object(MANIFEST)
+
+    @property
+    def summary(self) -> str:
+        """The file, how many records it has and who measured them; or why there is none."""
+        if self.lookup is None:
+            return self.problem
+        records = self.manifest.get("records")
+        count = counted(records, "record") if isinstance(records, int) else "records"
+        return f"{self.name}, {count} by {self.manifest.get('who', 'nobody named')}"
 
     def exact(self, workload_id: str, target_key: str, mode: str) -> LookupRow | None:
         """The fastest configuration of exactly this task. Raises DamageError if its row is damaged."""

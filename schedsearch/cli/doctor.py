@@ -74,6 +74,7 @@ def doctor(
         "gpus": gpus,
         "packages": _versions(),
         "build_cache": _build_cache(),
+        "shipped": _shipped([gpu["key"] for gpu in gpus]),
         "database": None,
     }
     database_error: DatabaseError | None = None
@@ -164,6 +165,14 @@ def _compiler_problems() -> list[str]:
 
     mismatch = ptxas.mismatch()
     return [*ptxas.exclusions(ptxas.linker_version()), *([mismatch] if mismatch else [])]
+
+
+def _shipped(keys: list[str]) -> JsonObject:
+    """Key of a device -> its shipped records, or why there are none."""
+    from schedsearch.device.detect import detect
+    from schedsearch.records.shipped import shipped_records
+
+    return {key: shipped_records(key).summary for key in dict.fromkeys([*keys, detect("cpu").key])}
 
 
 def _state_problems() -> list[str]:
@@ -296,6 +305,7 @@ def _print(report: JsonObject) -> None:
     cache = report["build_cache"]
     size = f"{cache['pieces']} pieces, {render.size_bytes(cache['bytes'])} of {render.size_bytes(cache['limit_bytes'])}"
     use = f"not used: {cache['problem']}" if cache["problem"] else size
+    rows += [("shipped", f"{key}: {text}") for key, text in report["shipped"].items()]
     rows.append(("build cache", f"{cache['folder']}: {use}" if cache["folder"] else use))
     if report["database"]:
         health = report["database"]

@@ -195,10 +195,9 @@ def _covered(counts: Mapping[Workload, int], options: BuildOptions, costs: Recor
     ]
     notes = [f"no kernel for {each.label}: {found[each].reason}" for each in counts if found[each].origin == "none"]
     missing = [each for each in counts if sources[each] == "none" and found[each].origin != "none"]
-    told = shipped.problem or f"{shipped.name}, {_measured(shipped)}"
     notes += _differences(shipped, options.target)
     layers.sort(key=lambda each: (-each.count * each.time_ns, each.label))
-    return Coverage(options.target.key, tuple(layers), told, _tuning_s(missing, options.target), tuple(notes))
+    return Coverage(options.target.key, tuple(layers), shipped.summary, _tuning_s(missing, options.target), tuple(notes))
 
 
 @contextlib.contextmanager
@@ -218,11 +217,6 @@ def _source(workload: Workload, options: BuildOptions, lookup: Lookup | None, sh
             if place is not None and place.exact(*task) is not None:
                 return name
     return "none"
-
-
-def _measured(shipped: Shipped) -> str:
-    manifest = shipped.manifest
-    return f"{counted(int(manifest.get('records', 0)), 'record')} by {manifest.get('who', 'nobody named')}"
 
 
 def _differences(shipped: Shipped, target: Target) -> list[str]:
