@@ -113,7 +113,7 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         return [template.space(workload, target) for workload in INDEXED[template.op]]
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
     others = [many.replace(groups=32), many.replace(c=3), many.replace(c=16, k=16)]
-    others += [many.replace(dtype="float32")]
+    others += [many.replace(dtype="float32"), many.replace(k=255)]
     others += [many.replace(layout="NCHW", weight_layout="OIHW")]
     others += [many.replace(**change) for change in _INTEGERS]
     taken = [w for w in (many, *others) if template.validate(w, target) is None]
@@ -179,7 +179,7 @@ def rows(template_name: str, earlier: dict[str, Docs]) -> list[str]:
             doc_of = {prefix + name: f"{label}: {doc}" if label else doc for name, doc in docs.items()}
             shared = [name for name, doc in own.items() if name not in found and doc_of.get(name) == doc]
             part = [name for name in own if name.startswith(prefix)]
-            if len(shared) >= LEAST and len(shared) in (len(docs), len(part)):
+            if len(shared) >= LEAST and (len(shared) >= len(docs) - 1 or len(shared) == len(part)):  # one may be rare
                 meaning = f"{label}: as in `{other}`" if label else f"as in `{other}`"
                 found |= dict.fromkeys(shared, f"| {', '.join(f'`{name}`' for name in shared)} | {meaning} |")
     return list(dict.fromkeys(found.get(name, f"| `{name}` | {doc} |") for name, doc in own.items()))

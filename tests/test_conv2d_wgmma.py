@@ -32,6 +32,7 @@ RANDOM_SHAPES, SHARDS = 64, 5
 # Opcodes of sm_90 machine code: the low 12 bits of a 16-byte instruction (as nvdisasm names them).
 HGMMA, TMA_LOAD, TMA_LOAD_TO_SELF, TMA_STORE, LOCAL_STORE, LOCAL_LOAD = 0x9F0, 0x3B4, 0x5B4, 0x3B5, 0x387, 0x983
 CLUSTER_ARRIVE, CLUSTER_WAIT, EXIT = 0x9C7, 0xDC7, 0x94D
+STORE, OF_16_BYTES = 0x986, 6  # the codes of 2 and 4 bytes are 2 and 4
 MULTICAST = 1 << 75  # a flag of TMA_LOAD (for im2col and multicast loads; TMA_LOAD_TO_SELF is any other load)
 
 
@@ -237,6 +238,23 @@ def test_store_segments_cover_the_stores_of_each_block_and_fit_a_swizzle(bn: int
                                                (80, {64, 32, 16}), (96, {64, 32}), (256, {64})])  # fmt: skip
 def test_a_narrow_k_step_is_offered_only_where_it_saves_padding(channels: int, bks: set[int]) -> None:
     assert set(useful_bks(channels)) == bks
+
+
+@pytest.mark.parametrize(("k", "bn", "elements"), [(255, 256, 1), (58, 64, 2)])
+def test_rows_leave_in_chunks_of_16_bytes(k: int, bn: int, elements: int) -> None:
+    """With every kind of epilogue operand and the most accumulators; `elements` are what the ends of a row are stored by."""
+    workload = Workload.conv2d(n=2, h=9, w=9, c=64, k=k, r=1, s=1, epilogue=["bias", "residual", "relu"])
+    config = Config(
+        warpgroups=1, bn=bn, bk=64, stages=2, split_k=1, cluster_m=1, cluster_n=1, persistent=False, blocks_per_sm=1,
+        schedule="together", band=1, l2_promotion=256, row_store="chunks",
+    )  # fmt: skip
+    assert not TEMPLATE.space(workload, H200).check(config)
+    source = TEMPLATE.kernel(workload, H200, config)
+    code = instructions(compile_source(source, H200).artifact.code)  # refuses spills and serialised wgmma
+    widths = Counter(instruction >> 73 & 7 for instruction in code if instruction & 0xFFF == STORE)
+    rows_at_once = 32 // (bn // 8)  # each lane has a chunk of a row
+    assert widths == {OF_16_BYTES: 16 // rows_at_once, 2 * elements: 8 // elements}
+    assert source.alignments["y"] == source.alignments["residual"] == 2 * elements
 
 
 # --- On a GPU: exact results of small integers ------------------------------------------------------------------------

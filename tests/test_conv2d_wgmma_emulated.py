@@ -21,6 +21,7 @@ from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d import wgmma_store
 from schedsearch.templates.conv2d.geometry import Blocks, Im2col
+from schedsearch.templates.conv2d.wgmma_sizes import ROW_STORES
 from schedsearch.templates.parts import (
     addressing,
     epilogue_fragments,
@@ -28,6 +29,7 @@ from schedsearch.templates.parts import (
     pipeline,
     sharing,
     store,
+    store_chunks,
     store_rows,
     store_words,
     walk,
@@ -115,7 +117,7 @@ CASES |= {
     ),
     "a slice of float32": ({**SHAPE, "c": 24, "k": 40, "out_dtype": "float32", "slice_of": 52}, SMALL),
 }  # fmt: skip
-CASES |= {
+ROWS_WITHOUT_TMA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rows of 10 bytes, more tiles than blocks": (
         {**SHAPE, "n": 3, "h": 8, "w": 10, "c": 24, "k": 5}, {**SMALL, "bn": 16, "persistent": True}
     ),
@@ -136,11 +138,20 @@ CASES |= {
     "a slice of rows of 62 channels": (
         {**SHAPE, "c": 24, "k": 40, "slice_of": 62}, {**SMALL, "bn": 48, "persistent": True, "warpgroups": 2}
     ),
-    "x is the last channels of a larger array": ({**TAILS, "n": 2, "c": 40, "x_slice": (64, 24)}, {**SMALL, "stages": 2}),
     "an odd slice of rows of 64 channels": ({**SHAPE, "c": 24, "k": 21, "slice_of": 64}, {**SMALL, "bn": 16}),
+    "one channel": ({**SHAPE, "c": 24, "k": 1}, {**SMALL, "bn": 16}),
+    "odd channels, tiles of which the last one has a single column": (
+        {**SHAPE, "c": 24, "k": 33}, {**SMALL, "bn": 32, "persistent": True}
+    ),
+    "odd channels, an odd number of octets": ({**SHAPE, "c": 24, "k": 71}, {**SMALL, "bn": 80}),
 }  # fmt: skip
+for name, (shape, config) in ROWS_WITHOUT_TMA.items():
+    CASES |= {f"{name}, in {row_store}": (shape, {**config, "row_store": row_store}) for row_store in ROW_STORES}
+CASES["x is the last channels of a larger array"] = (
+    {**TAILS, "n": 2, "c": 40, "x_slice": (64, 24)}, {**SMALL, "stages": 2}
+)  # fmt: skip
 # The modules that the kernel is made of.
-MODULES = (module, loads, wgmma_store, gather, pipeline, sharing, store, store_rows, store_words, walk, wgmma)
+MODULES = (module, loads, wgmma_store, gather, pipeline, sharing, store, store_chunks, store_rows, store_words, walk, wgmma)
 PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, and its loads never wait for its consumers
 
 
@@ -157,18 +168,24 @@ class BiasInMemory:
     def words_ahead(self, octets: int, interleaved: bool) -> int:
         return 0
 
-    def fragments(self, octets: int, row_elements: int, interleaved: bool, blocks: Any = None, order: Any = None) -> Any:
+    def fragments(
+        self, octets: int, row_elements: int, interleaved: bool = False, blocks: Any = None, order: Any = None,
+        singly: bool = False,
+    ) -> Any:  # fmt: skip
         assert not interleaved and blocks is None and row_elements == 8 * self.columns
+        assert singly == (self.columns % 2 == 1) or self.columns % 8 == 0
+        whole_octets = self.columns % 8 == 0
         order = order or epilogue_fragments.ChannelOrder(8 * octets, 1, 0)
 
         def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, bias: int, *_: Any) -> None:
             for pair in range(2 * octets):
                 column = 8 * (pair // 2)
                 if column < columns and (row, row_8)[pair % 2]:
+                    assert singly or whole_octets or columns - column >= 2
                     place = (offset + column + pair % 2 * row_elements) % self.columns
                     channel = k + order.offset(column)
                     assert channel == (place if order.step == 1 else order.channel()(place)) < self.columns
-                    for neighbour in range(2):
+                    for neighbour in range(min(2, columns - column)):
                         at = bias + 2 * (channel + neighbour * order.step)
                         acc[2 * pair + neighbour] += self.memory.at(at, 2).view(np.float16)[0]
 

@@ -396,6 +396,23 @@ class Emulator:
     def load_shared_f32x2(self, shared: int) -> Any:
         return tuple(self._shared(shared, 8).view(np.float32))
 
+    def load_shared_u16(self, shared: int) -> int:
+        return int(self._shared(shared, 2).view(np.uint16)[0])
+
+    def store_shared_packed(self, dtype: str, even: bool) -> Callable[..., None]:
+        pack = self.pack_pair(dtype)
+
+        def store(shared: int, odd: int, low: object, high: object) -> None:
+            assert not (even and odd)
+            word = np.array([pack(low, high)], np.uint32)
+            if odd:
+                for half in range(2):
+                    self._shared(int(shared) + 2 * half, 2)[:] = word.view(np.uint8)[2 * half : 2 * half + 2]
+            else:
+                self._shared(int(shared), 4)[:] = word.view(np.uint8)
+
+        return store
+
     def load_shared_i32x2(self, shared: int) -> tuple[int, ...]:
         return tuple(self._shared(shared, 8).view(np.int32).tolist())
 

@@ -19,7 +19,7 @@ With schedule in_turn, each half of the consumer groups takes every other tile o
 multiplies. The ring is filled tile after tile, which gives the halves their turns.
 
 Channels past C read as zero in both operands; rows past M and columns past K are not stored. No size therefore has to divide
-another. Channels of y that are no multiple of 8 leave through shared memory without TMA (`store_rows`).
+another. Channels of y that are no multiple of 8 leave through shared memory without TMA (`store_rows`, `store_chunks`).
 docs/kernels/conv2d_wgmma.md explains more, including the use of each knob.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
@@ -42,12 +42,13 @@ from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.conv2d import geometry
-from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma
+from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma, stores_rows
 from schedsearch.templates.conv2d.maps import blocked_filter_map, filter_map, image_map, ordered_filter_map, output_map
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.conv2d.wgmma_loads import load_tiles_of, tile_origin
 from schedsearch.templates.conv2d.wgmma_sizes import (
     GROUP_ROWS,
+    ROW_STORES,
     Plan,
     derived_quantities,
     evaluate,
@@ -71,6 +72,8 @@ from schedsearch.templates.parts.hopper import (
 from schedsearch.templates.parts.prepared import over_workspaces
 from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.templates.parts.stages import reads_bytes
+from schedsearch.templates.parts.store_chunks import StagedChunks
+from schedsearch.templates.parts.store_rows import StagedRows
 from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.window_sums import WindowSums
@@ -148,7 +151,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
         cluster_ms = [m for m in CLUSTER_SIDES if m <= most_row_tiles and gemm.fits(m * GROUP_ROWS * max(GROUPS))]
         cluster_ns = [n for n in CLUSTER_SIDES if n <= math.ceil(w.params.k / min(BNS))]
         bands = [1] if w.params.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
-        knobs = (
+        knobs: tuple[Knob, ...] = (
             Knob("warpgroups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of its tile"),
             Knob(
                 "schedule",
@@ -179,6 +182,9 @@ class Conv2dWgmma(Template[Conv2dParams]):
             ),
             Knob("l2_promotion", (128, 256), "bytes that L2 fetches from memory when a load misses"),
         )
+        if stores_rows(w):
+            doc = "how rows leave that TMA cannot store: units of 1, 2 or 4 channels, or chunks of 16 bytes and what is left"
+            knobs += (Knob("row_store", ROW_STORES, doc),)
         constraints = (
             *hopper.block_constraints(target, "bn", OVERHEAD_REGISTERS[bool(w.params.epilogue)]),
             Constraint("every consumer group has rows inside the output", lambda q: q["bm"] < gemm.image_rows + GROUP_ROWS),
@@ -291,7 +297,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
             plan.shared_bytes,
             cluster=plan.cluster,
             min_blocks_per_sm=plan.blocks_per_sm,
-            shaped_by=SHAPED_BY - {"finish.words_ahead"} | {"finish.store_rows.held"} if rows else SHAPED_BY,
+            shaped_by=SHAPED_BY - {"finish.words_ahead"} | _row_arrays(rows) if rows else SHAPED_BY,
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
         if rows:
@@ -306,6 +312,11 @@ class Conv2dWgmma(Template[Conv2dParams]):
             steps, workspaces = (zero.step(), *steps), workspaces | zero.workspaces
             alignments |= zero.alignments
         return KernelSource("cuda", "sm_90a", steps, workspaces, alignments)
+
+
+def _row_arrays(rows: StagedRows | StagedChunks) -> set[str]:
+    """Lengths of local arrays of the stores of rows; see `KernelStep.shaped_by`."""
+    return {f"finish.store_rows.{name}" for name in rows.shaped_by}
 
 
 def _merged(workload: Workload[Conv2dParams]) -> Workload[Conv2dParams]:

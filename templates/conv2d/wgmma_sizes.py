@@ -14,13 +14,12 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma, stores_rows
-from schedsearch.templates.parts import hopper
+from schedsearch.templates.parts import hopper, store_chunks, store_rows
 from schedsearch.templates.parts.choosing import evaluated
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.machine import Im2colFit, machine
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.templates.parts.store import Output, ShuffledOutput, interleaved
-from schedsearch.templates.parts.store_rows import row_bytes
 from schedsearch.templates.parts.store_words import WORD_BYTES, staged_columns
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
@@ -28,6 +27,7 @@ from schedsearch.workload import Workload
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
 ROW_BYTES = (32, 64, 128)  # of a k step
+ROW_STORES = ("units", "chunks")  # of rows that TMA cannot store: see `parts.store_rows` and `parts.store_chunks`
 
 
 def bks(dtype: str) -> tuple[int, ...]:
@@ -76,10 +76,13 @@ def output_of(gemm: Im2col, bm: int) -> Output:
     return ShuffledOutput(*sizes, gemm.shuffle, gemm.out_w) if gemm.shuffle else Output(*sizes)
 
 
-def staged_bytes(workload: Workload[Conv2dParams], columns: Any) -> Any:
+def staged_bytes(workload: Workload[Conv2dParams], columns: Any, q: Columns) -> Any:
     """Bytes of shared memory for a row of `columns` columns of y; 0 if y does not go through it."""
+    if stores_rows(workload):
+        chunks, units = store_chunks.row_bytes(columns), store_rows.row_bytes(columns)
+        return np.where(q["row_store"] == "chunks", chunks, units)
     if not stores_by_tma(workload):
-        return row_bytes(columns) if stores_rows(workload) else 0 * columns
+        return 0 * columns
     nbytes = dtype_of(workload.params.out_dtype).nbytes
     return nbytes * (staged_columns(columns) if nbytes == WORD_BYTES else columns)
 
@@ -96,7 +99,7 @@ def sums_bytes(workload: Workload[Conv2dParams], q: Columns) -> Any:
 
 def ring_bytes(workload: Workload[Conv2dParams], q: Columns) -> Any:
     """Bytes of the stages. At the end of a split tile, the other blocks' sums overwrite them, followed by y."""
-    y = q["bm"] * staged_bytes(workload, octets_per_block(workload, q) * 8)
+    y = q["bm"] * staged_bytes(workload, octets_per_block(workload, q) * 8, q)
     at_end = np.where(q["split_k"] == 1, 0, sums_bytes(workload, q) + y)
     return np.maximum(q["stages"] * stage_bytes(workload, q), at_end)
 
@@ -106,7 +109,7 @@ def shared_layout(workload: Workload[Conv2dParams], q: Columns) -> SharedLayout:
     split = q["split_k"] > 1
     return SharedLayout.of(
         ring=q["ring_bytes"],
-        y=np.where(split, 0, q["turns"] * q["bm"] * staged_bytes(workload, q["bn"])),
+        y=np.where(split, 0, q["turns"] * q["bm"] * staged_bytes(workload, q["bn"], q)),
         # Each half has `full` barriers of its own: sharing them, it would skip phases, and a wait by parity could match a
         # stale phase.
         full=q["turns"] * q["stages"] * BARRIER_BYTES,
@@ -212,6 +215,7 @@ class Plan:
 
     Attributes:
         warpgroups .. l2_promotion: the knobs.
+        row_store: the knob of outputs that have it.
         turns: tiles that a block computes at the same time; 2 with groups in turn.
         bm: rows (output pixels) of a tile.
         threads: threads of a block.
@@ -263,6 +267,7 @@ class Plan:
     segment: int
     sums_bytes: int
     shared: SharedLayout
+    row_store: str = ""
 
 
 def evaluate(

@@ -17,6 +17,7 @@ from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of
 from schedsearch.templates.parts import cluster, ptx, store
 from schedsearch.templates.parts.casts import i32, i64, u32
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.store_chunks import StagedChunks
 from schedsearch.templates.parts.store_rows import StagedRows
 from schedsearch.templates.parts.store_words import WORD_BYTES, WordStaging, staged_words
 from schedsearch.templates.parts.wgmma import Wgmma
@@ -126,19 +127,20 @@ def finish_of(
     return begin_store, words_ahead, load_ahead, finish
 
 
-def rows_of(workload: Workload[Conv2dParams], plan: Plan) -> StagedRows | None:
+def rows_of(workload: Workload[Conv2dParams], plan: Plan) -> StagedRows | StagedChunks | None:
     """How a warpgroup's part of a tile is stored if its rows are 16-bit numbers that TMA cannot store, or None."""
     p = workload.params
     if not stores_rows(workload):
         return None
     offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
-    return StagedRows(plan.own_octets, p.k, p.slice_of or p.k, offset)
+    staged = StagedChunks if plan.row_store == "chunks" else StagedRows
+    return staged(plan.own_octets, p.k, p.slice_of or p.k, offset)
 
 
 def _finish_rows(
     workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan, epilogue: Epilogue
 ) -> tuple[Callable[..., Any], int, Callable[..., None], Callable[..., None]]:
-    """As `finish_of`, for `rows_of`: the epilogue works on neighbours of a row, when they leave shared memory."""
+    """As `finish_of`, for `rows_of`, which applies the epilogue too."""
     staged = rows_of(workload, plan)
     assert staged is not None
     output = output_of(gemm, plan.bm)
@@ -149,10 +151,14 @@ def _finish_rows(
         return begin_rows(group, lane, warp_row)
 
     def pixel_of(tile: Any, row: Any) -> Any:
-        first_pixel, first_row = tile
-        return i64(first_pixel + first_row + row), first_row + row < rows
+        first_pixel, inside = tile
+        return i64(first_pixel + row), row < inside
 
-    store_rows = staged.store(epilogue, workload.params.out_dtype, pixel_of)
+    dtype = workload.params.out_dtype
+    if isinstance(staged, StagedChunks):
+        store_rows = staged.store(epilogue, dtype)
+    else:
+        store_rows = staged.store(epilogue, dtype, pixel_of)
 
     def load_ahead(ahead: Any, row: Any, column: Any, inside_columns: Any, lane: Any, warp_row: Any, operands: Any) -> None:
         pass
@@ -162,7 +168,7 @@ def _finish_rows(
         warp_row: Any, operands: Any,
     ) -> None:  # fmt: skip
         image, first_row = locate(row)
-        tile = i64(image) * image_rows, first_row
+        tile = i64(i64(image) * image_rows + first_row), i32(rows - first_row)
         store_rows(values, y, store_place, tile, column, inside_columns, operands)
 
     return begin_store, 0, load_ahead, finish

@@ -85,6 +85,7 @@ class Epilogue:
         interleaved: bool = False,
         blocks: tuple[int, int] | None = None,
         order: ChannelOrder | None = None,
+        singly: bool = False,
     ) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile: `octets` times 8 columns of rows r and r + 8.
 
@@ -104,11 +105,15 @@ class Epilogue:
         `order` says which channels the columns are, if they are not neighbours. The columns of the fragment then fill whole
         blocks of the order, or lie within one, and no operand is like y.
 
+        With `singly`, k, offset and `columns` may be odd: operands are loaded one by one. `columns` then are those from the
+        thread's first column on. It may also be so without `singly`, if they are even.
+
         If `words_ahead(octets, interleaved)` is not 0, the operation's second argument is an array of so many i32, which
         `load_ahead` filled.
         """
         like = _like(octets, elements_8_rows, blocks, order)
-        return fragments_operation(octets, like, self._plan, interleaved, self.words_ahead(octets, interleaved))
+        ahead = self.words_ahead(octets, interleaved)
+        return fragments_operation(octets, like, self._plan, interleaved, ahead, singly)
 
     def words_ahead(self, octets: int, interleaved: bool) -> int:
         """How many words of operands like y a thread loads before `fragments`: those with 8 bits, if it is interleaved."""

@@ -96,8 +96,13 @@ _BRANCH_OCTETS = 4  # octets between two branches, whose loads are in flight at 
 
 
 @functools.cache
-def fragments_operation(octets: int, like: Like, plan: EpiloguePlan, interleaved: bool, ahead: int) -> Callable[..., Any]:
-    lines = (_interleaved_lines if interleaved else _fragments_lines)(octets, like, plan)
+def fragments_operation(
+    octets: int, like: Like, plan: EpiloguePlan, interleaved: bool, ahead: int, singly: bool = False
+) -> Callable[..., Any]:
+    if interleaved:
+        lines = _interleaved_lines(octets, like, plan)
+    else:
+        lines = (_single_lines if singly else _fragments_lines)(octets, like, plan)
     inout = {"acc": ("i32" if plan.integer else "f32", 4 * octets)}
     inout |= {"ahead": ("i32", ahead)} if ahead else {}
     ins = _FRAGMENT_INS | dict(plan.ins)
@@ -186,6 +191,32 @@ def _fragments_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]:
     return [*lines, "done: }"]
 
 
+def _single_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]:
+    """As `_fragments_lines`, for numbers of channels that may be odd: each element is loaded by itself."""
+    lines = _fragments_start(like.elements_8_rows, plan, 4)
+    for column in range(0, 8 * octets, 8):
+        lines += _inside(column, plan)
+        for number in range(2):
+            lines += [f"setp.gt.s32 column, $columns, {column + number};"]
+            if plan.like_y:
+                lines += ["and.pred inside, column, row;", "and.pred inside8, column, row8;"]
+            for stage in plan.stages:
+                letters, temporaries = registers_of(stage)
+                for letter, operand in zip(letters, stage.arrays):
+                    at = _place(operand, column, like, number)
+                    if operand.axes == "y":
+                        lines += load_elements([f"{letter}{number}"], "inside", f"at_{at}", operand.dtype)
+                        lines += load_elements([f"{letter}{number + 2}"], "inside8", f"at8_{at}", operand.dtype)
+                    else:
+                        lines += load_elements([f"{letter}{number}"], "column", f"at_{at}", operand.dtype)
+                for i in (number, number + 2):
+                    places = [i if operand.axes == "y" else number for operand in stage.arrays]
+                    arrays = [f"{letter}{place}" for letter, place in zip(letters, places)]
+                    value = f"$acc[{column // 2 + i}]"
+                    lines.append(stage.text(value, arrays, [f"{letter}{i}" for letter in temporaries]))
+    return [*lines, "done: }"]
+
+
 def _interleaved_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]:
     """Of each 16 columns a thread holds four neighbours: value e of octet o is number 2 e + o, in both rows.
 
@@ -220,9 +251,11 @@ def _interleaved_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]
     return [*lines, "done: }"]
 
 
-def _place(operand: EpilogueOperand, column: int, like: Like) -> str:
-    """The operand's name, and the bytes from its first element to that of a column."""
-    elements = like.offset(column) if operand.axes == "y" else like.order.offset(column)
+def _place(operand: EpilogueOperand, column: int, like: Like, neighbour: int = 0) -> str:
+    """The operand's name, and the bytes from its first element to that of a column, or of its right neighbour."""
+    of_y = operand.axes == "y"
+    elements = like.offset(column) if of_y else like.order.offset(column)
+    elements += neighbour * (1 if of_y else like.order.step)
     return f"{operand.name}+{elements * dtype_of(operand.dtype).nbytes}"
 
 

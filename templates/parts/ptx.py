@@ -81,6 +81,12 @@ load_shared_f32x2 = device_op(
     "load_shared_f32x2", "ld.shared.v2.f32 {$a, $b}, [$shared];", ins={"shared": "u32"}, outs={"a": "f32", "b": "f32"}
 )
 
+load_shared_u16 = device_op(
+    "load_shared_u16",
+    "{ .reg .b16 h; ld.shared.b16 h, [$shared]; cvt.u32.u16 $a, h; }",
+    ins={"shared": "u32"},
+    outs={"a": "u32"},
+)
 load_shared_i32x2 = device_op(
     "load_shared_i32x2", "ld.shared.v2.b32 {$a, $b}, [$shared];", ins={"shared": "u32"}, outs={"a": "i32", "b": "i32"}
 )
@@ -209,6 +215,24 @@ def store_shared_pair(accumulator: str) -> Callable[..., None]:
     kind = REGISTER[accumulator]
     text = f"st.shared.v2.{'f32' if kind == 'f32' else 'b32'} [$shared], {{$a, $b}};"
     return device_op("store_shared_pair", text, ins={"shared": "u32", "a": kind, "b": kind})
+
+
+@functools.cache
+def store_shared_packed(dtype: str, even: bool) -> Callable[..., None]:
+    """`store(shared, odd, low, high)`: two float32 as neighbours of 16 bits.
+
+    The address is a multiple of 4, or 2 past one if `odd` (i32) is not 0. With `even` it always is a multiple of 4.
+    """
+    pack = f"cvt.rn.{_PTX_TYPE[dtype]}x2.f32 word, $high, $low;"
+    if even:
+        text = f"{{ .reg .b32 word; {pack} st.shared.b32 [$shared], word; }}"
+    else:
+        text = (
+            f"{{ .reg .b32 word; .reg .b16 a, b; .reg .pred odd; {pack} mov.b32 {{a, b}}, word; setp.ne.s32 odd, $odd, 0; "
+            "@!odd st.shared.b32 [$shared], word; @odd st.shared.b16 [$shared], a; @odd st.shared.b16 [$shared+2], b; }"
+        )
+    ins = {"shared": "u32", "odd": "i32", "low": "f32", "high": "f32"}
+    return device_op("store_shared_packed", text, ins=ins, unused=("odd",))
 
 
 @functools.cache

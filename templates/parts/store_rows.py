@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from numba import cuda
 
@@ -56,6 +56,8 @@ class StagedRows:
     channels: int
     pitch: int
     offset: int
+
+    shaped_by: ClassVar[frozenset[str]] = frozenset({"held"})  # of the function that `store` returns
 
     @property
     def row_bytes(self) -> int:
