@@ -12,6 +12,7 @@ from typing import Any, Literal
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.backend.cpu_taps import stack_memory
 from schedsearch.ops.depthwise_conv1d import DepthwiseConv1dParams
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts.casts import f32, i32, i64
 from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
 from schedsearch.templates.parts.cpu_functions import exp
@@ -29,6 +30,7 @@ class _Formats:
         self.source, self.widen = element_type(source), widened(source)
         self.out, self.narrow = element_type(out), narrowed(out)
         self.state, self.widen_state, self.narrow_state = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype)
+        self.source_bytes, self.out_bytes, self.state_bytes = (dtype_of(each).nbytes for each in (source, out, p.dtype))
         self.weight, self.widen_weight = element_type(p.weight_dtype), widened(p.weight_dtype)
 
 
@@ -43,7 +45,7 @@ def correlate_kernel(p: DepthwiseConv1dParams, mode: Mode, block: int, steps_of_
     add_taps = _taps_of_rows(p, mode, block) if last else _taps_of_line(p, mode)
     add_state = _states(p, mode, block)
     finish, formats = _finish(p, mode, block), _Formats(p, mode)
-    source_type, out_type, state_type, weight_type = formats.source, formats.out, formats.state, formats.weight
+    source_type, state_type, weight_type = formats.source, formats.state, formats.weight
     widen_weight, reach, taps = formats.widen_weight, p.reach, p.taps
     backwards, has_bias = mode == "gradient", p.bias and mode != "gradient"
     begins = reach if p.initial_state and backwards else 0
@@ -56,15 +58,13 @@ def correlate_kernel(p: DepthwiseConv1dParams, mode: Mode, block: int, steps_of_
         source, weight, bias, initial, seq, dy, d_final, out, state, batch, channels, steps, out_steps, offset, start, stop
     ) -> None:
         values = as_array(source, (batch * channels * steps,), source_type)
-        results = as_array(out, (batch * channels * out_steps,), out_type)
-        gradients = as_array(dy, (batch * channels * out_steps,), state_type)
         before = as_array(initial, (batch * channels * reach,), state_type)
         after = as_array(d_final, (batch * channels * reach,), state_type)
         states = as_array(state, (batch * channels * reach,), state_type)
         numbers = as_array(seq, (batch * max(steps, out_steps),), i32)
         factors, biases = as_array(weight, (channels * taps,), weight_type), as_array(bias, (channels,), weight_type)
-        sums = as_array(sums_memory(), (size,), f32)
-        weights = as_array(weights_memory(), (taps * block,), f32)
+        sums_at, weights_at = sums_memory(), weights_memory()
+        sums, weights = as_array(sums_at, (size,), f32), as_array(weights_at, (taps * block,), f32)
         blocks = (channels + block - 1) // block
         pieces = (out_steps + begins + steps_of_item - 1) // steps_of_item
         for item in range(start, stop):
@@ -80,9 +80,11 @@ def correlate_kernel(p: DepthwiseConv1dParams, mode: Mode, block: int, steps_of_
             for j in range(count):
                 for e in range(used):
                     sums[j * block + e] = widen_weight(biases[channel + e]) if has_bias else f32(0)
-            add_taps(values, weights, sums, numbers, n, channel, used, first, count, channels, steps, out_steps, offset)
+            add_taps(
+                source, weights_at, sums_at, numbers, n, channel, used, first, count, channels, steps, out_steps, offset
+            )
             add_state(before, after, weights, sums, n, channel, used, first, count, channels, steps, out_steps, offset)
-            finish(sums, results, gradients, states, n, channel, used, first, count, channels, out_steps)
+            finish(sums_at, out, dy, states, n, channel, used, first, count, channels, out_steps)
             if gives_final and first == 0:
                 write_final(values, before, states, n, channel, used, channels, steps)
 
@@ -90,39 +92,55 @@ def correlate_kernel(p: DepthwiseConv1dParams, mode: Mode, block: int, steps_of_
 
 
 def _taps_of_rows(p: DepthwiseConv1dParams, mode: Mode, block: int) -> Callable[..., None]:
-    """Channels are neighbours: a row of channels for each tap of each step."""
-    taps, dilation, has_seq, widen = p.taps, p.dilation, p.seq_idx, _Formats(p, mode).widen
+    """Channels are neighbours: a row of channels for each tap of each step.
 
-    def add(values, weights, sums, numbers, n, channel, used, first, count, channels, steps, out_steps, offset) -> None:  # type: ignore[no-untyped-def]
+    Rows are arrays of their own, whose indices begin at 0: LLVM makes no vectors of indices that could be below 0.
+    """
+    taps, dilation, has_seq, formats = p.taps, p.dilation, p.seq_idx, _Formats(p, mode)
+    widen, element, nbytes = formats.widen, formats.source, formats.source_bytes
+
+    def add(  # type: ignore[no-untyped-def]
+        source, weights, sums, numbers, n, channel, used, first, count, channels, steps, out_steps, offset
+    ) -> None:
         for j in range(count):
+            total = as_array(sums + 4 * j * block, (used,), f32)
             for k in range(taps):
                 step = first + j + offset + k * dilation
                 if step >= 0 and step < steps:
                     if has_seq and numbers[n * steps + step] != numbers[n * out_steps + first + j]:
                         continue
-                    at = (n * steps + step) * channels + channel
+                    row = as_array(i64(source) + nbytes * ((n * steps + step) * channels + channel), (used,), element)
+                    factors = as_array(weights + 4 * k * block, (used,), f32)
                     for e in range(used):
-                        sums[j * block + e] += weights[k * block + e] * widen(values[at + e])
+                        total[e] += factors[e] * widen(row[e])
 
     return add
 
 
 def _taps_of_line(p: DepthwiseConv1dParams, mode: Mode) -> Callable[..., None]:
     """Steps are neighbours: a line of steps for each tap."""
-    taps, dilation, has_seq, widen = p.taps, p.dilation, p.seq_idx, _Formats(p, mode).widen
+    taps, dilation, has_seq, formats = p.taps, p.dilation, p.seq_idx, _Formats(p, mode)
+    widen, element, nbytes = formats.widen, formats.source, formats.source_bytes
 
-    def add(values, weights, sums, numbers, n, channel, used, first, count, channels, steps, out_steps, offset) -> None:  # type: ignore[no-untyped-def]
-        line = (n * channels + channel) * steps
+    def add(  # type: ignore[no-untyped-def]
+        source, weights, sums, numbers, n, channel, used, first, count, channels, steps, out_steps, offset
+    ) -> None:
+        factors = as_array(weights, (taps,), f32)
         for k in range(taps):
             shift = first + offset + k * dilation
-            begin, end, weight = max(0, -shift), min(count, steps - shift), weights[k]
+            begin, end, weight = max(0, -shift), min(count, steps - shift), factors[k]
+            if end <= begin:
+                continue
+            total = as_array(sums + 4 * begin, (end - begin,), f32)
+            at = (n * channels + channel) * steps + shift + begin
+            line = as_array(i64(source) + nbytes * at, (end - begin,), element)
             if has_seq:
-                for j in range(begin, end):
-                    if numbers[n * steps + shift + j] == numbers[n * out_steps + first + j]:
-                        sums[j] += weight * widen(values[line + shift + j])
+                for j in range(end - begin):
+                    if numbers[n * steps + shift + begin + j] == numbers[n * out_steps + first + begin + j]:
+                        total[j] += weight * widen(line[j])
             else:
-                for j in range(begin, end):
-                    sums[j] += weight * widen(values[line + shift + j])
+                for j in range(end - begin):
+                    total[j] += weight * widen(line[j])
 
     return add
 
@@ -153,35 +171,52 @@ def _states(p: DepthwiseConv1dParams, mode: Mode, block: int) -> Callable[..., N
 def _finish(p: DepthwiseConv1dParams, mode: Mode, block: int) -> Callable[..., None]:
     """The activation or its derivative, and the stores. A sum of step j and channel e is sums[j * block + e]."""
     formats, last, reach = _Formats(p, mode), p.layout == "NTC", p.reach
-    narrow, narrow_state, widen = formats.narrow, formats.narrow_state, formats.widen_state
-    silu, slope, begins = p.silu and mode != "gradient", mode == "slope", p.initial_state and mode == "gradient"
+    narrow_state, put, begins = formats.narrow_state, _finished_run(p, mode), p.initial_state and mode == "gradient"
 
-    def finished(z: Any, gradients: Any, at: Any) -> Any:
-        if silu:
-            share = f32(f32(1) / f32(f32(1) + exp(f32(-z))))
-            if slope:
-                return f32(f32(share * f32(f32(1) + f32(z * f32(f32(1) - share)))) * widen(gradients[at]))
-            return f32(z * share)
-        return z
-
-    def finish(sums, results, gradients, states, n, channel, used, first, count, channels, out_steps) -> None:  # type: ignore[no-untyped-def]
+    def finish(sums, out, dy, states, n, channel, used, first, count, channels, out_steps) -> None:  # type: ignore[no-untyped-def]
         skipped = min(count, max(0, -first))
         if begins:
+            values = as_array(sums, (count * block,), f32)
             for j in range(skipped):
                 for e in range(used):
                     place = (n * channels + channel + e) * reach + first + j + reach
-                    states[place] = narrow_state(sums[j * block + e])
+                    states[place] = narrow_state(values[j * block + e])
         if last:
             for j in range(skipped, count):
-                at = (n * out_steps + first + j) * channels + channel
-                for e in range(used):
-                    results[at + e] = narrow(finished(sums[j * block + e], gradients, at + e))
+                put(sums + 4 * j * block, out, dy, (n * out_steps + first + j) * channels + channel, used)
         else:
-            at = (n * channels + channel) * out_steps + first
-            for j in range(skipped, count):
-                results[at + j] = narrow(finished(sums[j], gradients, at + j))
+            at = (n * channels + channel) * out_steps + first + skipped
+            put(sums + 4 * skipped, out, dy, at, count - skipped)
 
     return finish
+
+
+def _finished_run(p: DepthwiseConv1dParams, mode: Mode) -> Callable[..., None]:
+    """`put(sums, out, dy, place, count)`: the results of neighbours."""
+    formats, silu, slope = _Formats(p, mode), p.silu and mode != "gradient", mode == "slope"
+    narrow, widen, out_bytes, dy_bytes = formats.narrow, formats.widen_state, formats.out_bytes, formats.state_bytes
+    out_type, dy_type = formats.out, formats.state
+
+    def finished(z: Any, gradient: Any) -> Any:
+        if silu:
+            share = f32(f32(1) / f32(f32(1) + exp(f32(-z))))
+            if slope:
+                return f32(f32(share * f32(f32(1) + f32(z * f32(f32(1) - share)))) * widen(gradient))
+            return f32(z * share)
+        return z
+
+    def put(sums, out, dy, place, count) -> None:  # type: ignore[no-untyped-def]
+        values = as_array(sums, (count,), f32)
+        results = as_array(i64(out) + out_bytes * place, (count,), out_type)
+        if slope:
+            gradients = as_array(i64(dy) + dy_bytes * place, (count,), dy_type)
+            for e in range(count):
+                results[e] = narrow(finished(values[e], gradients[e]))
+        else:
+            for e in range(count):
+                results[e] = narrow(finished(values[e], 0))
+
+    return put
 
 
 def _final_state(p: DepthwiseConv1dParams) -> Callable[..., None]:
@@ -212,7 +247,12 @@ def weight_kernel(p: DepthwiseConv1dParams, block: int) -> Callable[..., None]:
     last, taps, dilation, reach, has_seq = p.layout == "NTC", p.taps, p.dilation, p.reach, p.seq_idx
     element, widen, has_initial = element_type(p.dtype), widened(p.dtype), p.initial_state
     kind = "float32" if p.silu else p.dtype
-    dz_element, widen_dz = element_type(kind), widened(kind)
+    dz_element, widen_dz, nbytes, dz_bytes = (
+        element_type(kind),
+        widened(kind),
+        dtype_of(p.dtype).nbytes,
+        dtype_of(kind).nbytes,
+    )
     lanes = block if last else _LANES
     size = (taps + 1) * lanes
     memory = stack_memory(4 * size)
@@ -224,7 +264,8 @@ def weight_kernel(p: DepthwiseConv1dParams, block: int) -> Callable[..., None]:
         gradients = as_array(dz, (batch * channels * out_steps,), dz_element)
         numbers = as_array(seq, (batch * steps,), i32)
         found = as_array(parts, (batch * (taps + 1) * channels,), f32)
-        sums = as_array(memory(), (size,), f32)
+        sums_at = memory()
+        sums = as_array(sums_at, (size,), f32)
         blocks = (channels + block - 1) // block
         for item in range(start, stop):
             channel, n = item % blocks * block, item // blocks
@@ -234,16 +275,19 @@ def weight_kernel(p: DepthwiseConv1dParams, block: int) -> Callable[..., None]:
             if last:
                 for t in range(out_steps):
                     at = (n * out_steps + t) * channels + channel
+                    dz_row = as_array(i64(dz) + dz_bytes * at, (used,), dz_element)
+                    total = as_array(sums_at + 4 * taps * lanes, (used,), f32)
                     for e in range(used):
-                        sums[taps * lanes + e] += widen_dz(gradients[at + e])
+                        total[e] += widen_dz(dz_row[e])
                     for k in range(taps):
                         step = t - left + k * dilation
                         if step >= 0 and step < steps:
                             if has_seq and numbers[n * steps + step] != numbers[n * steps + t]:
                                 continue
-                            place = (n * steps + step) * channels + channel
+                            row = as_array(i64(x) + nbytes * ((n * steps + step) * channels + channel), (used,), element)
+                            total = as_array(sums_at + 4 * k * lanes, (used,), f32)
                             for e in range(used):
-                                sums[k * lanes + e] += widen_dz(gradients[at + e]) * widen(values[place + e])
+                                total[e] += widen_dz(dz_row[e]) * widen(row[e])
                         elif has_initial and step < 0:
                             for e in range(used):
                                 value = widen(before[(n * channels + channel + e) * reach + step + reach])
