@@ -3,9 +3,9 @@
     python benchmarks/many_devices.py --devices 1,2,4,8 --time 20
     python benchmarks/many_devices.py --devices 8 --db postgresql://me@host/empty
 
-Every simulated device takes 40 ms for a trial and 0.3 s to prepare a task; builds take no time. The spaces are those of the 13
-shapes of conv2d_fp16.py for an H200, on which nothing runs. The table has trials a second, the share of the time that the
-devices were busy, and the processor time of this process for a trial: its loop, its tuner and its store together.
+Every simulated device takes 40 ms for a trial and 0.3 s to prepare a task; builds take no time. The spaces are those of the
+13 shapes of conv2d_fp16.py for an H200, on which nothing runs. The table has trials a second, the share of the time that
+the devices were busy, and the processor time of this process for a trial: its loop, its tuner and its store together.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """How much faster do several GPUs of one host search? Tunes the 13 shapes of conv2d_fp16.py on one card and on all.
 
     python benchmarks/several_gpus.py --time 40 --runs 1,2,2,1 --out FILE.json
+    python benchmarks/several_gpus.py --time 40 --runs 1,2,2,1 --warm 40 --out FILE.json
 
-Every run starts without records and without machine code of earlier ones. It gets the cores, and so the builders, in
-proportion to its cards. The table has, for each run,
+Every run starts without records, and gets the cores, and so the builders, in proportion to its cards. Its build cache is
+empty, or with --warm a copy of what one run of so many seconds on all cards has left. The table has, for each run,
 
 - verified trials a second of the search, and of the whole run with its final races;
 - the shares of wall time, as a mean of its devices;
@@ -15,8 +16,10 @@ proportion to its cards. The table has, for each run,
 from __future__ import annotations
 
 import argparse
+import atexit
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,11 +38,18 @@ NEAR = 0.98
 Found = list[tuple[float, str, float]]  # seconds since the run began, workload id, time_ns
 
 
-def tuned(devices: Sequence[Target], cores: Sequence[int], time_s: float, seed: int) -> tuple[dict[str, Any], Found]:
-    """One run, and the valid times that it found, in the order of their measurement."""
+def tuned(
+    devices: Sequence[Target], cores: Sequence[int], time_s: float, seed: int, builds: Path, *, keep: bool = False
+) -> tuple[dict[str, Any], Found]:
+    """One run, and the valid times that it found, in the order of their measurement.
+
+    Args:
+        builds: the build cache that it starts with.
+        keep: whether the run fills this cache itself.
+    """
     workloads = [square(*shape) for shape in SHAPES]
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["SCHEDSEARCH_BUILD_CACHE"] = f"{folder}/builds"
+        os.environ["SCHEDSEARCH_BUILD_CACHE"] = str(builds if keep else shutil.copytree(builds, f"{folder}/builds"))
         os.sched_setaffinity(0, cores)
         db = Path(folder) / "records.db"
         summary = schedsearch.tune(
@@ -89,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--time", type=float, default=40.0, help="seconds of each run")
     parser.add_argument("--runs", default="1,2,2,1", help="number of cards of each run")
+    parser.add_argument("--warm", type=float, default=0.0, help="seconds of a run that fills the build cache; 0: none")
     parser.add_argument("--out", help="write the data here after each run")
     options = parser.parse_args()
     counts = [int(count) for count in options.runs.split(",")]
@@ -97,10 +108,14 @@ def main() -> None:
         raise SystemExit(f"there are {len(devices)} GPUs, and --runs needs {max(counts)}")
     rows: list[dict[str, Any]] = []
     founds: list[Found] = []
+    builds = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, builds, ignore_errors=True)
+    if options.warm:
+        tuned(devices[: max(counts)], cores, options.warm, 99, builds, keep=True)
     for number, count in enumerate(counts):
         chosen = devices[number % (len(devices) - count + 1) :][:count]  # single runs take turns on the cards
         try:
-            row, found = tuned(chosen, cores[: len(cores) * count // max(counts)], options.time, number)
+            row, found = tuned(chosen, cores[: len(cores) * count // max(counts)], options.time, number, builds)
         except Interrupted:
             break
         rows.append(row)
