@@ -122,7 +122,7 @@ def test_a_database_of_a_newer_schema(path: Path, opener) -> None:
     with sqlite3.connect(path) as other:
         other.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
     with pytest.raises(
-        SchemaVersionError, match=r"has schema version 7, this schedsearch knows up to 5; upgrade schedsearch"
+        SchemaVersionError, match=r"has schema version 7, this schedsearch knows up to 6; upgrade schedsearch"
     ):
         opener(path)
 
