@@ -1,0 +1,136 @@
+"""The host's time of calls, of ResNet-50, a small kernel and operators of PyTorch, beside what the driver takes alone.
+
+    python benchmarks/network_host.py --file resnet50.ssx --out network_host_h200.json
+
+`--file` is built with default kernels if it is missing. Each time is the median over groups of calls that begin on an idle
+GPU, without the wait at their end. A processor that has waited for the GPU runs the first calls of a group slowly. It needs
+PyTorch and a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import common
+import torch
+from network_run import resnet50
+
+import schedsearch
+import schedsearch.torch as sst
+
+GROUPS = {8: 60, 40: 20, 500: 12}  # calls of a group -> groups
+WARM_UP_S = 0.4
+Row = tuple[str, Callable[[], object]]
+
+
+def host_us(call: Callable[[], object], count: int) -> float:
+    times = []
+    for _ in range(GROUPS[count]):
+        torch.cuda.synchronize()
+        started = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        times.append((time.perf_counter_ns() - started) / count / 1e3)
+    torch.cuda.synchronize()
+    return statistics.median(times[len(times) // 10 :])
+
+
+def warm_up(call: Callable[[], object]) -> None:
+    ends = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < ends:
+        call()
+    torch.cuda.synchronize()
+
+
+def network(path: Path, early: bool) -> list[dict[str, Any]]:
+    """Of a network whose kernels begin early, or one after the other."""
+    os.environ["SCHEDSEARCH_EARLY_LAUNCH"] = str(int(early))
+    with schedsearch.load(path) as net:
+        (port,) = net.inputs
+        inputs = [torch.randn(port.shape, device="cuda").to(getattr(torch, port.dtype)) for _ in range(2)]
+        x = inputs[0]
+        warm_up(lambda: net(x))
+        step = net.bind(x)
+        step()
+        (graph,) = net._calls._graph._launches  # type: ignore[attr-defined]
+        handle, stream, launch = graph._graph.handle, ctypes.c_void_p(0), graph._graph._launch
+        turns = itertools.cycle(inputs)
+        kept: list[Any] = []
+
+        def with_others() -> None:
+            kept.append(net(next(turns)))
+            del kept[:-1]
+
+        rows: list[Row] = [
+            ("the driver alone", lambda: launch(handle, stream)),
+            ("net(x)", lambda: net(x)),
+            ("net(x), another x each time, the output kept", with_others),
+            ("step(), bound", step),
+            ("step(0), bound", lambda: step(0)),
+        ]
+        label = "early" if early else "one after the other"
+        found = [
+            {"call": f"ResNet-50, {label}: {name}", "in_a_row": count, "host_us": host_us(call, count)}
+            for name, call in rows
+            for count in (8, 40)
+        ]
+        step.close()
+    return found
+
+
+def kernels() -> list[dict[str, Any]]:
+    def image(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda", dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+
+    x, weight, residual = image(1, 64, 7, 7), image(64, 64, 1, 1), image(1, 64, 7, 7)
+    bias = torch.randn(64, device="cuda", dtype=torch.float16)
+    sst.use("none.db", allow=("exact", "default"))
+    sst.conv2d(x, weight)
+    kernel = sst.served()[-1].kernel
+    assert kernel is not None
+    step = kernel.bind(x, weight)
+    (launch,) = step._launch.__self__._launches
+    driver = step._launch.__self__._launch
+    ours, theirs = torch.ops.schedsearch.conv2d, torch.ops.aten.conv2d
+    rows: list[Row] = [
+        ("the driver alone", lambda: driver(launch[1], launch[2], launch[3], None)),
+        ("kernel(x, weight)", lambda: kernel(x, weight)),
+        ("step(0), bound", lambda: step(0)),
+        ("torch.ops.schedsearch.conv2d", lambda: ours(x, weight)),
+        (
+            "torch.ops.schedsearch.conv2d with bias, residual and relu",
+            lambda: ours(x, weight, bias, None, residual, "epilogue=bias,residual,relu"),
+        ),
+        ("torch.ops.aten.conv2d", lambda: theirs(x, weight)),
+        ("torch.empty_like of the output", lambda: torch.empty_like(x)),
+    ]
+    return [
+        {"call": f"1x1 of 7x7: {name}", "in_a_row": count, "host_us": host_us(call, count)}
+        for name, call in rows
+        for count in (8, 500)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", type=Path, default=Path("resnet50.ssx"))
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    if not options.file.exists():
+        schedsearch.build(resnet50(1, "float16"), db="none.db", target="cuda", out=options.file, check=False).close()
+    rows = [*network(options.file, early=True), *network(options.file, early=False), *kernels()]
+    print(common.table(("call", "in a row", "host us"), [(r["call"], r["in_a_row"], f"{r['host_us']:.2f}") for r in rows]))
+    common.write(options.out, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
