@@ -61,7 +61,7 @@ SAVINGS: Mapping[str, Savings] = {  # by the words of a target's key; fitted by 
 }
 """Cards that are missing save nothing: the predicted time of a network is then that of cold calls, which is too long."""
 
-NEIGHBOURS: Mapping[str, Neighbours] = {  # the same for times in a chain; fitted by benchmarks/chain_times.py
+NEIGHBOURS: Mapping[str, Neighbours] = {  # the same for times in a chain; fitted to two networks, see decision 249
     "NVIDIA H200": Neighbours(180.0, 320.0),
 }
 
