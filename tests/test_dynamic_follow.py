@@ -44,10 +44,12 @@ def graphs(draw: st.DrawFn) -> tuple[Any, dict[int, str]]:
 
     if kind == "image":
         op = draw(
-            st.sampled_from(["Conv", "ConvTranspose", "MaxPool", "AveragePool", "DepthToSpace", "Resize", "SpaceToDepth"])
+            st.sampled_from(
+                ["Conv", "ConvTranspose", "MaxPool", "AveragePool", "DepthToSpace", "Resize", "SpaceToDepth", "Pad"]
+            )
         )
     else:
-        op = draw(st.sampled_from(["Softmax", "LayerNormalization", "Transpose", "Relu", "Split", "Concat"]))
+        op = draw(st.sampled_from(["Softmax", "LayerNormalization", "Transpose", "Relu", "Split", "Concat", "Pad"]))
         op = draw(st.sampled_from([op, "Gemm", "MatMul"])) if kind == "matrix" else op
     inputs, outputs, read = ["x"], ["y"], {}
     if op == "Conv":
@@ -73,6 +75,9 @@ def graphs(draw: st.DrawFn) -> tuple[Any, dict[int, str]]:
             inputs, outputs = ["x", "parts"], ["y", "z"]
         elif op == "Concat":
             inputs = ["x", "x"]
+    elif op == "Pad":
+        weights["pads"] = np.array(draw(st.lists(st.integers(0, 2), min_size=2 * len(shape), max_size=2 * len(shape))))
+        inputs, read = ["x", "pads"], {"mode": draw(st.sampled_from(["constant", "edge", "reflect"]))}
     elif op == "Transpose":
         read = {"perm": list(draw(st.permutations(range(len(shape)))))}
     elif op in ("Gemm", "MatMul"):

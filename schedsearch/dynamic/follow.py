@@ -145,6 +145,12 @@ def _whole(workload: Workload, argument: str) -> Follows:
     return _same(axis for axis, stride in enumerate(strides) if stride == 1 and x[axis] == y[axis])
 
 
+def _unpadded(workload: Workload, argument: str) -> Follows:
+    """Axes that get no elements and lose none."""
+    p = workload.params
+    return _same(axis for axis in range(len(p["x"])) if not p["before"][axis] and not p["after"][axis])
+
+
 def _layouts(workload: Workload, argument: str) -> Follows:
     """Axes that are not split stay axes."""
     source, to = (Layout.parse(workload.params[name]) for name in ("layout", "to"))
@@ -163,6 +169,7 @@ FOLLOWS: Mapping[str, Callable[[Workload, str], Follows]] = {
     "space_to_depth": _rows,
     "layout_transform": _layouts,
     "strided_slice": _whole,
+    "pad": _unpadded,
     "softmax": _along,
     "concat": _along,
     "layer_norm": _rows_of_norms,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from schedsearch.dynamic.follow import enlarged
 from schedsearch.network.compositions.normalisations import SOFTMAX_OPSET
 from schedsearch.network.elementwise import ELEMENTWISE
-from schedsearch.network.facts import constant_of
+from schedsearch.network.facts import constant_of, optional_input
 from schedsearch.network.others import RESIZES, resize_scales, resize_words
 from schedsearch.ops.resize import ResizeParams
 from schedsearch.workload import Workload
@@ -51,6 +51,29 @@ def _matrix(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
     """Times a constant one."""
     is_matrix = constant_of(node.inputs[1]) is not None and rank == 2 and not node.attributes.get_int("transA", 0)
     return axes if is_matrix and axes <= {0} else _but_the_first(axes - {0})
+
+
+def _padded(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
+    """With numbers, along axes of known extents."""
+    if (mode := node.attributes.get_string("mode", "constant")) != "constant":
+        return f"its mode is {mode}; allowed where extents are open: constant"
+    pads = _numbers(node, "pads", 1)
+    chosen = _numbers(node, "axes", 3)
+    if pads is None or chosen is None:
+        return "its pads or axes are computed"
+    along = [axis % rank for axis in chosen] or list(range(rank))
+    padded = {axis for place, axis in enumerate(along) if pads[place] or pads[place + len(along)]}
+    listed = " and ".join(map(str, sorted(axes & padded)))
+    return axes if not listed else f"the extent of axis {listed}, which it pads, is known at run time only"
+
+
+def _numbers(node: ir.Node, name: str, place: int) -> list[int] | None:
+    """An attribute, or the input that it is in later opsets; none if it is missing; None if it is computed."""
+    if name in node.attributes:
+        return list(node.attributes.get_ints(name, ()))
+    value = optional_input(node, place)
+    array = None if value is None else constant_of(value)
+    return [] if value is None else None if array is None else [int(each) for each in array.ravel()]
 
 
 def _norms(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
@@ -156,6 +179,7 @@ _OF_RANK: Mapping[str, Callable[[ir.Node, Axes, int], Axes | str]] = {
     "Split": _along(0, "which it splits"),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     "Transpose": _permuted,
+    "Pad": _padded,
 }
 
 
