@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 import common
+import sequence_tables
 import summary_tables
 from conv2d_tables import (
     before_after,
@@ -453,6 +454,9 @@ TABLES = {
     "torch_dispatch_gpu": Table("torch_dispatch_h200", "torch_dispatch.py", torch_dispatch),
     "c_call": Table("c_call_h200", "c_call.py --times", c_call),
     "dynamic_ops": Table("dynamic_ops_h200", "dynamic_ops.py", dynamic_ops),
+    "sequences": Table("sequences_h200", "sequences.py", sequence_tables.forward, origin=False),
+    "sequences_training": Table("sequences_h200", "sequences.py", sequence_tables.training, origin=False),
+    "sequences_updates": Table("sequences_h200", "sequences.py", sequence_tables.updates),
     "recurrences": Table("recurrences_cpu", "recurrences.py", recurrences),
     "dynamic_slice": Table("dynamic_slice_h200", "dynamic_slice.py", dynamic_slice),
     "own_kernels": Table("own_kernels_h200", "own_kernels.py", own_kernels),

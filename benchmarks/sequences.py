@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import common
 import torch
 from torch.nn import functional
 
@@ -184,9 +185,8 @@ def row_of(shape: tuple[int, int, int], training: bool, triton: Callable[..., An
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
             times[name].append(microseconds(graph, count))
-    served = [str(each) for each in sst.served()]
     found = {name: statistics.median(each) for name, each in times.items()}
-    return {"shape": shape, "training": training, "us": found, "bytes": nbytes, "failed": failed, "served": served[-2:]}
+    return {"shape": shape, "training": training, "us": found, "bytes": nbytes, "failed": failed}
 
 
 def updates(shape: tuple[int, int, int]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=32, help="of each direction")
     parser.add_argument("--db", type=Path, default=Path("records.db"))
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out")
     args = parser.parse_args()
     if args.tune is not None:
         tune(args.tune, args.trials)
@@ -260,8 +260,7 @@ def main() -> None:
         for shape in SHAPES[: args.shapes] + (() if training else SHORT):
             rows.append(row_of(shape, training, triton))
             print(json.dumps(rows[-1]), flush=True)
-            if args.out is not None:
-                args.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+            common.write(args.out, {"rows": rows})
             torch.cuda.empty_cache()
 
 
