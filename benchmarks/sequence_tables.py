@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import common
+from table_text import markdown
 
 _SHOWN = ("ours", "ours, time last", "Triton", "PyTorch", "PyTorch, channels last", "compiled", "copy")
 
@@ -18,7 +18,7 @@ def _rows(data: dict[str, Any], training: bool) -> str:
             continue
         shape = " x ".join(f"{extent:,}" for extent in row["shape"])
         rows.append((shape, *(f"{row['us'][name]:,.1f}" if name in row["us"] else "" for name in names)))
-    return common.table(("batch x channels x time, us", *names), rows)
+    return markdown(("batch x channels x time, us", *names), rows)
 
 
 def forward(data: dict[str, Any]) -> str:
@@ -36,4 +36,4 @@ def updates(data: dict[str, Any]) -> str:
         for row in data["rows"]
         if row.get("update")
     ]
-    return common.table(("batch x channels, us", *names), rows)
+    return markdown(("batch x channels, us", *names), rows)
