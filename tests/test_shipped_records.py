@@ -82,6 +82,12 @@ def test_the_own_database_comes_first_and_other_workloads_last(tuned: Path, sour
     assert serving(CPU_WORKLOAD.replace(n=3), tmp_path / "none.db") == "nearest"
 
 
+def test_a_shipped_record_of_a_very_different_workload_does_not_serve(tuned: Path, tmp_path: Path) -> None:
+    for changes, level in (({"n": 5}, "nearest"), ({"n": 16}, "default"), ({"epilogue": ("bias",)}, "default")):
+        found = schedsearch.explain(CPU_WORKLOAD.replace(**changes), tmp_path / "none.db", target="cpu").serving
+        assert found is not None and found.level == level, changes
+
+
 def test_explain_says_which_file_and_why_another_level_does_not_serve(tuned: Path, tmp_path: Path) -> None:
     lines = schedsearch.explain(CPU_WORKLOAD, tmp_path / "none.db", target="cpu").lines
     assert lines[0].startswith("   exact: there is no database")
@@ -394,3 +400,15 @@ def test_the_layers_of_resnet50_are_shipped_for_an_h200(monkeypatch: pytest.Monk
     monkeypatch.setenv("SCHEDSEARCH_TUNED_DIR", str(PACKAGE))
     wide = schedsearch.conv2d(n=1, h=7, w=7, c=512, k=2048, r=1, s=1, epilogue=["bias", "residual", "relu"])
     assert shipped_records(PRESETS["h200"].key).exact(wide.id, PRESETS["h200"].key, COLD_GRAPH) is not None
+
+
+@pytest.mark.gpu
+def test_shipped_kernels_compute_the_right_values_on_their_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_TUNED_DIR", str(PACKAGE))
+    card = detect("cuda")
+    shipped = shipped_records(card.key)
+    if shipped.lookup is None:
+        pytest.skip(shipped.problem)
+    workloads = [Workload.from_json(text) for _, _, text in shipped.lookup.bests()[::8]]
+    found = find_kernels(workloads, tmp_path / "none.db", card, strict=True)
+    assert {found[each].origin.level for each in workloads} == {"shipped"}  # each was compared with its reference

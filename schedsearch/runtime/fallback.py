@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 LEVELS = ("exact", "other_mode", "same_architecture", "shipped", "nearest", "default")
 _NEIGHBOURS_TRIED = 4  # each costs a build
 _IMPORTED_TRIED = 4
+_NEAR = 2.0
+"""Shipped records that are farther away (`workload.distance`) serve no other workload: nobody asked for them, and the
+default rule knows the shape. Own records of any distance serve."""
 _SIMILAR = 32  # shipped records that are looked at: some may be unrelated, or of other kinds of devices
 
 
@@ -296,6 +299,8 @@ class Fallback:
                 unreadable += 1
                 continue
             far = distance(workload, other)
+            if lookup is None and far > _NEAR:
+                continue
             if (other != workload or row.target_key != target.key) and far < math.inf:  # else another level has it
                 ranked.append((far, row.target_key != target.key, lookup is None, other.label, row, other, lookup))
         ranked.sort(key=lambda entry: entry[:4])
