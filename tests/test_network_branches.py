@@ -412,11 +412,11 @@ def turning(*, limit: bool, most: bool = True) -> Any:
     body = graph(inner, [], {"one": np.ones(1, np.float32)})
     body.input.extend([info("i", INT64, []), info("c", BOOL, []), info("v", FLOAT, [3, 4]), info("count", FLOAT, [1])])
     body.output.extend([info("on", BOOL, []), info("after", FLOAT, [3, 4]), info("next", FLOAT, [1])])
-    nodes = [node("Neg", ["x"], ["bias"]), node("Loop", ["m" if most else "", "", "x", "zero"], ["y", "n"], body=body)]
+    nodes = [node("Neg", ["x"], ["bias"]), node("Loop", ["m" if most else "", "true", "x", "zero"], ["y", "n"], body=body)]
     nodes[1].name = "turns"
     weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     inputs = [info("x", FLOAT, [3, 4]), *([info("m", INT64, [])] if most else [])]
-    constants = {"w": weight, "zero": np.zeros(1, np.float32), "limit": np.float32(1)}
+    constants = {"w": weight, "zero": np.zeros(1, np.float32), "limit": np.float32(1), "true": np.array(True)}
     return model_of(nodes, inputs, ["y", "n"], constants)
 
 
@@ -471,10 +471,10 @@ def test_loops_and_branches_are_inside_of_one_another(tmp_path: Path) -> None:
         [
             node("ArgMax", ["h"], ["rows"], axis=0, keepdims=0),
             node("Gather", ["rows", "first"], ["m"]),
-            node("Loop", ["m", "", "h"], ["r"], body=body, name="turns"),
+            node("Loop", ["m", "true", "h"], ["r"], body=body, name="turns"),
         ],
         ["r"],
-        {"first": np.int64(0)},
+        {"first": np.int64(0), "true": np.array(True)},
     )
     model = chosen(then, scaled(2, "other"))
     with built(model, tmp_path) as net:

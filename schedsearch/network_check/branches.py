@@ -36,21 +36,30 @@ def loops(model: ModelProto) -> list[NodeProto]:
 
 
 def counting(model: ModelProto) -> ModelProto:
-    """A model in which each of `loops` gives one more array, `turns_of` it, with an element for each turn."""
+    """A model in which each of `loops` carries one more number, which is how many turns it took at its end: `turns_of` it.
+    onnx's evaluator cannot stack what no turn gives."""
     made = ModelProto()
     made.CopyFrom(model)
     for node in loops(made):
         body = next(each.g for each in node.attribute if each.name == "body")
-        name = turns_of(node)
-        body.node.append(helper.make_node("Identity", [body.input[0].name], [f"{name}/one"]))
-        body.output.append(helper.make_tensor_value_info(f"{name}/one", TensorProto.INT64, None))
-        node.output.extend([""] * (len(body.output) - 2 - len(node.output)))
-        node.output.append(name)
+        count, name = len(body.input) - 2, turns_of(node)
+        one, before, after = (f"{name}/{word}" for word in ("one", "before", "after"))
+        made.graph.initializer.append(numpy_helper.from_array(np.array(0), f"{name}/none"))
+        body.initializer.append(numpy_helper.from_array(np.array(1), one))
+        body.node.append(helper.make_node("Add", [before, one], [after]))
+        body.input.append(helper.make_tensor_value_info(before, TensorProto.INT64, []))
+        outputs, results = list(body.output), list(node.output)
+        outputs.insert(1 + count, helper.make_tensor_value_info(after, TensorProto.INT64, []))
+        results.insert(count, name)
+        del body.output[:], node.output[:]
+        body.output.extend(outputs)
+        node.output.extend(results)
+        node.input.append(f"{name}/none")
     return made
 
 
 def turns_of(node: NodeProto) -> str:
-    """The name of the array of `counting`."""
+    """The name of the number of `counting`."""
     return f"{node.output[0]}/turns"
 
 

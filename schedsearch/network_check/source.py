@@ -175,7 +175,7 @@ class Source:
             counter = self._of_shell(counting(found.undecided), self.name, self.weights, self.dtype) if counted else found
             values = decide(counter, [*names, *counted])
             truths = {name: bool(np.any(values[name])) for name in names}
-            model = with_bodies(found.undecided, truths, {name: len(values[name]) for name in counted})
+            model = with_bodies(found.undecided, truths, {name: int(values[name]) for name in counted})
             found = self._of_shell(model, self.name, self.weights, self.dtype)
         return found
 
