@@ -28,7 +28,7 @@ from schedsearch.templates.parts.store_rows import ELEMENT_BYTES, unit_of
 
 CHUNK_BYTES = 16
 CHUNK = CHUNK_BYTES // ELEMENT_BYTES  # elements
-_ROWS_IN_FLIGHT = 4  # pairs of rows that a thread has loaded from shared memory and not stored yet
+_ROWS_IN_FLIGHT = 2  # pairs of rows that a thread has loaded from shared memory and not stored yet
 
 
 def row_bytes(columns: Any) -> Any:
@@ -55,7 +55,7 @@ class StagedChunks:
     offset: int
 
     # Of the function that `store` returns.
-    shaped_by: ClassVar[frozenset[str]] = frozenset({"fused", "store_whole.held", "store_ends.held"})
+    shaped_by: ClassVar[frozenset[str]] = frozenset({"fused", "store_whole.held"})
 
     @property
     def row_bytes(self) -> int:
@@ -132,7 +132,7 @@ class StagedChunks:
             words = cuda.local.array(held, i32)
             own_row, own_chunk = i32(u32(lane) // u32(lanes)), i32(u32(lane) % u32(lanes))
             loaded = i32(min(own_chunk, i32(octets - 1)))  # lanes without a chunk load another one
-            for part in range(parts):
+            for part in range(i32(0), _turns(pixels, rows_at_once * together, parts)):
                 for step in range(together):
                     row = i32(own_row + (part * together + step) * rows_at_once)
                     chunk = i32(loaded + _skipped(_shift(u64(first + u64(u32(row * pitch_bytes))))))
@@ -163,33 +163,30 @@ class StagedChunks:
         bytes_of_row, pitch_bytes, unit = self.row_bytes, self.pitch * ELEMENT_BYTES, self.unit
         lanes = CHUNK // unit  # of one end of a row
         rows_at_once = 32 // (2 * lanes)
-        steps, rows_8, pitch_8 = 8 // rows_at_once, 8 * bytes_of_row, 8 * pitch_bytes
-        held, load, store = 2 * steps, _LOADS[unit], _STORES[unit]
+        halves, rows_8, pitch_8 = 4 // rows_at_once, 8 * bytes_of_row, 8 * pitch_bytes
+        load, store = _LOADS[unit], _STORES[unit]
 
         def store_ends(first: Any, lane: Any, rows: Any, pixels: Any, columns: Any) -> None:
-            values = cuda.local.array(held, u32)
             own_row, own_lane = i32(u32(lane) // u32(2 * lanes)), i32(u32(lane) % u32(2 * lanes))
             right = own_lane >= i32(lanes)
             within = i32(i32(u32(own_lane) % u32(lanes)) * unit)
-            for step in range(steps):
-                row = i32(own_row + step * rows_at_once)
-                shift = _shift(u64(first + u64(u32(row * pitch_bytes))))
-                element = i32(within + (i32(i32(shift + columns) & i32(-CHUNK)) if right else i32(0)))
-                staged = u32(rows + u32(row * bytes_of_row) + u32(element * ELEMENT_BYTES))
-                values[2 * step], values[2 * step + 1] = load(staged), load(u32(staged + rows_8))
-            for step in range(steps):
-                row = i32(own_row + step * rows_at_once)
-                address = u64(first + u64(u32(row * pitch_bytes)))
-                shift = _shift(address)
-                last = i32(i32(shift + columns) & i32(-CHUNK))  # the first element after the whole chunks
-                column = i32(within + (last if right else i32(0)) - shift)
-                once = last >= shift if right else shift > i32(0)  # one chunk may be the first and the last
-                inside = once and column >= i32(0) and column < columns
-                to = u64(address + u64(i64(column * ELEMENT_BYTES)))
-                if inside and row < pixels:
-                    store(to, values[2 * step])
-                if inside and i32(row + 8) < pixels:
-                    store(u64(to + u64(pitch_8)), values[2 * step + 1])
+            for part in range(i32(0), _turns(pixels, 2 * rows_at_once, halves)):
+                for step in range(2):
+                    row = i32(own_row + (2 * part + step) * rows_at_once)
+                    address = u64(first + u64(u32(row * pitch_bytes)))
+                    shift = _shift(address)
+                    last = i32(i32(shift + columns) & i32(-CHUNK))  # the first element after the whole chunks
+                    element = i32(within + (last if right else i32(0)))
+                    staged = u32(rows + u32(row * bytes_of_row) + u32(element * ELEMENT_BYTES))
+                    value, value_8 = load(staged), load(u32(staged + rows_8))
+                    column = i32(element - shift)
+                    once = last >= shift if right else shift > i32(0)  # one chunk may be the first and the last
+                    inside = once and column >= i32(0) and column < columns
+                    to = u64(address + u64(i64(column * ELEMENT_BYTES)))
+                    if inside and row < pixels:
+                        store(to, value)
+                    if inside and i32(row + 8) < pixels:
+                        store(u64(to + u64(pitch_8)), value_8)
 
         return store_ends
 
@@ -197,6 +194,12 @@ class StagedChunks:
 def _shift(address: Any) -> Any:
     """Elements from the multiple of 16 bytes before an address of y to it."""
     return i32(i32(i32(address) & i32(CHUNK_BYTES - 1)) >> 1)
+
+
+def _turns(pixels: Any, rows: Any, most: Any) -> Any:
+    """How many times `rows` rows have pixels, at most `most`. Loops of a length that the compiler knew would be written out:
+    a block often stores a single tile, and fetches instructions from memory as it goes."""
+    return i32(max(i32(0), min(i32(most), i32(i32(pixels + i32(rows - 1)) // i32(rows)))))
 
 
 def _skipped(shift: Any) -> Any:
