@@ -86,6 +86,8 @@ class Noting:
         step = Step("kernel", (Pointer("x"), Pointer("weight"), Pointer("bias"), Pointer("y")), Grid(1), 32)
         self.artifact = Artifact(bytes(code_bytes), LaunchPlan("cuda", "sm_90a", (step,)))
         self.bound = 0
+        self.spaces: list[int | None] = []
+        self.workspaces = SimpleNamespace(addresses={"space": 7})  # as the first binding has them
 
     def _record(self, stream: int) -> None:
         self.noted.append("event")
@@ -106,8 +108,9 @@ class Noting:
         return SimpleNamespace(addresses={}, nbytes=0, close=lambda: None)
 
     def bind(self, buffers: dict[str, int], scalars: object, prepared: object, *, early: bool) -> Any:
-        self.early, at, number = early, dict(buffers), self.bound
+        self.early, at, number = early, {name: address for name, address in buffers.items() if name != "space"}, self.bound
         self.bound += 1
+        self.spaces.append(buffers.get("space"))
         return SimpleNamespace(set_pointer=at.__setitem__, launch=lambda stream: self.noted.append({**at, "load": number}))
 
     def load(self, artifact: Artifact) -> Any:
@@ -152,6 +155,7 @@ def test_code_is_loaded_so_often_that_caches_do_not_keep_it(device: Device, code
         with contextlib.closing(Arena(device, LAYER, mode)) as arena:
             CudaTimed(noting, noting, arena)  # type: ignore[arg-type]
         assert noting.bound == expected
+        assert noting.spaces == [None] + [7] * (expected - 1)  # all loads compute in the workspaces of the first
 
 
 # ---- devices without it

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
 from schedsearch.device.clock import launches_ns, lone_launches_ns, runs_ns
@@ -284,12 +284,15 @@ class CudaTimed:
         with contextlib.ExitStack() as stack:
             self.rotation = Rotation(kernel, arena, timer.stream)
             stack.callback(self.rotation.close)
-            kernels = [kernel]
+            prepared, early = self.rotation.prepared[0], arena.chained
+            self._bound = [kernel.bind(arena.buffers[0], arena.scalars, prepared, early=early)]
+            # All loads compute in the same workspaces, as one kernel launched again would.
+            own, made = cast(Any, kernel).workspaces.addresses, prepared.addresses if prepared else {}
+            places = {**own, **made, **arena.buffers[0]}
             for _ in range(more_loads(len(kernel.artifact.code), arena)):
-                kernels.append(timer.device.load(kernel.artifact))
-                stack.callback(kernels[-1].close)
-            prepared = self.rotation.prepared[0]
-            self._bound = [each.bind(arena.buffers[0], arena.scalars, prepared, early=arena.chained) for each in kernels]
+                loaded = timer.device.load(kernel.artifact)
+                stack.callback(loaded.close)
+                self._bound.append(loaded.bind(places, arena.scalars, prepared, early=early))
             self._sets = [list(buffers.items()) for buffers in self.rotation.buffers]
             self._at: list[dict[str, int]] = [{} for _ in self._bound]  # the addresses that are bound
             self._launched = 0  # sets, from the first on
