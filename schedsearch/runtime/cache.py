@@ -139,8 +139,9 @@ class KernelCache(Closing):
             # Without a record in the mode that is asked for, one in another mode comes next.
             found = (each for each in fallback.alternatives() if not (isinstance(each, Miss) and each.level == "exact"))
             alternative = next(found, None)
-            is_own = isinstance(alternative, Alternative) and alternative.level in ("exact", "other_mode")
-            return is_own and not alternative.verifies and fallback.obstacle(alternative) is None
+            if not isinstance(alternative, Alternative) or alternative.level not in ("exact", "other_mode"):
+                return False
+            return not alternative.verifies and fallback.obstacle(alternative) is None
 
     def build_ahead(
         self, workloads: Iterable[Workload], also: Iterable[Recipe[BuildResult]] = (), deadline: Deadline = NEVER
