@@ -64,6 +64,17 @@ class TestPipeline:
             assert told_ns is None or told_ns == best
             best = min(best, square_ns(Candidate(WORKLOAD, CpuSquare(), config)))
 
+    @pytest.mark.parametrize(("template", "target"), [(CpuSquare(), CPU), (Square(), GPU)])
+    def test_a_tuner_is_asked_no_more_when_the_time_ends_while_it_thinks(self, template: Square, target: Target) -> None:
+        class Slow(RandomTuner):
+            def ask(self, n: int) -> list[Config]:
+                time.sleep(0.1)
+                return super().ask(n)
+
+        world = World(templates=(template,), target=target, make_tuner=Slow)
+        world.tune(trials=200, time_s=0.05)
+        assert sum(len(tuner.asked) for tuner in world.tuners) <= 8, "what is proposed too late is dropped"
+
     def test_only_one_thread_writes_to_the_store(self) -> None:
         world = World()
         world.tune(trials=40)

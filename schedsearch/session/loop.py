@@ -216,7 +216,7 @@ class Session:
         if self._alternate and (self._building or self._lanes.pending):
             return
         depth = self._options.queue_depth
-        while True:
+        while not self._out_of_time():  # it may end while a tuner thinks
             open_ = {task: room for task in self._tasks if (room := self._lanes.room(task, depth)) >= 1}
             chosen = choose_arm(list(open_), self._warm_trials) if self._room() > 0 else None
             if chosen is None:
