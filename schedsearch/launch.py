@@ -279,8 +279,9 @@ class Step:
         block_shape: extents of the block along x, y and z, whose product is `block_threads`; empty if it uses x only.
         restores: the step copies its first buffer, an argument, to its second, an output that later steps update in place.
             It is left out where both are the same memory.
-        early: on a GPU, each block waits for all kernels before it in the stream before it does anything else. The kernel
-            may then be launched while the one before it still runs (programmatic dependent launch).
+        early: on a GPU, each block waits for all kernels before it in the stream before it writes, or reads anything but
+            `ahead`. It may be launched while the one before it still runs (programmatic dependent launch).
+        ahead: the buffers that it may read before. It must not be launched early where a kernel in front writes one.
     """
 
     entry: rules.Name
@@ -293,6 +294,7 @@ class Step:
     block_shape: tuple[int, ...] = unless_default(())
     restores: bool = unless_default(False)
     early: bool = unless_default(False)
+    ahead: tuple[rules.Name, ...] = unless_default(())
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -303,6 +305,8 @@ class Step:
         """Fields that do not go together on any device."""
         if self.restores and sum(isinstance(param, Pointer | NumbaArray) for param in self.params) != 2:
             return "it restores, but it does not have two buffers: an argument and an output"
+        if unknown := set(self.ahead) - set(self.buffers):
+            return f"it reads {min(unknown)} ahead, which is none of its buffers"
         if self.grid.shape and (self.cluster != 1 or self.grid.blocks_per_sm):
             return "a grid with a shape is neither persistent nor in clusters"
         nbytes = sum(rules.PARAM_BYTES[param.kind] for param in self.params)

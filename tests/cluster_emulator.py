@@ -93,6 +93,7 @@ class ClusterEmulator(HopperEmulator):
             shared: int, tensor: Any, c: int, w: int, h: int, n: int, barrier: int, offset_w: int, offset_h: int, mask: int
         ) -> None:
             param, array = tensor
+            self.check_order(param.buffer)
             columns = self._im2col(param, array, c, w, h, n, offset_w, offset_h)
             self._land(int(shared), columns, tensor[0].swizzle_bytes, barrier, self._receivers(multicast, mask))
 

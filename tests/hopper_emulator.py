@@ -122,6 +122,9 @@ class HopperEmulator(Emulator):
         self.block.meet(f"the barrier of warp {warp}", 32)
 
     # --- tensor copies ----------------------------------------------------------------------------------------------
+    def prefetch_map(self, tensor: object) -> None:
+        pass
+
     def _start(self, copy: Callable[[], None]) -> None:
         if self.late:
             self.threads.start_late(copy)
@@ -133,15 +136,15 @@ class HopperEmulator(Emulator):
         """Elements of a box along each axis, including those that the stride skips."""
         return tuple(-(-edge // stride) for edge, stride in zip(param.box, param.element_strides))
 
-    @staticmethod
-    def _box(param: Any, array: Array, coordinates: tuple[int, ...]) -> tuple[Any, Any]:
+    def _box(self, param: Any, array: Array, coordinates: tuple[int, ...]) -> tuple[Any, Any]:
         """The clipped indices of a box in the tensor (axes reversed, slowest first), and their positions in the box."""
+        self.check_order(param.buffer)
         inside, at = [], []
         assert coordinates[0] * array.itemsize % 16 == 0  # otherwise it is an illegal instruction, which no manual mentions
         assert all(stride % 16 == 0 for stride in param.strides_bytes), "the driver refuses the map"
         inner_bytes = param.box[0] * array.itemsize
         assert inner_bytes % 16 == 0 and inner_bytes <= (param.swizzle_bytes or inner_bytes), "the driver refuses the map"
-        axes = zip(coordinates, HopperEmulator._edges(param), param.dims, param.element_strides, strict=True)
+        axes = zip(coordinates, self._edges(param), param.dims, param.element_strides, strict=True)
         for start, edge, size, stride in reversed(list(axes)):
             first = min(max(-(start // stride), 0), edge)
             last = max(first, min(edge, -(-(size - start) // stride)))
@@ -150,12 +153,11 @@ class HopperEmulator(Emulator):
         assert array.shape == param.dims[::-1], "the map's dims are the array's shape"
         return tuple(inside), tuple(at)
 
-    @staticmethod
-    def _stored_box(param: Any, array: Array, coordinates: tuple[int, ...]) -> tuple[Any, Any]:
+    def _stored_box(self, param: Any, array: Array, coordinates: tuple[int, ...]) -> tuple[Any, Any]:
         """As `_box`, for a store. It may end outside of the tensor, but it starts at no negative coordinate: a kernel whose
         stores did stopped an H200 with an illegal instruction."""
         assert min(coordinates) >= 0, f"a store starts before the tensor, at {coordinates}"
-        return HopperEmulator._box(param, array, coordinates)
+        return self._box(param, array, coordinates)
 
     def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
         param, array = tensor

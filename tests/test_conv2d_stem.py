@@ -145,7 +145,7 @@ def emulate(
 ) -> tuple[Any, Any]:
     """y of one configuration and the expected y. The stand-in for an epilogue adds k % 5 + offset % 7."""
 
-    def fragments(octets: int, row_elements: int, interleaved: bool) -> Callable[..., None]:
+    def fragments(octets: int, row_elements: int, interleaved: bool, *, ahead: bool) -> Callable[..., None]:
         assert not interleaved
 
         def fuse(acc: list[Any], columns: int, row: int, row_8: int, k: int, offset: int, *_: Any) -> None:

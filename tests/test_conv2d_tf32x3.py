@@ -91,7 +91,7 @@ def test_the_launches_compute_float32(
     parts = (addressing, gather, pipeline, sharing, store, store_words, walk, wgmma)
     emulator.stand_in(monkeypatch, module, inner, inner_loads, wgmma_store, *parts)
     monkeypatch.setattr(module, "tf32", Tf32(memory))
-    stages = {"fragments": lambda *_: None, "words_ahead": lambda *_: 0}
+    stages = {"fragments": lambda *_, **__: None, "words_ahead": lambda *_: 0}
     epilogue = SimpleNamespace(identity=True, params=(), alignments={}, **stages)
     monkeypatch.setattr(inner, "Epilogue", lambda _: epilogue)
     source = TEMPLATE.kernel(workload, H200, Config(config))

@@ -170,7 +170,7 @@ class BiasInMemory:
 
     def fragments(
         self, octets: int, row_elements: int, interleaved: bool = False, blocks: Any = None, order: Any = None,
-        singly: bool = False,
+        singly: bool = False, ahead: bool = False,
     ) -> Any:  # fmt: skip
         assert not interleaved and blocks is None and row_elements == 8 * self.columns
         assert singly == (self.columns % 2 == 1) or self.columns % 8 == 0
@@ -332,7 +332,7 @@ class Requantise:
     def words_ahead(self, octets: int, interleaved: bool) -> int:
         return 0
 
-    def fragments(self, octets: int, row_elements: int, interleaved: bool, blocks: Any = None) -> Any:
+    def fragments(self, octets: int, row_elements: int, interleaved: bool, blocks: Any, order: Any, *, ahead: bool) -> Any:
         def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, *_: Any) -> None:
             assert interleaved
             for column in range(0, min(columns, 8 * octets) if row else 0, 16):

@@ -67,7 +67,7 @@ class Scales:
     def words_ahead(self, octets: int, interleaved: bool) -> int:
         return 0
 
-    def fragments(self, octets: int, row_elements: int, interleaved: bool) -> Any:
+    def fragments(self, octets: int, row_elements: int, interleaved: bool, *_: Any, ahead: bool) -> Any:
         assert not interleaved
 
         def fuse(acc: Any, *_: Any) -> None:

@@ -410,6 +410,22 @@ def test_kernels_that_wait_themselves_may_begin_early(driver: FakeDriver, target
     assert driver.early == expected and sorted(driver.early + driver.after) == [2, 3, 4]
 
 
+def test_a_step_does_not_begin_before_another_one_has_made_what_it_reads_ahead(driver: FakeDriver) -> None:
+    """The first step writes a workspace. The second reads it ahead; the third reads an argument ahead."""
+    device = open_device(PRESETS["h200"])
+    assert isinstance(device, CudaDevice)
+    x, rows, y = map(Pointer, ("x", "rows", "y"))
+    steps = (
+        Step("kernel_0", (x, rows), Grid(10), 128, early=True),
+        Step("kernel_0", (rows, y), Grid(10), 128, early=True, ahead=("rows",)),
+        Step("kernel_0", (x, y), Grid(10), 128, early=True, ahead=("x",)),
+    )
+    plan = LaunchPlan("cuda", "sm_90a", steps, {"rows": 256})
+    kernel = device.load(Artifact(EMPTY_OBJECT, plan)).bind({"x": 2, "y": 4}, {}, early=True)
+    KernelGraph(device, [kernel]).close()
+    assert driver.after == [2] and driver.early == [3]
+
+
 def test_a_graph_that_the_driver_refuses_leaves_nothing(driver: FakeDriver) -> None:
     device = open_device(PRESETS["h200"])
     assert isinstance(device, CudaDevice)

@@ -6,6 +6,8 @@ See docs/decisions/230-kernels-begin-early.md.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,19 @@ from numba import types  # noqa: E402
 
 from schedsearch.backend import compile_source  # noqa: E402
 from schedsearch.backend.cuda import ptx_of  # noqa: E402
-from schedsearch.backend.ops import device_op  # noqa: E402
+from schedsearch.backend.ops import device_op, wait_for_predecessor  # noqa: E402
 from schedsearch.device import open_device  # noqa: E402
 from schedsearch.device.detect import detect  # noqa: E402
-from schedsearch.launch import Grid, Int32, Pointer  # noqa: E402
+from schedsearch.errors import PlanError  # noqa: E402
+from schedsearch.executable.assemble import assemble  # noqa: E402
+from schedsearch.executable.program import ChosenKernel, Origin  # noqa: E402
+from schedsearch.executable.run import Weights  # noqa: E402
+from schedsearch.launch import Artifact, Grid, Int32, LaunchPlan, Pointer, Step  # noqa: E402
+from schedsearch.network.graph import Constant, Network, Node, Value  # noqa: E402
+from schedsearch.network.plan import first_plan  # noqa: E402
 from schedsearch.target import PRESETS  # noqa: E402
 from schedsearch.template import KernelSource, KernelStep  # noqa: E402
+from schedsearch.workload import Workload  # noqa: E402
 
 NODES, THREADS = 40, 128
 ADDRESS = {"address": "u64"}
@@ -39,25 +48,43 @@ wait_ns = device_op(
 )
 
 
-def link(number: int, blocks: int, load: Any) -> KernelSource:
-    """y[i] = 3 * x[j] + i for a j of another block. Blocks of some kernels are slow, each for a time of its own."""
-    count, slow = blocks * THREADS, 400 * number
+def link(number: int, blocks: int, load: Any, ahead: bool = False) -> KernelSource:
+    """y[i] = 3 * x[j] + w[i] for a j of another block. Blocks of some kernels are slow, each for a time of its own.
 
-    def kernel(x, y, n):  # type: ignore[no-untyped-def]
+    Args:
+        ahead: w is read before the wait, and blocks are slow before and after it.
+    """
+    count, slow = blocks * THREADS, 400 * number
+    read = LOADS[""]
+
+    def begin(w, i):  # type: ignore[no-untyped-def]
+        return read(w + types.uint64(i) * types.uint64(4))
+
+    def begin_ahead(w, i):  # type: ignore[no-untyped-def]
+        wait_ns(types.uint64(slow) * types.uint64(types.uint32(cuda.blockIdx.x * 5) % types.uint32(3)))
+        own = read(w + types.uint64(i) * types.uint64(4))
+        wait_for_predecessor()
+        return own
+
+    first = begin_ahead if ahead else begin
+
+    def kernel(x, w, y, n):  # type: ignore[no-untyped-def]
         i = types.uint32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+        own = first(w, i)
         wait_ns(types.uint64(slow) * types.uint64(types.uint32(cuda.blockIdx.x * 7) % types.uint32(11)))
         j = (i * types.uint32(37) + types.uint32(13)) % types.uint32(n)
         value = load(x + types.uint64(j) * types.uint64(4))
-        store(y + types.uint64(i) * types.uint64(4), value * types.uint32(3) + i)
+        store(y + types.uint64(i) * types.uint64(4), value * types.uint32(3) + own)
 
-    step = KernelStep(kernel, (Pointer("x"), Pointer("y"), Int32(count)), Grid(blocks), THREADS)
+    params = (Pointer("x"), Pointer("w"), Pointer("y"), Int32(count))
+    step = KernelStep(kernel, params, Grid(blocks), THREADS, ahead=("w",) if ahead else ())
     return KernelSource("cuda", "native", (step,))
 
 
-def chained(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def chained(x: np.ndarray[Any, Any], w: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     i = np.arange(x.size, dtype=np.uint32)
     for _ in range(NODES):
-        x = np.uint32(3) * x[(i * np.uint32(37) + np.uint32(13)) % np.uint32(x.size)] + i
+        x = np.uint32(3) * x[(i * np.uint32(37) + np.uint32(13)) % np.uint32(x.size)] + w
     return x
 
 
@@ -76,9 +103,10 @@ def test_cards_without_the_instruction_get_code_without_it() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("ahead", [False, True], ids=["wait first", "read ahead"])
 @pytest.mark.parametrize("cached", ["", ".nc"])
 @pytest.mark.parametrize(("blocks", "buffers"), [(16, 2), (16, 3), (132, 3), (600, 2), (600, 4)])
-def test_a_chain_of_slow_kernels_is_exact(blocks: int, buffers: int, cached: str) -> None:
+def test_a_chain_of_slow_kernels_is_exact(blocks: int, buffers: int, cached: str, ahead: bool) -> None:
     """Few buffers in turn: a kernel overwrites what an earlier one read, and reads what an earlier one wrote."""
     from schedsearch.device.cuda_graph import KernelGraph
 
@@ -86,9 +114,12 @@ def test_a_chain_of_slow_kernels_is_exact(blocks: int, buffers: int, cached: str
     device = open_device(target)
     try:
         memory = [device.allocate(4 * count) for _ in range(buffers)]
-        kernels = [device.load(compile_source(link(number, blocks, LOADS[cached]), target).artifact) for number in range(5)]
+        w, kept = device.allocate(4 * count), np.arange(count, dtype=np.uint32)
+        device.copy_in(w, memoryview(kept).cast("B"))
+        sources = [link(number, blocks, LOADS[cached], ahead and number != 2) for number in range(5)]
+        kernels = [device.load(compile_source(source, target).artifact) for source in sources]
         bound = [
-            kernels[n * 7 % 5].bind({"x": memory[n % buffers], "y": memory[(n + 1) % buffers]}, {}, early=n > 0)
+            kernels[n * 7 % 5].bind({"x": memory[n % buffers], "w": w, "y": memory[(n + 1) % buffers]}, {}, early=n > 0)
             for n in range(NODES)
         ]
         graph = KernelGraph(device, bound)  # type: ignore[arg-type]
@@ -104,7 +135,110 @@ def test_a_chain_of_slow_kernels_is_exact(blocks: int, buffers: int, cached: str
                     each.launch(0)
             device.synchronize()
             device.copy_out(memoryview(got).cast("B"), memory[NODES % buffers])
-            assert np.array_equal(got, chained(x)), f"turn {turn}"
+            assert np.array_equal(got, chained(x, kept)), f"turn {turn}"
         graph.close()
     finally:
         device.close()
+
+
+# --- Constants that are read before the wait -----------------------------------------------------------------------------
+
+
+def reading_ahead() -> KernelSource:
+    """y[i] = 3 * weight[i] + x[i], with the weight read before the wait."""
+    load = LOADS[""]
+
+    def kernel(x, weight, y):  # type: ignore[no-untyped-def]
+        i = types.uint64(types.uint32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x))
+        own = load(weight + i * types.uint64(4))
+        wait_for_predecessor()
+        store(y + i * types.uint64(4), own * types.uint32(3) + load(x + i * types.uint64(4)))
+
+    params = (Pointer("x"), Pointer("weight"), Pointer("y"))
+    return KernelSource("cuda", "native", (KernelStep(kernel, params, Grid(2), THREADS, ahead=("weight",)),))
+
+
+def test_a_kernel_may_place_the_wait_behind_its_constants() -> None:
+    (text,) = ptx_of(reading_ahead(), PRESETS["h200"])
+    wait = text.index("griddepcontrol.wait")
+    assert len(re.findall(r"\bld\.global", text[:wait])) == 1 and not re.search(r"\bst\.global", text[:wait])
+    assert text.count("griddepcontrol.wait") == text.count("griddepcontrol.launch_dependents") == 1
+    assert compile_source(reading_ahead(), PRESETS["h200"]).artifact.plan.steps[0].ahead == ("weight",)
+
+
+def test_cards_without_the_instruction_read_nothing_ahead() -> None:
+    (text,) = ptx_of(reading_ahead(), PRESETS["a100"])
+    step = compile_source(reading_ahead(), PRESETS["a100"]).artifact.plan.steps[0]
+    assert "griddepcontrol" not in text and not step.early and not step.ahead
+
+
+def test_a_plan_reads_only_its_own_buffers_ahead() -> None:
+    step = Step("kernel_0", (Pointer("x"),), Grid(1), 128, early=True, ahead=("weight",))
+    with pytest.raises(PlanError, match="it reads weight ahead, which is none of its buffers"):
+        LaunchPlan("cuda", "sm_90a", (step,)).check()
+
+
+class Recorder:
+    """A device that notes which kernels may begin early."""
+
+    def __init__(self) -> None:
+        self.target, self.early = PRESETS["h200"], list[bool]()
+        self._next = 1 << 20
+
+    def allocate(self, nbytes: int) -> int:
+        self._next += (nbytes + 1023) // 1024 * 1024
+        return self._next
+
+    def load(self, artifact: Any) -> Any:
+        def bind(buffers: Any, scalars: Any, prepared: Any, *, early: bool) -> None:
+            self.early.append(early)
+
+        return SimpleNamespace(artifact=artifact, bind=bind, prepare=lambda addresses: object(), close=lambda: None)
+
+    def ignore(self, *arguments: object) -> None:
+        pass
+
+    copy_in = free = ignore
+    synchronize = close = ignore
+
+
+def product(name: str, x: str, weight: str, y: str) -> Node:
+    workload: Workload = Workload("batch_matmul", dict(b=1, m=64, n=64, k=64, dtype="float16"))
+    letters = {spec.name: "ABC" for spec in (*workload.signature, *workload.outputs)}
+    return Node(name, (name,), {"x": x, "weight": weight}, {"y": y}, (workload,), letters={workload: letters})
+
+
+def reads_ahead(packs: bool) -> Callable[[Workload], ChosenKernel]:
+    """Kernels that read their weight before the wait; those that pack it, if it is a constant, read the packed one."""
+
+    def kernel(workload: Workload) -> ChosenKernel:
+        x, weight, y = map(Pointer, ("x", "weight", "y"))
+        steps: tuple[Step, ...] = (Step("run", (x, weight, y), Grid(1), 1, early=True, ahead=("weight",)),)
+        if packs:
+            packed = Pointer("packed")
+            steps = (
+                Step("pack", (weight, packed), Grid(1), 1, constant=True, early=True),
+                Step("run", (x, packed, y), Grid(1), 1, early=True, ahead=("packed",)),
+            )
+        plan = LaunchPlan("cuda", "sm_90a", steps, {"packed": 1 << 20} if packs else {})
+        return ChosenKernel(Artifact(workload.id.encode(), plan), Origin("exact", "t", "{}"))
+
+    return kernel
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_weight_that_an_earlier_kernel_computes_is_not_read_ahead(packs: bool) -> None:
+    """t = x w1', u = t w2', y = u t'. What stands before the first call is unknown, the last one's weight is computed."""
+    shapes = {"x": (1, 64, 64), "t": (1, 64, 64), "u": (1, 64, 64), "y": (1, 64, 64)}
+    network = Network(
+        inputs=("x",),
+        outputs=("y",),
+        values={name: Value(name, "ABC", shape, "float16") for name, shape in shapes.items()},
+        constants={name: Constant(name, "ABC", np.ones((1, 64, 64), np.float32)) for name in ("w1", "w2")},
+        nodes=(product("1", "x", "w1", "t"), product("2", "t", "w2", "u"), product("3", "u", "t", "y")),
+    )
+    executable = assemble(network, first_plan(network), reads_ahead(packs), target=PRESETS["h200"].key)
+    device = Recorder()
+    loaded = Weights(executable, device)  # type: ignore[arg-type]
+    loaded.bind(1 << 30, [1 << 31], [1 << 32], SimpleNamespace(buffers=lambda number: {}))  # type: ignore[arg-type]
+    assert device.early == [False, True, False]

@@ -88,7 +88,7 @@ def test_one_value_and_pairs(emulator: PtxEmulator, formats: tuple[str, str, str
 def test_fragments_of_columns(emulator: PtxEmulator, formats: tuple[str, str, str, bool], interleaved: bool) -> None:
     """The second row of a fragment is 8 below the first. Residuals of interleaved columns are loaded ahead."""
     layer, octets = Layer(emulator, *formats), CHANNELS // 8
-    fuse = layer.epilogue.fragments(octets, 8 * CHANNELS, interleaved)
+    fuse = layer.epilogue.fragments(octets, 8 * CHANNELS, interleaved, ahead=interleaved)
     ahead = [[0] * count] if (count := layer.epilogue.words_ahead(octets, interleaved)) else []
     assert bool(ahead) == interleaved
     for row, lane in ((0, 0), (5, 1), (11, 3)):

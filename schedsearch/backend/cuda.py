@@ -6,7 +6,7 @@ Numba-CUDA is used as a compiler only. Its PTX is then changed in four ways, as 
   schedules give equal text;
 - a parameter declared as `TensorMap` becomes 128 bytes of `.param` space aligned to 64, and the kernel's argument becomes
   its generic address (PTX ISA, "Tensor-map": a tensor map must live in param, const or global space);
-- a kernel waits first for the one before it, so that it may be launched early (`schedsearch.backend.early_launch`);
+- a kernel waits for the one before it, so that it may be launched early (`schedsearch.backend.early_launch`);
 - the target gets its `a` suffix if the kernel asks for architecture-specific instructions.
 """
 
@@ -80,7 +80,7 @@ def launch_plan(source: KernelSource, target: Target) -> LaunchPlan:
     steps = tuple(
         Step(
             f"kernel_{number}", step.launch_params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster,
-            step.constant, step.block_shape, step.restores, early,
+            step.constant, step.block_shape, step.restores, early, step.ahead if early else (),
         )
         for number, step in enumerate(source.steps)
     )  # fmt: skip
@@ -176,7 +176,7 @@ def _ptx(step: KernelStep, entry: str, arch: str) -> Ptx:
         directives = rf"\1\n.explicitcluster\n.reqnctapercluster {step.cluster}, 1, 1"
         ptx = re.sub(r"(\.maxntid [^\n]*)", directives, ptx, count=1)
     text = _tensor_map_params(_stable_names(ptx, entry), entry, step)
-    return dataclasses.replace(made, text=early_launch.with_wait(text, entry) if early_launch.is_possible(arch) else text)
+    return dataclasses.replace(made, text=early_launch.with_wait(text, entry, arch))
 
 
 def _stable_names(ptx: str, entry: str) -> str:

@@ -30,6 +30,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
+from schedsearch.backend.early_launch import WAIT
 from schedsearch.typed import DeviceFunction
 
 if TYPE_CHECKING:
@@ -223,3 +224,8 @@ def shared_base(typingctx: TypingContext) -> Typed:
         return builder.ptrtoint(symbol, ir.IntType(32))
 
     return signature, codegen
+
+
+# Waits for the kernel before this one in the stream, then lets the one behind it begin. A thread that reads what is not in
+# `KernelStep.ahead`, or writes to global memory, must have called it, or be ordered behind a thread that has by a barrier.
+wait_for_predecessor = device_op("wait_for_predecessor", WAIT)

@@ -33,6 +33,7 @@ def with_launches(artifact: Artifact, source: KernelSource) -> Artifact:
             dynamic_shared_bytes=new.dynamic_shared_bytes,
             block_shape=new.block_shape,
             block_threads=new.block_threads,
+            ahead=new.ahead if step.early else (),
         )
         for step, new in zip(artifact.plan.steps, source.steps)
     )

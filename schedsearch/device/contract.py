@@ -125,7 +125,8 @@ class LoadedKernel(Protocol):
             scalars: values of the call-time scalars.
             prepared: the result of `prepare`; the constant steps are then left out.
             early: a GPU may begin with the steps while the kernel before them in the stream still runs, where their plan
-                allows it (`Step.early`). That kernel must be such a one itself, or be launched without `early`.
+                allows it (`Step.early`). That kernel must be such a one itself, or be launched without `early`. None of
+                those before it may write what is read ahead (`Step.ahead`).
 
         Raises:
             ArgumentError: an address or scalar is missing, or an address lacks the alignment that the plan requires.

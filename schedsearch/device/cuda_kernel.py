@@ -128,7 +128,9 @@ class CudaBoundKernel:
             ]
         if early and _starts_early(device.target):
             for number, (config, *_) in zip(steps, self._launches):
-                if plan.steps[number].early:
+                step, others = plan.steps[number], (plan.steps[other] for other in steps if other != number)
+                made = {name for other in others for name in other.buffers if name in plan.workspaces}
+                if step.early and not made.intersection(step.ahead):  # which another step of this launch may write
                     config.attributes, config.attribute_count = ctypes.addressof(_EARLY), 1
         names = {*self._pointers, *self._maps, *plan.alignments}
         self._places = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -239,7 +239,8 @@ class Weights:
             if call.control is not None:
                 bound.append(self._bind_control(number, addresses, notes))
                 continue
-            bound.append(self._loaded(call).bind(addresses, call.scalars, prepacked, early=self._may_begin_early(number)))
+            early = self._may_begin_early(number, {name for name, place in places.items() if place.space == "constant"})
+            bound.append(self._loaded(call).bind(addresses, call.scalars, prepacked, early=early))
         return bound
 
     def _bind_control(self, number: int, addresses: Mapping[str, int], notes: Notes) -> BoundControl:
@@ -250,10 +251,15 @@ class Weights:
         ]
         return bound_control(self.device, call, addresses, made)
 
-    def _may_begin_early(self, number: int) -> bool:
-        """Whether a GPU may begin with a call while the one before it still runs. Not with the first one: what stands before
-        it in the stream is not known."""
-        return self._early and number > 0 and self.program.calls[number - 1].is_kernel
+    def _may_begin_early(self, number: int, constants: Collection[str]) -> bool:
+        """Whether a GPU may begin with a call while the one before it still runs: what it reads ahead must be among the
+        buffers that nothing writes. Not with the first call: what stands before it in the stream is not known."""
+        calls = self.program.calls
+        if not self._early or number == 0 or not (calls[number].is_kernel and calls[number - 1].is_kernel):
+            return False
+        steps = self.kernels[calls[number].artifact].artifact.plan.steps
+        needed = (step for step in steps if not (step.constant and self.prepacked[number]))
+        return all(name in constants for step in needed for name in step.ahead)
 
     def check_address(self, number: int, name: str, address: int) -> None:
         """Raises ArgumentError if an address lacks the alignment that a call needs for an argument or output."""

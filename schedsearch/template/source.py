@@ -34,6 +34,8 @@ class KernelStep:
     `run_time` are the numbers that captured `RunTimeNumber`s stand for (`schedsearch.backend.run_time`). A launch passes
     them after `params`. Templates leave it empty.
 
+    `ahead` names the buffers that the kernel reads before it calls `wait_for_predecessor`; see `Step`.
+
     `max_registers` limits the registers of a thread (0: no limit). `fastmath` allows approximate division and square root,
     and flushes denormal numbers to zero. Both are for CUDA only. Without `contract` each operation of floats rounds its
     result, as in Python: no product and sum become one operation. The other fields are as in `Step`.
@@ -54,6 +56,7 @@ class KernelStep:
     fastmath: bool = False
     contract: bool = True
     run_time: tuple[Param, ...] = ()
+    ahead: tuple[str, ...] = ()
 
     @property
     def launch_params(self) -> tuple[Param, ...]:

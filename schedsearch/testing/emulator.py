@@ -32,6 +32,7 @@ class Memory:
     def __init__(self) -> None:
         self._buffers: list[tuple[int, Array]] = []
         self._next = 1 << 40
+        self.check: Callable[[int], None] = lambda start: None  # is told of each access the address of its buffer
 
     def add(self, array: Array) -> int:
         address, data = self._next, array.reshape(-1).view(np.uint8)
@@ -46,6 +47,7 @@ class Memory:
             if start <= address and address + nbytes <= start + data.nbytes:
                 aligned = (address - start) % (alignment or nbytes) == 0
                 assert aligned, f"misaligned access of {nbytes} bytes at {address:#x}"
+                self.check(start)
                 return data[address - start : address - start + nbytes]
         raise AssertionError(f"access of {nbytes} bytes outside every buffer, at {address:#x}")
 
@@ -183,6 +185,7 @@ class Emulator:
                 emulator.block.meet("the block's barrier", emulator.block.size)
 
         self.cuda = Cuda()
+        self.ahead: tuple[str, ...] = ()
         self.types = TYPES
         self.pair = lambda v0, v1, valid, k, offset, *params: tuple(
             epilogue(v, k + i, offset + i, *params) for i, v in enumerate((v0, v1))
@@ -226,6 +229,13 @@ class Emulator:
         return 0
 
     # --- device operations ------------------------------------------------------------------------------------------
+    def wait_for_predecessor(self) -> None:
+        self.thread.has_waited = True
+
+    def prefetch_bulk(self, address: int, nbytes: int) -> None:
+        assert nbytes % 16 == 0
+        self.memory.at(address, nbytes, 16)
+
     def copy(self, nbytes: int) -> Callable[..., None]:
         def copy(shared: int, address: int, count: int) -> None:
             assert count in (0, nbytes) or 0 < count < nbytes in (4, 8, 16)
@@ -498,8 +508,18 @@ class Emulator:
 
         arguments = [argument(param) for param in step.params]
         self.grid = step.grid.blocks(sms, step.cluster)
+        self.ahead = step.ahead
+        by_address = {address: name for name, address in buffers.items()}
+        self.memory.check = lambda start: self.check_order(by_address.get(start, "another buffer"))
         for first in range(0, self.grid, step.cluster):
             self.run_blocks(step, arguments, range(first, first + step.cluster))
+        self.memory.check = lambda start: None
+
+    def check_order(self, buffer: str) -> None:
+        """An access of the running thread. If the kernel places the wait for its predecessor itself, the thread must have
+        waited, unless the buffer is one that the kernel reads ahead."""
+        waited = not self.ahead or buffer in self.ahead or self.thread.has_waited
+        assert waited, f"{buffer} is used before the wait for the kernel in front"
 
     def run_blocks(self, step: Any, arguments: Sequence[Any], indices: Sequence[int]) -> None:
         """Executes the blocks of one cluster."""

@@ -22,6 +22,7 @@ class KernelThread(greenlet):  # type: ignore[misc]  # greenlet has no types
         self.copy_groups: list[list[Any]] = []
         self.stores: list[Any] = []  # bulk stores that were not waited for
         self.issued = 0  # groups of wgmma
+        self.has_waited = False  # for the kernel's predecessor
         self.cluster_phase: int | None = None  # of the barrier at which it has arrived and not waited
 
 

@@ -46,6 +46,7 @@ from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.choosing import least_predicted
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES
+from schedsearch.templates.parts.warm import channel_operands
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.zero_points import ZeroPoint
 from schedsearch.workload import Workload
@@ -208,6 +209,7 @@ class Conv2dHalo(Template[Conv2dParams]):
             plan.shared_bytes,
             min_blocks_per_sm=plan.blocks_per_sm,
             shaped_by=SHAPED_BY,
+            ahead=("weight", *channel_operands(workload)),
         )
         if zero is None:
             return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)

@@ -121,6 +121,8 @@ def build_kernel(
         if thread >= consumers:
             # ---- load
             if thread == consumers:
+                ptx.prefetch_map(xmap)
+                ptx.wait_for_predecessor()
                 load_patches(xmap, shared, patch_full, patch_empty, own_column, first_tile, next_tile)
             elif not merged and thread == consumers + 32:
                 load_weights(weight, shared + weights_offset, weight_full, weight_empty, own_column, first_tile, next_tile)
@@ -140,6 +142,7 @@ def build_kernel(
             matrix_offset = staging_offset(lane, warp_channel)
             if merged:
                 merge_weights(weight, shared, thread, own_column)
+            ptx.wait_for_predecessor()
 
             acc = cuda.local.array(accumulators, sum_type)
             if in_turn:

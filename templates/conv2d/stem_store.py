@@ -71,8 +71,8 @@ def end_of_tile(
     octets, interleaved, accumulator = out_channels // 8, store.interleaved(workload.params.out_dtype), epilogue.accumulator
     pixels_8 = workload.output.shape[2] if tile_w == 8 else 8  # from pixel lane / 4 of a warp to the one after 8
     fragment_of, correct = _fragment_of(workload, plan), _correction(zero, epilogue, octets, interleaved, pixels_8)
-    words_ahead, fused = epilogue.words_ahead(octets, interleaved), not epilogue.identity
-    fuse = epilogue.fragments(octets, pixels_8 * out_channels, interleaved)
+    words_ahead, fused = epilogue.words_ahead(octets, interleaved) if interleaved else 0, not epilogue.identity
+    fuse = epilogue.fragments(octets, pixels_8 * out_channels, interleaved, ahead=words_ahead > 0)
     load: Any = epilogue.load_ahead(octets, pixels_8 * out_channels) if words_ahead else None
     staging = Staging.of(workload)
     staged, segments, channels, segment_bytes = (

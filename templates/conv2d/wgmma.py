@@ -2,7 +2,7 @@
 
 A tile of y is bm pixels x bn output channels; a k step is `bk` input channels of one tap. A block has
 
-- a producer warpgroup, one thread of which loads both operands (`gather.im2col`) into a ring of `stages` (`pipeline`);
+- a producer warpgroup, one thread of which loads pixels into a ring of `stages` (`pipeline`), and another one weights;
 - `warpgroups` of 64 rows each, which multiply, apply the epilogue and store (`store`).
 
 With split_k > 1 the blocks of a cluster share a tile. Each multiplies its part of the k steps, sends the others its sums of
@@ -45,14 +45,15 @@ from schedsearch.templates.conv2d import geometry
 from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma, stores_rows
 from schedsearch.templates.conv2d.maps import blocked_filter_map, filter_map, image_map, ordered_filter_map, output_map
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
-from schedsearch.templates.conv2d.wgmma_loads import load_tiles_of, tile_origin
+from schedsearch.templates.conv2d.wgmma_loads import load_pixels_of, load_weights_of, own_part_of, tile_origin
 from schedsearch.templates.conv2d.wgmma_sizes import (
     GROUP_ROWS,
     ROW_STORES,
     Plan,
+    block_constraint,
+    column_blocks,
     derived_quantities,
     evaluate,
-    octets_per_block,
     output_of,
     store_columns,
     useful_bks,
@@ -74,7 +75,7 @@ from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.templates.parts.stages import reads_bytes
 from schedsearch.templates.parts.store_chunks import StagedChunks
 from schedsearch.templates.parts.store_rows import StagedRows
-from schedsearch.templates.parts.warm import warm_operands
+from schedsearch.templates.parts.warm import channel_operands, warm_operands
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.window_sums import WindowSums
 from schedsearch.workload import Workload
@@ -84,7 +85,7 @@ OVERHEAD_REGISTERS = (32, 48)
 
 # Captured values that Numba must know; see `KernelStep.shaped_by`.
 SHAPED_BY = frozenset({
-    "accumulators", "array_ahead", "by_tma", "finish.words_ahead", "in_turn", "initialise.split_k", "load_tiles.multicasts",
+    "accumulators", "array_ahead", "by_tma", "finish.words_ahead", "in_turn", "initialise.split_k", "load_pixels.multicasts",
     "own_sums", "split_k", "words_ahead",
 })  # fmt: skip
 
@@ -233,7 +234,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
                     lambda q: group_columns % (q["bn"] * q["cluster_n"]) == 0,
                 ),
             )
-        constraints += tuple(_block_constraint(w, block) for block in _column_blocks(gemm))
+        constraints += tuple(block_constraint(w, block) for block in column_blocks(gemm))
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target, gemm))
 
     def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
@@ -298,6 +299,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
             cluster=plan.cluster,
             min_blocks_per_sm=plan.blocks_per_sm,
             shaped_by=SHAPED_BY - {"finish.words_ahead"} | _row_arrays(rows) if rows else SHAPED_BY,
+            ahead=(*channel_operands(workload), *(() if gemm.own_weights else ("weight",))),
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
         if rows:
@@ -343,14 +345,15 @@ def build_kernel(
     tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, split_k)
     place, begin, releases, arrive_empty = tiles.place(), tiles.begin(), tiles.releases(), tiles.arrive()
     clusters, own_tiles = plan.cluster_rows * plan.cluster_columns, walk.persistent(tiles.blocks)
-    origin, load_tiles = tile_origin(plan), load_tiles_of(workload, gemm, plan)
+    origin, weights_ahead = tile_origin(plan), not gemm.own_weights
+    load_pixels, load_weights = load_pixels_of(workload, gemm, plan), load_weights_of(workload, gemm, plan)
     thread_of_warpgroup, initialise = store.thread_of_warpgroup, _initialise(plan, tiles)
     take, advance_taken = pipeline.consumer(stages, phases="some" if in_turn else "all")
     multiply_step, wait_previous, wait_all = _multiply_step(wgmma, plan), wgmma.wait(1, bn), wgmma.wait(0, bn)
     begin_store, words_ahead, load_ahead, finish = finish_of(workload, gemm, plan, epilogue, corrections)
-    own_octets, own_sums, add_up = plan.own_octets, 4 * plan.own_octets, add_up_of(wgmma, plan)
+    own_part, own_sums, add_up = own_part_of(gemm, plan), 4 * plan.own_octets, add_up_of(wgmma, plan)
     array_ahead = max(words_ahead, 1)  # an array has a constant size, not 0
-    warm, idle = warm_operands(workload, epilogue.params), consumers + 32  # the first thread of a warp without other work
+    warm, idle = warm_operands(workload, epilogue.params), consumers + 64  # the first thread of a warp without other work
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()
@@ -373,19 +376,31 @@ def build_kernel(
         if thread >= consumers:
             # ---- load
             if thread == consumers:
-                load_tiles(
-                    xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile,
-                    first_step, stop_step,
+                ptx.prefetch_map(xmap)
+                load_pixels(
+                    xmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step,
+                    stop_step,
+                )  # fmt: skip
+            elif thread == consumers + 32:
+                if not weights_ahead:
+                    ptx.wait_for_predecessor()
+                load_weights(
+                    wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step,
+                    stop_step,
                 )  # fmt: skip
             elif thread >= idle and thread < idle + 32:
                 row, column = origin(first_tile, cluster_row, cluster_column)
                 warm(lane, column, i32(min(bn, columns - column)), operands)
         else:
+            ptx.wait_for_predecessor()
             releases_stages, empty_at = releases(empty, part, cluster_row, cluster_column)
             tile_group = i32(group)  # rank among the blocks that share a tile
             parity = u32(0)
             previous = u32(0)
             tile = first_tile
+            if words_ahead and split_k > 1:
+                row, column, own_columns = own_part(first_tile, part, cluster_row, cluster_column)
+                load_ahead(ahead, row + group * GROUP_ROWS, column, own_columns, lane, warp_row, operands)
             if in_turn:
                 turn = i32(tile_group // tile_groups)
                 tile_group = i32(tile_group - turn * tile_groups)
@@ -425,16 +440,14 @@ def build_kernel(
             # ---- add up the tile's sums of this block's columns, and store them
             cluster.cluster_arrive()  # all blocks have read the ring, which the sums overwrite
             cluster.cluster_wait()
+            row, column, own_columns = own_part(first_tile, part, cluster_row, cluster_column)
             if thread < consumers:
-                octet = i32(part * own_octets)
                 sums = cuda.local.array(own_sums, sum_type)
                 add_up(acc, sums, shared, sums_full, thread, in_cluster, part)
-                row, column = origin(first_tile, cluster_row, cluster_column)
-                row, column = row + group * GROUP_ROWS, column + octet * 8
-                own_columns = i32(min(columns, column - octet * 8 + bn) - column)
-                if words_ahead:
-                    load_ahead(ahead, row, column, own_columns, lane, warp_row, operands)
+                row = row + group * GROUP_ROWS
                 finish(sums, ahead, row, column, own_columns, y, store_place, lane, warp_row, operands)
+            elif thread >= idle and thread < idle + 32:
+                warm(lane, i32(column), own_columns, operands)  # the cluster's barrier has emptied L1
         if by_tma and leader:
             ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
@@ -451,7 +464,7 @@ def _initialise(plan: Plan, tiles: ClusterTiles) -> Callable[..., None]:
     octet_bytes = plan.bm * 32
 
     def initialise(full: Any, empty: Any, sums_full: Any, part: Any) -> None:
-        initialise_barriers(full, turns * stages, 1)
+        initialise_barriers(full, turns * stages, 2)  # pixels and weights
         initialise_barriers(empty, stages, tile_groups * peers)
         if split_k > 1:
             ptx.mbarrier_init(sums_full, 1)
@@ -476,20 +489,3 @@ def _multiply_step(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
         multiply(acc, matrix(a), matrix(b), accumulate)
 
     return multiply_step
-
-
-def _column_blocks(gemm: Im2col) -> list[int]:
-    """The blocks of output channels that a tile's columns fill or divide: those of y and of the weights, which are equal."""
-    if gemm.order:
-        return [gemm.order.block]
-    return [gemm.filter_block] if gemm.filter_block else [] if gemm.y.plain else [gemm.y.size]
-
-
-def _block_constraint(workload: Workload[Conv2dParams], block: int) -> Constraint:
-    def fits(columns: Any) -> Any:
-        return (columns % block == 0) | (block % np.maximum(columns, 1) == 0)
-
-    return Constraint(
-        f"the columns that a block loads, and those that it stores, fill blocks of {block} channels or divide one",
-        lambda q: fits(q["bn"] // q["cluster_m"]) & fits(octets_per_block(workload, q) * 8),
-    )

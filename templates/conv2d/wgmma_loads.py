@@ -1,4 +1,8 @@
-"""The loads of conv2d_wgmma: one thread fills the ring with both operands of a block's tiles, step by step."""
+"""The loads of conv2d_wgmma: one thread fills the ring with pixels of a block's tiles, another with weights, step by step.
+
+Weights are constants of a network. Their thread fills its part of the ring while the kernel in front still runs, and what
+comes late holds up only its own operand.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of
-from schedsearch.templates.parts import cluster, gather, pipeline, store, walk
+from schedsearch.templates.parts import cluster, gather, pipeline, ptx, store, walk
 from schedsearch.templates.parts.casts import i32, u16, u32
 from schedsearch.templates.parts.hopper import BARRIER_BYTES
 from schedsearch.templates.parts.sharing import ClusterTiles
@@ -29,23 +33,72 @@ def tile_origin(plan: Plan) -> Callable[..., Any]:
     return origin
 
 
-def load_tiles_of(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -> Callable[..., None]:
-    """One thread loads this block's part of the operands of all its tiles, step by step."""
-    bk, stages, in_turn = plan.bk, plan.stages, plan.turns > 1
+def own_part_of(gemm: Im2col, plan: Plan) -> Callable[..., Any]:
+    """`own_part(tile, part, cluster_row, cluster_column)`: (first row, first column, columns inside of y) of what a block of
+    a split tile stores."""
+    own_octets, bn, columns, origin = plan.own_octets, plan.bn, gemm.columns, tile_origin(plan)
+
+    def own_part(tile: Any, part: Any, cluster_row: Any, cluster_column: Any) -> Any:
+        row, column = origin(tile, cluster_row, cluster_column)
+        first = i32(part * own_octets * 8)
+        return row, i32(column + first), i32(min(columns - column, bn) - first)
+
+    return own_part
+
+
+def load_pixels_of(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -> Callable[..., None]:
+    """One thread loads this block's part of the pixels of all its tiles, step by step."""
+    bk, in_turn = plan.bk, plan.turns > 1
     row_bytes = bk * Wgmma(workload.params.dtype).element_bytes
-    a_bytes, stage_bytes = plan.bm * row_bytes, (plan.bm + plan.bn) * row_bytes
-    own_pixels, own_filters = plan.bm // plan.cluster_n, plan.bn // plan.cluster_m  # the part that a block loads
+    own_pixels = plan.bm // plan.cluster_n  # the part that a block loads
     dilation_h, dilation_w = gemm.dilation
-    full_offset, clusters = plan.shared.offset("full"), plan.cluster_rows * plan.cluster_columns
-    tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, plan.split_k)
-    masks, multicasts, origin = tiles.masks(), tiles.multicasts, tile_origin(plan)
-    fill, advance, drain = pipeline.producer(stages, stage_bytes)
-    channels = gemm.channels if gemm.x.plain else gemm.channel_steps(bk) * bk
-    base_pixel, first_load, next_load = gather.im2col(
-        gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]), channels, bk, gemm.kernel_w,
-        output_of(gemm, plan.bm).padded_rows if gemm.images > 1 else 0,
-    )  # fmt: skip
+    clusters, tiles, origin = plan.cluster_rows * plan.cluster_columns, _cluster_tiles(plan), tile_origin(plan)
+    masks, multicasts = tiles.masks(), tiles.multicasts
+    fill, advance, drain = pipeline.producer(plan.stages, (plan.bm + plan.bn) * row_bytes, plan.bm * row_bytes)
+    next_barriers = _next_barriers(plan)
+    base_pixel, first_load, next_load = _k_steps(gemm, plan)
     load_image, first_channel = _load_image(gemm, bk, tiles.n > 1), _first_channel(gemm, bk)
+
+    def load_pixels(  # type: ignore[no-untyped-def]
+        xmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
+    ):  # fmt: skip
+        stage = u32(0)
+        parity = u32(1)
+        same_rows, _ = masks(part, cluster_row, cluster_column)
+        offset = u32(cluster_column * own_pixels * row_bytes)
+        tile = first_tile
+        while tile < clusters:
+            row, column = origin(tile, cluster_row, cluster_column)
+            image, h, w = base_pixel(i32(row + cluster_column * own_pixels))
+            group_channel = first_channel(column)
+            tap, channel, tap_h, tap_w = first_load(first_step)
+            if tile == first_tile:
+                ptx.wait_for_predecessor()
+            for _ in range(first_step, stop_step):
+                to, barrier = fill(shared, full, empty, stage, parity)
+                tap_x, tap_y = u16(tap_w * dilation_w), u16(tap_h * dilation_h)
+                load_image(to + offset, xmap, i32(group_channel + channel), w, h, image, barrier, tap_x, tap_y, same_rows)
+                tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
+                stage, parity = advance(stage, parity)
+            if in_turn:
+                full = next_barriers(shared, full, empty)
+            tile = i32(tile + next_tile)
+        if multicasts:  # other blocks' consumers arrive here and still read the data that was sent: stay until all are done
+            drain(empty, stage, parity)
+
+    return load_pixels
+
+
+def load_weights_of(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -> Callable[..., None]:
+    """Another thread loads this block's part of the weights of the same tiles."""
+    bk, in_turn = plan.bk, plan.turns > 1
+    row_bytes = bk * Wgmma(workload.params.dtype).element_bytes
+    own_filters = plan.bn // plan.cluster_m  # the part that a block loads
+    clusters, tiles, origin = plan.cluster_rows * plan.cluster_columns, _cluster_tiles(plan), tile_origin(plan)
+    masks, filters_offset = tiles.masks(), plan.bm * row_bytes
+    fill, advance, _ = pipeline.producer(plan.stages, (plan.bm + plan.bn) * row_bytes, plan.bn * row_bytes)
+    next_barriers = _next_barriers(plan)
+    base_pixel, first_load, next_load = _k_steps(gemm, plan)
     first_filter = _first_filter(gemm)
     if gemm.filter_block:
         load_filters = _load_blocked_filters(workload, gemm, plan)
@@ -54,38 +107,55 @@ def load_tiles_of(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) ->
     else:
         load_filters = _load_filters(gemm, bk, tiles.m > 1, store.interleaved(workload.params.out_dtype))
 
-    def load_tiles(  # type: ignore[no-untyped-def]
-        xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
+    def load_weights(  # type: ignore[no-untyped-def]
+        wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
     ):  # fmt: skip
         stage = u32(0)
         parity = u32(1)
-        same_rows, same_columns = masks(part, cluster_row, cluster_column)
-        x_offset = u32(cluster_column * own_pixels * row_bytes)
-        weight_offset = u32(a_bytes + cluster_row * own_filters * row_bytes)
+        _, same_columns = masks(part, cluster_row, cluster_column)
+        offset = u32(filters_offset + cluster_row * own_filters * row_bytes)
         tile = first_tile
         while tile < clusters:
             row, column = origin(tile, cluster_row, cluster_column)
-            row = i32(row + cluster_column * own_pixels)
-            column = i32(column + cluster_row * own_filters)
-            image, h, w = base_pixel(row)
-            group_channel, filters = first_channel(column), first_filter(column, image)
+            image, _, _ = base_pixel(row)
+            filters = first_filter(i32(column + cluster_row * own_filters), image)
             tap, channel, tap_h, tap_w = first_load(first_step)
             for _ in range(first_step, stop_step):
                 to, barrier = fill(shared, full, empty, stage, parity)
-                tap_x, tap_y = u16(tap_w * dilation_w), u16(tap_h * dilation_h)
-                load_image(to + x_offset, xmap, i32(group_channel + channel), w, h, image, barrier, tap_x, tap_y, same_rows)
-                load_filters(to + weight_offset, wmap, channel, tap, filters, barrier, same_columns)
+                load_filters(to + offset, wmap, channel, tap, filters, barrier, same_columns)
                 tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
                 stage, parity = advance(stage, parity)
-            if in_turn:  # the other half's barriers
-                full = u32(full + stages * BARRIER_BYTES)
-                if full == empty:
-                    full = u32(shared + full_offset)
+            if in_turn:
+                full = next_barriers(shared, full, empty)
             tile = i32(tile + next_tile)
-        if multicasts:  # other blocks' consumers arrive here and still read the data that was sent: stay until all are done
-            drain(empty, stage, parity)
 
-    return load_tiles
+    return load_weights
+
+
+def _cluster_tiles(plan: Plan) -> ClusterTiles:
+    return ClusterTiles(plan.cluster_m, plan.cluster_n, plan.split_k)
+
+
+def _k_steps(gemm: Im2col, plan: Plan) -> gather.Im2colSteps:
+    bk = plan.bk
+    return gather.im2col(
+        gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]),
+        gemm.channels if gemm.x.plain else gemm.channel_steps(bk) * bk, bk, gemm.kernel_w,
+        output_of(gemm, plan.bm).padded_rows if gemm.images > 1 else 0,
+    )  # fmt: skip
+
+
+def _next_barriers(plan: Plan) -> Callable[[Any, Any, Any], Any]:
+    """`next_barriers(shared, full, empty)`: the barriers of the half that takes the next tile."""
+    stages, full_offset = plan.stages, plan.shared.offset("full")
+
+    def next_barriers(shared: Any, full: Any, empty: Any) -> Any:
+        full = u32(full + stages * BARRIER_BYTES)
+        if full == empty:
+            full = u32(shared + full_offset)
+        return full
+
+    return next_barriers
 
 
 def _load_image(gemm: Im2col, bk: int, multicast: bool) -> Callable[..., Any]:

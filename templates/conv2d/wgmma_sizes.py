@@ -11,7 +11,7 @@ import numpy as np
 
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.space import Columns
+from schedsearch.space import Columns, Constraint
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma, stores_rows
 from schedsearch.templates.parts import hopper, store_chunks, store_rows
@@ -282,4 +282,21 @@ def evaluate(
         segment=store_segment(workload, gemm, q),
         sums_bytes=int(sums_bytes(workload, q)),
         shared=shared_layout(workload, q),
+    )
+
+
+def column_blocks(gemm: Im2col) -> list[int]:
+    """The blocks of output channels that a tile's columns fill or divide: those of y and of the weights, which are equal."""
+    if gemm.order:
+        return [gemm.order.block]
+    return [gemm.filter_block] if gemm.filter_block else [] if gemm.y.plain else [gemm.y.size]
+
+
+def block_constraint(workload: Workload[Conv2dParams], block: int) -> Constraint:
+    def fits(columns: Any) -> Any:
+        return (columns % block == 0) | (block % np.maximum(columns, 1) == 0)
+
+    return Constraint(
+        f"the columns that a block loads, and those that it stores, fill blocks of {block} channels or divide one",
+        lambda q: fits(q["bn"] // q["cluster_m"]) & fits(octets_per_block(workload, q) * 8),
     )

@@ -25,6 +25,9 @@ from schedsearch.templates.parts.window_sums import WindowSums, no_window_correc
 from schedsearch.templates.parts.zero_points import ZeroPoint, no_correction
 from schedsearch.workload import Workload
 
+# Of 16-bit operands like y: words that a thread loads ahead, and its registers besides these and the accumulators.
+MOST_WORDS, REGISTERS_WITH_WORDS = 16, 48
+
 
 @dataclass(frozen=True)
 class FragmentCorrections:
@@ -87,9 +90,9 @@ def finish_of(
     first_pair = output.fragment(4 if interleaved else 2)
     correct = corrections.of(epilogue, output, own_octets, interleaved, p.groups)
     channel_of = gemm.order.channel() if gemm.order else _same
-    layout, words_ahead = _layout_of(gemm, output), epilogue.words_ahead(own_octets, interleaved)
-    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *layout)
-    load: Any = epilogue.load_ahead(own_octets, 8 * output.block, *layout) if words_ahead else None
+    blocks, words_ahead = _blocks_of(gemm, output), _words_ahead(epilogue, plan, interleaved)
+    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, blocks, gemm.order, ahead=words_ahead > 0)
+    load: Any = epilogue.load_ahead(own_octets, 8 * output.block, blocks, interleaved) if words_ahead else None
     staging_offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
     if stores_by_tma(workload) and dtype_of(p.out_dtype).nbytes == WORD_BYTES:
         words = WordStaging(own_octets, plan.segment, staging_offset, accumulator)
@@ -125,6 +128,14 @@ def finish_of(
         store_part(values, y, store_place, row, column, inside_columns)
 
     return begin_store, words_ahead, load_ahead, finish
+
+
+def _words_ahead(epilogue: Epilogue, plan: Plan, interleaved: bool) -> int:
+    """Words of operands like y that a thread loads before it multiplies. Those of 16 bits need two registers for 8 columns,
+    and leave the accumulators of wide tiles none."""
+    words = epilogue.words_ahead(plan.own_octets, interleaved)
+    needed = plan.bn // 2 + REGISTERS_WITH_WORDS + words
+    return words if interleaved or (words <= MOST_WORDS and needed <= plan.registers) else 0
 
 
 def rows_of(workload: Workload[Conv2dParams], plan: Plan) -> StagedRows | StagedChunks | None:
@@ -194,8 +205,6 @@ def _same(column: Any) -> Any:
     return column
 
 
-def _layout_of(gemm: Im2col, output: store.Output) -> tuple[Any, ...]:
-    """The last arguments of `Epilogue.fragments` if columns lie in blocks, or are not in the order of channels."""
-    if gemm.order:
-        return None, gemm.order
-    return () if output.block == output.columns else ((output.block, output.block_elements),)
+def _blocks_of(gemm: Im2col, output: store.Output) -> tuple[int, int] | None:
+    """`blocks` of `Epilogue.fragments`, if columns lie in blocks of y and in the order of channels."""
+    return None if gemm.order or output.block == output.columns else (output.block, output.block_elements)

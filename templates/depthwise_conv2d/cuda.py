@@ -142,6 +142,7 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
             blocks.threads,
             0 if direct else rounds.shared_bytes(blocks.block_channels),
             min_blocks_per_sm=min_blocks(target, config),
+            ahead=() if direct else (weight,),
         )  # fmt: skip
         read, written = patch.alignments
         alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature} | {source: read, to: written}

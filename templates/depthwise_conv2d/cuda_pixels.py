@@ -18,6 +18,7 @@ from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.depthwise_conv2d import patch_text
 from schedsearch.templates.depthwise_conv2d.patches import Patch, arrays_of, filter_strides
+from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -181,6 +182,7 @@ def build_kernel(
         if not direct:
             copy_filters(shared, weight, thread, i32(channel_block * block_channels), operands)
             cuda.syncthreads()
+        ptx.wait_for_predecessor()
         sums = cuda.local.array(sums_count, f32)
         k = i32(channel_block * block_channels + lane * vector)
         column = i32((column_block * blocks_across + own_column) * tile_w)

@@ -29,7 +29,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.matmul.convolution import Convolution
 from schedsearch.templates.matmul.cuda import after_transposing, in_rows, transposed_problem
-from schedsearch.templates.parts import simt
+from schedsearch.templates.parts import ptx, simt
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.choosing import least_predicted
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -39,6 +39,7 @@ from schedsearch.workload import Workload
 
 DTYPES = ("float16", "bfloat16", "float32", *INTEGERS)
 LEAST_CAPABILITY = (7, 0)  # of loads that pass L1 by
+LEAST_FOR_BULK = (9, 0)  # of bulk copies to L2
 MAX_ROWS = 8
 MAX_OFFSET = 2**31  # of an access from its address
 MAX_REGISTERS = 200
@@ -123,6 +124,7 @@ class MatmulGemv(Template[MatrixProductParams]):
             plan.threads,
             plan.shared_bytes,
             shaped_by=SHAPED_BY,
+            ahead=_read_ahead(plan.sizes, target.compute_capability),
         )
         alignments = {spec.name: dtype_of(spec.dtype).nbytes for spec in (*product.signature, *product.outputs)}
         alignments |= dict.fromkeys(("x", "weight"), CHUNK_BYTES)
@@ -162,6 +164,11 @@ class Sizes:
     def chunks(self) -> int:
         """Chunks of a row."""
         return self.row_bytes // CHUNK_BYTES
+
+
+def _read_ahead(sizes: Sizes, capability: tuple[int, int]) -> tuple[str, ...]:
+    """What may be read before the kernel in front is complete: a weight that all products share, as a constant would be."""
+    return ("weight",) if sizes.weight_step == 0 and capability >= LEAST_FOR_BULK else ()
 
 
 # Of an H100 or H200, rounded; only their ratios count.
@@ -271,6 +278,7 @@ def build_kernel(
     keep, total_of = products.keep(), sum_of_parts(plan)
     out_bytes, single = dtype_of(product.params.out_dtype).nbytes, epilogue.single
     store = simt.store_global(1, product.params.out_dtype, epilogue.accumulator, capability)
+    ahead = bool(_read_ahead(plan.sizes, capability))
 
     def kernel(x: Any, weight: Any, y: Any, x_zero_point: Any, weight_zero_point: Any, *operands: Any) -> None:
         shared = shared_base()
@@ -292,6 +300,11 @@ def build_kernel(
             offset = u64(matrix) * u64(weight_step) + u64(column) * u64(row_bytes)
             at[i] = u64(weight + offset + u64(first_chunk * 16))
         at[columns] = u64(x + u64(matrix) * u64(x_step) + u64(first_chunk * 16))
+        if ahead:
+            if (part == 0) & (lane < columns):
+                column = u32(min(u32(first_column + group * columns + lane), u32(n - 1)))
+                ptx.prefetch_bulk(u64(weight + u64(column) * u64(row_bytes)), u32(row_bytes))
+            ptx.wait_for_predecessor()
         left = i32(i32(chunks) - i32(first_chunk))
         for _ in range(i32(steps)):
             accumulate(sums, at, left)

@@ -86,6 +86,7 @@ class Epilogue:
         blocks: tuple[int, int] | None = None,
         order: ChannelOrder | None = None,
         singly: bool = False,
+        ahead: bool = False,
     ) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile: `octets` times 8 columns of rows r and r + 8.
 
@@ -108,24 +109,27 @@ class Epilogue:
         With `singly`, k, offset and `columns` may be odd: operands are loaded one by one. `columns` then are those from the
         thread's first column on. It may also be so without `singly`, if they are even.
 
-        If `words_ahead(octets, interleaved)` is not 0, the operation's second argument is an array of so many i32, which
-        `load_ahead` filled.
+        If the operation is to get words `ahead`, and `words_ahead(octets, interleaved)` is not 0, its second argument is an
+        array of so many i32, which `load_ahead` filled. Not with `singly`.
         """
         like = _like(octets, elements_8_rows, blocks, order)
-        ahead = self.words_ahead(octets, interleaved)
-        return fragments_operation(octets, like, self._plan, interleaved, ahead, singly)
+        words = self.words_ahead(octets, interleaved) if ahead else 0
+        return fragments_operation(octets, like, self._plan, interleaved, words, singly)
 
     def words_ahead(self, octets: int, interleaved: bool) -> int:
-        """How many words of operands like y a thread loads before `fragments`: those with 8 bits, if it is interleaved."""
-        return words_ahead(octets, self._plan) if interleaved else 0
+        """How many words of operands like y a thread may load before `fragments`: of those with 8 bits if the columns are
+        interleaved, else of those with 16."""
+        return words_ahead(octets, self._plan, interleaved)
 
-    def load_ahead(self, octets: int, elements_8_rows: int, blocks: tuple[int, int] | None = None) -> Callable[..., Any]:
-        """A device operation that loads what `fragments` needs of 8-bit operands like y: long before, it hides the latency.
+    def load_ahead(
+        self, octets: int, elements_8_rows: int, blocks: tuple[int, int] | None = None, interleaved: bool = True
+    ) -> Callable[..., Any]:
+        """A device operation that loads what `fragments` needs of operands like y: long before, it hides the latency.
 
         It takes (words[words_ahead], columns, row_inside, row_8_inside, k, offset, *operands), of which all but the first
         are those of `fragments`.
         """
-        return load_ahead_operation(octets, _like(octets, elements_8_rows, blocks, None), self._plan)
+        return load_ahead_operation(octets, _like(octets, elements_8_rows, blocks, None), self._plan, interleaved)
 
     def transposed(self, octets: int, tile: TileRows) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile whose rows are channels: `octets` times 8 positions.

@@ -102,7 +102,7 @@ def fragments_operation(
     if interleaved:
         lines = _interleaved_lines(octets, like, plan)
     else:
-        lines = (_single_lines if singly else _fragments_lines)(octets, like, plan)
+        lines = _single_lines(octets, like, plan) if singly else _fragments_lines(octets, like, plan, ahead > 0)
     inout = {"acc": ("i32" if plan.integer else "f32", 4 * octets)}
     inout |= {"ahead": ("i32", ahead)} if ahead else {}
     ins = _FRAGMENT_INS | dict(plan.ins)
@@ -112,21 +112,28 @@ def fragments_operation(
 _FRAGMENT_INS = {"columns": "i32", "row_inside": "i32", "row_8_inside": "i32", "k": "i32", "offset": "i64"}
 
 
-def words_ahead(octets: int, plan: EpiloguePlan) -> int:
-    """How many words `load_ahead_operation` loads: one for each 16 columns of a row."""
-    return octets * sum(operand.dtype in BYTES for operand in plan.like_y)
+def words_ahead(octets: int, plan: EpiloguePlan, interleaved: bool) -> int:
+    """How many words `load_ahead_operation` loads: one for each 16 interleaved columns of a row, or for each 8 others."""
+    return len(_operands_ahead(plan, interleaved)) * octets * (1 if interleaved else 2)
+
+
+def _operands_ahead(plan: EpiloguePlan, interleaved: bool) -> list[EpilogueOperand]:
+    """The operands like y of which a thread has a word for each group of columns."""
+    return [operand for operand in plan.like_y if (operand.dtype in BYTES if interleaved else operand.dtype in WIDEN)]
 
 
 @functools.cache
-def load_ahead_operation(octets: int, like: Like, plan: EpiloguePlan) -> Callable[..., Any]:
-    """Loads the 8-bit operands like y of a fragment whose columns are interleaved, for `fragments_operation`."""
+def load_ahead_operation(octets: int, like: Like, plan: EpiloguePlan, interleaved: bool) -> Callable[..., Any]:
+    """Loads operands like y of a fragment for `fragments_operation`: those with 8 bits if the columns are interleaved, else
+    those with 16."""
     lines = [
         "{ .reg .pred column, row, row8, inside, inside8;",
         *(f".reg .b64 at_{operand.name}, at8_{operand.name};" for operand in plan.like_y),
         "setp.ne.s32 row, $row_inside, 0; setp.ne.s32 row8, $row_8_inside, 0;",
         *_first_addresses(like.elements_8_rows, plan.like_y),
     ]
-    words = [(8 * octet, operand) for operand in plan.like_y for octet in range(0, octets, 2)]
+    step = 16 if interleaved else 8
+    words = [(col, operand) for operand in _operands_ahead(plan, interleaved) for col in range(0, 8 * octets, step)]
     for number, (column, operand) in enumerate(words):
         at = _place(operand, column, like)
         lines.append(f"setp.gt.s32 column, $columns, {column};")
@@ -134,7 +141,7 @@ def load_ahead_operation(octets: int, like: Like, plan: EpiloguePlan) -> Callabl
             word = f"$ahead[{2 * number + half}]"
             load = f"@{inside} ld.global.nc.b32 {word}, [at{'8' * half}_{at}];"
             lines.append(f"and.pred {inside}, column, {row}; mov.b32 {word}, 0; {load}")
-    inout, ins = {"ahead": ("i32", words_ahead(octets, plan))}, _FRAGMENT_INS | dict(plan.ins)
+    inout, ins = {"ahead": ("i32", words_ahead(octets, plan, interleaved))}, _FRAGMENT_INS | dict(plan.ins)
     return device_op("load_ahead", "\n".join([*lines, "}"]), inout=inout, ins=ins, unused=(*inout, *ins))
 
 
@@ -169,8 +176,9 @@ def _inside(column: int, plan: EpiloguePlan) -> list[str]:
     return lines
 
 
-def _fragments_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]:
+def _fragments_lines(octets: int, like: Like, plan: EpiloguePlan, are_ahead: bool) -> list[str]:
     lines = _fragments_start(like.elements_8_rows, plan, 4)
+    ahead = _operands_ahead(plan, interleaved=False) if are_ahead else []
     for octet in range(octets):
         column = 8 * octet
         lines += _inside(column, plan)
@@ -178,7 +186,13 @@ def _fragments_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]:
             letters, temporaries = registers_of(stage)
             for letter, operand in zip(letters, stage.arrays):
                 at = _place(operand, column, like)
-                if operand.axes == "y":
+                if operand in ahead:
+                    word = 2 * (ahead.index(operand) * octets + octet)
+                    for half in range(2):
+                        lines += _widened(
+                            (f"{letter}{2 * half}", f"{letter}{2 * half + 1}"), f"$ahead[{word + half}]", operand.dtype
+                        )
+                elif operand.axes == "y":
                     lines += load_elements([f"{letter}0", f"{letter}1"], "inside", f"at_{at}", operand.dtype)
                     lines += load_elements([f"{letter}2", f"{letter}3"], "inside8", f"at8_{at}", operand.dtype)
                 else:
@@ -332,9 +346,7 @@ def _operand_of_octet(letter: str, octet: int, octets: int, tile: TileRows, dtyp
             number = 4 if octet + 1 < octets else 2
             lines.append(load.format(f"x{number}", ", ".join(f"w{i}" for i in range(number)), address))
         for pair in range(2):
-            lines.append(f"mov.b32 {{low, high}}, w{first + pair};")
-            registers = f"{letter}{2 * pair}", f"{letter}{2 * pair + 1}"
-            lines += [WIDEN[dtype].format(to=to, half=half) for to, half in zip(registers, ("low", "high"))]
+            lines += _widened((f"{letter}{2 * pair}", f"{letter}{2 * pair + 1}"), f"w{first + pair}", dtype)
         return lines
     nbytes = dtype_of(dtype).nbytes
     for neighbour in range(2):
@@ -344,6 +356,12 @@ def _operand_of_octet(letter: str, octet: int, octets: int, tile: TileRows, dtyp
             place = f"at+{nbytes * tile.second * half}"
             lines += load_elements([f"{letter}{2 * half + neighbour}"], "valid", place, dtype)
     return lines
+
+
+def _widened(registers: tuple[str, str], word: str, dtype: str) -> list[str]:
+    """The two 16-bit floats of a word as float32."""
+    halves = zip(registers, ("low", "high"))
+    return [f"mov.b32 {{low, high}}, {word};", *(WIDEN[dtype].format(to=to, half=half) for to, half in halves)]
 
 
 def row_and_column(position: int, tile: TileRows) -> list[str]:

@@ -45,7 +45,8 @@ def over_prepared(inner: KernelSource, prepared: Sequence[Prepared]) -> KernelSo
 
 def over_workspaces(step: KernelStep, workspaces: Mapping[str, str]) -> KernelStep:
     """The step; parameters that refer to an argument in `workspaces` refer to its workspace instead."""
-    return dataclasses.replace(step, params=tuple(_over_workspace(param, workspaces) for param in step.params))
+    params = tuple(_over_workspace(param, workspaces) for param in step.params)
+    return dataclasses.replace(step, params=params, ahead=tuple(workspaces.get(name, name) for name in step.ahead))
 
 
 def _over_workspace(param: Param, workspaces: Mapping[str, str]) -> Param:

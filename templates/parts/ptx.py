@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schedsearch.backend.ops import device_op
+from schedsearch.backend.ops import wait_for_predecessor as wait_for_predecessor
 
 F16 = "float16"
 BF16 = "bfloat16"
@@ -345,6 +346,12 @@ def group_barrier(groups: int, threads: int) -> Callable[..., Any]:
 
 
 # --- Tensor copies, sm_90 ("Data Movement: cp.async.bulk.tensor") ------------------------------------------------------
+prefetch_map = device_op("prefetch_map", "prefetch.tensormap [$tensor];", ins={"tensor": "u64"})  # before its first use
+prefetch_bulk = device_op(
+    "prefetch_bulk",
+    "cp.async.bulk.prefetch.L2.global [$address], $nbytes;",
+    ins={"address": "u64", "nbytes": "u32"},
+)  # to L2; both are multiples of 16
 tma_load_3d = device_op(
     "tma_load_3d",
     "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "

@@ -21,6 +21,11 @@ from schedsearch.workload import Workload
 _SECTOR_BYTES = 32  # what a load brings to L1
 
 
+def channel_operands(workload: Workload) -> tuple[str, ...]:
+    """The operands of the workload's epilogue that have one element for each output channel."""
+    return tuple(operand.name for operand in epilogue_operands(workload) if operand.axes == "K" and operand.present)
+
+
 def warm_operands(workload: Workload, params: Sequence[Param]) -> Callable[..., None]:
     """`warm(lane, k, channels, operands)`: a warp loads what the epilogue reads for `channels` channels from k on.
 
@@ -30,10 +35,11 @@ def warm_operands(workload: Workload, params: Sequence[Param]) -> Callable[..., 
     Args:
         params: the launch parameters of `operands`; those of the workload's epilogue come first (`Epilogue.params`).
     """
+    names = channel_operands(workload)
     vectors = tuple(
         (index, dtype_of(operand.dtype).nbytes)
         for index, operand in enumerate(epilogue_operands(workload))
-        if operand.axes == "K" and operand.present
+        if operand.name in names
     )
     load = _load_sectors(vectors, tuple("u64" if isinstance(param, Pointer | TensorMap) else "f32" for param in params))
 
