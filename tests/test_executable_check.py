@@ -150,6 +150,7 @@ import numpy as np, schedsearch
 from schedsearch.device import open_device
 from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.executable.check import check, readable
+from schedsearch.executable.program import Program
 from schedsearch.executable.stored import Stored
 from schedsearch.executable.fixed import FixedNet
 x, y = np.ones((1, 8, 6, 6), np.float32), np.load(sys.argv[2])
@@ -158,8 +159,8 @@ for line in sys.stdin:
     print(number, end=" ", flush=True)
     try:
         with readable("f"):
-            stored = Stored(sys.argv[1], text)
-            check(stored.program, {sha256: each.plan for sha256, each in stored.artifacts.items()})
+            stored = Stored(sys.argv[1], Program.from_json(text))
+            check(stored.program, stored.plans())
         with FixedNet(stored, open_device(schedsearch.detect("cpu"))) as net:
             found = net(x)
         same = found.shape == y.shape and found.dtype == y.dtype and np.array_equal(found, y)
