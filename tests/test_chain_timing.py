@@ -116,6 +116,8 @@ class Noting:
     def load(self, artifact: Artifact) -> Any:
         return self
 
+    def synchronize(self) -> None: ...
+
     def close(self) -> None: ...
 
 
