@@ -284,7 +284,7 @@ class CudaTimed:
         with contextlib.ExitStack() as stack:
             self.rotation = Rotation(kernel, arena, timer.stream)
             stack.callback(self.rotation.close)
-            timer.device.synchronize()  # a kernel that begins early may read constants before the one that prepares them ends
+            timer.device.synchronize()  # a kernel that begins early may read constants while the one in front prepares them
             prepared, early = self.rotation.prepared[0], arena.chained
             self._bound = [kernel.bind(arena.buffers[0], arena.scalars, prepared, early=early)]
             # All loads compute in the same workspaces, as one kernel launched again would.
