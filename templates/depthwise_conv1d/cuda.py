@@ -111,21 +111,23 @@ class DepthwiseConv1dRows(_DepthwiseConv1d):
         few machine codes serve all sequences."""
         p, threads = workload.params, 128
         element = dtype_of(p.dtype).nbytes
-        vector = max(n for n in space.values["vector"] if n * element <= MOST_BYTES // 2 or n == 1)
-        lanes = min(next((n for n in space.values["lanes"] if n * vector >= p.c), 32), 32)
-        lengths = (64, 16, 8, 4, 1) if p.forward else (128, 32, 8, 1)
-        runs = p.n * p.c // vector * p.steps
-        wanted = next((n for n in lengths if runs >= _BUSY_THREADS * target.sms * n), 4)
+        wide = [n for n in space.values["vector"] if n * element <= MOST_BYTES // 2 or n == 1]
         plain = not (p.seq_idx or p.initial_state or p.final_state) and p.taps <= 4 and element == 2
-        for length in (wanted, *(n for n in lengths if n < wanted), 1):
-            for ahead in (8, 4, 2, 1) if p.forward else (2, 1):
-                config = Config(
-                    vector=vector, ahead=ahead, length=length, lanes=lanes, threads=threads,
-                    blocks_per_sm=6 if p.forward and plain else 1,
-                )  # fmt: skip
-                if not space.check(config):
-                    return config
-        return space.sample(1, np.random.default_rng(0))[0]
+        lengths = (64, 16, 8, 4, 1) if p.forward else (128, 32, 8, 1)
+        deepest = (8, 4, 2, 1) if p.forward and plain else (4, 2, 1) if p.forward else (2, 1)
+        for vector in reversed(wide):
+            lanes = min(next((n for n in space.values["lanes"] if n * vector >= p.c), 32), 32)
+            runs = p.n * p.c // vector * p.steps
+            wanted = next((n for n in lengths if runs >= _BUSY_THREADS * target.sms * n), 4)
+            for length in (wanted, *(n for n in lengths if n < wanted), 1):
+                for ahead in deepest:
+                    config = Config(
+                        vector=vector, ahead=ahead, length=length, lanes=lanes, threads=threads,
+                        blocks_per_sm=6 if p.forward and plain else 1,
+                    )  # fmt: skip
+                    if not space.check(config):
+                        return config
+        raise AssertionError("one channel and one row at a time always fit")
 
     def kernel(self, workload: Workload[DepthwiseConv1dParams], target: Target, config: Config) -> KernelSource:
         p = workload.params
