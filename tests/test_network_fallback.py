@@ -29,7 +29,7 @@ from schedsearch.executable.onnx_runtime import OnnxModel
 from schedsearch.executable.program import Call, Foreign, Origin, Program, unseal
 from schedsearch.executable.segments import Segments
 from schedsearch.executable.stored import save
-from schedsearch.network.graph import Network, Subgraph, Value
+from schedsearch.network.graph import Control, Network, Subgraph, Value
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -166,6 +166,25 @@ def conditional() -> Any:
     return model
 
 
+def resized() -> Any:
+    """c = relu(conv(x)); y = relu(the largest pixel of If(flag: pooled c, else -c) of each channel)."""
+
+    def branch(name: str, op: str, **attributes: Any) -> Any:
+        node = helper.make_node(op, [c], [f"{name}.y"], name=name, **attributes)
+        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(f"{name}.y", 1, None)])
+
+    net = Model(1, 8, 6, 6)
+    c = net.node("Relu", net.conv("x", 8, 8, name="conv"), name="c")
+    small = branch("small", "MaxPool", kernel_shape=[2, 2], strides=[2, 2])
+    either = net.node("If", "flag", name="either", then_branch=small, else_branch=branch("same", "Neg"))
+    largest = net.node("GlobalMaxPool", either, name="largest")
+    net.node("Relu", largest, name="last")
+    model = net.model()
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+    model.graph.value_info.append(helper.make_tensor_value_info(largest, 1, [1, 8, 1, 1]))
+    return model
+
+
 def counted() -> Model:
     """The largest pixels, counted and added to the channels' means; the shape of NonZero's result is not known before."""
     net = Model(2, 8, 6, 6)
@@ -205,10 +224,17 @@ def test_a_network_with_parts_computes_what_its_model_does(read: Any, dtype: str
 @pytest.mark.parametrize("flag", [True, False])
 def test_branches_read_values_from_outside(read: Any, flag: bool) -> None:
     network = check(conditional(), {"x": image(1, 8, 6, 6), "flag": np.array(flag)}, read=read)
+    (either,) = (node for node in network.nodes if isinstance(node, Control))
+    assert either.sources == ("either",) and set(either.reads) == {"flag", "c.out"}
+    assert subgraphs_of(network) == []  # a kernel computes each node inside
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_branches_of_different_shapes_run_there_with_what_hides_these(read: Any, flag: bool) -> None:
+    network = check(resized(), {"x": image(1, 8, 6, 6), "flag": np.array(flag)}, read=read)
     (subgraph,) = subgraphs_of(network)
-    assert subgraph.sources == ("either",) and subgraph.reasons[0].startswith(
-        "If: its condition 'flag' is computed; allowed: "
-    )
+    assert subgraph.sources == ("either", "largest")
+    assert subgraph.reasons[0].startswith("If: the shape of 'either.out' is [1,8,")
     assert set(subgraph.reads) == {"flag", "c.out"}
 
 
@@ -334,7 +360,7 @@ def test_kernels_between_parts_are_a_graph(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("schedsearch.device.cuda_graph.KernelGraph", Graph)
     monkeypatch.setattr("schedsearch.device.cuda_kernel.CudaBoundKernel", Bound)
-    monkeypatch.setattr("schedsearch.executable.segments.BoundOnnxModel", BoundPart)
+    monkeypatch.setattr("schedsearch.executable.segments.HOST_CALLS", (BoundPart,))
     kinds = {"a": Bound, "b": Bound, "P": BoundPart, "Q": BoundPart, "c": Bound}
     segments = Segments(object(), [kind(name, said) for name, kind in kinds.items()])  # type: ignore[arg-type]
     segments.launch(7)
@@ -500,19 +526,29 @@ def test_flags_and_unknown_shapes_run_as_the_reference_says(runtime: Any, tmp_pa
 
 
 def looped() -> Any:
-    """conv; two rounds of x = x + x in a Loop, which hides the shape; and a Transpose and a view by a shape behind it."""
+    """conv; two rounds of x = x + x in a Loop, which stacks their pixels; and a Transpose and a view by a shape behind it.
+
+    ONNX's evaluator runs no turn without a condition, and stacks arrays of one axis only as ONNX says.
+    """
     info = helper.make_tensor_value_info
     ports = [info("turn", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("v", TensorProto.FLOAT, None)]
-    nodes = [helper.make_node("Add", ["v", "v"], ["w"]), helper.make_node("Identity", ["go"], ["on"])]
-    body = helper.make_graph(nodes, "body", ports, [info("on", TensorProto.BOOL, []), info("w", TensorProto.FLOAT, None)])
+    nodes = [
+        helper.make_node("Add", ["v", "v"], ["w"]),
+        helper.make_node("Constant", [], ["flat"], value_ints=[-1]),
+        helper.make_node("Reshape", ["w", "flat"], ["pixels"]),
+        helper.make_node("Identity", ["go"], ["on"]),
+    ]
+    results = [info("on", TensorProto.BOOL, []), *(info(name, TensorProto.FLOAT, None) for name in ("w", "pixels"))]
+    body = helper.make_graph(nodes, "body", ports, results)
     net = Model(1, 8, 6, 6)
     always = net.node("ReduceMax", "x", keepdims=0)
     rounds = net.node(
         "Cast", net.node("Clip", always, net.numbers(2.0), net.numbers(2.0)), to=TensorProto.INT64, name="rounds"
     )
-    value = net.node("Loop", rounds, "", net.conv("x", 8, 8, name="conv"), name="loop", body=body)
-    turned = net.node("Transpose", value, perm=[0, 1, 3, 2], name="turned")
-    net.node("Reshape", net.node("Relu", turned, name="relu"), net.node("Shape", value, name="shape"), name="view")
+    begins = net.numbers(True, dtype=np.bool_)
+    net.node("Loop", rounds, begins, net.conv("x", 8, 8, name="conv"), name="loop", outputs=2, body=body)
+    turned = net.node("Transpose", "loop.out1", perm=[1, 0], name="turned")
+    net.node("Reshape", net.node("Relu", turned, name="relu"), net.node("Shape", "loop.out1", name="shape"), name="view")
     return net.model()
 
 

@@ -171,14 +171,14 @@ class TestTuning:
 
 class TestWithoutTuning:
     def test_compile_from_no_record(self, slow: Any, screen: Recorder, clock: FakeClock, tmp_path: Path) -> None:
-        slow("schedsearch.runtime.fallback:_Build.load")
+        slow("schedsearch.runtime.loading:Build.load")
         with contextlib.closing(schedsearch.compile(CONVOLUTION, tmp_path / "none.db", target="cpu")):
             pass
         check(screen, clock, "rule-based configuration of conv2d_cpu, built now")
 
     @pytest.mark.filterwarnings("ignore::schedsearch.errors.UntunedWarning")
     def test_the_first_call_of_a_kernel(self, slow: Any, screen: Recorder, clock: FakeClock, tmp_path: Path) -> None:
-        slow("schedsearch.runtime.fallback:_Build.load")
+        slow("schedsearch.runtime.loading:Build.load")
         own(tmp_path)(np.ones(99, np.float32), np.ones(99, np.float32))
         check(screen, clock, "built now: double x=99")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from schedsearch.network.invalid import ModelError, UnknownShapeError
@@ -10,12 +11,15 @@ from schedsearch.typed import Array
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from schedsearch.network.graph import Impossible
 
 FLOATS = ("float16", "bfloat16", "float32")
 INTEGERS = ("int8", "uint8")
 OF_RUNTIME = ("SimplifiedLayerNormalization",)  # ONNX Runtime's own operators which it has in ONNX's domain
 RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 """Operators whose results may differ from run to run."""
+CONTROL = "schedsearch.control"  # the domain of nodes whose bodies are models of their own: `control.isolated` makes them
+BODIES = "schedsearch.bodies"  # these models, in the meta data of such a node
 _DTYPES = {"FLOAT": "float32", "DOUBLE": "float64", "BOOL": "uint8"}  # where a dtype has another name than ONNX's
 
 
@@ -27,6 +31,13 @@ def is_onnx(node: ir.Node) -> bool:
 def has_bodies(node: ir.Node) -> bool:
     """Whether a node has graphs inside of it, such as the branches of an If."""
     return any(each.type.name in ("GRAPH", "GRAPHS") for each in node.attributes.values())
+
+
+def isolated(model: ir.Model) -> Iterator[tuple[ir.Node, tuple[ir.Model | Impossible, ...]]]:
+    """The nodes of a graph whose bodies are models, with these: of an If, for a true and for a false condition."""
+    for node in model.graph:
+        if node.domain == CONTROL:
+            yield node, node.meta[BODIES]
 
 
 def name_of(node: ir.Node) -> str:

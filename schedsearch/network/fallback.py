@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.network.control.isolated import isolated
+from schedsearch.network.facts import isolated
 from schedsearch.network.graph import Impossible, Network, Node
 from schedsearch.network.implementations import NoImplementationError
 from schedsearch.network.lower import LAYOUTS, SLICES, lowering

@@ -18,7 +18,6 @@ from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.compositions import attention, einsum, places, rotary, sums
 from schedsearch.network.compositions.composition import left_of, noted
 from schedsearch.network.compositions.resizing import RESIZED
-from schedsearch.network.control.isolated import isolated
 from schedsearch.network.convolutions import CONVOLUTIONS
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import (
@@ -29,6 +28,7 @@ from schedsearch.network.facts import (
     extents_of,
     inputs_of,
     is_onnx,
+    isolated,
     name_of,
 )
 from schedsearch.network.graph import AnyNode, Constant, Control, Impossible, Network, Node, Subgraph, Value, View, axes_of

@@ -6,7 +6,7 @@ no attributes, so that no pass moves anything into them or out of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from schedsearch.network.control.bodies import Names, Place, bodies_of, graphs_of
 from schedsearch.network.control.branches import branch_of
 from schedsearch.network.control.loops import NEVER_ENDS, turns_of
-from schedsearch.network.facts import dtype_of, is_known, is_onnx, name_of
+from schedsearch.network.facts import BODIES, CONTROL, dtype_of, is_known, is_onnx, name_of
 from schedsearch.network.graph import Impossible
 from schedsearch.network.invalid import ModelError
 
@@ -24,17 +24,8 @@ if TYPE_CHECKING:
     _Simplify = Callable[[ir.Model, str], ir.Model]
     _Found = tuple[Sequence[ir.Value], Sequence[ir.Value], Sequence[ir.Model | Impossible]]
 
-DOMAIN = "schedsearch.control"
-_BODIES = "schedsearch.bodies"  # keys of a node's meta data
-_PROBLEM = "schedsearch.problem"
+_PROBLEM = "schedsearch.problem"  # a key of a node's meta data
 _FOR_EVER = np.iinfo(np.int64).max  # turns
-
-
-def isolated(model: ir.Model) -> Iterator[tuple[ir.Node, tuple[ir.Model | Impossible, ...]]]:
-    """The nodes of a graph whose bodies are models, with these: of an If, for a true and for a false condition."""
-    for node in model.graph:
-        if node.domain == DOMAIN:
-            yield node, node.meta[_BODIES]
 
 
 def why_not_isolated(node: ir.Node) -> str:
@@ -85,14 +76,14 @@ def _become(
     node.resize_outputs(len(results))
     for value, like in zip(node.outputs, results):
         value.shape, value.type = like.shape, like.type
-    node.domain = DOMAIN
+    node.domain = CONTROL
     node.attributes.clear()
     node.attributes["number"] = ir.AttrInt64("number", number)  # two that read the same are not the same
     node.resize_inputs(len(reads))
     for place, value in enumerate(reads):
         node.replace_input_with(place, value)
-    node.meta[_BODIES] = tuple(bodies)
-    model.opset_imports[DOMAIN] = 1
+    node.meta[BODIES] = tuple(bodies)
+    model.opset_imports[CONTROL] = 1
 
 
 def _branches(model: ir.Model, node: ir.Node, of_branch: _Simplify) -> _Found | str:
@@ -212,7 +203,7 @@ def _model_of(model: ir.Model, body: ir.Graph, taken: Sequence[ir.Value]) -> ir.
             graph.inputs.append(value)
         elif any(True for _ in value.uses()) or value in graph.outputs:
             graph.register_initializer(value)
-    graph.opset_imports.update({domain: version for domain, version in model.opset_imports.items() if domain != DOMAIN})
+    graph.opset_imports.update({domain: version for domain, version in model.opset_imports.items() if domain != CONTROL})
     return ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
 
 
