@@ -18,14 +18,14 @@ from schedsearch.ops.causal_conv1d_update import CAUSAL_CONV1D_UPDATE
 from schedsearch.ops.depthwise_conv1d import DEPTHWISE_CONV1D
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.template import load_reference, load_template
-from schedsearch.templates.depthwise_conv1d import cuda_any, cuda_rows, parts, update
+from schedsearch.templates.depthwise_conv1d import cuda_any_kernels, cuda_rows_kernels, cuda_rows_parts, parts, update
 from schedsearch.templates.parts import vectors
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
 ROWS, ANY = load_template("depthwise_conv1d_rows_cuda"), load_template("depthwise_conv1d_any_cuda")
 CPU = load_template("depthwise_conv1d_cpu")
-MODULES = cuda_rows, cuda_any, parts, vectors
+MODULES = cuda_rows_kernels, cuda_rows_parts, cuda_any_kernels, parts, vectors
 Array = np.ndarray[Any, Any]
 SMALL: dict[str, Any] = {"n": 2, "c": 12, "t": 19, "taps": 4, "dtype": "float32"}
 BOTH_STATES = {"initial_state": True, "final_state": True}
