@@ -37,3 +37,13 @@ def updates(data: dict[str, Any]) -> str:
         if row.get("update")
     ]
     return markdown(("batch x channels, us", *names), rows)
+
+
+def beside_torch(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Forward times and the shortest of PyTorch's; without the copy's, which moves large arrays far below the memory's rate."""
+    torch = ("PyTorch", "PyTorch, channels last", "compiled", "compiled, channels last")
+    return [
+        {"us": row["us"]["ours"], "torch_us": min(row["us"][name] for name in torch if name in row["us"])}
+        for row in data["rows"]
+        if not row.get("update") and not row["training"]
+    ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import common
+import sequence_tables
 from table_text import markdown
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -26,12 +27,20 @@ CONVOLUTIONS = {
     "float32 within its rounding": ("conv2d_fp32_h200", "", "cuDNN without TF32"),
     "FP8 (e4m3)": ("conv2d_float8_h200", "fp16_us", "our fp16"),
 }
-# what -> the file, whether a time of a copy is in it
-MEMORY_BOUND = {
-    "depthwise layers and their gradients": "depthwise_tuned_h100",
-    "movements of data, untuned": "data_movement_random_h100",
-    "pools, expressions, softmax, resize, untuned": "bandwidth_ops_h200",
-    "topk, nonzero, unique, nms and others, untuned": "dynamic_ops_h200",
+
+
+def _rows(data: dict[str, Any]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = data["rows"]
+    return rows
+
+
+# what -> the file, and the rows of its data: us, torch_us, and copy_us if there is one
+MEMORY_BOUND: dict[str, tuple[str, Callable[[dict[str, Any]], list[dict[str, Any]]]]] = {
+    "depthwise layers and their gradients": ("depthwise_tuned_h100", _rows),
+    "causal convolutions over time, untuned": ("sequences_h200", sequence_tables.beside_torch),
+    "movements of data, untuned": ("data_movement_random_h100", _rows),
+    "pools, expressions, softmax, resize, untuned": ("bandwidth_ops_h200", _rows),
+    "topk, nonzero, unique, nms and others, untuned": ("dynamic_ops_h200", _rows),
 }
 
 
@@ -60,12 +69,12 @@ def convolutions(_: dict[str, Any]) -> str:
 
 def memory_bound(_: dict[str, Any]) -> str:
     rows = []
-    for what, file in MEMORY_BOUND.items():
+    for what, (file, rows_of) in MEMORY_BOUND.items():
         data = _data(file)
-        shares = [row["copy_us"] / row["us"] for row in data["rows"] if "copy_us" in row]
-        torch = [row["torch_us"] / row["us"] for row in data["rows"]]
+        shares = [row["copy_us"] / row["us"] for row in rows_of(data) if "copy_us" in row]
+        torch = [row["torch_us"] / row["us"] for row in rows_of(data)]
         of_copy = _spread(shares, ".0%")[:2] if shares else ("", "")
-        rows.append((what, _card(data), len(data["rows"]), *of_copy, *_spread(torch, ".2f")))
+        rows.append((what, _card(data), len(torch), *of_copy, *_spread(torch, ".2f")))
     header = ("of a copy's speed, mean", "least", "times PyTorch's speed, mean", "least", "largest")
     return markdown(("kernels bound by memory", "card", "cases", *header), rows)
 
