@@ -511,7 +511,8 @@ def test_the_command_builds_runs_and_compares(runtime: Any, tmp_path: Path) -> N
 @pytest.mark.integrations
 @pytest.mark.parametrize("io_layout", ["NCHW", "NHWC"])
 def test_flags_and_unknown_shapes_run_as_the_reference_says(runtime: Any, tmp_path: Path, io_layout: str) -> None:
-    for number, (model, extra) in enumerate(((conditional(), {"flag": np.array(True)}), (counted().model(), {}))):
+    flag = {"flag": np.array(True)}
+    for number, (model, extra) in enumerate(((conditional(), flag), (resized(), flag), (counted().model(), {}))):
         path = tmp_path / f"{number}.onnx"
         onnx.save(model, path)
         x = image(*(each.dim_value for each in model.graph.input[0].type.tensor_type.shape.dim))
