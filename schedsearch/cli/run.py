@@ -247,6 +247,8 @@ def _array_of(text: str, port: Port) -> Array:
 
     from schedsearch.network.given_inputs import parsed
 
+    if not text:
+        raise UsageError(f"{port.name}= has no value; give numbers, e.g. {port.name}=1, or a file: {port.name}=FILE.npy")
     if not Path(text).exists():
         with contextlib.suppress(ValueError):
             array = np.asarray(parsed(text))
@@ -260,7 +262,8 @@ def read_array(path: Path) -> Array:
 
     if not path.is_file():
         raise UsageError(
-            f"{path} is not a file; give an array that numpy.save wrote, or leave --input out for random numbers"
+            f"{path} is not a file; give an array that numpy.save wrote, numbers such as 1 or 0.5,2, or leave --input out "
+            "for random numbers"
         )
     try:
         array = np.load(path, allow_pickle=False)
@@ -276,17 +279,18 @@ def read_array(path: Path) -> Array:
 
 
 def _fitting(array: Array, port: Port, path: str) -> Array:
-    """The array, unless its numbers are not those of the input's kind. Widths may differ: NumPy lacks some formats."""
+    """The array, unless its numbers are not those of the input's kind. Widths may differ, as far as the numbers fit: NumPy
+    lacks some formats, and a number on the command line has none."""
     import numpy as np
 
     from schedsearch.ops.dtypes import dtype
 
     row = dtype(port.dtype)
     kind = np.dtype(np.float64) if row.is_float else np.dtype(row.storage)
-    if not np.can_cast(array.dtype, kind, "same_kind"):
-        raise UsageError(
-            f"{path} has numbers of {array.dtype}, but {port.name} is {port.dtype}; convert them and save them again"
-        )
+    whole = array.dtype.kind in "iuO"  # object: whole numbers of the command line that no dtype holds
+    if not (whole or np.can_cast(array.dtype, kind, "same_kind")):
+        allowed = "whole numbers" if kind.kind in "iu" else "real numbers"
+        raise UsageError(f"{path} has numbers of {array.dtype}, but {port.name} is {port.dtype}; allowed: {allowed}")
     if kind.kind in "iu" and array.size:
         limits = np.iinfo(kind)
         if array.min() < limits.min or array.max() > limits.max:
@@ -294,7 +298,7 @@ def _fitting(array: Array, port: Port, path: str) -> Array:
                 f"{path} has numbers from {array.min()} to {array.max()}, but {port.name} is {port.dtype}; allowed: "
                 f"{limits.min} to {limits.max}"
             )
-    return array
+    return array.astype(kind) if whole else array
 
 
 def _in_format(array: Array, port: Port) -> Array:

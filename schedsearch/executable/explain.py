@@ -82,7 +82,8 @@ def prediction(program: Program) -> str:
     """The predicted time, and how many of the kernels it was reckoned from have no record of their own."""
     levels = [call.origin.level for call in program.all_calls if call.is_kernel]
     estimated = sum(level not in RECORDED for level in levels)
-    of = f", of which {estimated} of {counted(len(levels), 'kernel time')} are estimated" if estimated else ""
+    is_or_are = "is" if estimated == 1 else "are"
+    of = f", of which {estimated} of {counted(len(levels), 'kernel time')} {is_or_are} estimated" if estimated else ""
     return f"{duration(program.predicted_ns)}{of}"
 
 

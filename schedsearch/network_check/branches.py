@@ -17,6 +17,7 @@ from schedsearch.typed import Array
 _MOST_COPIES = 2000  # nodes of all copies of a body
 _SMALL = (1, 2, 3)  # numbers of turns
 _MOST_SETTINGS = 8  # elements of an input that is a setting rather than data
+_MOST_TRUTHS = 4  # whose combinations are all tried
 _MOST_CONSTANTS = 16  # of the model that such an input is tried with
 
 
@@ -140,9 +141,13 @@ def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def candidates(inputs: Sequence[Wanted], drawn: Mapping[str, Array], model: ModelProto) -> Iterator[dict[str, Array]]:
-    """Inputs that may take other branches than those drawn: integers that are settings as constants of the model, and
-    numbers of one sign, of another magnitude, and zeros."""
+    """Inputs that may take other branches than those drawn: settings: truths, and integers as constants of the model;
+    and numbers of one sign, of another magnitude, and zeros."""
     settings = [each for each in inputs if not dtype(each.dtype).is_float and np.prod(each.shape) <= _MOST_SETTINGS]
+    truths = [each for each in settings if each.below == 2][:_MOST_TRUTHS]
+    for values in itertools.product((0, 1), repeat=len(truths)) if truths else ():
+        told = {each.name: np.full(each.shape, value, drawn[each.name].dtype) for each, value in zip(truths, values)}
+        yield {**drawn, **told}
     for number in itertools.islice(_integers(model), _MOST_CONSTANTS):
         for each in settings:
             limits = np.iinfo(drawn[each.name].dtype)

@@ -307,7 +307,7 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
     if not seen.address and spec.size:
         raise ArgumentError(f"{label} has no memory (address 0); give an array with memory")
     if seen.dtype != spec.dtype:
-        raise ArgumentError(f"{label} has dtype {seen.dtype}, the kernel takes {spec.dtype}; convert it")
+        raise ArgumentError(f"{label} has dtype {seen.dtype}, the kernel takes {spec.dtype}; {_converted(seen, spec)}")
     held, allowed = form_of(spec, seen.shape, seen.strides), forms(spec)
     if held is None and not spec.size:  # without elements any strides are right
         held = next((form for form in allowed if form.shape == seen.shape), None)
@@ -327,7 +327,13 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
     remedy = ""
     if any(letter.isdigit() for letter in spec.axes):
         remedy = f"; schedsearch.pack({spec.name}, {spec.axes!r}) makes it of an {plain_layout} array"
-    raise ArgumentError(f"{label} has shape {seen.shape}; allowed: {options} ({spec.axes}){remedy}")
+    axes = f" ({spec.axes})" if spec.axes else ""
+    raise ArgumentError(f"{label} has shape {seen.shape}; allowed: {options}{axes}{remedy}")
+
+
+def _converted(seen: ArrayView, spec: ArgSpec) -> str:
+    """What to do with an array of another dtype."""
+    return "give zeros and ones of uint8" if (seen.dtype, spec.dtype) == ("bool", "uint8") else "convert it"
 
 
 def check_numbers(spec: ArgSpec, seen: ArrayView) -> None:
