@@ -40,7 +40,7 @@ def updates(data: dict[str, Any]) -> str:
 
 
 def beside_torch(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Forward times and the shortest of PyTorch's; without the copy's, which moves large arrays far below the memory's rate."""
+    """Forward times and the shortest of PyTorch's; no copy's, which moves large arrays far below the memory's rate."""
     torch = ("PyTorch", "PyTorch, channels last", "compiled", "compiled, channels last")
     return [
         {"us": row["us"]["ours"], "torch_us": min(row["us"][name] for name in torch if name in row["us"])}

@@ -5,7 +5,8 @@ Knobs, constraints and sampling, as numbers. What a knob does to a kernel belong
 
 from __future__ import annotations
 
+from schedsearch.space.knob import Knob, Value
 from schedsearch.space.nearest import closest_legal
-from schedsearch.space.space import Columns, ConfigSpace, Constraint, Knob, Rows, SpaceSize, Value
+from schedsearch.space.space import Columns, ConfigSpace, Constraint, Rows, SpaceSize
 
 __all__ = ["Columns", "ConfigSpace", "Constraint", "Knob", "Rows", "SpaceSize", "Value", "closest_legal"]

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedsearch.errors import ConfigError
+from schedsearch.space.knob import Knob, Value
 from schedsearch.space.sampling import contains, pick
-from schedsearch.space.space import ConfigSpace, Knob, Rows, SpaceSize, Value
+from schedsearch.space.space import ConfigSpace, Rows, SpaceSize
 from schedsearch.typed import Array
 
 _CHUNK_ROWS = 1 << 15

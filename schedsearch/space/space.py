@@ -8,7 +8,6 @@ Databases and other processes therefore get a `Config` instead. `schedsearch.spa
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,47 +18,12 @@ from numpy.typing import NDArray
 
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, did_you_mean
+from schedsearch.space.knob import Knob, Value, listing, value_array, value_key
 from schedsearch.space.sampling import CHUNK_ROWS, Sampler, contains
-from schedsearch.text import is_storable, quoted
 from schedsearch.typed import Array
 
-Value = int | str | bool
 Rows = NDArray[np.int32]
 Columns = Mapping[str, Array]
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One choice with a finite set of values, all of them int, str or bool.
-
-    Integers are kept in increasing order, so that neighbouring positions are neighbouring values.
-
-    Raises:
-        ConfigError: no values, a value of another type, a value given twice, or text that cannot be stored.
-    """
-
-    name: str
-    values: tuple[Value, ...]
-    doc: str = ""
-
-    def __post_init__(self) -> None:
-        values = tuple(self.values)
-        if not values:
-            raise ConfigError(f"knob {self.name!r} has no values; give at least one")
-        for value in values:
-            if type(value) not in (int, str, bool):
-                raise ConfigError(f"knob {self.name!r}: value {quoted(value)} is not possible; allowed: int, str and bool")
-        for text in (self.name, *values):
-            if isinstance(text, str) and not is_storable(text):
-                raise ConfigError(f"knob {self.name!r}: {text!r} cannot be stored; leave out NUL and unpaired surrogates")
-        if len({_value_key(value) for value in values}) != len(values):
-            raise ConfigError(f"knob {self.name!r} has a value twice in {values}; give each once")
-        object.__setattr__(self, "values", tuple(sorted(values)) if _all_ints(values) else values)
-
-    @property
-    def ordered(self) -> bool:
-        """Whether the values are numbers, so that distances between them have a meaning."""
-        return _all_ints(self.values)
 
 
 @dataclass(frozen=True)
@@ -120,8 +84,8 @@ class ConfigSpace:
         if twice := sorted({name for name in every if every.count(name) > 1}):
             raise ConfigError(f"names used twice in one space: {', '.join(twice)}; knobs and derived quantities share names")
         self._cards = np.array([len(knob.values) for knob in self.knobs], dtype=np.int64)
-        self._values = {knob.name: _value_array(knob.values) for knob in self.knobs}
-        self._position = {knob.name: {_value_key(v): i for i, v in enumerate(knob.values)} for knob in self.knobs}
+        self._values = {knob.name: value_array(knob.values) for knob in self.knobs}
+        self._position = {knob.name: {value_key(v): i for i, v in enumerate(knob.values)} for knob in self.knobs}
 
     def __repr__(self) -> str:
         knobs = ", ".join(f"{knob.name}[{len(knob.values)}]" for knob in self.knobs)
@@ -156,7 +120,7 @@ class ConfigSpace:
         for config in configs:
             if problems := self._value_problems(config):
                 raise ConfigError("; ".join(problems))
-            rows.append([self._position[name][_value_key(config[name])] for name in self.names])
+            rows.append([self._position[name][value_key(config[name])] for name in self.names])
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.knobs))
 
     def keys(self, rows: Array) -> Array:
@@ -216,9 +180,9 @@ class ConfigSpace:
         ]
         for knob in self.knobs:
             if knob.name not in config:
-                problems.append(f"knob {knob.name!r} is missing; give one of {_listing(knob.values)}")
-            elif _value_key(config[knob.name]) not in self._position[knob.name]:
-                problems.append(f"knob {knob.name!r} is {config[knob.name]!r}; allowed are {_listing(knob.values)}")
+                problems.append(f"knob {knob.name!r} is missing; give one of {listing(knob.values)}")
+            elif value_key(config[knob.name]) not in self._position[knob.name]:
+                problems.append(f"knob {knob.name!r} is {config[knob.name]!r}; allowed are {listing(knob.values)}")
         return problems
 
     # ---- size, sampling, walking
@@ -286,18 +250,18 @@ class ConfigSpace:
                 problems.append(f"knob {name!r} must be restricted to a list of values, got {wanted!r}; give [{wanted!r}]")
                 continue
             if not wanted:
-                problems.append(f"knob {name!r} is restricted to no value; give some of {_listing(knob.values)}")
+                problems.append(f"knob {name!r} is restricted to no value; give some of {listing(knob.values)}")
             for value in wanted:
-                if _value_key(value) not in self._position[name]:
-                    problems.append(f"knob {name!r} cannot be {value!r}; allowed are {_listing(knob.values)}")
-            keys = {_value_key(value) for value in wanted}
-            kept[name] = tuple(value for value in knob.values if _value_key(value) in keys)
+                if value_key(value) not in self._position[name]:
+                    problems.append(f"knob {name!r} cannot be {value!r}; allowed are {listing(knob.values)}")
+            keys = {value_key(value) for value in wanted}
+            kept[name] = tuple(value for value in knob.values if value_key(value) in keys)
         if problems:
             raise ConfigError("; ".join(problems))
         knobs = [Knob(knob.name, kept.get(knob.name, knob.values), knob.doc) for knob in self.knobs]
         space = ConfigSpace(knobs, self.constraints, self.derived)
         if not len(space.sample_indices(1, np.random.default_rng(0))):
-            limits = ", ".join(f"{name} in {_listing(kept[name])}" for name in kept)
+            limits = ", ".join(f"{name} in {listing(kept[name])}" for name in kept)
             raise ConfigError(
                 f"no legal configuration is left with {limits}; allow more values. The closest configurations break: "
                 + "; ".join(space._rules_nearest_to_hold())
@@ -320,7 +284,7 @@ class ConfigSpace:
         """Names of the columns of `encode`."""
         names: list[str] = []
         for knob in self.knobs:
-            names += [knob.name] if _is_scalar(knob) else [f"{knob.name}={value}" for value in knob.values]
+            names += [knob.name] if knob.is_scalar else [f"{knob.name}={value}" for value in knob.values]
         return (*names, *self.derived)
 
     def encode(self, rows: Array) -> NDArray[np.float32]:
@@ -347,21 +311,7 @@ class ConfigSpace:
 
     @functools.cached_property
     def _feature_tables(self) -> list[NDArray[np.float32]]:
-        """For each knob the features of its values: (values, 1) or (values, values)."""
-        tables = []
-        for knob in self.knobs:
-            if not _is_scalar(knob):
-                table = np.eye(len(knob.values))
-            else:
-                value = np.array(knob.values, dtype=np.float64)
-                low, high = value.min(), value.max()
-                if low > 0 and high >= 4 * low:
-                    value = np.log2(value)
-                elif low == 0 and high >= 4:
-                    value = np.log2(1 + value)
-                table = value[:, None]
-            tables.append(table.astype(np.float32))
-        return tables
+        return [knob.features() for knob in self.knobs]
 
     def coordinates(self, rows: Array) -> NDArray[np.float64]:
         """Positions for a model that measures distances: float64 (n, d) within [0, 1]. d >= 0 depends on the space alone.
@@ -378,25 +328,7 @@ class ConfigSpace:
 
     @functools.cached_property
     def _coordinate_tables(self) -> list[NDArray[np.float64]]:
-        """For each knob the coordinates of its values: (values, 0 or more)."""
-        tables = []
-        for knob, features in zip(self.knobs, self._feature_tables):
-            columns = features.astype(np.float64)
-            if len(knob.values) == 1:
-                columns = columns[:, :0]
-            elif len(knob.values) == 2:
-                columns = np.array([[0.0], [1.0]])
-            elif not _is_scalar(knob):
-                columns = columns / math.sqrt(2)
-            elif knob.ordered:
-                integers = [int(value) for value in knob.values]
-                alignment = np.array([_alignment(value) for value in integers], dtype=np.float64)
-                if any(value & (value - 1) for value in integers):
-                    columns = np.concatenate([columns, alignment[:, None]], axis=1)
-                span = np.ptp(columns, axis=0)
-                columns = ((columns - columns.min(axis=0)) / np.where(span, span, 1))[:, span > 0]
-            tables.append(columns)
-        return tables
+        return [knob.coordinates() for knob in self.knobs]
 
     # ---- private
 
@@ -479,33 +411,3 @@ class _Columns(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._space.names) + len(self._space.derived)
-
-
-def _all_ints(values: Iterable[Value]) -> bool:
-    return all(type(value) is int for value in values)
-
-
-def _is_scalar(knob: Knob) -> bool:
-    """Whether a single column can hold the knob; true for numbers and bools."""
-    return knob.ordered or all(type(value) is bool for value in knob.values)
-
-
-def _alignment(value: int) -> int:
-    """log2 of the largest power of two, at most 64, that divides an integer."""
-    return min((value & -value).bit_length() - 1, 6) if value else 6
-
-
-def _value_key(value: object) -> tuple[bool, Any]:
-    """A key that differs for True and 1, which are equal in Python."""
-    return isinstance(value, bool | np.bool_), value
-
-
-def _value_array(values: tuple[Value, ...]) -> Array:
-    if len({type(value) for value in values}) > 1:
-        return np.array(values, dtype=object)
-    return np.array(values, dtype=np.int64 if type(values[0]) is int else None)
-
-
-def _listing(values: Sequence[Value], limit: int = 16) -> str:
-    shown = ", ".join(map(repr, values[:limit]))
-    return f"{shown}, ... {values[-1]!r} ({len(values)} values)" if len(values) > limit else shown

@@ -19,37 +19,13 @@ from greenlet import getcurrent
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import casts
+from schedsearch.testing.corrections import Corrections
 from schedsearch.testing.kernel_threads import KernelThread, Threads
+from schedsearch.testing.memory import Memory
 from schedsearch.typed import Array, DeviceFunction
 
+__all__ = ["FLOATS", "TYPES", "Block", "Cluster", "Emulator", "Meeting", "Memory", "replace_casts", "tf32", "tf32_product"]
 FLOATS = {"float16": np.float16, "float32": np.float32}
-_GAP = 1 << 20  # unmapped bytes between buffers
-
-
-class Memory:
-    """A 64-bit address space of separate buffers."""
-
-    def __init__(self) -> None:
-        self._buffers: list[tuple[int, Array]] = []
-        self._next = 1 << 40
-        self.check: Callable[[int], None] = lambda start: None  # is told of each access the address of its buffer
-
-    def add(self, array: Array) -> int:
-        address, data = self._next, array.reshape(-1).view(np.uint8)
-        self._buffers.append((address, data))
-        self._next += (data.nbytes + _GAP) // 256 * 256 + 256
-        return address
-
-    def at(self, address: int, nbytes: int, alignment: int = 0) -> Array:
-        """The bytes of an access; `alignment` is that of the address if it is not `nbytes`."""
-        address = int(address) % 2**64
-        for start, data in self._buffers:
-            if start <= address and address + nbytes <= start + data.nbytes:
-                aligned = (address - start) % (alignment or nbytes) == 0
-                assert aligned, f"misaligned access of {nbytes} bytes at {address:#x}"
-                self.check(start)
-                return data[address - start : address - start + nbytes]
-        raise AssertionError(f"access of {nbytes} bytes outside every buffer, at {address:#x}")
 
 
 class Meeting:
@@ -159,7 +135,7 @@ class Emulator:
     """Stand-ins for everything that a kernel of mma.sync type uses; `run` executes a kernel step over buffers."""
 
     def __init__(self, memory: Memory, epilogue: DeviceFunction, late_copies: bool) -> None:
-        self.memory = memory
+        self.memory, self.corrections = memory, Corrections(memory)
         self.late_copies = late_copies
         self.threads = Threads(seed=0)
         self.grid = 1
@@ -202,8 +178,8 @@ class Emulator:
             modules: the kernel's module, and those of the parts whose functions it captures.
         """
         stand_ins = {"cuda": self.cuda, "types": self.types, "shared_base": self.shared_base, "ptx": self, "cluster": self}
-        stand_ins |= {"correct_fragments": self.correct_fragments, "correct_values": self.correct_values}
-        stand_ins |= {"correct_transposed": self.correct_transposed, "warm_operands": self.warm_operands}
+        stand_ins |= {name: getattr(self.corrections, name) for name in Corrections.NAMES}
+        stand_ins |= {"warm_operands": self.warm_operands}
         for module in modules:
             replace_casts(monkeypatch, module, self.types)
             for name, stand_in in stand_ins.items():
@@ -341,9 +317,6 @@ class Emulator:
     def load_shared_i32(self, shared: int) -> int:
         return int(self._shared(int(shared), 4).view(np.int32)[0])
 
-    def _zero_sums(self, table: int, entry: int, count: int) -> list[int]:
-        return [int(each) for each in self.memory.at(table + 4 * entry, 4 * count).view(np.int32)]
-
     @staticmethod
     def warm_operands(workload: Any, params: object) -> Callable[..., None]:
         """See `parts.warm`: the channels are those of the workload."""
@@ -353,49 +326,6 @@ class Emulator:
             assert channels <= 0 or 0 <= k <= k + channels <= workload.k, (k, channels)
 
         return warm
-
-    def correct_fragments(self, octets: int, interleaved: bool) -> Callable[..., None]:
-        """See `parts.zero_points`: each octet, or two interleaved ones, has neighbours of two rows."""
-        count, step = (4, 2) if interleaved else (2, 1)
-
-        def correct(
-            acc: list[int], columns: int, place: int, place_8: int, k: int, table: int, zero_point: float
-        ) -> None:  # fmt: skip
-            for octet in range(0, octets, step):
-                if 8 * octet < columns:
-                    for row, at in enumerate((place, place_8)):
-                        zero_sums = self._zero_sums(table, at + k + 8 * octet, count)
-                        for number, zero_sum in enumerate(zero_sums):
-                            place_in_octets = 4 * (number % step) + number // step if interleaved else number
-                            acc[4 * octet + 2 * row + place_in_octets] -= round(zero_point) * zero_sum
-
-        return correct
-
-    def correct_transposed(self, octets: int, tile: Any, of_rows: Any, of_columns: Any, k_all: int) -> Callable[..., None]:
-        """See `parts.zero_points`: each octet has two neighbouring positions of two channels."""
-
-        def correct(
-            acc: list[int], channels: int, rows: int, columns: int, position: int, row: int, column: int, k: int,
-            table: int, zero_point: float,
-        ) -> None:  # fmt: skip
-            for number in range(4 * octets):
-                down, right = divmod(8 * (number // 4) + position + number % 2, tile.patch_w)
-                second = number // 2 % 2 * tile.second
-                if down < rows and right < columns and second < channels:
-                    place = of_rows.of_position(row + down) * of_columns.count + of_columns.of_position(column + right)
-                    (zero_sum,) = self._zero_sums(table, place * k_all + k + second, 1)
-                    acc[number] -= round(zero_point) * zero_sum
-
-        return correct
-
-    def correct_values(self, count: int) -> DeviceFunction:
-        def correct(*arguments: Any) -> Any:
-            values, (valid, place, k, table, zero_point) = arguments[:count], arguments[count:]
-            zero_sums = self._zero_sums(table, place + k, count) if valid else [0] * count
-            corrected = tuple(value - round(zero_point) * each for value, each in zip(values, zero_sums))
-            return corrected if count > 1 else corrected[0]
-
-        return correct
 
     def store_shared_v4(self, shared: int, *values: int) -> None:
         self._shared(int(shared), 16).view(np.uint32)[:] = values

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
-from schedsearch.space.space import Value
+from schedsearch.space import Columns, ConfigSpace, Constraint, Knob, Value
 
 Choice = tuple[Value, ...]
 Formula = Callable[[Columns], Any]
