@@ -228,7 +228,7 @@ def nested() -> Any:
     return model
 
 
-@pytest.mark.parametrize("make", [results_of_all_kinds, nested])
+@pytest.mark.parametrize("make", [results_of_all_kinds, pytest.param(nested, marks=pytest.mark.long)])
 def test_other_graphs_of_branches(make: Any, tmp_path: Path) -> None:
     model = make()
     with built(model, tmp_path) as net, schedsearch.load(tmp_path / "model.ssx") as loaded:
@@ -238,12 +238,15 @@ def test_other_graphs_of_branches(make: Any, tmp_path: Path) -> None:
         assert not net.untaken
 
 
-def test_the_references_of_operators_take_the_branch_as_well(model: Any) -> None:
+@pytest.mark.parametrize("make", [lambda: chosen(scaled(3), scaled(-5, "other")), nested], ids=["one", "nested"])
+def test_the_references_of_operators_take_the_branch_as_well(make: Any) -> None:
+    model = make()
     network = lower(load_model(model).graph())
     assert [type(each) for each in network.nodes].count(Control) == 1
-    for sign in (1, -1):
-        (found,) = (evaluate(network, {"x": sign * X})[name] for name in network.outputs)
-        np.testing.assert_allclose(found, right(model, {"x": sign * X})[0], rtol=1e-5)
+    for scale in (1, -1, 0.25):
+        x = np.float32(scale) * X
+        (found,) = (evaluate(network, {"x": x})[name] for name in network.outputs)
+        np.testing.assert_allclose(found, right(model, {"x": x})[0], rtol=1e-5)
 
 
 @pytest.mark.long
@@ -270,13 +273,14 @@ def test_nodes_of_branches_without_a_kernel_run_in_onnx_runtime(tmp_path: Path) 
 
 
 # --- Comparison with the model ------------------------------------------------------------------------------------------
-def test_both_branches_are_compared_with_the_model(model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("factors", [(3, -6), pytest.param((4, -5), marks=pytest.mark.long)])
+def test_both_branches_are_compared_with_the_model(model: Any, tmp_path: Path, factors: tuple[float, float]) -> None:
     """A network whose branch for negative sums is wrong: no sum of positive numbers shows that."""
     onnx.save(model, tmp_path / "right.onnx")
     source = Source.of_file(tmp_path / "right.onnx")
-    for wrong in (chosen(scaled(3), scaled(-6, "other")), chosen(scaled(4), scaled(-5, "other"))):
-        with built(wrong, tmp_path, check=False) as net, pytest.raises(WrongNetworkError):
-            Checker(source, lambda text: None, time.monotonic()).check(BuiltNet(net))
+    wrong = chosen(scaled(factors[0]), scaled(factors[1], "other"))
+    with built(wrong, tmp_path, check=False) as net, pytest.raises(WrongNetworkError):
+        Checker(source, lambda text: None, time.monotonic()).check(BuiltNet(net))
 
 
 def test_a_branch_that_no_inputs_take_is_named(tmp_path: Path) -> None:

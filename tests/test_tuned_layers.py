@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,24 @@ from schedsearch.device.detect import detect
 from schedsearch.target import PRESETS
 from schedsearch.template import load_templates
 from schedsearch.workload import Workload
-from schedsearch.workload_file import load
+from schedsearch.workload_file import WorkloadFile, load
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "tuned"
 FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+@functools.cache
+def loaded(name: str) -> WorkloadFile:
+    return load(FOLDER / f"{name}.yaml")
+
+
 def workloads(name: str) -> list[Workload]:
-    return [task.workload for task in load(FOLDER / f"{name}.yaml").tasks]
+    return [task.workload for task in loaded(name).tasks]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_is_a_workload_file_that_some_template_computes(name: str) -> None:
-    file = load(FOLDER / f"{name}.yaml")
+    file = loaded(name)
     target = detect("cpu") if file.target == "cpu" else PRESETS["h200"]
     templates = load_templates()
     for task in file.tasks[:: max(1, len(file.tasks) // 20)]:
