@@ -207,6 +207,7 @@ WRONG_UPDATES: list[tuple[dict[str, Any], str]] = [
     (dict(cache_seqlens=torch.zeros(2, dtype=torch.int64)), "int64"),
     (dict(conv_state_indices=torch.zeros(3, dtype=torch.int32)), "indices"),
     (dict(activation="gelu"), "activation"),
+    (dict(conv_state_indices=torch.tensor([0, 2], dtype=torch.int32)), "indices has 2, .* allowed: up to 1"),
 ]
 
 
@@ -238,6 +239,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (dict(seq_idx=torch.zeros(2, 5, dtype=torch.int32), return_final_states=True), "seq_idx or states"),
     (dict(weight=torch.zeros(8, 1), return_final_states=True), "no state"),
     (dict(cu_seqlens=torch.tensor([0, 5])), "cu_seqlens"),
+    (dict(x=torch.zeros(1, 8, 5), cu_seqlens=torch.tensor([1, 5])), "begins with 1 and ends with 5; allowed: from 0"),
+    (dict(x=torch.zeros(1, 8, 5), cu_seqlens=torch.tensor([0, 4])), "ends with 4; allowed: from 0 to the 5 steps"),
+    (dict(x=torch.zeros(1, 8, 5), cu_seqlens=torch.tensor([0, 3, 2, 5])), "decreases in between; allowed"),
     (dict(dilation=0), "dilation"),
     (dict(weight=None), "weight"),
 ]  # fmt: skip
@@ -248,3 +252,9 @@ def test_mistakes_are_named(change: dict[str, Any], words: str) -> None:
     given = {"x": torch.zeros(2, 8, 5), "weight": torch.zeros(8, 4)} | change
     with sst.use(None), pytest.raises(ArgumentError, match=words):
         sst.causal_conv1d(**given)
+
+
+def test_tensors_without_memory_have_the_shape_of_the_result() -> None:
+    x, weight, starts = torch.zeros(1, 8, 5, device="meta"), torch.zeros(8, 4, device="meta"), torch.tensor([0, 2, 5])
+    assert sst.causal_conv1d(x, weight).shape == x.shape
+    assert sst.causal_conv1d(x, weight, cu_seqlens=starts.to("meta")).shape == x.shape

@@ -44,7 +44,8 @@ def causal_conv1d(
         weight: (channels, taps), 1 to 256 taps, of any of these dtypes.
         bias: (channels), of the weight's dtype.
         seq_idx: (batch, time), int32, never decreasing along time: the sequence of each step, for sequences packed behind
-            one another. A step sees steps of its own sequence only. Only on a CPU its order is checked.
+            one another. A step sees steps of its own sequence only. Numbers of it and of `cu_seqlens` are checked on a
+            CPU only.
         initial_states: (batch, channels, (taps - 1) * dilation), of the dtype of x: what came before x; default: zeros.
         return_final_states: also return the last inputs, which are `initial_states` of what follows.
         final_states_out: a tensor for them.
@@ -79,7 +80,7 @@ def causal_conv1d(
         seq_idx = _numbers_of(cu_seqlens, x)
     elif seq_idx is not None:
         _check_order(seq_idx)
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias, initial_states = (
             each if each is None else each.to(dtype) for each in (x, weight, bias, initial_states)
@@ -134,7 +135,8 @@ def causal_conv1d_update(
         cache_seqlens: (batch), int32: how many inputs each row had. States are then rings, in which the input of step s is
             at s modulo their length.
         conv_state_indices: (batch), int32: the state of each row, of as many as `conv_state` has. A row whose index is
-            below 0 has y = 0 and changes nothing. Two rows must not have the same index.
+            below 0 has y = 0 and changes nothing. Two rows must not have the same index. An index without a state is
+            refused on a CPU only.
 
     Returns:
         y, of the shape and dtype of x.
@@ -164,6 +166,11 @@ def causal_conv1d_update(
     weight, bias, indices, positions = (
         None if each is None else each.contiguous() for each in (weight, bias, conv_state_indices, cache_seqlens)
     )
+    if indices is not None and _may_read(indices) and bool((indices >= conv_state.shape[0]).any()):
+        raise ArgumentError(
+            f"conv_state_indices has {int(indices.max())}, and conv_state has {conv_state.shape[0]} states; allowed: up to "
+            f"{conv_state.shape[0] - 1}, below 0 for padding"
+        )
     state = conv_state.contiguous()
     y = update(ordered, weight, bias, state, indices, positions, parameters_text(layout, activation is not None, False, 1))
     if state is not conv_state and not conv_state.is_contiguous():
@@ -188,10 +195,16 @@ def _check_activation(activation: object) -> None:
 
 def _check_order(seq_idx: torch.Tensor) -> None:
     """Raises ArgumentError if numbers decrease. On a GPU this would wait for the device, so it is left out."""
-    if torch.compiler.is_compiling() or seq_idx.is_cuda or seq_idx.dim() != 2 or seq_idx.is_meta:
+    if seq_idx.dim() != 2 or not _may_read(seq_idx):
         return
     if bool((seq_idx[:, 1:] < seq_idx[:, :-1]).any()):
         raise ArgumentError("seq_idx decreases along time; allowed: the number of each step's sequence, in order")
+
+
+def _may_read(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers can be checked without a wait."""
+    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu"  # a fake tensor has another type
+    return plain and not (torch.compiler.is_compiling() or transformed())
 
 
 def _numbers_of(cu_seqlens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -201,5 +214,13 @@ def _numbers_of(cu_seqlens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
             f"cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, and x a batch of {x.shape[0]}; "
             "allowed: the beginnings of sequences and the end as integers, and a batch of 1"
         )
+    if _may_read(cu_seqlens):
+        first, last, ordered = int(cu_seqlens[0]), int(cu_seqlens[-1]), bool((cu_seqlens[1:] >= cu_seqlens[:-1]).all())
+        if (first, last) != (0, x.shape[2]) or not ordered:
+            order = "" if ordered else ", and decreases in between"
+            raise ArgumentError(
+                f"cu_seqlens begins with {first} and ends with {last}{order}; allowed: from 0 to the {x.shape[2]} steps "
+                "of x, never decreasing"
+            )
     steps = torch.arange(x.shape[2], device=x.device, dtype=cu_seqlens.dtype)
     return torch.bucketize(steps, cu_seqlens[1:], right=True, out_int32=True)[None]
