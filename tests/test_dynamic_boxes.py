@@ -94,7 +94,10 @@ CASES: dict[str, tuple[Inputs, tuple[tuple[Any, ...], ...], dict[str, Any]]] = {
 TWO_RESULTS = ("a window of an input that is also read whole", "of other sizes")
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("two inputs, half", "a window", "side by side", "of other sizes")  # their parts are in the others
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])
 def test_all_sizes_between_the_bounds(device: Any, name: str) -> None:  # noqa: F811
     inputs, nodes, constants = CASES[name]
     made = model(inputs, *nodes, results=1 + (name in TWO_RESULTS), **constants)

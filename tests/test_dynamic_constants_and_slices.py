@@ -53,7 +53,10 @@ def save(folder: Path, nodes: list[Any], x: Any, constants: Mapping[str, Any], o
     return folder / "net.onnx"
 
 
-@pytest.mark.parametrize("name", CONCATENATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name == "both halves and a third array")) for name in CONCATENATIONS],
+)
 def test_a_concatenation_keeps_every_argument(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, CONCATENATIONS[name], IMAGES, {"sizes": np.array([8, 8])})
     x = np.random.default_rng(0).standard_normal((1, 16, 5, 6)).astype(np.float32)
