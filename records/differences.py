@@ -16,6 +16,7 @@ from schedsearch.records.rows import label_of
 from schedsearch.records.sharing import read_pushed
 from schedsearch.records.shipped import Shipped
 from schedsearch.records.store import Store
+from schedsearch.text import counted
 
 Verdict = Literal["the same", "within noise", "A is faster", "B is faster", "only in A", "only in B"]
 
@@ -55,7 +56,8 @@ class Differences:
         mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
         both = self.count("the same", "within noise", "A is faster", "B is faster")
         text = (
-            f"{both} tasks in both: {self.count('the same')} the same, {self.count('within noise')} others within noise, "
+            f"{counted(both, 'task')} in both: {self.count('the same')} the same, "
+            f"{self.count('within noise')} others within noise, "
             f"{self.count('A is faster')} faster in A, {self.count('B is faster')} in B"
         )
         text += "" if mean is None else f"; B takes {mean:.3f} times as long in the geometric mean"

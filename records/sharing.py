@@ -29,7 +29,7 @@ from schedsearch.records import exchange, rows
 from schedsearch.records.entries import LEAST_GAIN, Chosen, Entry, Task, better, chosen, possible
 from schedsearch.records.formats.content import Content
 from schedsearch.records.formats.recording import Place, parse_json
-from schedsearch.records.output import new_file
+from schedsearch.records.output import is_database, new_file
 from schedsearch.records.store import Store
 from schedsearch.text import printable, quoted, shortened
 
@@ -154,6 +154,8 @@ def read_pushed(path: Path) -> Pushed:
         UsageError: it cannot be read, is no such file, does not match its manifest, or holds what is no entry.
         SchemaVersionError: a newer schedsearch wrote it.
     """
+    if is_database(path):
+        raise UsageError(f"{path} is a database; add its records with: schedsearch records merge {path}")
     digest, count, nbytes, entries, manifest = hashlib.sha256(), 0, 0, list[Entry](), dict[str, Any]()
     with Content(path) as content:
         for number, line in enumerate(content.lines(), 1):

@@ -129,6 +129,7 @@ def test_bad_input_is_one_line(folder: Path) -> None:
     for words, code in (
         (("doctor", "--coverage", "missing.onnx", "--target", "h200"), 2),
         (("doctor", "--coverage", "missing.yaml", "--target", "h200"), 2),
+        (("doctor", "--coverage", "layers.yaml", "--target", "h200", "--db", "missing.db"), 6),
         (("doctor", "--target", "h200"), 2),
         (("doctor", "--dtype", "float16"), 2),
     ):

@@ -371,7 +371,7 @@ def test_ship_tunes_once_then_pushes_pulls_verifies_and_compares(tuned: Path, mo
     text = ok(*words, "--output", "shipped")
     with Store.open(tuned / "tuned.db", readonly=True) as store:
         assert len(store.rows()) == trials  # nothing was left to tune
-    assert "1 of 1 task have raced, 0 are left" in text
+    assert "1 of 1 task has raced, 0 are left" in text
 
     told = json.loads(ok("records", "push", "shared.jsonl.gz", "--who", "Ada", "--db", "tuned.db", "--json"))
     assert told["manifest"]["records"] == 1
@@ -382,7 +382,7 @@ def test_ship_tunes_once_then_pushes_pulls_verifies_and_compares(tuned: Path, mo
     with Store.open(tuned / "own.db", readonly=True) as store:
         (best,) = store.bests()
         assert best.verified and best.vouched and best.record.anchor is not None and not best.row.source
-    assert "1 tasks in both" in ok("records", "diff", "tuned.db", "own.db", "--all")
+    assert "1 task in both" in ok("records", "diff", "tuned.db", "own.db", "--all")
     assert json.loads(ok("records", "diff", "tuned.db", "shared.jsonl.gz", "--json"))["tasks"][0]["verdict"] == "the same"
 
 
@@ -407,6 +407,11 @@ def test_commands_refuse_bad_input_on_one_line(tuned: Path) -> None:
     Store.open(tuned / "empty.db").close()
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("records", "pull", "other.jsonl.gz", "--db", "new.db"), 2, "has no manifest"),
+        (
+            ("records", "pull", "empty.db", "--db", "new.db"),
+            2,
+            "is a database; add its records with: schedsearch records merge",
+        ),
         (("records", "push", "out.jsonl.gz", "--who", "Ada", "--db", "empty.db"), 4, "no record of a final race"),
         (("records", "push", "empty.db", "--who", "Ada", "--db", "empty.db"), 4, "no record of a final race"),
         (("records", "ship", "--who", "Ada", "--db", "empty.db", "--target", "cpu", "--output", "shipped"), 4, "tune first"),

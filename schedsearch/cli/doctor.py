@@ -62,6 +62,8 @@ def doctor(
     package, what share of the time these cover, and what tuning the rest would take. The card need not be here.
     """
     if model is not None:
+        if db is not None:
+            _check_exists(db)
         _coverage(model, db or DEFAULT_DB, selector or "auto", dtype, shapes, inputs, as_json)
         return
     if selector or dtype or shapes or inputs:
@@ -96,6 +98,14 @@ def doctor(
             f"{report['database']['path']} is damaged: {'; '.join(report['database']['problems'])}; "
             "save what can be read: schedsearch records export"
         )
+
+
+def _check_exists(db: str) -> None:
+    """Raises DatabaseError if it is a file that is missing or no database; one of a server is refused later."""
+    from schedsearch.records.location import server_url
+
+    if not server_url(db):
+        _database(db)
 
 
 def _coverage(

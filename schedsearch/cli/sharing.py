@@ -198,7 +198,7 @@ def ship(
     )
     if progress is not None:
         render.say(
-            f"{progress.raced} of {render.counted(len(tasks), 'task')} have raced, {len(progress.left)} are left, "
-            f"no template computes {len(progress.unsupported)}; {progress.seconds:.0f} s"
+            f"{progress.raced} of {render.counted(len(tasks), 'task')} {'has' if len(tasks) == 1 else 'have'} raced, "
+            f"{len(progress.left)} are left, no template computes {len(progress.unsupported)}; {progress.seconds:.0f} s"
         )
     _note_left_out(counts["left_out"])
