@@ -165,7 +165,7 @@ class Trees:
         return name, table[name]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
 def test_random_expressions_over_mixed_dtypes_are_what_numpy_computes(
     device: CpuDevice, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -269,7 +269,13 @@ def test_operators_of_integers_take_no_floats(expression: str, message: str) -> 
         workload(expression, "int32")
 
 
-@pytest.mark.parametrize("each", TYPED, ids=lambda each: each["expression"])
+@pytest.mark.parametrize(
+    "each",
+    [
+        pytest.param(each, id=each["expression"], marks=[pytest.mark.long] * (number % 2))
+        for number, each in enumerate(TYPED)
+    ],
+)
 def test_verification_accepts_kernels(device: CpuDevice, each: dict[str, Any]) -> None:
     made = workload(each["expression"], each["out_dtype"], (40, 64))
     assert verdict(device, CPU, made) is None
