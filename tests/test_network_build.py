@@ -169,7 +169,10 @@ def test_a_number_without_axes_is_compared(tmp_path: Path) -> None:
 def test_run_refuses_inputs_of_another_kind(folder: Path) -> None:
     np.save(folder / "complex.npy", np.zeros((1, 8, 6, 6), np.complex64))
     done = command("run", folder / "net.ssx", "--input", folder / "complex.npy")
-    assert done.exit_code == 2 and "complex.npy has numbers of complex64, but x is float32; allowed: real numbers" in done.stderr
+    assert (
+        done.exit_code == 2
+        and "complex.npy has numbers of complex64, but x is float32; allowed: real numbers" in done.stderr
+    )
     np.save(folder / "wide.npy", np.ones((1, 8, 6, 6)))
     assert command("run", folder / "net.ssx", "--input", folder / "wide.npy", "--repeat", "1").exit_code == 0
 

@@ -211,11 +211,15 @@ def test_a_wrong_length_is_noted_and_nothing_outside_is_touched(monkeypatch: pyt
     assert message == "lens[0] is 9, but a sequence has 3 steps; allowed: 0 to 3"
 
 
-def test_verification_accepts_a_kernel_and_refuses_that_of_another_workload(device: CpuDevice) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"direction": "reverse"}, pytest.param({"linear_before_reset": True}, marks=pytest.mark.long)], ids=str
+)
+def test_verification_accepts_a_kernel_and_refuses_that_of_another_workload(
+    device: CpuDevice, wrong: dict[str, Any]
+) -> None:
     right = recurrent(cell="gru", t=4, n=2, hidden=6, optional=("sequence_lens",))
     assert verdict(device, CPU, right) is None
-    assert verdict(device, CPU, right, right.replace(direction="reverse")) is not None
-    assert verdict(device, CPU, right, right.replace(linear_before_reset=True)) is not None
+    assert verdict(device, CPU, right, right.replace(**wrong)) is not None
 
 
 class TestCpuContract(TemplateContract):
