@@ -180,7 +180,7 @@ def test_run_refuses_inputs_of_another_kind(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        (np.array([0.5, 2]), "idx.npy has numbers of float64, but idx is int32; convert them"),
+        (np.array([0.5, 2]), "idx.npy has numbers of float64, but idx is int32; allowed: whole numbers"),
         (
             np.array([0, 2**31]),
             "idx.npy has numbers from 0 to 2147483648, but idx is int32; allowed: -2147483648 to 2147483647",
