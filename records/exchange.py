@@ -2,7 +2,7 @@
 
 An exchange file has one JSON object per line, each with a `kind`:
 
-    {"kind": "header", "format": 5, "uuid": ...}
+    {"kind": "header", "format": 6, "uuid": ...}
     {"kind": "run", "id": ..., "machine": ..., "started_at": ..., "finished_at": ..., "info": {...}, "summary": {...}}
     {"kind": "artifact", "sha256": ..., "plan": {...}, "code": <base64>, "signature": ...}     only with artifacts=True
     {"kind": "record", ..., "signature": ...}                                                  see `rows.to_json`
