@@ -17,8 +17,10 @@ cuda = pytest.importorskip("numba.cuda")
 pytest.importorskip("numba_cuda")
 from numba import types  # noqa: E402
 
+from schedsearch import conv2d, depthwise_conv2d  # noqa: E402
 from schedsearch.backend import compile_source  # noqa: E402
 from schedsearch.backend.cuda import ptx_of  # noqa: E402
+from schedsearch.backend.elf import machine_code  # noqa: E402
 from schedsearch.backend.ops import device_op, wait_for_predecessor  # noqa: E402
 from schedsearch.device import open_device  # noqa: E402
 from schedsearch.device.detect import detect  # noqa: E402
@@ -30,7 +32,7 @@ from schedsearch.launch import Artifact, Grid, Int32, LaunchPlan, Pointer, Step 
 from schedsearch.network.graph import Constant, Network, Node, Value  # noqa: E402
 from schedsearch.network.plan import first_plan  # noqa: E402
 from schedsearch.target import PRESETS  # noqa: E402
-from schedsearch.template import KernelSource, KernelStep  # noqa: E402
+from schedsearch.template import KernelSource, KernelStep, load_template  # noqa: E402
 from schedsearch.workload import Workload  # noqa: E402
 
 NODES, THREADS = 40, 128
@@ -164,6 +166,33 @@ def test_a_kernel_may_place_the_wait_behind_its_constants() -> None:
     assert len(re.findall(r"\bld\.global", text[:wait])) == 1 and not re.search(r"\bst\.global", text[:wait])
     assert text.count("griddepcontrol.wait") == text.count("griddepcontrol.launch_dependents") == 1
     assert compile_source(reading_ahead(), PRESETS["h200"]).artifact.plan.steps[0].ahead == ("weight",)
+
+
+WAIT_OPCODE, LOAD_OPCODE = 0x82E, 0x981  # ACQBULK and LDG of sm_90, as nvdisasm names them
+
+
+@pytest.mark.parametrize("name", ["depthwise_conv2d_cuda", "conv2d_few_outputs"])
+def test_the_assembler_leaves_the_loads_of_constants_in_front_of_the_wait(name: str) -> None:
+    """It moves the wait up over loads by ld.global.nc, which it takes for loads of what nothing writes."""
+    channels = dict(c=576) if name.startswith("depthwise") else dict(c=16, k=8)
+    make = depthwise_conv2d if name.startswith("depthwise") else conv2d
+    workload = make(n=1, h=14, w=14, r=3, s=3, padding=1, epilogue=("bias",), **channels)
+    template, target = load_template(name), PRESETS["h200"]
+    config = template.default(workload, target, template.space(workload, target))
+    artifact = compile_source(template.kernel(workload, target, config), target).artifact
+    (code,) = machine_code(artifact.code).values()
+    opcodes = [int.from_bytes(code[at : at + 8], "little") & 0xFFF for at in range(0, len(code), 16)]
+    taps = 9
+    assert opcodes[: opcodes.index(WAIT_OPCODE)].count(LOAD_OPCODE) >= taps
+    assert artifact.plan.steps[0].ahead[0] == "weight"
+
+
+def test_blocks_that_are_slow_for_a_test_idle_on_both_sides_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_SLOW_BLOCKS", "3000")
+    (text,) = ptx_of(reading_ahead(), PRESETS["h200"])
+    before, behind = text.split("griddepcontrol.wait")
+    assert all(part.count(", 3000;") == part.count("%globaltimer") // 2 == 1 for part in (before, behind))
+    assert compile_source(reading_ahead(), PRESETS["h200"]).artifact.plan.steps[0].early
 
 
 def test_cards_without_the_instruction_read_nothing_ahead() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from llvmlite import ir
 
 from schedsearch.backend.code_identity import Walker, inner_codes
+from schedsearch.backend.early_launch import SLOW_BLOCKS
 from schedsearch.backend.numba_private import definition_of
 from schedsearch.identity import sha256_hex
 
@@ -56,7 +57,7 @@ def _compilers() -> str:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
+    settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_") or name == SLOW_BLOCKS}
     return repr((sorted(found.items()), sorted(settings.items()), _OWN_SOURCES))
 
 

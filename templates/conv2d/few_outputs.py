@@ -28,7 +28,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.limits import size_problem
 from schedsearch.templates.conv2d.placement import shuffled_offset
-from schedsearch.templates.parts import row_mma
+from schedsearch.templates.parts import ptx, row_mma
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 from schedsearch.templates.parts.choosing import least_predicted
@@ -133,6 +133,7 @@ class Conv2dFewOutputs(Template[Conv2dParams]):
             0,
             min_blocks_per_sm=config["blocks_per_sm"],
             shaped_by=SHAPED_BY,
+            ahead=("weight",),
         )
         alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in (*workload.signature, *workload.outputs)}
         return KernelSource("cuda", "native", (step,), alignments=alignments | {"x": 8, "weight": 8})
@@ -238,6 +239,7 @@ def build_kernel(workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogu
         one = cuda.local.array(row_words, u32)  # two rows of x, one of which is loaded
         other = cuda.local.array(row_words, u32)
         load_weights(weights, u64(weight + u64(pixel * filter_bytes + quarter * 8)), i32(k - pixel))
+        ptx.wait_for_predecessor()
         for i in range(sums):
             window[i] = f32(0)
 

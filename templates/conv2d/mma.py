@@ -146,14 +146,16 @@ def source_of(workload: Workload[Conv2dParams], plan: Plan) -> KernelSource:
     zero, windows, gemm = ZeroPoint.of(workload), WindowSums.of(workload), plan.gemm
     further = (*(zero.params if zero else ()), *(windows.params if windows else ()))
     epilogue = Epilogue(workload, further)
+    weight = ROWS if gemm.repacked else "weight"
     convolve = KernelStep(
         build_kernel(workload, plan, epilogue, ChannelCorrections(epilogue, zero, windows)),
-        (Pointer("x"), Pointer(ROWS if gemm.repacked else "weight"), Pointer("y"), *epilogue.params),
+        (Pointer("x"), Pointer(weight), Pointer("y"), *epilogue.params),
         plan.grid,
         plan.threads,
         plan.shared_bytes,
         min_blocks_per_sm=plan.blocks_per_sm,
         shaped_by=SHAPED_BY,
+        ahead=() if plan.own_weights else (weight,),
     )
     alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}
     if gemm.vector > 1:

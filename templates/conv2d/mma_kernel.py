@@ -52,6 +52,7 @@ def build_kernel(
     stage_tile = mma.stage(wm, wn, staged_row_bytes)
     set_of, stop_of, store = filter_sets(plan, _count(plan)), image_end(plan), output(workload, plan, epilogue, corrections)
     warm, bn, group_channels = warm_operands(workload, epilogue.params), plan.bn, plan.gemm.k
+    weights_ahead = not plan.own_weights
 
     def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
         shared = shared_base()
@@ -92,9 +93,15 @@ def build_kernel(
             # ---- load and multiply
             for i in range(accumulators):
                 acc[i] = sum_type(0)
+            if not weights_ahead:
+                ptx.wait_for_predecessor()
             for step in range(stages - 1):
-                fill(i32(step), i32(step), w_first, k_left)
-                commit()
+                load_w(u32(shared + step * stage_bytes), i32(step), row, column, w_first, k_left)
+            if weights_ahead:
+                ptx.wait_for_predecessor()
+            for step in range(stages - 1):
+                load_x(u32(shared + step * stage_bytes), i32(step), row_of_x, column_of_x, h0, w0, x_rows)
+                commit()  # the first group has the weights of all these stages
             if thread < 32:  # this warp would wait for the first stage anyway
                 warm(lane, i32(group * group_channels + k_first), i32(min(bn, k_left)), operands)
             read, write = i32(0), i32(stages - 1)

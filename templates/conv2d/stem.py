@@ -201,6 +201,7 @@ class Conv2dStem(Template[Conv2dParams]):
             plan.shared_bytes,
             min_blocks_per_sm=plan.blocks_per_sm,
             shaped_by=SHAPED_BY - OF_FRAGMENTS | {"finish.store_rows.held"} if staging.sums_bytes else SHAPED_BY,
+            ahead=("weight",),
         )
         weight_bytes = dtype_of(workload.params.weight_dtype).nbytes * piece(workload)
         if zero and workload.params.c % 4 == 0:
@@ -284,11 +285,13 @@ def build_kernel(
         tile = i32(cuda.blockIdx.x * groups + group)
         stride = i32(cuda.gridDim.x * groups)
 
-        # ---- load: the first patches, and meanwhile the weights
+        # ---- load: the first patches, and meanwhile the weights, which warps without a leader read ahead
         if leader:
+            ptx.wait_for_predecessor()
             load_first_patches(xmap, tile, stride, first_patch, full)
         load_weights(weight, shared, thread)
         ptx.fence_async_shared()
+        ptx.wait_for_predecessor()
         cuda.syncthreads()
 
         # From each 8 pixels of its warp a thread has one, lane / 4; from each octet the word lane % 4.

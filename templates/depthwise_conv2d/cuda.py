@@ -32,9 +32,11 @@ from schedsearch.templates.depthwise_conv2d.cuda_space import (
     size_problem,
     threads_of,
 )
+from schedsearch.templates.depthwise_conv2d.held import held_operands
 from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Patch, arrays_of, filter_pieces
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem
+from schedsearch.templates.parts.warm import channel_operands
 from schedsearch.workload import Workload
 
 MOST_STRIDE_SUMS = 128  # of dx: a patch has an integer of strides along both axes
@@ -142,7 +144,7 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
             blocks.threads,
             0 if direct else rounds.shared_bytes(blocks.block_channels),
             min_blocks_per_sm=min_blocks(target, config),
-            ahead=() if direct else (weight,),
+            ahead=(weight, *(channel_operands(workload) if held_operands(patch, epilogue) else ())),
         )  # fmt: skip
         read, written = patch.alignments
         alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature} | {source: read, to: written}

@@ -16,7 +16,7 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.depthwise_conv2d import patch_text
+from schedsearch.templates.depthwise_conv2d import held, patch_text
 from schedsearch.templates.depthwise_conv2d.patches import Patch, arrays_of, filter_strides
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
@@ -171,26 +171,38 @@ def build_kernel(
     zero_points = _zero_points(patch, epilogue)
     copy_filters = filter_copies(workload, blocks, rounds, zero_points)
     of_filter, of_tap_row, of_tap_column = (filter_strides(workload)[axis].outer for axis in "OHW")
-    filter_steps = (of_filter, of_tap_row, of_tap_column) if direct else None
-    correlate = patch_text.correlate(patch, block_channels * SUM_BYTES, branch, filter_steps)
+    filter_steps = (of_filter, of_tap_row, of_tap_column)
+    load_filters, filter_words = held.load_filters(patch, filter_steps), held.filter_words(patch, filter_steps)
+    load_operands, operand_words = held.load_operands(patch, epilogue), held.held_operands(patch, epilogue)
+    holds, array_of_operands = operand_words > 0, max(operand_words, 1)  # an array has a constant size, not 0
+    correlate = patch_text.correlate(patch, block_channels * SUM_BYTES, branch, filter_steps if direct else None)
     finish = patch_text.finish(patch, epilogue, out, p.accumulate)
 
     def kernel(source: Any, weight: Any, before: Any, target: Any, *operands: Any) -> None:
         shared, thread = shared_base(), u32(cuda.threadIdx.x)
         channel_block, column_block, row_block, image = place(u32(cuda.blockIdx.x))
         lane, own_column, own_row = thread_place(thread)
-        if not direct:
+        sums = cuda.local.array(sums_count, f32)
+        taken = cuda.local.array(array_of_operands, u32)
+        k = i32(channel_block * block_channels + lane * vector)
+        column = i32((column_block * blocks_across + own_column) * tile_w)
+        has_work = (k < channels) & (column < column_targets)
+
+        # ---- load the filters, and what the epilogue reads for their channels
+        if holds and has_work:
+            load_operands(taken, k, *operands)
+        if direct:
+            own_filters = cuda.local.array(filter_words, u32)
+            if has_work:
+                load_filters(own_filters, u64(weight + u64(i64(k) * (of_filter * element))))
+        else:
             copy_filters(shared, weight, thread, i32(channel_block * block_channels), operands)
             cuda.syncthreads()
         ptx.wait_for_predecessor()
-        sums = cuda.local.array(sums_count, f32)
-        k = i32(channel_block * block_channels + lane * vector)
-        column = i32((column_block * blocks_across + own_column) * tile_w)
-        if (k < channels) & (column < column_targets):
-            if direct:
-                weights = u64(weight + u64(i64(k) * (of_filter * element)))
-            else:
-                weights = u32(shared + u32(lane * vector) * SUM_BYTES)
+
+        # ---- multiply and store, patch by patch
+        if has_work:
+            weights = u32(shared + u32(lane * vector) * SUM_BYTES)
             first_source = i64(i64(image) * source_image)
             plane = i64(i64(image) * target_image + i64(k) * target_channel)
             for step in range(i32(strip)):
@@ -211,32 +223,24 @@ def build_kernel(
                                     & (from_column + first_column >= 0)
                                     & (from_column + last_column < column_sources)
                                 )
+                                rows_follow, columns_follow = i32(rows_of_taps - 1 - a), i32(columns_of_taps - 1 - b)
                                 if direct:
-                                    taps = weights
+                                    correlate(
+                                        sums, own_filters, at, from_row, from_column, i32(inside), rows_follow,
+                                        columns_follow, *zero_points(operands),
+                                    )  # fmt: skip
                                 else:
                                     taps = u32(weights + ((j * rows_of_taps + a) * columns_of_taps + b) * round_bytes)
-                                correlate(
-                                    sums,
-                                    at,
-                                    taps,
-                                    from_row,
-                                    from_column,
-                                    i32(inside),
-                                    i32(rows_of_taps - 1 - a),
-                                    i32(columns_of_taps - 1 - b),
-                                    *zero_points(operands),
-                                )
+                                    correlate(
+                                        sums, at, taps, from_row, from_column, i32(inside), rows_follow,
+                                        columns_follow, *zero_points(operands),
+                                    )  # fmt: skip
                     place_in_y = i64(plane + i64(row) * target_row + i64(column) * target_column)
-                    finish(
-                        sums,
-                        u64(target + u64(plane * out_element)),
-                        u64(before + u64(plane * out_element)),
-                        row,
-                        column,
-                        k,
-                        place_in_y,
-                        *operands,
-                    )
+                    to, added = u64(target + u64(plane * out_element)), u64(before + u64(plane * out_element))
+                    if holds:
+                        finish(sums, taken, to, added, row, column, k, place_in_y, *operands)
+                    else:
+                        finish(sums, to, added, row, column, k, place_in_y, *operands)
 
     return kernel
 

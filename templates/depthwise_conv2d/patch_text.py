@@ -14,7 +14,8 @@ from typing import Any
 
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Axis, Patch, Piece, filter_pieces
+from schedsearch.templates.depthwise_conv2d.held import filter_loads, filter_words, held_operands
+from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Axis, Patch, Piece
 from schedsearch.templates.depthwise_conv2d.ptx_text import VECTOR, WORD_BYTES, Text
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import BYTES
@@ -59,8 +60,9 @@ def correlate(
     A round of taps has missing ones at the filter's end, where `rows_follow` or `columns_follow`, the taps that follow along
     an axis, is 0. They are left out.
 
-    With `filter_steps`, the elements from a filter, row and column of the weight to the next, `weights` is the global
-    address of the thread's first filter instead, and the round has all taps.
+    With `filter_steps`, the elements from a filter, row and column of the weight to the next, the thread has its filters in
+    registers, where `load_filters` has put them, and the round has all taps. The operation then takes these registers after
+    the sums, and no `weights`.
 
     The sums are those of (row, column, channel) in this order.
     """
@@ -71,7 +73,7 @@ def correlate(
         text.zero_point(*_weight_zero(patch))
     base = _source_address(text, patch)
     if filter_steps:
-        weights = _filters(text, patch, filter_steps)
+        weights = _held_filters(text, patch, filter_steps)
     else:
         weights = _shared_filters(text, patch, weight_pitch)
     guard = _missing_taps(text, patch)
@@ -84,10 +86,11 @@ def correlate(
         text.add("bra done; whole:")
         _correlate_rows(text, patch, base, weights, guard, tested=False)
         text.add("done:")
+    held = {"filters": ("u32", filter_words(patch, filter_steps))} if filter_steps else {}
     return device_op(
-        "correlate", text.block(), inout={"sums": ("f32", patch.sums)},
+        "correlate", text.block(), inout={"sums": ("f32", patch.sums), **held},
         ins={
-            "source": "u64", "weights": "u64" if filter_steps else "u32",
+            "source": "u64", **({} if filter_steps else {"weights": "u32"}),
             **dict.fromkeys(("row", "column", "inside", "rows_follow", "columns_follow"), "i32"),
             **dict.fromkeys(names, "f32"),
         },
@@ -131,26 +134,20 @@ def _shared_filters(text: Text, patch: Patch, pitch: int) -> dict[int, list[str]
     return weights
 
 
-def _filters(text: Text, patch: Patch, steps: tuple[int, int, int]) -> dict[int, list[str]]:
-    """The same from global memory, where the elements of the thread's filters, or of a tap, are neighbours."""
-    of_filter, of_row, of_column = steps
-    zero, dtype = _weight_zero(patch)
-    taps = [(row, column) for row in range(patch.tap_h) for column in range(patch.tap_w)]
-    if of_filter == 1:
-        return {
-            number: text.widen(
-                text.load(
-                    f"$weights+{(row * of_row + column * of_column) * patch.nbytes}", dtype, patch.vector, zero_point=zero
-                ),
-                dtype, patch.vector, zero,
-            )
-            for number, (row, column) in enumerate(taps)
-        }  # fmt: skip
-    elements: list[str] = []
-    for piece in filter_pieces(patch):
-        loaded = text.load(f"$weights+{piece.first * patch.nbytes}", dtype, piece.length, zero_point=zero)
-        elements += text.widen(loaded, dtype, piece.length, zero)
-    return {tap: elements[tap :: len(taps)] for tap in range(len(taps))}
+def _held_filters(text: Text, patch: Patch, steps: tuple[int, int, int]) -> dict[int, list[str]]:
+    """tap -> registers of its weights, one for each channel, from those that `load_filters` has filled."""
+    (zero, dtype), found = _weight_zero(patch), list[list[str]]()
+    for load in filter_loads(patch, steps):
+        words = [f"$filters[{load.word + i}]" for i in range(load.words)]
+        if dtype not in BYTES and load.length * patch.nbytes < WORD_BYTES:
+            half, upper = text.new("b16", 2)
+            text.add(f"mov.b32 {{{half}, {upper}}}, {words[0]};")
+            words = [half]
+        found.append(text.widen(words, dtype, load.length, zero))
+    if steps[0] == 1:
+        return dict(enumerate(found))
+    elements, taps = [each for some in found for each in some], patch.tap_h * patch.tap_w
+    return {tap: elements[tap::taps] for tap in range(taps)}
 
 
 def _correlate_rows(
@@ -308,7 +305,8 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
 
     It takes (sums[patch.sums], target, before, row, column, k, offset, *operands): `target` and `before` are addresses of
     the plane, or of the image's first pixel, at the thread's channel, (row, column) the patch's first target, k its channel
-    and offset (i64) the element offset of the plane or pixel in y. `before` is read if `accumulate`.
+    and offset (i64) the element offset of the plane or pixel in y. `before` is read if `accumulate`. If there are
+    `held_operands`, these registers follow the sums.
     """
     text = Text()
     size = dtype_of(out_dtype).nbytes
@@ -317,7 +315,8 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
     ins: dict[str, str] = {
         "target": "u64", "before": "u64", "row": "i32", "column": "i32", "k": "i32", "offset": "i64",
     }  # fmt: skip
-    stages = epilogue.stages_of_patch(patch.vector, patch.target) if epilogue else None
+    words = held_operands(patch, epilogue)
+    stages = epilogue.stages_of_patch(patch.vector, patch.target, words > 0) if epilogue else None
     if stages:
         ins |= dict(stages.ins)
         text.add(*stages.begin)
@@ -346,8 +345,8 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
                     text.add(f"add.f32 {result}, {result}, {addend};")
             for first in range(0, len(results), most):
                 text.store(f"{to}+{offset + first * size}", results[first : first + most], out_dtype, inside)
-    body = text.block()
-    return device_op("finish", body, inout={"sums": ("f32", patch.sums)}, ins=ins, unused=ins)
+    body, inout = text.block(), {"sums": ("f32", patch.sums), **({"words": ("u32", words)} if words else {})}
+    return device_op("finish", body, inout=inout, ins=ins, unused=ins)
 
 
 def _moved(patch: Patch) -> Sequence[Piece]:

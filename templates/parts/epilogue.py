@@ -29,7 +29,13 @@ from schedsearch.templates.parts.epilogue_fragments import (
     transposed_operation,
     words_ahead,
 )
-from schedsearch.templates.parts.epilogue_text import EpiloguePlan, first_address, load_elements, registers_of
+from schedsearch.templates.parts.epilogue_text import (
+    EpiloguePlan,
+    element_of_word,
+    first_address,
+    load_elements,
+    registers_of,
+)
 from schedsearch.templates.parts.stages import EpilogueOperand, epilogue_operands
 from schedsearch.workload import Workload
 
@@ -146,7 +152,7 @@ class Epilogue:
         """
         return transposed_operation(octets, tile, self._plan)
 
-    def stages_of_patch(self, channels: int, strides: tuple[int, int]) -> PatchStages:
+    def stages_of_patch(self, channels: int, strides: tuple[int, int], held: bool = False) -> PatchStages:
         """The stages as lines of a larger operation on rows and columns of pixels.
 
         The operation has the operands k (i32), the first of `channels` channels, offset (i64), the element offset of the
@@ -154,8 +160,9 @@ class Epilogue:
 
         Args:
             strides: elements from a row and from a column to the next.
+            held: the operands of channels are in registers; see `PatchStages`.
         """
-        return PatchStages(self._plan, channels, strides)
+        return PatchStages(self._plan, channels, strides, held)
 
 
 def _like(
@@ -171,12 +178,17 @@ class PatchStages:
     Attributes:
         ins: operand -> type of the operation that has these lines, in the order of a kernel's `*operands`.
         begin: lines before those of the first pixel. They declare registers a0 ..., word, low, high and zero.
+        words: registers of the operands of channels, as they lie in memory: one for each element.
+        load_words: lines that load them into `$words[0]`, `$words[1]`, ... of an operation with the operands k and `ins`. If
+            they are held, that operation comes first, and `begin` takes them from its own `$words`.
     """
 
-    def __init__(self, plan: EpiloguePlan, channels: int, strides: tuple[int, int]) -> None:
+    def __init__(self, plan: EpiloguePlan, channels: int, strides: tuple[int, int], held: bool = False) -> None:
         self.ins = plan.ins
         self._plan, self._channels, self._strides = plan, channels, strides
         vectors = [operand for operand in plan.arrays if operand.axes == "K"]
+        self.words = channels * len(vectors)
+        self.load_words = ["{ .reg .b64 at;"]
         self.begin = [
             ".reg .pred always, q; .reg .b32 word; .reg .b16 low, high, zero; .reg .b64 at;",
             *(f".reg .b64 at_{operand.name};" for operand in plan.like_y),
@@ -185,11 +197,19 @@ class PatchStages:
             "setp.eq.s32 always, $k, $k; mov.b16 zero, 0;",
             *(first_address(f"at_{operand.name}", operand) for operand in plan.like_y),
         ]
-        for operand in vectors:
-            self.begin.append(first_address("at", operand))
+        for number, operand in enumerate(vectors):
+            address, nbytes = first_address("at", operand), dtype_of(operand.dtype).nbytes
+            self.begin += [] if held else [address]
+            self.load_words.append(address)
             for i in range(channels):
-                place = f"at+{i * dtype_of(operand.dtype).nbytes}"
-                self.begin += load_elements([f"{operand.name}_{i}"], "always", place, operand.dtype)
+                register, word = f"{operand.name}_{i}", f"$words[{number * channels + i}]"
+                place = f"at+{i * nbytes}"
+                self.load_words.append(f"ld.global.u{8 * nbytes} {word}, [{place}];")
+                if held:
+                    self.begin += element_of_word(register, word, operand.dtype)
+                else:
+                    self.begin += load_elements([register], "always", place, operand.dtype)
+        self.load_words.append("}")
 
     def of_pixel(self, values: Sequence[str], row: int, column: int, inside: str) -> list[str]:
         """The stages on the channels of one pixel; nothing is read if the predicate `inside` is false."""

@@ -150,6 +150,15 @@ def load_elements(registers: Sequence[str], inside: str, address: str, dtype: st
     return lines + [WIDEN[dtype].format(to=register, half=half) for register, half in zip(registers, ("low", "high"))]
 
 
+def element_of_word(register: str, word: str, dtype: str) -> list[str]:
+    """What `load_elements` makes of one element, from a register that has it as it lies in memory."""
+    if dtype in BYTES:
+        return [f"mov.b32 word, {word};", *bytes_of([register], "word", dtype)]
+    if dtype_of(dtype).nbytes == 4:
+        return [f"mov.b32 {register}, {word};"]
+    return [f"mov.b32 {{low, high}}, {word};", WIDEN[dtype].format(to=register, half="low")]
+
+
 def load_bytes(registers: Sequence[str], inside: str, address: str, dtype: str) -> list[str]:
     """Loads 1, 2 or 4 neighbouring 8-bit integers; any numbers where the predicate is false.
 

@@ -112,7 +112,7 @@ def load_weights(tile: RowTile) -> Callable[..., Any]:
         for number in range(taps * tile.slices):
             first = 2 * (number * tile.column_tiles + column_tile)
             offset = (MMA_COLUMNS * column_tile * taps * tile.slices + number) * SLICE_BYTES
-            lines.append(f"@p ld.global.nc.v2.b32 {{$weights[{first}], $weights[{first + 1}]}}, [at+{offset}];")
+            lines.append(f"@p ld.global.v2.b32 {{$weights[{first}], $weights[{first + 1}]}}, [at+{offset}];")
     return device_op(
         "load_weights",
         "{" + "\n".join([*lines, "}"]),
