@@ -30,7 +30,7 @@ class MovesEmulator(Emulator):
     def words_of(nbytes: int) -> int:
         return max(nbytes // 4, 1)
 
-    def load_global(self, nbytes: int) -> Callable[..., None]:
+    def load_global(self, nbytes: int, written: bool = False) -> Callable[..., None]:
         def load(words: Any, at: int, address: int, valid: int) -> None:
             _to_words(words, at, self.memory.at(address, nbytes) if valid else np.zeros(nbytes, np.uint8))
 

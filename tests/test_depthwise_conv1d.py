@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bandwidth_support import H200, verdict
+from bandwidth_support import H200, default, verdict
 from dynamic_support import emulated, on_device
 
 import schedsearch
@@ -18,14 +18,24 @@ from schedsearch.ops.causal_conv1d_update import CAUSAL_CONV1D_UPDATE
 from schedsearch.ops.depthwise_conv1d import DEPTHWISE_CONV1D
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.template import load_reference, load_template
-from schedsearch.templates.depthwise_conv1d import cuda_any_kernels, cuda_rows_kernels, cuda_rows_parts, parts, update
+from schedsearch.templates.depthwise_conv1d import (
+    cuda_any_kernels,
+    cuda_lines_kernels,
+    cuda_lines_parts,
+    cuda_rows_kernels,
+    cuda_rows_parts,
+    parts,
+    token,
+    update,
+)
 from schedsearch.templates.parts import vectors
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
 ROWS, ANY = load_template("depthwise_conv1d_rows_cuda"), load_template("depthwise_conv1d_any_cuda")
+LINES = load_template("depthwise_conv1d_lines_cuda")
 CPU = load_template("depthwise_conv1d_cpu")
-MODULES = cuda_rows_kernels, cuda_rows_parts, cuda_any_kernels, parts, vectors
+MODULES = cuda_rows_kernels, cuda_rows_parts, cuda_lines_kernels, cuda_lines_parts, cuda_any_kernels, parts, vectors
 Array = np.ndarray[Any, Any]
 SMALL: dict[str, Any] = {"n": 2, "c": 12, "t": 19, "taps": 4, "dtype": "float32"}
 BOTH_STATES = {"initial_state": True, "final_state": True}
@@ -182,6 +192,7 @@ def truth(workload: Workload, arrays: dict[str, Any]) -> dict[str, Array]:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("case", CASES[1:4], ids=label)
 def test_emulated_streams_are_the_definition(monkeypatch: pytest.MonkeyPatch, case: dict[str, Any], direction: str) -> None:
+    ahead = 2 if case["taps"] == 3 else 4  # a window that moves, and a ring
     workload = depthwise_conv1d(**case, direction=direction)
     arrays = example(workload)
     found = emulated(
@@ -189,10 +200,36 @@ def test_emulated_streams_are_the_definition(monkeypatch: pytest.MonkeyPatch, ca
         ROWS,
         workload,
         arrays,
-        Config(vector=4, ahead=2, length=4, lanes=8, threads=64, blocks_per_sm=1),
+        Config(vector=4, ahead=ahead, length=4, lanes=8, threads=64, blocks_per_sm=1),
         *MODULES,
     )
     assert_close(workload, found, truth(workload, arrays))
+
+
+OF_LINES: list[dict[str, Any]] = [
+    SMALL | dict(c=3, t=29, taps=3, dtype="float16", epilogue=["bias", "silu"]),  # lines begin anywhere
+    SMALL | dict(c=3, t=48, dtype="bfloat16", seq_idx=True, epilogue=["silu"]),
+    SMALL | dict(c=2, t=21, taps=5, dilation=2, padding=(2, 6)),
+    SMALL | dict(c=2, t=5, taps=1),
+]
+
+
+@pytest.mark.parametrize("case", OF_LINES, ids=label)
+def test_emulated_lines_are_the_definition(monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]) -> None:
+    wide = 4 if case["dtype"] == "float32" else 8
+    for direction in DIRECTIONS:
+        workload = depthwise_conv1d(**case, direction=direction, layout="NCT")
+        arrays, of = example(workload), dict(lanes=4, threads=64, blocks_per_sm=1)
+        config = Config(vector=wide, length=2, ahead=1, **of)
+        if direction == "backward":
+            config = Config(vector=2 * wide, length=1, ahead=1, **of)
+        assert_close(workload, emulated(monkeypatch, LINES, workload, arrays, config, *MODULES), truth(workload, arrays))
+
+
+def test_emulated_lines_go_on_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = depthwise_conv1d(**SMALL | BOTH_STATES | dict(c=3, t=13, dtype="float16"), layout="NCT")
+    arrays, config = example(workload), Config(vector=16, ahead=2, length=2, lanes=4, threads=64, blocks_per_sm=1)
+    assert_close(workload, emulated(monkeypatch, LINES, workload, arrays, config, *MODULES), truth(workload, arrays))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -298,6 +335,21 @@ class TestRowsContract(TemplateContract):
     )
 
 
+class TestLinesContract(TemplateContract):
+    template, target, compiled = LINES, H200, 1
+    accepted = (
+        depthwise_conv1d(**LARGE, layout="NCT", epilogue=["bias", "silu"]),
+        depthwise_conv1d(**LARGE, layout="NCT", epilogue=["silu"], direction="backward"),
+        depthwise_conv1d(n=1, c=5, t=1, taps=8, seq_idx=True, layout="NCT"),
+    )
+    refused = (
+        (depthwise_conv1d(**LARGE), "layout"),
+        (depthwise_conv1d(**LARGE | dict(taps=9), layout="NCT"), "taps"),
+        (depthwise_conv1d(**LARGE, layout="NCT", padding=(0, 0)), "the same number"),
+        (depthwise_conv1d(**LARGE, layout="NCT", final_state=True, direction="backward"), "states"),
+    )
+
+
 class TestAnyContract(TemplateContract):
     template, target, compiled = ANY, H200, 1
     accepted = (
@@ -314,6 +366,7 @@ class TestCpuContract(TemplateContract):
 # ---- causal_conv1d_update
 
 UPDATE_CPU, UPDATE_CUDA = load_template("causal_conv1d_update_cpu"), load_template("causal_conv1d_update_cuda")
+TOKEN_CUDA = load_template("causal_conv1d_token_cuda")
 TOKEN: dict[str, Any] = {"n": 3, "c": 5, "t": 1, "taps": 4, "length": 5, "dtype": "float32"}
 
 
@@ -382,6 +435,25 @@ def test_updates_are_the_definition(device: CpuDevice, case: dict[str, Any]) -> 
         assert_close(workload, emulated(patch, UPDATE_CUDA, workload, arrays, None, update, parts, vectors), right)
 
 
+TOKENS: list[dict[str, Any]] = [
+    dict(n=3, c=24, t=1, taps=4, length=3, dtype="bfloat16", epilogue=["bias", "silu"]),  # as final states are
+    dict(n=3, c=6, t=1, taps=4, length=4, dtype="float16", indices=True, rows=4),
+    dict(n=2, c=4, t=1, taps=2, length=4, dtype="float32", weight_dtype="float16", epilogue=["bias"], layout="NCT"),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("case", TOKENS, ids=lambda case: causal_conv1d_update(**case).label)
+def test_vectors_of_channels_take_a_token(monkeypatch: pytest.MonkeyPatch, case: dict[str, Any], rows: int) -> None:
+    workload = causal_conv1d_update(**case)
+    arrays, config = example(workload), default(TOKEN_CUDA, workload, H200)
+    if workload.params.indices:
+        arrays["indices"] = np.array([2, -1, 0], np.int32)
+    config = Config(**{**dict(config), "rows": rows, "threads": 32})
+    found = emulated(monkeypatch, TOKEN_CUDA, workload, arrays, config, token, update, parts, vectors)
+    assert_close(workload, found, by_rows(workload, arrays))
+
+
 def test_verification_accepts_updates(device: CpuDevice) -> None:
     for case in UPDATES[:4:2]:
         assert verdict(device, UPDATE_CPU, causal_conv1d_update(**case)) is None
@@ -397,6 +469,17 @@ class TestUpdateCudaContract(TemplateContract):
     accepted = causal_conv1d_update(**UPDATES[1]), causal_conv1d_update(n=64, c=16384, t=1, taps=4, length=4)
 
 
+class TestTokenContract(TemplateContract):
+    template, target, compiled = TOKEN_CUDA, H200, 1
+    accepted = causal_conv1d_update(**TOKENS[0]), causal_conv1d_update(n=64, c=16384, t=1, taps=4, length=4)
+    refused = (
+        (causal_conv1d_update(**TOKENS[1] | dict(t=2)), "steps"),
+        (causal_conv1d_update(**TOKENS[1] | dict(positions=True)), "rings"),
+        (causal_conv1d_update(**TOKENS[1] | dict(length=9)), "inputs"),
+        (causal_conv1d_update(**TOKENS[0] | dict(c=5)), "whole accesses"),
+    )
+
+
 # ---- on a GPU
 
 
@@ -404,16 +487,20 @@ class TestUpdateCudaContract(TemplateContract):
 def test_updates_on_the_device(gpu: Any) -> None:
     for case in UPDATES:
         assert verdict(gpu, UPDATE_CUDA, causal_conv1d_update(**case | dict(c=300))) is None
+    for case in TOKENS:
+        assert verdict(gpu, TOKEN_CUDA, causal_conv1d_update(**case | dict(c=312))) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("template", [ROWS, ANY], ids=lambda each: each.name)
+@pytest.mark.parametrize("template", [ROWS, LINES, ANY], ids=lambda each: each.name)
 @pytest.mark.parametrize("case", CASES, ids=label)
 def test_kernels_on_the_device(gpu: Any, template: Any, case: dict[str, Any], direction: str) -> None:
-    for layout in LAYOUTS[: 1 if template is ROWS else 2]:
-        for c, t in ((200, 333), (7, 1)):
+    for layout in LAYOUTS:
+        for c, t in ((200, 333), (7, 1), (64, 1024)):
             workload = depthwise_conv1d(**case | dict(c=c, t=max(t, case["t"])), layout=layout, direction=direction)
+            if template.validate(workload, gpu.target) is not None:
+                continue
             assert verdict(gpu, template, workload) is None, workload.label
 
 

@@ -17,6 +17,7 @@ from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.depthwise_conv1d import cuda_rows_kernels
 from schedsearch.templates.depthwise_conv1d.cuda import DepthwiseConv1dCuda, optional_pointer, reduction
 from schedsearch.templates.depthwise_conv1d.cuda_rows_kernels import RowPlan, runs_of
+from schedsearch.templates.depthwise_conv1d.cuda_rows_parts import window_rows
 from schedsearch.templates.parts.vectors import MOST_BYTES
 from schedsearch.workload import Workload
 
@@ -64,7 +65,7 @@ class DepthwiseConv1dRows(DepthwiseConv1dCuda):
             Constraint("a block has whole runs", lambda k: k["lanes"] <= np.asarray(k["threads"])),
             Constraint(
                 f"a thread holds at most {most} numbers of its window, or one vector",
-                lambda k: (p.taps - 1 + np.asarray(k["ahead"])) * k["vector"] <= max(most, p.taps * vectors[0]),
+                lambda k: window_rows(p.taps, k["ahead"]) * k["vector"] <= max(most, p.taps * vectors[0]),
             ),
             Constraint("there are less than 2**31 blocks", lambda k: k["blocks"] <= MAX_GRID_X),
             Constraint(

@@ -84,23 +84,52 @@ def _block_sums(plan: RowPlan, taps: int) -> Callable[..., None]:
     return add_up
 
 
+def _head(p: DepthwiseConv1dParams, plan: RowPlan, lead: int) -> Callable[..., Any]:
+    """`head(word, other, one_word, one, weights, start, window, sequence, x, weight, bias, initial, seq, channels, t_in, left,
+    batch, lane_blocks, runs)`: finds a thread's run and loads its weights and the window in front of it. Returns its first
+    channel, its batch row, the step of its first row, `lead` rows before its part of y, the number of its run, and whether
+    there is such a run."""
+    vector, length, dilation, nbytes = plan.vector, plan.length, p.dilation, dtype_of(p.dtype).nbytes
+    load_weights, load_bias = stream.weights_loader(p, vector), stream.bias_loader(p, vector)
+    begin, place = stream.beginning(p, vector), _placer(plan)
+
+    def head(
+        word: Any, other: Any, one_word: Any, one: Any, weights: Any, start: Any, window: Any, sequence: Any, x: Any,
+        weight: Any, bias: Any, initial: Any, seq: Any, channels: Any, t_in: Any, left: Any, batch: Any, lane_blocks: Any,
+        runs: Any,
+    ) -> Any:  # fmt: skip
+        channel, item = place(i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), lane_blocks)
+        run, rest = i32(item % runs), i32(item // runs)
+        phase, n = i32(rest % dilation), i32(rest // dilation)
+        first = i32(phase + (run * length - lead) * dilation)
+        exists = (channel < channels) & (n < batch)
+        if exists:
+            load_weights(other, weights, weight, channel, 1)
+            load_bias(other, start, bias, channel, 1)
+            x_at = u64(x + u64((i64(n) * t_in * channels + channel) * nbytes))
+            begin(word, window, sequence, one_word, one, x_at, initial, seq, n, channels, channel, i32(first - left), t_in)
+        return channel, n, first, item, exists
+
+    return head
+
+
 def forward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., None]:
     """The kernel (x, weight, bias, initial, seq, y, final, channels, t_in, t_out, left, batch, lane_blocks, runs)."""
     vector, ahead, length = plan.vector, plan.ahead, plan.length
     taps, dilation, reach, nbytes = p.taps, p.dilation, p.reach, dtype_of(p.dtype).nbytes
     words, silu, has_final = vectors.words_of(p.dtype, vector), p.silu, p.final_state
-    filtered = stream.filtered_sum(p, vector)
-    weight_words, chunks, held = vectors.words_of(p.weight_dtype, vector), length // ahead, taps - 1 + ahead
+    mask, held = stream.window_mask(taps, ahead), int(stream.window_rows(taps, ahead))
+    filtered, move = stream.filtered_sum(p, vector, mask), stream.moving(taps, ahead, vector)
+    other_words, chunks = max(words, vectors.words_of(p.weight_dtype, vector)), length // ahead
     load, unpack = vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
-    pack, store = vectors.pack(p.dtype, vector), vectors.store(p.dtype, vector)
-    load_weights, load_bias = stream.weights_loader(p, vector), stream.bias_loader(p, vector)
-    fill_before, begin, place = stream.before(p, vector), stream.beginning(p, vector), _placer(plan)
-    number_of, sigmoid, write = stream.sequence_numbers(p), gate(), writer(p.dtype)
+    pack, store, head = vectors.pack(p.dtype, vector), vectors.store(p.dtype, vector), _head(p, plan, 0)
+    number_of, sigmoid, write, fill_before = stream.sequence_numbers(p), gate(), writer(p.dtype), stream.before(p, vector)
     loaded, window_size, weights_size = words * ahead, held * vector, taps * vector
+    move_numbers = stream.moving(taps, ahead, 1)
 
     def forward(x, weight, bias, initial, seq, y, final, channels, t_in, t_out, left, batch, lane_blocks, runs) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(loaded, u32)
-        other = cuda.local.array(weight_words, u32)
+        other = cuda.local.array(other_words, u32)
         one_word = cuda.local.array(1, u32)
         one = cuda.local.array(1, f32)
         weights = cuda.local.array(weights_size, f32)
@@ -108,40 +137,38 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., Non
         window = cuda.local.array(window_size, f32)
         sums = cuda.local.array(vector, f32)
         sequence = cuda.local.array(held, i32)
-        thread, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
-        channel, item = place(thread, block, lane_blocks)
-        run, rest = i32(item % runs), i32(item // runs)
-        phase, n = i32(rest % dilation), i32(rest // dilation)
-        if (channel < channels) & (n < batch):
-            load_weights(other, weights, weight, channel, 1)
-            load_bias(other, start, bias, channel, 1)
-            first = i32(phase + run * (length * dilation))
+        channel, n, first, item, exists = head(
+            word, other, one_word, one, weights, start, window, sequence, x, weight, bias, initial, seq, channels, t_in,
+            left, batch, lane_blocks, runs,
+        )  # fmt: skip
+        if exists:
             x_at = u64(x + u64((i64(n) * t_in * channels + channel) * nbytes))
             y_at = u64(y + u64((i64(n) * t_out * channels + channel) * nbytes))
             row = i64(i64(channels) * nbytes)
-            begin(word, window, sequence, one_word, one, x_at, initial, seq, n, channels, channel, i32(first - left), t_in)
-            ahead_of = i32(first + reach - left)
+            ahead_of, stride = i32(first + reach - left), u64(row * dilation)
+            from_at, to_at = u64(x_at + u64(ahead_of * row)), u64(y_at + u64(first * row))
             for j in range(ahead):
                 step = i32(ahead_of + j * dilation)
-                load(word, j * words, u64(x_at + u64(step * row)), (step >= 0) & (step < t_in))
+                load(word, j * words, from_at, (step >= 0) & (step < t_in))
+                from_at = u64(from_at + stride)
             for chunk in range(i32(chunks)):
                 for j in range(ahead):
-                    unpack(word, j * words, window, (taps - 1 + j) * vector)
-                    sequence[taps - 1 + j] = number_of(one_word, seq, n, t_in, i32(ahead_of + j * dilation), 1)
+                    unpack(word, j * words, window, ((taps - 1 + j) & mask) * vector)
+                    sequence[(taps - 1 + j) & mask] = number_of(one_word, seq, n, t_in, i32(ahead_of + j * dilation), 1)
                     step = i32(ahead_of + (ahead + j) * dilation)
-                    load(word, j * words, u64(x_at + u64(step * row)), (step >= 0) & (step < t_in) & (chunk + 1 < chunks))
+                    load(word, j * words, from_at, (step >= 0) & (step < t_in) & (chunk + 1 < chunks))
+                    from_at = u64(from_at + stride)
                     step = i32(first + (chunk * ahead + j) * dilation)
                     for e in range(vector):
                         total = filtered(weights, window, sequence, j, e, start[e])
                         sums[e] = f32(total * sigmoid(total)) if silu else total
                     if step < t_out:
                         pack(sums, 0, other, 0)
-                        store(other, 0, u64(y_at + u64(step * row)))
+                        store(other, 0, to_at)
+                    to_at = u64(to_at + stride)
                 ahead_of = i32(ahead_of + ahead * dilation)
-                for i in range((taps - 1) * vector):
-                    window[i] = window[i + ahead * vector]
-                for i in range(taps - 1):
-                    sequence[i] = sequence[i + ahead]
+                move(window)
+                move_numbers(sequence)
             if has_final and item % (runs * dilation) == 0:
                 for i in range(i32(reach)):
                     step = i32(t_in - reach + i)
@@ -162,18 +189,16 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
     """
     vector, ahead, length = plan.vector, plan.ahead, plan.length
     taps, dilation, reach, nbytes = p.taps, p.dilation, p.reach, dtype_of(p.dtype).nbytes
-    words, lead = vectors.words_of(p.dtype, vector), lead_of(p)
-    take_back, spread = stream.activation_taken_back(p, vector), stream.spread_sum(p, vector)
-    add_products = stream.product_sums(p, vector)
-    put, add_up = stream.dx_store(p, vector), _block_sums(plan, taps)
-    weight_words, total_steps = vectors.words_of(p.weight_dtype, vector), length + taps - 1
-    chunks, held = -(-total_steps // ahead), taps - 1 + ahead
-    load, unpack = vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
-    load_weights, load_bias = stream.weights_loader(p, vector), stream.bias_loader(p, vector)
-    fill_before, begin, place = stream.before(p, vector), stream.beginning(p, vector), _placer(plan)
-    number_of, threads, sums_size = stream.sequence_numbers(p), plan.threads, (taps + 1) * vector
+    words = vectors.words_of(p.dtype, vector)
+    mask, held = stream.window_mask(taps, ahead), int(stream.window_rows(taps, ahead))
+    take_back, spread = stream.activation_taken_back(p, vector, mask), stream.spread_sum(p, vector, mask)
+    add_products, move = stream.product_sums(p, vector, mask), stream.moving(taps, ahead, vector)
+    put, add_up, head = stream.dx_store(p, vector), _block_sums(plan, taps), _head(p, plan, lead_of(p))
+    other_words, total_steps = max(words, vectors.words_of(p.weight_dtype, vector)), length + taps - 1
+    chunks, load, unpack = -(-total_steps // ahead), vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
+    fill_before, number_of = stream.before(p, vector), stream.sequence_numbers(p)
+    threads, sums_size, move_numbers = plan.threads, (taps + 1) * vector, stream.moving(taps, ahead, 1)
     loaded, window_size, weights_size = words * ahead, held * vector, taps * vector
-    out_words = max(words, weight_words)
 
     def backward(  # type: ignore[no-untyped-def]
         x, weight, bias, dy, initial, d_final, seq, dx, d_initial, parts, channels, t_in, t_out, left, batch, lane_blocks,
@@ -182,7 +207,7 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
         partial = cuda.shared.array(threads, f32)
         word = cuda.local.array(loaded, u32)
         dy_word = cuda.local.array(loaded, u32)
-        other = cuda.local.array(out_words, u32)
+        other = cuda.local.array(other_words, u32)
         one_word = cuda.local.array(1, u32)
         one = cuda.local.array(1, f32)
         weights = cuda.local.array(weights_size, f32)
@@ -192,45 +217,43 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
         given = cuda.local.array(vector, f32)
         sums = cuda.local.array(sums_size, f32)
         sequence = cuda.local.array(held, i32)
-        thread, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
-        channel, item = place(thread, block, lane_blocks)
-        run, rest = i32(item % runs), i32(item // runs)
-        phase, n = i32(rest % dilation), i32(rest // dilation)
-        exists = (channel < channels) & (n < batch)
         for i in range(sums_size):
             sums[i] = f32(0)
+        channel, n, first, item, exists = head(
+            word, other, one_word, one, weights, start, window, sequence, x, weight, bias, initial, seq, channels, t_in,
+            left, batch, lane_blocks, runs,
+        )  # fmt: skip
         if exists:
-            load_weights(other, weights, weight, channel, 1)
-            load_bias(other, start, bias, channel, 1)
-            first = i32(phase + (run * length - lead) * dilation)
             x_at = u64(x + u64((i64(n) * t_in * channels + channel) * nbytes))
             dx_at = u64(dx + u64((i64(n) * t_in * channels + channel) * nbytes))
             dy_at = u64(dy + u64((i64(n) * t_out * channels + channel) * nbytes))
             row = i64(i64(channels) * nbytes)
-            begin(word, window, sequence, one_word, one, x_at, initial, seq, n, channels, channel, i32(first - left), t_in)
+            stride, from_at = u64(row * dilation), u64(x_at + u64(i32(first + reach - left) * row))
+            dy_at = u64(dy_at + u64(first * row))
             for i in range((taps - 1) * vector):
                 dz[i] = f32(0)
             for j in range(ahead):
                 t = i32(first + j * dilation)
                 step = i32(t + reach - left)
-                load(word, j * words, u64(x_at + u64(step * row)), (step >= 0) & (step < t_in))
-                load(dy_word, j * words, u64(dy_at + u64(t * row)), (t >= 0) & (t < t_out))
+                load(word, j * words, from_at, (step >= 0) & (step < t_in))
+                load(dy_word, j * words, dy_at, (t >= 0) & (t < t_out))
+                from_at, dy_at = u64(from_at + stride), u64(dy_at + stride)
             for chunk in range(i32(chunks)):
                 for j in range(ahead):
                     m = i32(chunk * ahead + j)
                     t = i32(first + m * dilation)
                     step = i32(t + reach - left)
-                    unpack(word, j * words, window, (taps - 1 + j) * vector)
-                    fill_before(
-                        one_word, one, window, (taps - 1 + j) * vector, initial, n, channels, channel, step, 1
-                    )  # fmt: skip
-                    sequence[taps - 1 + j] = number_of(one_word, seq, n, t_in, step, 1)
+                    last = (taps - 1 + j) & mask
+                    unpack(word, j * words, window, last * vector)
+                    fill_before(one_word, one, window, last * vector, initial, n, channels, channel, step, 1)
+                    sequence[last] = number_of(one_word, seq, n, t_in, step, 1)
                     unpack(dy_word, j * words, given, 0)
                     after = i32(t + ahead * dilation)
                     step = i32(after + reach - left)
                     more = chunk + 1 < chunks
-                    load(word, j * words, u64(x_at + u64(step * row)), (step >= 0) & (step < t_in) & more)
-                    load(dy_word, j * words, u64(dy_at + u64(after * row)), (after >= 0) & (after < t_out) & more)
+                    load(word, j * words, from_at, (step >= 0) & (step < t_in) & more)
+                    load(dy_word, j * words, dy_at, (after >= 0) & (after < t_out) & more)
+                    from_at, dy_at = u64(from_at + stride), u64(dy_at + stride)
                     inside = (t >= 0) & (t < t_out)
                     take_back(given, dz, weights, window, sequence, j, start, inside)
                     if m < length:
@@ -240,12 +263,10 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
                         for e in range(vector):
                             given[e] = spread(weights, dz, sequence, j, e)
                         put(other, one_word, one, given, dx_at, d_initial, d_final, n, channels, channel, step, t_in)
-                for i in range((taps - 1) * vector):
-                    window[i] = window[i + ahead * vector]
-                    dz[i] = dz[i + ahead * vector]
-                for i in range(taps - 1):
-                    sequence[i] = sequence[i + ahead]
-        part = i64(i64(block // lane_blocks) * (taps + 1))
-        add_up(partial, one_word, one, sums, parts, thread, part, channel, channels)
+                move(window)
+                move(dz)
+                move_numbers(sequence)
+        part = i64(i64(i32(cuda.blockIdx.x) // lane_blocks) * (taps + 1))
+        add_up(partial, one_word, one, sums, parts, i32(cuda.threadIdx.x), part, channel, channels)
 
     return backward

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from schedsearch.ops.depthwise_conv1d import DepthwiseConv1dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.depthwise_conv1d.parts import gate, reader, writer
@@ -92,25 +94,53 @@ def beginning(p: DepthwiseConv1dParams, vector: int) -> Callable[..., None]:
     return begin
 
 
-def filtered_sum(p: DepthwiseConv1dParams, vector: int) -> Callable[..., Any]:
+def window_rows(taps: int, ahead: Any) -> Any:
+    """Rows of a window while `ahead` rows pass through it: a ring of few if it is round after as many, else all of them,
+    which then move. `ahead` may be an array."""
+    found = taps - 1 + np.asarray(ahead)
+    for rows in (8, 4, 2, 1):
+        if rows >= taps:
+            found = np.where(np.asarray(ahead) % rows == 0, rows, found)
+    return found
+
+
+def window_mask(taps: int, ahead: int) -> int:
+    """The place of row i in a window is i & mask."""
+    rows = int(window_rows(taps, ahead))
+    return rows - 1 if ahead % rows == 0 else (1 << 31) - 1
+
+
+def moving(taps: int, ahead: int, vector: int) -> Callable[..., None]:
+    """`move(window)`: makes the last rows of `vector` numbers the first ones, unless they are a ring."""
+    is_ring = ahead % int(window_rows(taps, ahead)) == 0
+
+    def move(window: Any) -> None:
+        if not is_ring:
+            for i in range((taps - 1) * vector):
+                window[i] = window[i + ahead * vector]
+
+    return move
+
+
+def filtered_sum(p: DepthwiseConv1dParams, vector: int, mask: int) -> Callable[..., Any]:
     """`filtered(weights, window, sequence, row, e, start)`: a channel's sum whose first tap is in a row of the window."""
     taps, has_seq = p.taps, p.seq_idx
 
     def filtered(weights: Any, window: Any, sequence: Any, row: Any, e: Any, start: Any) -> Any:
         total = start
         for k in range(taps):
-            value = window[(row + k) * vector + e]
+            value = window[((row + k) & mask) * vector + e]
             if has_seq:
-                value = value if sequence[row + k] == sequence[row + taps - 1] else f32(0)
+                value = value if sequence[(row + k) & mask] == sequence[(row + taps - 1) & mask] else f32(0)
             total = f32(total + f32(weights[e * taps + k] * value))
         return total
 
     return filtered
 
 
-def activation_taken_back(p: DepthwiseConv1dParams, vector: int) -> Callable[..., None]:
+def activation_taken_back(p: DepthwiseConv1dParams, vector: int, mask: int) -> Callable[..., None]:
     """`take_back(given, dz, weights, window, sequence, row, start, inside)`: a row of dz from one of dy."""
-    filtered, sigmoid, taps, silu = filtered_sum(p, vector), gate(), p.taps, p.silu
+    filtered, sigmoid, taps, silu = filtered_sum(p, vector, mask), gate(), p.taps, p.silu
 
     def take_back(given: Any, dz: Any, weights: Any, window: Any, sequence: Any, row: Any, start: Any, inside: Any) -> None:
         for e in range(vector):
@@ -120,39 +150,39 @@ def activation_taken_back(p: DepthwiseConv1dParams, vector: int) -> Callable[...
                 share = sigmoid(z)
                 slope = f32(share * f32(f32(1) + f32(z * f32(f32(1) - share))))
                 gradient = f32(gradient * slope) if inside else f32(0)
-            dz[(taps - 1 + row) * vector + e] = gradient
+            dz[((taps - 1 + row) & mask) * vector + e] = gradient
 
     return take_back
 
 
-def spread_sum(p: DepthwiseConv1dParams, vector: int) -> Callable[..., Any]:
+def spread_sum(p: DepthwiseConv1dParams, vector: int, mask: int) -> Callable[..., Any]:
     """`spread(weights, dz, sequence, row, e)`: dx of the step whose input is in a row of the window."""
     taps, has_seq = p.taps, p.seq_idx
 
     def spread(weights: Any, dz: Any, sequence: Any, row: Any, e: Any) -> Any:
         total = f32(0)
         for k in range(taps):
-            value = dz[(taps - 1 + row - k) * vector + e]
+            value = dz[((taps - 1 + row - k) & mask) * vector + e]
             if has_seq:
-                value = value if sequence[row] == sequence[taps - 1 + row - k] else f32(0)
+                value = value if sequence[row & mask] == sequence[(taps - 1 + row - k) & mask] else f32(0)
             total = f32(total + f32(weights[e * taps + k] * value))
         return total
 
     return spread
 
 
-def product_sums(p: DepthwiseConv1dParams, vector: int) -> Callable[..., None]:
+def product_sums(p: DepthwiseConv1dParams, vector: int, mask: int) -> Callable[..., None]:
     """`add(sums, window, dz, sequence, row, inside)`: adds a step's products to sums[k * vector + e] of dw, and dz to those
     of db behind them."""
     taps, has_seq = p.taps, p.seq_idx
 
     def add(sums: Any, window: Any, dz: Any, sequence: Any, row: Any, inside: Any) -> None:
         for e in range(vector):
-            gradient = dz[(taps - 1 + row) * vector + e]
+            gradient = dz[((taps - 1 + row) & mask) * vector + e]
             for k in range(taps):
-                value = window[(row + k) * vector + e]
+                value = window[((row + k) & mask) * vector + e]
                 if has_seq:
-                    value = value if sequence[row + k] == sequence[row + taps - 1] else f32(0)
+                    value = value if sequence[(row + k) & mask] == sequence[(row + taps - 1) & mask] else f32(0)
                 value = value if inside else f32(0)
                 sums[k * vector + e] = f32(sums[k * vector + e] + f32(gradient * value))
             sums[taps * vector + e] = f32(sums[taps * vector + e] + gradient)

@@ -70,18 +70,20 @@ class CausalConv1dUpdateCuda(_Update):
         return Config(threads=128)
 
     def kernel(self, workload: Workload[CausalConv1dUpdateParams], target: Target, config: Config) -> KernelSource:
-        p, row = workload.params, dtype_of(workload.params.dtype)
-        size = p.rows * p.c * p.length
-        states = [NumbaArray(name, _WORDS[row.nbytes], (size,), (row.nbytes,)) for name in ("state_before", "state")]
-        copy = KernelStep(
-            copy_on_gpu, tuple(states), Grid(-(-size // _COPY_THREADS)), _COPY_THREADS, restores=True
-        )  # fmt: skip
+        p, copy = workload.params, copy_of_states(workload.params)
         pointers = [Pointer(name, optional=True) for name in ("x", "weight", "bias", "indices", "positions", "y")]
-        params: tuple[Param, ...] = (*pointers, states[1], *map(Int32, (p.n, p.c, p.t, p.length, p.rows)))
+        params: tuple[Param, ...] = (*pointers, copy.params[1], *map(Int32, (p.n, p.c, p.t, p.length, p.rows)))
         step = KernelStep(
             cuda_kernel(p, config["threads"]), params, Grid(-(-p.n * p.c // config["threads"])), config["threads"]
         )  # fmt: skip
         return KernelSource("cuda", "native", (copy, step))
+
+
+def copy_of_states(p: CausalConv1dUpdateParams) -> KernelStep:
+    """Copies the states on a GPU, where the updated ones have memory of their own."""
+    nbytes, size = dtype_of(p.dtype).nbytes, p.rows * p.c * p.length
+    states = tuple(NumbaArray(name, _WORDS[nbytes], (size,), (nbytes,)) for name in ("state_before", "state"))
+    return KernelStep(copy_on_gpu, states, Grid(-(-size // _COPY_THREADS)), _COPY_THREADS, restores=True)
 
 
 class CausalConv1dUpdateCpu(_Update):

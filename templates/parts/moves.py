@@ -21,17 +21,18 @@ def words_of(nbytes: int) -> int:
 
 
 @functools.cache
-def load_global(nbytes: int) -> Callable[..., None]:
-    """`load(words, at, address, valid)` into words[at] ...; the kernel must not write the memory. Zeros if not `valid`."""
-    count = words_of(nbytes)
+def load_global(nbytes: int, written: bool = False) -> Callable[..., None]:
+    """`load(words, at, address, valid)` into words[at] ...; zeros if not `valid`. The kernel must not write the memory,
+    unless it is `written`."""
+    count, space = words_of(nbytes), "global" if written else "global.nc"
     zeros = " ".join(f"mov.b32 w{i}, 0;" for i in range(count))
     if nbytes < 4:
-        read = f"@p ld.global.nc.u{8 * nbytes} h, [$address]; @p cvt.u32.u16 w0, h;"
+        read = f"@p ld.{space}.u{8 * nbytes} h, [$address]; @p cvt.u32.u16 w0, h;"
     else:
-        read = f"@p ld.global.nc.{_words(count, 'w', '0123')}, [$address];"
+        read = f"@p ld.{space}.{_words(count, 'w', '0123')}, [$address];"
     results = " ".join(f"mov.b32 ${name}, w{i};" for i, name in enumerate(_NAMES[:count]))
     operation = device_op(
-        f"load_global_{nbytes}",
+        f"load_{'written' if written else 'global'}_{nbytes}",
         f"{{ .reg .pred p; .reg .u16 h; .reg .b32 w<4>; setp.ne.s32 p, $valid, 0; {zeros} {read} {results} }}",
         ins={"address": "u64", "valid": "i32"},
         outs=dict.fromkeys(_NAMES[:count], "u32"),

@@ -69,14 +69,15 @@ def words_of(dtype: str, count: int) -> int:
     return max(count * dtype_of(dtype).nbytes // 4, 1)
 
 
-def load(dtype: str, count: int) -> Callable[[Any, Any, Any, Any], None]:
+def load(dtype: str, count: int, written: bool = False) -> Callable[[Any, Any, Any, Any], None]:
     """`load(words, at, address, valid)`: `count` neighbours into words[at] ..., zeros if not `valid`.
 
-    The address is a multiple of the elements' bytes, or of 16 if there are more. The kernel must not write the memory.
+    The address is a multiple of the elements' bytes, or of 16 if there are more. The kernel must not write the memory, unless
+    it is `written`.
     """
     nbytes = count * dtype_of(dtype).nbytes
     piece, pieces = min(nbytes, MOST_BYTES), max(nbytes // MOST_BYTES, 1)
-    load_piece, words = moves.load_global(piece), moves.words_of(piece)
+    load_piece, words = moves.load_global(piece, written), moves.words_of(piece)
 
     def load(to: Any, at: Any, address: Any, valid: Any) -> None:
         for i in range(pieces):
