@@ -91,8 +91,9 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         return [template.space(workload, target) for workload in directions if template.validate(workload, target) is None]
     if template.op == "depthwise_conv1d":
         sequences = depthwise_conv1d(n=8, c=64, t=1024, taps=4, dtype=dtype)
-        both = [sequences, sequences.replace(direction="backward")]
-        return [template.space(workload, target) for workload in both]
+        orders = sequences, sequences.replace(layout="NCT")
+        wanted = [each.replace(direction=way) for each in orders for way in ("forward", "backward")]
+        return [template.space(workload, target) for workload in wanted if template.validate(workload, target) is None]
     if template.op == "pool2d":
         pools = pool2d(n=8, h=32, w=32, c=64, r=3, s=3, padding=1), pool2d(n=8, h=7, w=7, c=64, r=7, s=7, mode="average")
         return [template.space(workload, target) for workload in pools]

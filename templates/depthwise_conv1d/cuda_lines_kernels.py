@@ -1,7 +1,7 @@
 """Few taps with steps as neighbours (NCT): a thread computes vectors of neighbouring steps of one channel.
 
-The line of a channel may begin anywhere, but its vectors lie at multiples of their bytes: they are counted from the last such
-place at or before the first step, so that the first and the last vector of a line may be cut by its ends. x, y and their
+The line of a channel may begin anywhere, but its vectors lie at multiples of their bytes: they are counted from the last
+such place at or before the first step, so that the ends of a line may cut its first and its last vector. x, y and their
 gradients have lines of the same length, and so the same places. What taps reach on both sides of a vector is its halo, which
 is read with it, mostly from the first-level cache.
 """
@@ -93,7 +93,7 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., No
 
 
 def _block_sums(plan: LinePlan, taps: int) -> Callable[..., None]:
-    """`add_up(partial, word, one, sums, parts, thread, part, channel, channels)`: the sums of a block's lines, to its part."""
+    """`add_up(partial, word, one, sums, parts, thread, part, channel, channels)`: sums of a block's lines, to its part."""
     lanes, threads, count, write = plan.lanes, plan.threads, taps + 1, writer("float32")
     levels = lanes.bit_length() - 1
 

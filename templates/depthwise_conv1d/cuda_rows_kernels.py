@@ -85,10 +85,10 @@ def _block_sums(plan: RowPlan, taps: int) -> Callable[..., None]:
 
 
 def _head(p: DepthwiseConv1dParams, plan: RowPlan, lead: int) -> Callable[..., Any]:
-    """`head(word, other, one_word, one, weights, start, window, sequence, x, weight, bias, initial, seq, channels, t_in, left,
-    batch, lane_blocks, runs)`: finds a thread's run and loads its weights and the window in front of it. Returns its first
-    channel, its batch row, the step of its first row, `lead` rows before its part of y, the number of its run, and whether
-    there is such a run."""
+    """`head(word, other, one_word, one, weights, start, window, sequence, x, weight, bias, initial, seq, channels, t_in,
+    left, batch, lane_blocks, runs)`: finds a thread's run, and loads its weights and the window in front of it. Returns its
+    first channel, its batch row, the step of its first row, `lead` rows before its part of y, its number, and whether it
+    exists."""
     vector, length, dilation, nbytes = plan.vector, plan.length, p.dilation, dtype_of(p.dtype).nbytes
     load_weights, load_bias = stream.weights_loader(p, vector), stream.bias_loader(p, vector)
     begin, place = stream.beginning(p, vector), _placer(plan)
@@ -219,7 +219,7 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
         sequence = cuda.local.array(held, i32)
         for i in range(sums_size):
             sums[i] = f32(0)
-        channel, n, first, item, exists = head(
+        channel, n, first, _, exists = head(
             word, other, one_word, one, weights, start, window, sequence, x, weight, bias, initial, seq, channels, t_in,
             left, batch, lane_blocks, runs,
         )  # fmt: skip

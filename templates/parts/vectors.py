@@ -72,8 +72,8 @@ def words_of(dtype: str, count: int) -> int:
 def load(dtype: str, count: int, written: bool = False) -> Callable[[Any, Any, Any, Any], None]:
     """`load(words, at, address, valid)`: `count` neighbours into words[at] ..., zeros if not `valid`.
 
-    The address is a multiple of the elements' bytes, or of 16 if there are more. The kernel must not write the memory, unless
-    it is `written`.
+    The address is a multiple of the elements' bytes, or of 16 if there are more. The kernel must not write the memory,
+    unless it is `written`.
     """
     nbytes = count * dtype_of(dtype).nbytes
     piece, pieces = min(nbytes, MOST_BYTES), max(nbytes // MOST_BYTES, 1)
