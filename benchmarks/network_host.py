@@ -15,16 +15,19 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import common
 import torch
 from network_run import resnet50
+from networks import hot_us
 
 import schedsearch
 import schedsearch.torch as sst
+from schedsearch.executable.run import Weights
 
 GROUPS = {8: 60, 40: 20, 500: 12}  # calls of a group -> groups
 WARM_UP_S = 0.4
@@ -86,6 +89,37 @@ def network(path: Path, early: bool) -> list[dict[str, Any]]:
     return found
 
 
+def edges(path: Path) -> list[dict[str, Any]]:
+    """What the driver's launch of the graph costs the host if only some kernels begin early, and what the GPU then takes."""
+    may_begin_early, rows = Weights._may_begin_early, []
+    os.environ["SCHEDSEARCH_EARLY_LAUNCH"] = "1"
+    for every in (0, 16, 8, 4, 2, 1):
+
+        def some(weights: Weights, number: int, constants: Collection[str], every: int = every) -> bool:
+            return every > 0 and number % every == 0 and may_begin_early(weights, number, constants)
+
+        with mock.patch.object(Weights, "_may_begin_early", some), schedsearch.load(path) as net:
+            (port,) = net.inputs
+            x = torch.randn(port.shape, device="cuda").to(getattr(torch, port.dtype))
+            warm_up(lambda: net(x))  # noqa: B023
+            step = net.bind(x)
+            step()
+            (graph,) = net._calls._graph._launches  # type: ignore[attr-defined]
+            handle, stream, launch = graph._graph.handle, ctypes.c_void_p(0), graph._graph._launch
+            name = (
+                f"ResNet-50, every kernel whose number {every} divides begins early"
+                if every
+                else "ResNet-50, none begins early"
+            )
+            for count in (8, 40):
+                took_us = host_us(lambda: launch(handle, stream), count)  # noqa: B023
+                rows.append(
+                    {"call": f"{name}: the driver alone", "in_a_row": count, "host_us": took_us, "gpu_us": hot_us(step)}
+                )
+            step.close()
+    return rows
+
+
 def kernels() -> list[dict[str, Any]]:
     def image(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=torch.float16).contiguous(memory_format=torch.channels_last)
@@ -122,13 +156,16 @@ def kernels() -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, default=Path("resnet50.ssx"))
+    parser.add_argument("--edges", action="store_true", help="only: graphs in which some of the kernels begin early")
     parser.add_argument("--out")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     if not options.file.exists():
         schedsearch.build(resnet50(1, "float16"), db="none.db", target="cuda", out=options.file, check=False).close()
-    rows = [*network(options.file, early=True), *network(options.file, early=False), *kernels()]
-    print(common.table(("call", "in a row", "host us"), [(r["call"], r["in_a_row"], f"{r['host_us']:.2f}") for r in rows]))
+    rows = edges(options.file) if options.edges else []
+    rows = rows or [*network(options.file, early=True), *network(options.file, early=False), *kernels()]
+    cells = [(r["call"], r["in_a_row"], f"{r['host_us']:.2f}", f"{r['gpu_us']:.1f}" if "gpu_us" in r else "") for r in rows]
+    print(common.table(("call", "in a row", "host us", "GPU us"), cells))
     common.write(options.out, {"rows": rows})
 
 
