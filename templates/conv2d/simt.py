@@ -21,7 +21,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.conv2d.limits import LARGEST_SIZE, size_problem
 from schedsearch.templates.conv2d.ring import CHUNK_BYTES
-from schedsearch.templates.conv2d.simt_kernel import SHAPED_BY, build_kernel, build_sums
+from schedsearch.templates.conv2d.simt_kernel import SHAPED_BY, build_kernel, build_sums, reads_ahead
 from schedsearch.templates.conv2d.simt_sizes import Gemm, Plan, shared_bytes
 from schedsearch.templates.conv2d.simt_space import BLOCKS_PER_SM, LEAST_ROWS, config_space
 from schedsearch.templates.conv2d.tiles import Tiling, ceil_div, least_cost, tile_sizes
@@ -142,6 +142,7 @@ def source_of(workload: Workload[Conv2dParams], target: Target, plan: Plan) -> K
         plan.shared_bytes,
         min_blocks_per_sm=plan.blocks_per_sm,
         shaped_by=SHAPED_BY,
+        ahead=(ROWS,) if reads_ahead(plan) else (),
     )
     alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}
     if gemm.vector > 1:

@@ -21,6 +21,7 @@ from schedsearch.templates.conv2d.ring import CHUNK_BYTES, filter_sets, swizzle
 from schedsearch.templates.conv2d.simt_loads import (
     MOST_HELD,
     MOST_ROWS,
+    Loads,
     filling,
     filter_loads,
     filters,
@@ -65,7 +66,7 @@ def build_kernel(
     stage_part = simt.store_rows(
         plan.gemm.product, tm, plan.tn, part_rows, plan.threads_m * staged_row_bytes, plan.threads_n * simt.WORD_BYTES
     )
-    store = output(workload, plan, epilogue, capability)
+    store, load_first_stages = output(workload, plan, epilogue, capability), first_stages(plan, load_x, load_w)
 
     def kernel(
         x: Any, rows: Any, weight_sums: Any, y: Any, x_zero_point: Any, weight_zero_point: Any, *operands: Any
@@ -104,13 +105,9 @@ def build_kernel(
                 sums[i] = zero(0)
             for i in range(tm):
                 row_sums[i] = i32(0)
-            for step in range(stages - 1):
-                stage = u32(shared + step * stage_bytes)
-                begin_x(stage, i32(step), row, column, h0, w0, x_rows, x_held, fill)
-                begin_w(stage, i32(step), filter_row, filter_column, w_first, k_left, w_held)
-                commit()
-                finish_x(stage, row, column, x_held)
-                finish_w(stage, filter_row, filter_column, w_held)
+            begin_pixels = row, column, h0, w0, x_rows, x_held, fill
+            begin_filters = filter_row, filter_column, w_first, k_left, w_held
+            load_first_stages(shared, begin_pixels, begin_filters)
             read, write = i32(0), i32(stages - 1)
             for step in range(i32(steps)):
                 wait_stage()
@@ -142,6 +139,39 @@ def build_kernel(
             cuda.syncthreads()  # the last part has been read
 
     return kernel
+
+
+def reads_ahead(plan: Plan) -> bool:
+    """Whether the weights of the first stages are loaded before the wait for the kernel in front. Those that pass through
+    registers would be waited for, and an image's own weights are no constants."""
+    return plan.asynchronous and not plan.own_weights
+
+
+# --- Load -------------------------------------------------------------------------------------------------------------
+def first_stages(plan: Plan, load_x: Loads, load_w: Loads) -> Callable[..., None]:
+    """`load(shared, pixels, filters)` fills all stages but one. The tuples have what follows stage and step in
+    `load_x.begin` and `load_w.begin`; the thread has then waited for the kernel in front."""
+    begin_x, finish_x, begin_w, finish_w = load_x.begin, load_x.finish, load_w.begin, load_w.finish
+    stages, stage_bytes, commit, ahead = plan.stages, plan.stage_bytes, waits(plan)[0], reads_ahead(plan)
+
+    def load(shared: Any, pixels: Any, filters: Any) -> None:
+        row, column, h0, w0, x_rows, x_held, fill = pixels
+        filter_row, filter_column, w_first, k_left, w_held = filters
+        if ahead:
+            for step in range(stages - 1):
+                stage = u32(shared + step * stage_bytes)
+                begin_w(stage, i32(step), filter_row, filter_column, w_first, k_left, w_held)
+        ptx.wait_for_predecessor()
+        for step in range(stages - 1):
+            stage = u32(shared + step * stage_bytes)
+            begin_x(stage, i32(step), row, column, h0, w0, x_rows, x_held, fill)
+            if not ahead:
+                begin_w(stage, i32(step), filter_row, filter_column, w_first, k_left, w_held)
+            commit()  # weights that went ahead are all in the first group
+            finish_x(stage, row, column, x_held)
+            finish_w(stage, filter_row, filter_column, w_held)
+
+    return load
 
 
 # --- Walk -------------------------------------------------------------------------------------------------------------

@@ -158,16 +158,12 @@ def build_kernel(
     per_source = 1 if filters > 1 else multiplier  # target channels that read the same source channel
     tile_h, tile_w, sums_count = patch.tile_h, patch.tile_w, patch.sums
     row_targets, column_targets = patch.rows.targets, patch.columns.targets
-    row_sources, column_sources = patch.rows.sources, patch.columns.sources
     row_up, row_down, column_up, column_down = patch.rows.up, patch.rows.down, patch.columns.up, patch.columns.down
     rows_of_taps, columns_of_taps = rounds.rows, rounds.columns
     next_row = patch.tap_h * patch.rows.tap_step // patch.rows.down  # sources from one round to the next
     next_column = patch.tap_w * patch.columns.tap_step // patch.columns.down
     round_bytes = patch.tap_h * patch.tap_w * block_channels * SUM_BYTES
-    first_row, last_row = min(patch.row_meetings, default=0), max(patch.row_meetings, default=0)
-    first_column, last_column = _reach(patch)
-
-    place, thread_place = blocks.place(), blocks.thread_place()
+    place, thread_place, lies_inside = blocks.place(), blocks.thread_place(), _inside(patch)
     zero_points = _zero_points(patch, epilogue)
     copy_filters = filter_copies(workload, blocks, rounds, zero_points)
     of_filter, of_tap_row, of_tap_column = (filter_strides(workload)[axis].outer for axis in "OHW")
@@ -217,23 +213,18 @@ def build_kernel(
                             for b in range(i32(columns_of_taps)):
                                 from_row = i32(row // row_down * row_up + a * next_row)
                                 from_column = i32(column // column_down * column_up + b * next_column)
-                                inside = (
-                                    (from_row + first_row >= 0)
-                                    & (from_row + last_row < row_sources)
-                                    & (from_column + first_column >= 0)
-                                    & (from_column + last_column < column_sources)
-                                )
+                                inside = lies_inside(from_row, from_column)
                                 rows_follow, columns_follow = i32(rows_of_taps - 1 - a), i32(columns_of_taps - 1 - b)
                                 if direct:
                                     correlate(
-                                        sums, own_filters, at, from_row, from_column, i32(inside), rows_follow,
-                                        columns_follow, *zero_points(operands),
+                                        sums, own_filters, at, from_row, from_column, inside, rows_follow, columns_follow,
+                                        *zero_points(operands),
                                     )  # fmt: skip
                                 else:
                                     taps = u32(weights + ((j * rows_of_taps + a) * columns_of_taps + b) * round_bytes)
                                     correlate(
-                                        sums, at, taps, from_row, from_column, i32(inside), rows_follow,
-                                        columns_follow, *zero_points(operands),
+                                        sums, at, taps, from_row, from_column, inside, rows_follow, columns_follow,
+                                        *zero_points(operands),
                                     )  # fmt: skip
                     place_in_y = i64(plane + i64(row) * target_row + i64(column) * target_column)
                     to, added = u64(target + u64(plane * out_element)), u64(before + u64(plane * out_element))
@@ -260,6 +251,19 @@ def _zero_points(patch: Patch, epilogue: Epilogue | None) -> Callable[[Any], Any
         return operands[first], operands[last]
 
     return (none, one, both)[len(slots)]
+
+
+def _inside(patch: Patch) -> Callable[[Any, Any], Any]:
+    """`inside(row, column)`: 1 if the patch whose first source this is lies inside of the image as a whole, else 0."""
+    first_row, last_row = min(patch.row_meetings, default=0), max(patch.row_meetings, default=0)
+    first_column, last_column = _reach(patch)
+    rows, columns = patch.rows.sources, patch.columns.sources
+
+    def inside(row: Any, column: Any) -> Any:
+        of_rows = (row + first_row >= 0) & (row + last_row < rows)
+        return i32(of_rows & (column + first_column >= 0) & (column + last_column < columns))
+
+    return inside
 
 
 def _reach(patch: Patch) -> tuple[int, int]:
