@@ -36,7 +36,7 @@ DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-faults test-browser test-postgres test-newest test-integrations test-gpu faults lint format types bench docs site dist clean
+.PHONY: help setup quickstart test test-long test-faults test-browser test-postgres test-fleet test-newest test-integrations test-gpu faults lint format types bench docs site dist clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,7 +50,7 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 
 # One thread of OpenMP and BLAS, because the workers use all cores, and threads that wait for a core burn its time.
 test: $(DEV_STAMP) ## install, and run the tests that need no GPU and do not take long
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not long and not browser and not site and not postgres"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not long and not browser and not site and not postgres and not fleet"
 
 test-long: $(DEV_STAMP) ## compile samples of every template's space, and everything else that takes long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "long and not gpu and not integrations"
@@ -65,6 +65,10 @@ test-browser: $(VENV)/.installed-browser ## install Playwright and, where possib
 # PostgreSQL comes from apt if root runs this; without a server the tests are skipped with the reason.
 test-postgres: $(VENV)/.installed-postgres ## install psycopg and, where possible, PostgreSQL, and test the record store on it
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) -m postgres
+
+# The workers measure on this machine's CPU, one run at a time, so the tests run one after another.
+test-fleet: $(VENV)/.installed-fleet ## install Dask, and test runs on workers that are killed and schedulers that go away
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m fleet
 
 # NumPy removes names that numba-cuda uses. NEWEST_PYTHON is another interpreter for which NumPy has newer releases.
 test-newest: ## run the tests of the compilers with NumPy 2.5 or newer; skipped if there is no Python 3.12
@@ -152,6 +156,10 @@ $(VENV)/.installed-browser: $(DEV_STAMP) scripts/setup_browser.py
 $(VENV)/.installed-postgres: $(DEV_STAMP) scripts/setup_postgres.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'psycopg[binary]>=3.2'
 	$(BIN)/python scripts/setup_postgres.py
+	touch $@
+
+$(VENV)/.installed-fleet: $(DEV_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev dashboard fleet $(TEST_EXTRA))]'
 	touch $@
 
 $(VENV)/.installed-site: $(DEV_STAMP) Makefile

@@ -192,6 +192,22 @@ class DeviceBusyError(DeviceError):
     pass
 
 
+class LostError(DeviceError):
+    """The last device, or the last builder, of a fleet is away for longer than a run waits. What was measured is saved."""
+
+
+class AwayError(DeviceError):
+    """The worker that had a call is gone. Its device may come back with another worker, so the call may be repeated.
+
+    Attributes:
+        begun: whether a worker had the call; otherwise none was there to take it.
+    """
+
+    def __init__(self, message: str, *, begun: bool = True) -> None:
+        super().__init__(message)
+        self.begun = begun
+
+
 class PreparationError(SchedsearchError):
     """No process can make the inputs and the reference of a workload on this device: each is killed, or takes too long."""
 

@@ -26,6 +26,7 @@ class Target:
         clock_khz, memory_bytes: as reported, for information only.
         ordinal, uuid: which card; not part of `key`.
         simd_bits: widest vector unit of a CPU; 0 on a GPU.
+        host: the machine that has it, if it is not this one; not part of `key`.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -42,6 +43,7 @@ class Target:
     simd_bits: int = 0
     ordinal: int = 0
     uuid: str = ""
+    host: str = ""
 
     @property
     def key(self) -> str:

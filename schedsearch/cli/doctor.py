@@ -15,7 +15,7 @@ import click
 
 from schedsearch.cli import render
 from schedsearch.cli.extract import INPUT_OPTION, SHAPE_OPTION
-from schedsearch.cli.options import CARDS
+from schedsearch.cli.options import CARDS, fleet_options
 from schedsearch.errors import DatabaseError, DeviceError
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.text import printable
@@ -44,6 +44,9 @@ _GPU_EXTRA = "pip install 'schedsearch[cu13]' (driver 580 or newer), else 'sched
 )
 @SHAPE_OPTION
 @INPUT_OPTION
+@click.option("--scheduler", metavar="ADDRESS", help="Instead show the workers of this Dask scheduler.")
+@click.option("--allow-mixed", is_flag=True, help="With --scheduler: workers may have different compilers.")
+@fleet_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     db: str | None,
@@ -52,6 +55,10 @@ def doctor(
     dtype: str | None,
     shapes: dict[str, list[int]],
     inputs: dict[str, Any],
+    scheduler: str | None,
+    allow_mixed: bool,
+    tls: str | None,
+    trust_network: bool,
     as_json: bool,
 ) -> None:
     """Show devices, driver, clocks, versions of tools and libraries, the state of the database, and all problems.
@@ -60,7 +67,17 @@ def doctor(
 
     With --coverage it shows how many layers of a model have records for a card, in the database or shipped with the
     package, what share of the time these cover, and what tuning the rest would take. The card need not be here.
+
+    With --scheduler it shows workers, cards, clocks and versions of a fleet. Exits with 3 when no run would begin there.
     """
+    if scheduler is not None:
+        from schedsearch.cli.doctor_fleet import show
+        from schedsearch.fleet.connection import Connection
+
+        show(Connection(scheduler, tls, trust_network, allow_mixed), as_json)
+        return
+    if tls or trust_network or allow_mixed:
+        raise click.UsageError("--tls, --trust-network and --allow-mixed are for --scheduler ADDRESS")
     if model is not None:
         if db is not None:
             _check_exists(db)

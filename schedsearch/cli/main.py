@@ -37,6 +37,7 @@ GROUPS = {
         "init": Command("schedsearch.cli.init:init", "Write a commented workload file to start from."),
         "tune": Command("schedsearch.cli.tune:tune", "Search for fast configurations and record them."),
         "space": Command("schedsearch.cli.inspect:space", "Show the knobs of each task and legal configurations."),
+        "worker": Command("schedsearch.cli.worker:worker", "Lend this machine to the runs of a fleet."),
         "runs": Command("schedsearch.cli.runs:runs", "List tuning runs, or compare two of them."),
         "dashboard": Command("schedsearch.cli.dashboard:dashboard", "Show tuning runs in a browser."),
         "report": Command("schedsearch.cli.dashboard:report", "Write the dashboard, or a table, to one file."),

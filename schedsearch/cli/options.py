@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -25,6 +26,19 @@ kernels_option = click.option(
     multiple=True,
     help="Run this Python file, whose kernels the workload file names by op: FILE:KERNEL.",
 )
+
+
+_FLEET_OPTIONS = (
+    click.option("--tls", metavar="FOLDER", help="For tls://: a folder with ca.pem, cert.pem and key.pem."),
+    click.option("--trust-network", is_flag=True, help="Use tcp:// of another machine: only friends reach that network."),
+)
+
+
+def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of commands that talk to a scheduler."""
+    for option in reversed(_FLEET_OPTIONS):
+        command = option(command)
+    return command
 
 
 class AtLeast(click.ParamType["int"]):

@@ -13,11 +13,21 @@ import click
 
 from schedsearch.cli import given as given_kind
 from schedsearch.cli import render
-from schedsearch.cli.options import CARDS, AtLeast, kernels_option, mode_option
-from schedsearch.errors import Interrupted, NoValidConfigError, SchedsearchError, SeveralErrors, UsageError
+from schedsearch.cli.options import CARDS, AtLeast, fleet_options, kernels_option, mode_option
+from schedsearch.errors import (
+    DeviceError,
+    Interrupted,
+    LostError,
+    NoValidConfigError,
+    SchedsearchError,
+    SeveralErrors,
+    UsageError,
+)
 from schedsearch.tuner import TUNERS
 
 if TYPE_CHECKING:
+    from schedsearch.fleet.connection import Connection
+    from schedsearch.session.places import Place
     from schedsearch.session.plan import TaskPlan
     from schedsearch.session.summary import RunSummary
     from schedsearch.target import Target
@@ -74,6 +84,10 @@ class Duration(click.ParamType["float"]):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line, the summary last.")
 @click.option("--dashboard", "with_dashboard", is_flag=True, help="Show the run in a browser; see schedsearch dashboard.")
+@click.option("--scheduler", metavar="ADDRESS", help="Build and measure on the workers of this Dask scheduler.")
+@click.option("--build-on", metavar="ADDRESS", help="Build on the workers of this Dask scheduler, and measure here.")
+@click.option("--allow-mixed", is_flag=True, help="Let workers with other compilers than most measure, but not build.")
+@fleet_options
 @click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
 def tune(
     workload_file: str,
@@ -92,6 +106,11 @@ def tune(
     dry_run: bool,
     as_json: bool,
     with_dashboard: bool,
+    scheduler: str | None,
+    build_on: str | None,
+    allow_mixed: bool,
+    tls: str | None,
+    trust_network: bool,
     no_wait: bool,
 ) -> None:
     """Search for fast configurations of the tasks in WORKLOAD.yaml and record everything measured.
@@ -100,29 +119,63 @@ def tune(
 
     Options override the file. Ctrl-C stops cleanly after the measurement under way; run the same command again to go on.
     """
-    from schedsearch.device.detect import detect_all
     from schedsearch.session.options import DEFAULT_TRIALS
+    from schedsearch.session.places import place_of
 
     file = load_tasks(workload_file, shapes, scalars, kernel_files, reference_timeout_s, selector)
     selector = selector or file.target
-    targets = detect_all(selector, presets=dry_run)
-    target = targets[0]
-    file = file.resolve(target)
-    trials = file.budget.trials if trials is None else trials
-    time_s = file.budget.time_s if time_s is None else time_s
-    if trials is None and time_s is None:
-        trials = DEFAULT_TRIALS
-    if dry_run:
-        _print_plan(file, target, trials, time_s, as_json)
-        return
+    given = (scheduler, build_on, allow_mixed, tls, trust_network, no_wait)
+    with place_of(selector, *_connections(*given), presets=dry_run) as place:
+        file = file.resolve(place.devices[0])
+        trials = file.budget.trials if trials is None else trials
+        time_s = file.budget.time_s if time_s is None else time_s
+        if trials is None and time_s is None:
+            trials = DEFAULT_TRIALS
+        if dry_run:
+            _print_plan(file, place.devices[0], trials, time_s, as_json)
+            return
+        db, mode = db or file.db, mode or file.measure.mode
+        options = {
+            "trials": trials,
+            "time_s": time_s,
+            "tuner": tuner or file.tuner.name,
+            "seed": file.tuner.seed if seed is None else seed,
+            "resume": resume,
+            "mode": mode,
+            "reference_timeout_s": reference_timeout_s,
+            "wait_for_device": not no_wait,
+        }
+        summary = _run(file, place, db, options, as_json, with_dashboard)
+        _conclude(summary, file, db, selector if len(place.devices) == 1 else place.devices[0].kind, mode, as_json)
 
+
+def _connections(
+    scheduler: str | None, build_on: str | None, allow_mixed: bool, tls: str | None, trust_network: bool, no_wait: bool
+) -> tuple[Connection | None, Connection | None]:
+    """The fleets of --scheduler and --build-on."""
+    from schedsearch.fleet.connection import Connection
+
+    if scheduler is None and build_on is None and (tls or trust_network or allow_mixed):
+        raise UsageError("--tls, --trust-network and --allow-mixed are for --scheduler ADDRESS and --build-on ADDRESS")
+
+    def of(address: str | None) -> Connection | None:
+        return (address and Connection(address, tls, trust_network, allow_mixed, wait_for_device=not no_wait)) or None
+
+    return of(scheduler), of(build_on)
+
+
+def _run(
+    file: WorkloadFile, place: Place, db: str, options: dict[str, Any], as_json: bool, with_dashboard: bool
+) -> RunSummary:
+    """Tunes the tasks of a resolved file. Raises Interrupted with the command that goes on."""
     from schedsearch.cli.json_lines import JsonLines
     from schedsearch.progress import shown
     from schedsearch.session import BUILD_TIMEOUT_S, REFERENCE_TIMEOUT_S, RUN_TIMEOUT_S
     from schedsearch.session import tune as run
 
-    db = db or file.db
     measure = file.measure
+    limit_s = options.pop("reference_timeout_s") or measure.reference_timeout_s or REFERENCE_TIMEOUT_S
+    again = shlex.join(["schedsearch", *_without_fresh(sys.argv[1:])])
     with ExitStack() as stack:
         if with_dashboard:
             from schedsearch.cli.dashboard import beside
@@ -130,35 +183,32 @@ def tune(
             stack.enter_context(beside(db))
         display = stack.enter_context(shown(not as_json))
         display.stage(f"planning {render.counted(len(file.tasks), 'task')}")
-        plans = plan(file, target)
+        plans = plan(file, place.devices[0])
         try:
-            summary = run(
+            return run(
                 plans,
                 db,
-                target=targets,
-                trials=trials,
-                time_s=time_s,
-                tuner=tuner or file.tuner.name,
-                seed=file.tuner.seed if seed is None else seed,
-                resume=resume,
-                mode=mode or measure.mode,
+                target=place.devices,
+                scheduler=place.fleet if place.far else None,
+                build_on=None if place.far else place.fleet,
                 workers=measure.workers,
                 build_timeout_s=measure.build_timeout_s or BUILD_TIMEOUT_S,
                 run_timeout_s=measure.timeout_s or RUN_TIMEOUT_S,
-                reference_timeout_s=reference_timeout_s or measure.reference_timeout_s or REFERENCE_TIMEOUT_S,
-                wait_for_device=not no_wait,
+                reference_timeout_s=limit_s,
                 on_wait=render.note if as_json else None,
                 observers=[JsonLines()] if as_json else [],
+                **options,
             )
         except NoValidConfigError as error:
-            summary = error.summary
+            summary: RunSummary = error.summary
+            return summary
+        except LostError as lost:
+            raise DeviceError(f"{lost}; everything measured is saved in {db}; go on with: {again}") from lost
         except Interrupted as interrupted:
             display.close()
             if not as_json:
                 _print_summary(interrupted.summary, file)
-            again = shlex.join(["schedsearch", *_without_fresh(sys.argv[1:])])
             raise Interrupted(f"interrupted; everything measured is saved in {db}; go on with: {again}") from interrupted
-    _conclude(summary, file, db, selector if len(targets) == 1 else "cuda", mode or measure.mode, as_json)
 
 
 def _conclude(summary: RunSummary, file: WorkloadFile, db: str, selector: str, mode: str, as_json: bool) -> None:

@@ -34,7 +34,7 @@ class DeviceLock:
     something else at its place. schedsearch neither follows a link nor writes to a file that is not a lock file.
 
     Args:
-        target: the device; a GPU is identified by its UUID, and all CPU runs of a machine share one lock.
+        target: the device; a GPU is identified by its UUID, and all runs on a whole CPU share one lock.
         wait: whether to wait for the holder.
         on_wait: called once for each holder that it waits for, with a sentence that names the holder.
         deadline: of waiting.
@@ -125,7 +125,8 @@ class DeviceLock:
 
 
 def _device_name(target: Target) -> str:
-    return re.sub(r"[^\w.-]", "_", target.uuid or f"cuda-{target.ordinal}") if target.kind == "cuda" else "cpu"
+    name = target.uuid or (f"cuda-{target.ordinal}" if target.kind == "cuda" else "cpu")
+    return re.sub(r"[^\w.-]", "_", name)
 
 
 def _identity(fd: int) -> tuple[int, int]:

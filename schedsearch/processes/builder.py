@@ -10,13 +10,12 @@ import os
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import astuple, dataclass, field
 
 from schedsearch.backend import BuildResult
 from schedsearch.backend.build_cache import BuildCache, warn_if_unfit
 from schedsearch.backend.cuda import require_compiler
-from schedsearch.backend.shipping import pack
 from schedsearch.closing import Closing
 from schedsearch.config import Config
 from schedsearch.deadline import NEVER, Deadline
@@ -28,18 +27,17 @@ from schedsearch.processes.build_worker import (
     BuilderReady,
     BuildFinished,
     BuildStarted,
-    BuildTask,
     CallTask,
-    ReferenceTask,
     Task,
 )
 from schedsearch.processes.process import ChildDiedError, ChildProcess, wait_for
 from schedsearch.processes.range_build import RangeResult, RangeTask
+from schedsearch.processes.requests import Candidate, RangeCandidate, Submitting
 from schedsearch.processes.restarts import Restarts
 from schedsearch.processes.scratch import ScratchFolder
 from schedsearch.target import Target
-from schedsearch.template import Template
-from schedsearch.workload import Workload, WorkloadRange
+
+__all__ = ["Builder", "Built", "BuiltRange", "Candidate", "RangeCandidate", "available_cores", "built_by"]
 
 # One candidate in work and one waiting, so that a worker stays busy while the parent measures.
 TASKS_PER_WORKER = 2
@@ -53,15 +51,6 @@ _BEGIN_S = 60.0
 _LOST_BEFORE = 3
 # After so many candidates without a loss, one more worker may run again.
 _BUILDS_TO_RECOVER = 50
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to run one workload. Each candidate gets an outcome."""
-
-    workload: Workload
-    template: Template
-    config: Config
 
 
 @dataclass(frozen=True)
@@ -79,22 +68,6 @@ class Built:
     canonical_hash: str
     build_s: float
     shared: bool = True
-
-
-@dataclass(frozen=True)
-class RangeCandidate:
-    """One way to run the sizes of a range that share machine code with the size `origin`.
-
-    Attributes:
-        config: None: the template's rule-based configuration for `origin`.
-        restrict: knob -> the only values that this configuration may have.
-    """
-
-    of_range: WorkloadRange
-    template: Template
-    config: Config | None
-    origin: int
-    restrict: Mapping[str, Sequence[int | str | bool]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +103,7 @@ class _Worker:
     builds: int = 0
 
 
-class Builder(Closing):
+class Builder(Submitting, Closing):
     """A pool of compiler processes. Not thread-safe: call all methods in the thread that made it.
 
     `poll` returns a candidate's failure as a Measurement: compile_error with the compiler's text or the
@@ -192,42 +165,9 @@ class Builder(Closing):
             if self._add_worker() is None:
                 return
 
-    def submit(self, candidate: Candidate) -> int:
-        """Queues a candidate; returns the token under which `poll` reports it.
-
-        Raises:
-            UsageError: the workers cannot import the template's class by name.
-        """
-        return self._enqueue(
-            BuildTask(next(self._tokens), _location(candidate.template), candidate.workload, candidate.config)
-        )
-
-    def submit_range(self, candidate: RangeCandidate) -> int:
-        """Queues a configuration for many sizes; `poll` reports it as a `BuiltRange`, or as a failure like others.
-
-        Raises:
-            UsageError: as `submit`.
-        """
-        location, restrict = _location(candidate.template), dict(candidate.restrict)
-        return self._enqueue(
-            RangeTask(next(self._tokens), location, candidate.of_range, candidate.config, candidate.origin, restrict)
-        )
-
-    def submit_reference(self, workload: Workload) -> int:
-        """Queues the reference kernel of a workload; `poll` reports it like a candidate. It is `rejected` if the operator's
-        reference is not a kernel."""
-        return self._enqueue(ReferenceTask(next(self._tokens), workload))
-
-    def submit_call(self, make: Callable[[Target], BuildResult | RangeResult]) -> int:
-        """Queues a function that compiles something for the target; `poll` reports it like a candidate, and as `rejected`
-        what the compiler refuses.
-
-        Raises:
-            UsageError: it captures something that cannot be sent to another process.
-        """
-        return self._enqueue(CallTask(next(self._tokens), pack(make)))
-
-    def _enqueue(self, task: Task) -> int:
+    def submit_task(self, task: Task) -> int:
+        """Queues what `poll` reports under the token that this returns; the task's own token does not count."""
+        task = dataclasses.replace(task, token=next(self._tokens))
         self._queue.append(_Queued(task))
         self._dispatch()
         return task.token
@@ -468,13 +408,3 @@ def built_by(found: BuildResult | RangeResult, build_s: float) -> Built:
 def available_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _location(template: Template) -> str:
-    cls = type(template)
-    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
-        raise UsageError(
-            f"template {cls.name!r} is defined in {cls.__module__}.{cls.__qualname__}, which the compiler processes cannot "
-            "import; move the class to the top level of a module of its own"
-        )
-    return f"{cls.__module__}:{cls.__qualname__}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from schedsearch.config import Config
 from schedsearch.measurement import Measurement, Record
-from schedsearch.processes.builder import Candidate, RangeCandidate
+from schedsearch.processes.requests import Candidate, RangeCandidate
 from schedsearch.space import ConfigSpace
 from schedsearch.typed import JsonMapping, JsonObject
 from schedsearch.workload import Workload
@@ -73,6 +73,20 @@ class RunnerLike(Protocol):
     def learn_reference(self, workload: Workload, artifact: Artifact) -> None: ...
     def measure(self, workload: Workload, built: Built, best_ns: float | None) -> Measurement: ...
     def race(self, workload: Workload, built: Sequence[Built]) -> list[Measurement]: ...
+
+
+@runtime_checkable
+class FarRunnerLike(RunnerLike, Protocol):
+    """What the loop uses, besides, of a runner whose device is elsewhere and may go away and come back
+    (`schedsearch.fleet.runner.FleetRunner`). Its calls raise AwayError when that happens."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def is_there(self) -> bool: ...
+    @property
+    def gone_for_good(self) -> str: ...
+    def measure_many(self, jobs: Sequence[tuple[Workload, Built, float | None]]) -> list[Measurement | Exception]: ...
 
 
 class StoreLike(Protocol):

@@ -9,14 +9,15 @@ See docs/decisions/060-numbers-of-a-run.md.
 from __future__ import annotations
 
 import math
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
-from schedsearch.errors import DeviceError, OperatorError, PreparationError
+from schedsearch.errors import AwayError, DeviceError, OperatorError, PreparationError
 from schedsearch.measurement import Anchor, Measurement, Outcome, Verdict
-from schedsearch.processes.builder import Candidate
+from schedsearch.processes.requests import Candidate
 from schedsearch.session.collaborators import BuilderLike
 from schedsearch.session.journal import Entry, Journal
 from schedsearch.session.lanes import Lane, Lanes
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from schedsearch.processes.builder import Built
 
 _TOLERANCE = 1.25  # expected times are rough, and the last trials end a little late
+
+_RACES_LOST = 3  # of one task; then it keeps what the search found
+_LOOK_S = 0.1
 
 Poll = Callable[[float], "list[tuple[int, Built | Measurement]]"]
 
@@ -61,6 +65,7 @@ class FinalRaces:
         self._lanes, self._journal, self._options = lanes, journal, options
         self._give_up, self._ahead = give_up, ahead
         self._building: dict[int, tuple[TaskState, Finalist]] = {}
+        self._lost: Counter[TaskState] = Counter()  # races whose worker went away
         self._running: dict[Future[list[Measurement]], tuple[Lane, TaskState, Heat]] = {}
 
     def run(self, stop: StopSignal) -> None:
@@ -91,11 +96,14 @@ class FinalRaces:
     def _idle(self) -> Lane | None:
         """A lane that holds no race."""
         racing = [lane for lane, _, _ in self._running.values()]
-        return next((lane for lane in self._lanes.working if lane not in racing), None)
+        return next((lane for lane in self._lanes.present if lane not in racing), None)
 
     def _take_results(self, waiting: deque[TaskState]) -> None:
         """Waits for a race to end. A race whose device was lost is held again on another."""
-        done = wait(self._running, return_when=FIRST_COMPLETED).done if self._running else ()
+        done = wait(self._running, timeout=_LOOK_S, return_when=FIRST_COMPLETED).done if self._running else ()
+        if waiting and not self._running:
+            time.sleep(_LOOK_S)  # no device is there now
+        self._lanes.lose_those_gone()
         for future in done:
             lane, task, heat = self._running.pop(future)
             try:
@@ -105,7 +113,11 @@ class FinalRaces:
                 self._journal.end_task(task)
             except DeviceError as error:
                 self._lanes.lose(lane, error)
-                waiting.appendleft(task)
+                self._lost[task] += isinstance(error, AwayError) and error.begun
+                if self._lost[task] < _RACES_LOST:
+                    waiting.appendleft(task)
+                else:
+                    self._journal.end_task(task)
             else:
                 self._advance(lane, task, heat, measurements)
 

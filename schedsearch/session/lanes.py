@@ -18,12 +18,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from schedsearch.errors import DeviceError, OperatorError, PreparationError, first_line
-from schedsearch.measurement import Measurement, Outcome
+from schedsearch.errors import AwayError, DeviceError, LostError, OperatorError, PreparationError, first_line
+from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome
 from schedsearch.session.collaborators import RunnerLike
+from schedsearch.session.lane import OF_TASK, GivenUp, Lane, Measured, Notice, Work
 from schedsearch.session.pace import DeviceThread
 from schedsearch.session.summary import DeviceSummary, Shares, name_of
 from schedsearch.session.task_state import Proposal, TaskState
@@ -37,79 +37,11 @@ if TYPE_CHECKING:
 SUSPECT_AFTER = 3  # failures in a row on one device; candidates that fail are rarely so many at once
 SLOW = 1.1  # times the time of the fastest of equal devices for the same kernel
 _NEWLINE = "\n"
+_LOST_BEFORE = 2  # workers that a candidate may lose
 _BACKLOG = 3  # candidates that wait for other lanes, so that an idle lane takes over their task
-_OF_TASK = (PreparationError, OperatorError)
 _OF_DEVICE = (Outcome.WRONG_ANSWER, Outcome.LAUNCH_ERROR, Outcome.RUN_TIMEOUT, Outcome.WORKER_LOST)
 
 T = TypeVar("T")
-Work = tuple[Proposal, "Built"]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A candidate's outcome."""
-
-    proposal: Proposal
-    built: Built
-    measurement: Measurement
-
-
-@dataclass(frozen=True)
-class GivenUp:
-    """Nothing of a task can be measured: its inputs and its reference cannot be made."""
-
-    task: TaskState
-    error: Exception
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something about a device that the user wants to know."""
-
-    device: Target
-    text: str
-
-
-@dataclass(eq=False)
-class Lane:
-    """A device during a run. Owned by the main thread.
-
-    Attributes:
-        prepared: the tasks whose inputs and reference are on the device, or on their way.
-        measuring, preparing: the calls under way.
-        suspects: failures in a row, which count as soon as the device is known to be sound.
-        probe: the measurement of a kernel that is known to be right.
-        baseline_ns: what the kernel took here that all lanes have measured; None until then.
-        problem: why it takes no more work; "" while it does.
-    """
-
-    device: Target
-    runner: RunnerLike
-    thread: DeviceThread
-    prepared_before_s: float
-    prepared: set[TaskState] = field(default_factory=set)
-    measuring: dict[Future[Measurement], Work] = field(default_factory=dict)
-    preparing: tuple[Future[None], TaskState] | None = None
-    suspects: list[tuple[Work, Measurement]] = field(default_factory=list)
-    probe: Future[Measurement] | None = None
-    baseline: Future[Measurement] | None = None
-    baseline_ns: float | None = None
-    trials: int = 0
-    problem: str = ""
-
-    @property
-    def futures(self) -> list[Future[Any]]:
-        others = (self.preparing[0] if self.preparing else None, self.probe, self.baseline)
-        return [*self.measuring, *(each for each in others if each is not None)]
-
-    @property
-    def prepare_s(self) -> float:
-        """Seconds of this run that making inputs and references took here."""
-        return self.runner.prepare_s - self.prepared_before_s
-
-    def measure(self, task: TaskState, built: Built) -> Measurement:
-        """Runs on the lane's thread, so that the best time is the one at the moment of the measurement."""
-        return self.runner.measure(task.workload, built, task.best_ns)
 
 
 class Lanes:
@@ -118,9 +50,11 @@ class Lanes:
     Args:
         devices: with their runners; all of one kind.
         alternate: whether builds would disturb a measurement.
+        mode: how times are taken.
     """
 
-    def __init__(self, devices: Sequence[tuple[Target, RunnerLike]], *, alternate: bool) -> None:
+    def __init__(self, devices: Sequence[tuple[Target, RunnerLike]], *, alternate: bool, mode: str = COLD_GRAPH) -> None:
+        self._mode = mode
         self.all = [
             Lane(device, runner, DeviceThread(queue=1 if alternate else 2), runner.prepare_s) for device, runner in devices
         ]
@@ -148,13 +82,18 @@ class Lanes:
         return [lane for lane in self.all if not lane.problem]
 
     @property
+    def present(self) -> list[Lane]:
+        """Those of them whose devices are there now."""
+        return [lane for lane in self.all if lane.is_there]
+
+    @property
     def futures(self) -> list[Future[Any]]:
         return [future for lane in self.all for future in lane.futures]
 
     @property
     def pending(self) -> int:
         """Candidates that are built and have no outcome yet."""
-        return len(self.ready) + sum(len(lane.measuring) + len(lane.suspects) for lane in self.all)
+        return len(self.ready) + sum(lane.candidates + len(lane.suspects) for lane in self.all)
 
     @property
     def is_measuring(self) -> bool:
@@ -163,15 +102,16 @@ class Lanes:
     def under_way(self) -> Iterator[Proposal]:
         yield from (proposal for proposal, _ in self.ready)
         for lane in self.all:
-            yield from (proposal for proposal, _ in lane.measuring.values())
+            yield from (proposal for works in lane.measuring.values() for proposal, _ in works)
 
     # ---- homes
 
     def home_of(self, task: TaskState) -> list[Lane]:
         """The lanes that measure a task; a new one gets the lane that is home to the fewest."""
-        homes = [lane for lane in self._homes.get(task, ()) if not lane.problem]
+        present = self.present
+        homes = [lane for lane in self._homes.get(task, ()) if lane in present]
         if not homes:
-            homes = [min(self.working, key=lambda lane: sum(lane in each for each in self._homes.values()))]
+            homes = [min(present or self.working, key=lambda lane: sum(lane in each for each in self._homes.values()))]
             self._homes[task] = homes
         return homes
 
@@ -215,16 +155,15 @@ class Lanes:
             hold: begin no measurement.
         """
         under_way = list(building)
-        for lane in self.working:
+        for lane in self.present:
             while not hold and len(lane.measuring) < lane.thread.queue and lane.probe is None:
-                place = self._next(lane, blocked)
-                if place is None:
+                works = self._take(lane, blocked)
+                if not works:
                     break
-                proposal, built = self.ready[place]
-                del self.ready[place]
-                begins(lane, proposal.task)
-                lane.prepared.add(proposal.task)
-                lane.measuring[lane.thread.submit(lane.measure, proposal.task, built)] = (proposal, built)
+                for task in dict.fromkeys(proposal.task for proposal, _ in works):
+                    begins(lane, task)
+                    lane.prepared.add(task)
+                lane.measuring[lane.thread.submit(lane.measure, works)] = works
             if not lane.futures:
                 # The device would be idle until a build is done, so it prepares for one that is under way.
                 tasks = (proposal.task for proposal in under_way)
@@ -233,6 +172,20 @@ class Lanes:
                 if task is not None:
                     lane.prepared.add(task)
                     lane.preparing = (lane.thread.submit(lane.runner.prepare, task.workload), task)
+
+    def _take(self, lane: Lane, blocked: Collection[TaskState]) -> list[Work]:
+        """The candidates that a lane measures next. One whose worker was lost before goes alone: it may be its fault."""
+        most = min(lane.batch, max(1, len(self.ready) // max(1, len(self.present))))
+        works: list[Work] = []
+        while len(works) < most and (place := self._next(lane, blocked)) is not None:
+            alone = self.ready[place][0].lost > 0
+            if works and alone:
+                break
+            works.append(self.ready[place])
+            del self.ready[place]
+            if alone:
+                break
+        return works
 
     def _next(self, lane: Lane, blocked: Collection[TaskState]) -> int | None:
         """The place of the candidate that a lane measures next."""
@@ -263,34 +216,68 @@ class Lanes:
         for lane in self.all:
             if lane.preparing and lane.preparing[0].done():
                 (preparing, task), lane.preparing = lane.preparing, None
-                if isinstance(error := self._result(lane, preparing), _OF_TASK):
+                if isinstance(error := self._result(lane, preparing), OF_TASK):
                     found.append(GivenUp(task, error))
             for future in [future for future in lane.measuring if future.done()]:
-                work = lane.measuring.pop(future)
-                result = self._result(lane, future)
-                if isinstance(result, DeviceError):
-                    self.ready.appendleft(work)
-                elif isinstance(result, _OF_TASK):
-                    found.append(GivenUp(work[0].task, result))
+                works = lane.measuring.pop(future)
+                results = self._result(lane, future)
+                if isinstance(results, AwayError):
+                    found += self._lost(lane, works, results)
+                elif isinstance(results, Exception):
+                    self.ready.extendleft(reversed(works))
                 else:
-                    found += self._judged(lane, work, result)
+                    for work, result in zip(works, results):
+                        found += self._outcome(lane, work, result)
             found += self._probed(lane)
             self._compare(lane)
+        self.lose_those_gone()
+        return found
+
+    def lose_those_gone(self) -> None:
+        """Gives up devices that were away for too long. Raises DeviceError if no other is left."""
+        for lane in self.working:
+            if lane.far is not None and (gone := lane.far.gone_for_good):
+                self.lose(lane, LostError(gone))
+
+    def _outcome(self, lane: Lane, work: Work, result: Measurement | Exception) -> Sequence[Measured | GivenUp]:
+        if isinstance(result, OF_TASK):
+            return [GivenUp(work[0].task, result)]
+        if isinstance(result, Exception):
+            raise result
+        return self._judged(lane, work, result)
+
+    def _lost(self, lane: Lane, works: Sequence[Work], error: AwayError) -> list[Measured]:
+        """The worker of a lane went away. What it had is measured once more, on any lane; a candidate that loses a second
+        worker has failed."""
+        lane.prepared.clear()
+        found: list[Measured] = []
+        for proposal, built in reversed(works):
+            proposal.lost += error.begun
+            if proposal.lost < _LOST_BEFORE:
+                self.ready.appendleft((proposal, built))
+                continue
+            message = f"{error} while it measured this candidate, as another one was before"
+            failed = Measurement(
+                Outcome.WORKER_LOST, self._mode, message=message, build_s=built.build_s, host=lane.device.host,
+                device_uuid=lane.device.uuid,
+            )  # fmt: skip
+            lane.trials += 1
+            found.append(Measured(proposal, built, failed))
         return found
 
     def _result(self, lane: Lane, future: Future[T]) -> T | PreparationError | OperatorError | DeviceError:
         """What a call on a lane returned, or the error that is not a bug. A lane whose device is gone is taken out."""
         try:
             return future.result()
-        except _OF_TASK as error:
+        except OF_TASK as error:
             return error
         except DeviceError as error:
             self.lose(lane, error)
             return error
 
     def lose(self, lane: Lane, error: DeviceError) -> None:
-        """The device of a lane cannot be used any more. Raises the error if it was the last one."""
-        if not lane.problem:
+        """The device of a lane cannot be used any more, unless it is only away. Raises the error if it was the last one."""
+        if not lane.problem and not isinstance(error, AwayError):
             if self.working == [lane]:
                 raise error
             self._quarantine(lane, first_line(error))
@@ -342,10 +329,10 @@ class Lanes:
         """Takes a lane out of the run; what it had under way or failed at is measured elsewhere."""
         lane.problem = reason
         back = [work for work, _ in lane.suspects]
-        for future, work in list(lane.measuring.items()):
+        for future, works in list(lane.measuring.items()):
             if future.cancel():
                 del lane.measuring[future]
-                back.append(work)
+                back += works
         lane.suspects.clear()
         self.ready.extendleft(reversed(back))
         self.notices.append(Notice(lane.device, f"{name_of(lane.device)} takes no more work: {reason}"))
@@ -354,9 +341,10 @@ class Lanes:
         """Takes back what no device has begun."""
         self.ready = deque(work for work in self.ready if not chosen(work[0]))
         for lane in self.all:
-            for future, (proposal, _) in list(lane.measuring.items()):
-                if chosen(proposal) and future.cancel():
+            for future, works in list(lane.measuring.items()):
+                if any(chosen(proposal) for proposal, _ in works) and future.cancel():
                     del lane.measuring[future]
+                    self.ready.extend(work for work in works if not chosen(work[0]))
 
     def finish(self) -> list[Measured | GivenUp]:
         """Waits for what the devices have begun, and drops the rest."""
@@ -370,7 +358,7 @@ class Lanes:
 
     def idle(self) -> Lane | None:
         """A lane that has nothing to do."""
-        return next((lane for lane in self.working if not lane.futures), None)
+        return next((lane for lane in self.present if not lane.futures), None)
 
     # ---- comparing equal devices
 
@@ -390,12 +378,12 @@ class Lanes:
 
     def compare_again(self) -> None:
         """Measures the same kernel on every lane once more: a card may have become slower since."""
-        if self._yardstick is None or len(self.working) < 2:
+        if self._yardstick is None or len(self.present) < 2:
             return
-        for lane in self.working:
+        for lane in self.present:
             self._begin_yardstick(lane)
-        wait([lane.baseline for lane in self.working if lane.baseline is not None])
-        for lane in self.working:
+        wait([lane.baseline for lane in self.present if lane.baseline is not None])
+        for lane in self.present:
             self._compare(lane)
 
     def _compare(self, lane: Lane) -> None:

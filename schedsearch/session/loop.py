@@ -25,9 +25,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedsearch.config import Config
-from schedsearch.errors import Interrupted
+from schedsearch.errors import DeviceError, Interrupted
 from schedsearch.measurement import Measurement, Record
-from schedsearch.processes.builder import Candidate
+from schedsearch.processes.requests import Candidate
 from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.session.finals import FinalRaces
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST_BATCH = 2  # on a CPU: candidates to build before the first is measured, so that a result comes soon
+_AWAY_POLL_S = 0.05  # between looks whether a device has come back
 FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, not for single proposals
 
 
@@ -82,7 +83,7 @@ class Session:
         self._tasks = [TaskState(index, plan) for index, plan in enumerate(plans)]
         self._alternate = target.kind == "cpu"
         devices = runners if isinstance(runners, Sequence) else [(target, runners)]
-        self._lanes = Lanes(devices, alternate=self._alternate)
+        self._lanes = Lanes(devices, alternate=self._alternate, mode=options.mode)
         self._journal = Journal(
             self._tasks, store, target, options, self._toolchain, observers, db, self._lanes.shares,
             devices=[device for device, _ in devices],
@@ -101,19 +102,26 @@ class Session:
         """Searches, races, returns the summary.
 
         A task whose inputs and reference cannot be made is given up, and the others go on. Raises the error of the first if
-        none could go on, and Interrupted (see `tune`). All other errors of collaborators propagate.
+        none could go on, DeviceError if no device is left, and Interrupted (see `tune`): the store then has everything that
+        was measured. All other errors of collaborators propagate.
         """
+        lost: DeviceError | None = None
         with StopSignal() as stop:
             with self._lanes, self._tuners:
                 self._resume()
                 self._journal.open(self._trials_budget)
-                stopped = self._search(stop)
-                if not (stop.requested or self._over):
-                    self._lanes.compare_again()
-                self._final_races().run(stop)
+                try:
+                    stopped = self._search(stop)
+                    if not (stop.requested or self._over):
+                        self._lanes.compare_again()
+                    self._final_races().run(stop)
+                except DeviceError as error:
+                    lost, stopped = error, "lost"
                 self._tell_notices()
             interrupted = stop.requested  # a signal that comes later finds everything done
             summary = self._journal.close(self._lanes.summaries, "interrupted" if interrupted else stopped)
+        if lost is not None:
+            raise lost
         if interrupted:
             raise Interrupted(
                 f"interrupted after {self._spent} trials, all saved in {self._db}; tune again to go on from there", summary
@@ -330,7 +338,7 @@ class Session:
                 done = self._poll_builder(0.01 if others else 0.2)
             else:
                 done = []
-                wait(others, timeout=0.5, return_when=FIRST_COMPLETED)
+                wait(others, timeout=0.5, return_when=FIRST_COMPLETED) if others else time.sleep(_AWAY_POLL_S)
         self._journal.tell_reference(self._lanes.reference_s)
         for token, result in done:
             self._on_build(self._building.pop(token), result)

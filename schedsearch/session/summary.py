@@ -436,5 +436,6 @@ def _name(task: TaskSummary, names: Mapping[str, str]) -> str:
 
 
 def name_of(device: Target) -> str:
-    """E.g. "cuda:1 (NVIDIA H200)"."""
-    return f"{device.kind}:{device.ordinal} ({device.name})" if device.kind == "cuda" else device.name
+    """E.g. "cuda:1 (NVIDIA H200)"; of another machine "node7 cuda:1 (NVIDIA H200)"."""
+    name = f"{device.kind}:{device.ordinal} ({device.name})" if device.kind == "cuda" else device.name
+    return f"{device.host} {name}" if device.host else name

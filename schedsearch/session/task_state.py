@@ -33,7 +33,13 @@ TRIALS_AN_ENTRANT = 3
 
 @dataclass
 class Proposal:
-    """One configuration on its way from the tuner to an outcome. `model` is the number of `Answer.model`."""
+    """One configuration on its way from the tuner to an outcome.
+
+    Attributes:
+        model: the number of `Answer.model`.
+        twins: duplicates that wait for the time of this one.
+        lost: measurements of it whose worker went away.
+    """
 
     task: TaskState
     arm: Arm
@@ -42,7 +48,8 @@ class Proposal:
     prediction: float | None
     model: int
     started_at: float
-    twins: list[Proposal] = field(default_factory=list)  # duplicates that wait for the time of this one
+    twins: list[Proposal] = field(default_factory=list)
+    lost: int = 0
 
     @property
     def is_untuned(self) -> bool:

@@ -7,14 +7,11 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.device.detect import detect_all
 from schedsearch.errors import NoValidConfigError, UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, check_mode
 from schedsearch.progress import is_shown, shown
@@ -22,6 +19,7 @@ from schedsearch.session.loop import FIRST_BATCH, Session
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import DEFAULT_TRIALS, Options
 from schedsearch.session.pace import StopSignal
+from schedsearch.session.places import Place, place_of
 from schedsearch.session.plan import TaskPlan, plan_tasks, ranges_of, search_time_s, trials_per_task
 from schedsearch.session.progress import RunProgress
 from schedsearch.session.summary import RunSummary
@@ -31,7 +29,8 @@ from schedsearch.template import Template, TemplateSet, load_template, load_temp
 from schedsearch.workload import Workload, WorkloadRange
 
 if TYPE_CHECKING:
-    from schedsearch.measure.runner import Runner
+    from schedsearch.fleet.client import Fleet
+    from schedsearch.fleet.connection import Connection
 
 __all__ = ["BUILD_TIMEOUT_S", "REFERENCE_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
 
@@ -66,6 +65,8 @@ def tune(
     on_wait: Callable[[str], None] | None = None,
     observers: Sequence[Observer] = (),
     progress: bool = True,
+    scheduler: str | Connection | Fleet | None = None,
+    build_on: str | Connection | Fleet | None = None,
 ) -> RunSummary:
     """Searches for fast configurations of workloads on this machine's device and records everything measured.
 
@@ -92,6 +93,9 @@ def tune(
         wait_for_device: whether to wait while another run holds the device.
         on_wait: called with a string that names the run that this one waits for; default: it is shown.
         observers: watch the run.
+        scheduler: of a fleet of workers, tcp://HOST:PORT or tls://HOST:PORT, or a `schedsearch.fleet.Connection`: they build
+            and measure. `target` then names devices of the fleet: auto, cpu, cuda, or the name of a card. See docs/fleet.md.
+        build_on: the same, for a fleet that only builds, while devices of this machine measure.
         progress: whether to show on standard error what is computed, trials, the best and the time left, and the result at
             the end: in place on a terminal, in the output of a notebook's cell, elsewhere as a line every few seconds.
 
@@ -116,17 +120,20 @@ def tune(
     is_part = is_shown()
     with shown(progress) as display:
         display.stage("looking at the device and the workloads")
-        devices = detect_all(target) if isinstance(target, str) else [target] if isinstance(target, Target) else list(target)
-        if len({device.key for device in devices}) != 1:
-            raise UsageError("target must be a device, or several of one kind; tune each kind in a run of its own")
-        plans = _planned(list(workloads), templates, devices[0])
-        where = devices[0].name if len(devices) == 1 else f"{len(devices)} {devices[0].name}"
-        display.stage(f"starting the processes that compile and measure on {where}")
-        summary = _run(
-            plans, db, devices, options, deadline, workers=workers, build_timeout_s=build_timeout_s,
-            run_timeout_s=run_timeout_s, reference_timeout_s=reference_timeout_s, wait_for_device=wait_for_device,
-            on_wait=on_wait or display.wait, observers=[*observers, RunProgress(display)],
-        )  # fmt: skip
+        with place_of(target, scheduler, build_on) as place:
+            devices = place.devices
+            for problem in place.problems:
+                display.say(problem)
+            if len({device.key for device in devices}) != 1:
+                raise UsageError("target must be a device, or several of one kind; tune each kind in a run of its own")
+            plans = _planned(list(workloads), templates, devices[0])
+            where = devices[0].name if len(devices) == 1 else f"{len(devices)} {devices[0].name}"
+            display.stage(f"starting the processes that compile and measure on {where}")
+            summary = _run(
+                plans, db, place, options, deadline, workers=workers, build_timeout_s=build_timeout_s,
+                run_timeout_s=run_timeout_s, reference_timeout_s=reference_timeout_s, wait_for_device=wait_for_device,
+                on_wait=on_wait or display.wait, observers=[*observers, RunProgress(display)],
+            )  # fmt: skip
         failed = [task.why_invalid for task in summary.tasks if task.why_invalid]
         if failed and len(failed) == len(summary.tasks):
             raise NoValidConfigError(_all_failed(summary), summary)
@@ -167,13 +174,13 @@ def tune_until(
         trials, max(_LEAST_S, deadline.left_s) if deadline.ends_s < math.inf else None, mode=mode, patient=False
     )
     plans = _planned(list(workloads), None, target)
-    return _run(plans, db, [target], options, deadline, on_wait=on_wait, observers=observers)
+    return _run(plans, db, Place([target]), options, deadline, on_wait=on_wait, observers=observers)
 
 
 def _run(
     plans: Sequence[TaskPlan],
     db: str | Path,
-    devices: Sequence[Target],
+    place: Place,
     options: Options,
     deadline: Deadline,
     *,
@@ -186,26 +193,25 @@ def _run(
     observers: Sequence[Observer] = (),
 ) -> RunSummary:
     """Opens store, builders and devices, and runs a session until the deadline."""
-    from schedsearch.backend import toolchain
-    from schedsearch.measure import Builder
     from schedsearch.records.store import Store
 
+    devices = place.devices
     device, trials, mode = devices[0], options.trials, options.mode
     check_mode(mode, device.kind)
     if trials is not None:
         options = replace(options, trials=trials_per_task(trials, plans))
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db))
-        builder = stack.enter_context(Builder(device, workers=workers, timeout_s=build_timeout_s, mode=mode))
+        versions = place.toolchain()
+        builder = stack.enter_context(place.builder(workers, build_timeout_s, mode, versions))
         # On a CPU target start only the workers of the first batch: a worker that imports the compiler disturbs the timing.
         first = builder.workers if device.kind == "cuda" else min(FIRST_BATCH, builder.workers)
-        runners, waited_s = _open_runners(
-            devices, stack, wait=wait_for_device, on_wait=on_wait, deadline=NEVER if options.patient else deadline,
+        runners, waited_s = place.runners(
+            stack, wait=wait_for_device, on_wait=on_wait, deadline=NEVER if options.patient else deadline,
             mode=mode, timeout_s=run_timeout_s, reference_timeout_s=reference_timeout_s,
             meanwhile=lambda: builder.warm_up(min(first, len(plans) * (trials or first))),
         )  # fmt: skip
         options = replace(options, queue_depth=queue_depth(builder.workers, len(devices)), tuner_thread=True)
-        versions = toolchain(device.kind)
         try:
             if options.time_s is not None:
                 if options.patient:
@@ -224,49 +230,6 @@ def _run(
         finally:
             with StopSignal():  # a signal that comes now must not disturb the closing of store and processes
                 stack.close()
-
-
-def _open_runners(
-    devices: Sequence[Target],
-    stack: contextlib.ExitStack,
-    *,
-    wait: bool,
-    on_wait: Callable[[str], None] | None,
-    deadline: Deadline,
-    meanwhile: Callable[[], None],
-    **options: Any,
-) -> tuple[list[tuple[Target, Runner]], float]:
-    """Opens a runner for each device, all at once; `stack` closes them. Returns them, and the seconds that others were
-    waited for.
-
-    Locks are acquired one after another in the same order by every run, so that two runs never wait for each other.
-    """
-    from schedsearch.measure.lock import DeviceLock
-    from schedsearch.measure.runner import Runner
-
-    locks = {}
-    for device in sorted(devices, key=lambda device: device.uuid):
-        locks[device] = stack.enter_context(
-            contextlib.closing(DeviceLock(device, wait=wait, on_wait=on_wait, deadline=deadline))
-        )
-
-    def open_one(device: Target) -> Runner:
-        return Runner(device, lock=locks[device], meanwhile=meanwhile if device is devices[0] else _nothing, **options)
-
-    with ThreadPoolExecutor(len(devices)) as pool:
-        opening = [pool.submit(open_one, device) for device in devices[1:]]
-        try:
-            first = stack.enter_context(open_one(devices[0]))  # in this thread, which owns the builder
-        finally:
-            wait_for(opening)
-    opened = [(devices[0], first)]
-    for device, each in zip(devices[1:], opening):
-        opened.append((device, stack.enter_context(each.result())))
-    return opened, math.fsum(lock.waited_s for lock in locks.values())
-
-
-def _nothing() -> None:
-    pass
 
 
 def _planned(

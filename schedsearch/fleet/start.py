@@ -1,0 +1,89 @@
+"""Starts a Dask worker that is a worker of a fleet."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from schedsearch.errors import UsageError
+from schedsearch.fleet import host
+from schedsearch.fleet.connection import Connection, is_loopback
+
+_DEATH_S = 60  # without a scheduler; then the worker ends
+
+
+def parse_cores(text: str) -> set[int]:
+    """The cores that text like "0-3,8" names.
+
+    Raises:
+        UsageError: it does not name cores that this process may use.
+
+    Examples:
+        >>> sorted(parse_cores("0"))
+        [0]
+    """
+    allowed = os.sched_getaffinity(0)
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+        if match is None:
+            raise UsageError(f"{part!r} names no cores; write numbers and ranges, e.g. 0-3,8")
+        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if not found or not found <= allowed:
+        raise UsageError(f"cores {text} cannot be used; allowed: {host.ranges(sorted(allowed)).replace('_', ',')}")
+    return found
+
+
+def command(connection: Connection, *, builds: int, gpus: int, name: str | None = None) -> list[str]:
+    """The command of a Dask worker, without its program: one process, which builds and measures in children of its own."""
+    arguments = [
+        "-m", "distributed.cli.dask_worker", connection.address, "--nworkers", "1", "--nthreads", str(builds + gpus + 2),
+        "--resources", f"CPU={builds} GPU={gpus}", "--memory-limit", "0", "--no-dashboard",
+        "--death-timeout", str(_DEATH_S), "--preload", "schedsearch.fleet.preload",
+        "--local-directory", tempfile.gettempdir(),
+    ]  # fmt: skip
+    if certificates := connection.certificates:
+        for option, path in zip(("--tls-ca-file", "--tls-cert", "--tls-key"), certificates):
+            arguments += [option, path]
+    if is_loopback(connection.endpoint[0]):
+        arguments += ["--host", "127.0.0.1"]
+    if name:
+        arguments += ["--name", name]
+    return arguments
+
+
+def become_worker(
+    connection: Connection, *, builds: int | None, cores: str | None, measures: bool, name: str | None
+) -> None:
+    """Turns this process into a Dask worker. Does not return.
+
+    Args:
+        builds: candidates that it builds at the same time; default: one for each of its cores.
+        cores: the only ones that it uses.
+        measures: whether runs may measure on its devices.
+
+    Raises:
+        UsageError: Dask is not installed, or `cores` is none.
+        DeviceError: the scheduler cannot be reached.
+    """
+    try:
+        import distributed  # noqa: F401
+    except ImportError as error:
+        raise UsageError("a worker needs Dask: pip install 'schedsearch[fleet]'") from error
+    connection.require_scheduler()
+    environment = {**os.environ}
+    if cores is not None:
+        os.sched_setaffinity(0, parse_cores(cores))
+        environment[host.CORES] = cores
+    if not measures:
+        environment[host.ONLY_BUILDS] = "1"
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    builds = len(os.sched_getaffinity(0)) if builds is None else builds
+    gpus = sum(device.kind == "cuda" for device in host.devices()) if measures else 0
+    environment.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
+    arguments: Sequence[str] = [sys.executable, *command(connection, builds=builds, gpus=gpus, name=name)]
+    print(f"a worker of {connection.address}: {builds} builds at the same time, {gpus} GPUs", flush=True)
+    os.execve(sys.executable, arguments, environment)

@@ -1,0 +1,230 @@
+"""Runs on a fleet of real Dask processes: they share the work, may be killed, and cost no result."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_support import Cluster, cluster, make_certificates
+
+from schedsearch.errors import DeviceBusyError, DeviceError, Interrupted, LostError
+from schedsearch.measurement import Record
+from schedsearch.records.store import Store
+from schedsearch.session import tune
+from schedsearch.session.observer import Observer, Trial
+from schedsearch.workload import Workload
+
+pytest.importorskip("distributed", reason="needs Dask, which `make test-fleet` installs")
+
+pytestmark = [pytest.mark.fleet, pytest.mark.xdist_group("device"), pytest.mark.timeout(900)]
+
+SMALL = Workload.conv2d(n=1, h=7, w=7, c=16, k=16, r=1, s=1, dtype="float32")
+OTHER = Workload.conv2d(n=1, h=7, w=7, c=16, k=32, r=1, s=1, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A worker that has the whole CPU, and one that only builds."""
+    with cluster(tmp_path_factory.mktemp("fleet"), ("--builds", "2"), ("--builds", "1", "--only-build")) as made:
+        wait_for_workers(made, 2)
+        yield made
+
+
+def doctor(made: Cluster, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "schedsearch", "doctor", "--scheduler", made.address, "--json", *options]
+    if made.tls:
+        command += ["--tls", str(made.tls)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return {"rc": done.returncode, "stderr": done.stderr, **json.loads(done.stdout or "{}")}
+
+
+def wait_for_workers(made: Cluster, count: int) -> None:
+    ends_s = time.monotonic() + 180
+    while len((found := doctor(made)).get("workers", ())) < count:
+        assert time.monotonic() < ends_s, found
+
+
+def records_of(db: Path) -> list[Record]:
+    with Store.open(db, readonly=True) as store:
+        return [row.record() for row in store.rows()]
+
+
+def once(records: list[Record]) -> bool:
+    """Whether no configuration was counted twice."""
+    counts = Counter((record.workload, record.template, record.config) for record in records if not record.final_race)
+    return set(counts.values()) == {1}
+
+
+class Told(Observer):
+    def __init__(self) -> None:
+        self.trials: list[Trial] = []
+
+    def on_trial(self, event: Trial) -> None:
+        self.trials.append(event)
+
+
+def test_the_doctor_shows_workers_devices_and_compilers(fleet: Cluster) -> None:
+    found = doctor(fleet)
+    assert found["rc"] == 0 and found["problems"] == []
+    assert sorted(worker["builds"] for worker in found["workers"]) == [1, 2]
+    (device,) = [device for worker in found["workers"] for device in worker["devices"]]
+    assert device["uuid"].startswith(f"cpu-{platform.node()}-") and device["sms"] == len(os.sched_getaffinity(0))
+    from numba import __version__
+
+    assert {worker["toolchains"]["cpu"]["numba"] for worker in found["workers"]} == {__version__}
+
+
+def test_a_run_builds_and_measures_on_workers_and_the_records_name_them(fleet: Cluster, tmp_path: Path) -> None:
+    summary = tune([SMALL, OTHER], tmp_path / "r.db", scheduler=fleet.address, target="cpu", trials=6, tuner="random")
+    records = records_of(tmp_path / "r.db")
+    assert summary.new_trials == 12 and summary.complete and once(records)
+    measured = [record for record in records if record.measurement.ok]
+    assert {record.measurement.host for record in measured} == {platform.node()}
+    (uuid,) = {record.measurement.device_uuid for record in measured}
+    assert uuid.startswith(f"cpu-{platform.node()}-") and [device.uuid for device in summary.devices] == [uuid]
+    assert all(task.race is not None for task in summary.tasks)
+    again = tune([SMALL], tmp_path / "r.db", target="cpu", trials=6)  # the device is free, and records count here
+    assert again.new_trials == 0
+
+
+def test_builds_elsewhere_and_measurements_here(fleet: Cluster, tmp_path: Path) -> None:
+    summary = tune([SMALL], tmp_path / "r.db", build_on=fleet.address, target="cpu", trials=4, tuner="random")
+    assert summary.complete and summary.new_trials == 4 and once(records_of(tmp_path / "r.db"))
+
+
+def test_what_is_not_there_is_said_in_a_line(fleet: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"they have no GPU; start a worker on a host with one"):
+        tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="cuda", trials=2)
+    with pytest.raises(DeviceError, match=r"scheduler tcp://127.0.0.1:9 cannot be reached: .*; start one: dask scheduler"):
+        tune([SMALL], tmp_path / "r.db", scheduler="tcp://127.0.0.1:9", target="cpu", trials=2)
+    worker = [sys.executable, "-m", "schedsearch", "worker", "tcp://127.0.0.1:9"]
+    done = subprocess.run(worker, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 3 and "cannot be reached" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_two_runs_share_the_builders_but_not_the_device(fleet: Cluster, tmp_path: Path) -> None:
+    from schedsearch.fleet import Connection
+
+    command = (
+        "from test_fleet import *; tune([OTHER], sys.argv[1], scheduler=sys.argv[2], target='cpu', trials=10**4, time_s=600)"
+    )
+    first = subprocess.Popen(
+        [sys.executable, "-c", command, str(tmp_path / "first.db"), fleet.address], cwd=Path(__file__).parent
+    )
+    try:
+        ends_s = time.monotonic() + 200
+        while not (tmp_path / "first.db").exists() or len(records_of(tmp_path / "first.db")) < 2:
+            assert first.poll() is None and time.monotonic() < ends_s
+            time.sleep(0.2)
+        with pytest.raises(DeviceBusyError, match="in use by another run on this fleet"):
+            tune(
+                [SMALL],
+                tmp_path / "r.db",
+                scheduler=Connection(fleet.address, wait_for_device=False),
+                target="cpu",
+                trials=2,
+            )
+    finally:
+        first.kill()
+        first.wait()
+    waits: list[str] = []
+    began_s = time.monotonic()
+    summary = tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="cpu", trials=2, on_wait=waits.append)
+    assert summary.complete and time.monotonic() - began_s < 300, "a run that was killed keeps its device for a minute only"
+    assert len(waits) <= 1
+
+
+def test_workers_that_are_killed_cost_no_result(fleet: Cluster, tmp_path: Path) -> None:
+    """Every few seconds the process that measures, or one that builds, is killed with whatever it does."""
+    told, done, kills = Told(), threading.Event(), 0
+
+    def kill() -> None:
+        nonlocal kills
+        while not done.wait(6):
+            kills += fleet.kill_a_worker(kills % 2)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        summary = tune(
+            [SMALL, OTHER],
+            tmp_path / "r.db",
+            scheduler=fleet.address,
+            target="cpu",
+            trials=24,
+            tuner="random",
+            observers=[told],
+        )
+    finally:
+        done.set()
+        killer.join()
+    records = records_of(tmp_path / "r.db")
+    assert kills >= 2 and once(records)
+    assert summary.new_trials == 48 == sum(event.counted for event in told.trials)
+    trials = [record for record in records if not record.final_race and record.measurement.outcome.is_trial]
+    reported = {(event.workload, event.config) for event in told.trials if event.counted}
+    assert {(record.workload, record.config) for record in trials} == reported, "what was reported is in the store"
+    assert summary.complete and all(device.problem == "" for device in summary.devices)
+
+
+def test_a_scheduler_that_goes_away_ends_the_run_cleanly_and_it_goes_on_later(tmp_path: Path) -> None:
+    from schedsearch.fleet import Connection
+
+    class Cuts(Observer):
+        def on_trial(self, event: Trial) -> None:
+            if event.done == 4:
+                made.stop_scheduler()
+
+    with cluster(tmp_path / "fleet", ("--builds", "2")) as made:
+        wait_for_workers(made, 1)
+        there = Connection(made.address, patience_s=3)
+        with pytest.raises(LostError, match=r"has not answered|no worker|for \d+ s"):
+            tune([SMALL], tmp_path / "r.db", scheduler=there, target="cpu", trials=16, tuner="random", observers=[Cuts()])
+        before = records_of(tmp_path / "r.db")
+        assert 4 <= len(before) < 16
+        with Store.open(tmp_path / "r.db", readonly=True) as store:
+            (run,) = store.runs()
+            assert run["summary"]["stopped"] == "lost"
+        made.start_scheduler()
+        wait_for_workers(made, 1)  # nannies keep trying for a minute
+        summary = tune([SMALL], tmp_path / "r.db", scheduler=there, target="cpu", trials=16, tuner="random")
+        assert summary.new_trials == 16 - len(before) and once(records_of(tmp_path / "r.db"))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command, which makes certificates")
+def test_members_of_a_fleet_have_certificates_and_others_are_refused(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "ours")
+    make_certificates(tmp_path / "theirs")
+    with cluster(tmp_path / "fleet", ("--builds", "1", "--only-build"), tls=tmp_path / "ours") as made:
+        wait_for_workers(made, 1)
+        made.tls = tmp_path / "theirs"
+        stranger = doctor(made)
+        assert stranger["rc"] == 3 and "certificates" in stranger["stderr"] and stranger["stderr"].count("\n") == 1
+        made.tls = None
+        made.address = made.address.replace("tls", "tcp")
+        plain = doctor(made)
+        assert plain["rc"] == 3 and plain["stderr"].count("\n") == 1
+
+
+def test_an_interrupted_run_frees_its_device(fleet: Cluster, tmp_path: Path) -> None:
+    import signal
+
+    class Stops(Observer):
+        def on_trial(self, event: Trial) -> None:
+            if event.done == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="cpu", trials=40, observers=[Stops()])
+    assert tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="cpu", trials=5).complete
