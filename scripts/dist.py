@@ -32,6 +32,7 @@ IMPORTS = {
     "fallback": "import onnxruntime",
     "kernel-tuner": "import kernel_tuner, schedsearch.integrations.kernel_tuner",
     "network": "import onnx, onnx_ir, onnxscript; schedsearch.build",
+    "fleet": "import distributed, schedsearch.fleet.client, schedsearch.fleet.preload",
     "postgres": "import psycopg, schedsearch.records.postgresql",
     "testing": "import greenlet, schedsearch.testing.op_contract",
     "torch": "import schedsearch.torch; schedsearch.torch.optimize_",

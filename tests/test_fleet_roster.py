@@ -50,7 +50,7 @@ def test_the_addresses_that_are_taken(tmp_path: Path) -> None:
     found = Connection("tls://10.1.2.3:8786", tmp_path)
     assert found.certificates == tuple(str(tmp_path / name) for name in ("ca.pem", "cert.pem", "key.pem"))
     arguments = command(found, builds=3, gpus=2)
-    assert "CPU=3 GPU=2" in arguments and str(tmp_path / "key.pem") in arguments and "127.0.0.1" not in arguments
+    assert "CPU=3,GPU=2" in arguments and str(tmp_path / "key.pem") in arguments and "127.0.0.1" not in arguments
     assert "127.0.0.1" in command(Connection(LOCAL), builds=1, gpus=0), "loopback unless configured"
 
 

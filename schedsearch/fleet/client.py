@@ -14,13 +14,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from schedsearch.closing import Closing
 from schedsearch.errors import AwayError, DeviceError, SchedsearchError, UsageError, first_line
 from schedsearch.fleet import host
 from schedsearch.fleet.connection import Connection
-from schedsearch.fleet.roster import Roster
+from schedsearch.fleet.roster import Kind, Roster
 from schedsearch.typed import JsonObject
 
 try:
@@ -33,10 +33,6 @@ _TICK_S = 0.5
 _ASK_S = 5.0  # for an answer of the scheduler
 _DESCRIBE_S = 120.0  # a worker imports its compilers
 _RENEW_EVERY_S = host.LEASE_S / 4
-CLOCK_S = 5.0
-"""A worker's clock that differs by more is named: certificates and logs depend on it."""
-
-Kind = Literal["cpu", "cuda"]
 _LOST = (
     "KilledWorker",
     "CancelledError",
@@ -165,6 +161,13 @@ class Fleet(Closing):
             self._renewed_s = time.monotonic()
             held = [address for address in self._held if self.has(address)]
             self._client.run(host.renew, self.run, workers=held, wait=False, on_error="ignore")
+
+    def toolchain(self, kind: Kind, wanted: Mapping[str, str] | None) -> dict[str, str]:
+        """The compilers of a run, see `Roster.builders`. Waits while no worker is there, e.g. because all start again."""
+        ends_s = time.monotonic() + self.connection.patience_s
+        while not self.roster.members and time.monotonic() < ends_s:
+            self._closed.wait(_TICK_S)
+        return self.roster.builders(kind, wanted)[0]
 
     # ---- calls
 

@@ -124,7 +124,7 @@ class Host:
                 runner.learn_reference(workload, artifact)
             before_s, began_s = runner.prepare_s, time.monotonic()
             if isinstance(request, Measure):
-                results = [_measured(runner, job) for job in request.jobs]
+                results: Sequence[Measurement | Refused] = [_measured(runner, job) for job in request.jobs]
             else:
                 results = _called(runner, request)
             return Answer(results, time.monotonic() - began_s, runner.prepare_s - before_s)

@@ -71,6 +71,10 @@ class FleetRunner(Closing):
             try:
                 self._ask(host.Measure(()), _PREPARE_S)
                 break
+            except AwayError as error:
+                if time.monotonic() - began_s > self._fleet.connection.patience_s:
+                    raise DeviceError(str(error)) from error
+                time.sleep(_BUSY_POLL_S)
             except DeviceBusyError as error:
                 if not self._fleet.connection.wait_for_device:
                     raise

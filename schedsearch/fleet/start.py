@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
 
 from schedsearch.errors import UsageError
 from schedsearch.fleet import host
@@ -41,7 +40,7 @@ def command(connection: Connection, *, builds: int, gpus: int, name: str | None 
     """The command of a Dask worker, without its program: one process, which builds and measures in children of its own."""
     arguments = [
         "-m", "distributed.cli.dask_worker", connection.address, "--nworkers", "1", "--nthreads", str(builds + gpus + 2),
-        "--resources", f"CPU={builds} GPU={gpus}", "--memory-limit", "0", "--no-dashboard",
+        "--resources", f"CPU={builds},GPU={gpus}", "--memory-limit", "0", "--no-dashboard",
         "--death-timeout", str(_DEATH_S), "--preload", "schedsearch.fleet.preload",
         "--local-directory", tempfile.gettempdir(),
     ]  # fmt: skip
@@ -84,6 +83,6 @@ def become_worker(
     builds = len(os.sched_getaffinity(0)) if builds is None else builds
     gpus = sum(device.kind == "cuda" for device in host.devices()) if measures else 0
     environment.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
-    arguments: Sequence[str] = [sys.executable, *command(connection, builds=builds, gpus=gpus, name=name)]
+    arguments = [sys.executable, *command(connection, builds=builds, gpus=gpus, name=name)]
     print(f"a worker of {connection.address}: {builds} builds at the same time, {gpus} GPUs", flush=True)
     os.execve(sys.executable, arguments, environment)

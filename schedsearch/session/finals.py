@@ -20,7 +20,8 @@ from schedsearch.measurement import Anchor, Measurement, Outcome, Verdict
 from schedsearch.processes.requests import Candidate
 from schedsearch.session.collaborators import BuilderLike
 from schedsearch.session.journal import Entry, Journal
-from schedsearch.session.lanes import Lane, Lanes
+from schedsearch.session.lane import Lane
+from schedsearch.session.lanes import Lanes
 from schedsearch.session.options import OVERTIME, Options
 from schedsearch.session.pace import StopSignal
 from schedsearch.session.task_state import Finalist, TaskState

@@ -160,9 +160,9 @@ class Lanes:
                 works = self._take(lane, blocked)
                 if not works:
                     break
-                for task in dict.fromkeys(proposal.task for proposal, _ in works):
-                    begins(lane, task)
-                    lane.prepared.add(task)
+                for begun in dict.fromkeys(proposal.task for proposal, _ in works):
+                    begins(lane, begun)
+                    lane.prepared.add(begun)
                 lane.measuring[lane.thread.submit(lane.measure, works)] = works
             if not lane.futures:
                 # The device would be idle until a build is done, so it prepares for one that is under way.

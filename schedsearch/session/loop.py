@@ -33,7 +33,8 @@ from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike
 from schedsearch.session.finals import FinalRaces
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, combined, shipped_results, warm_start
 from schedsearch.session.journal import Journal
-from schedsearch.session.lanes import GivenUp, Lane, Lanes, Measured
+from schedsearch.session.lane import GivenUp, Lane, Measured
+from schedsearch.session.lanes import Lanes
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import OVERTIME, RACE_SHARE, Options
 from schedsearch.session.pace import StopSignal, TunerThread

@@ -43,14 +43,14 @@ class Place:
         return [] if self.fleet is None else self.fleet.roster.problems
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of everything that shapes the machine code. Raises DeviceError, see `Fleet.builders`."""
+        """Versions of everything that shapes the machine code. Raises DeviceError, see `Roster.builders`."""
         from schedsearch.backend import toolchain
 
         kind = self.devices[0].kind
         if self.fleet is None:
             return toolchain(kind)
         # Code for a CPU is for its very model, so whoever measures says for which.
-        return self.fleet.roster.builders(kind, None if self.far else toolchain(kind))[0]
+        return self.fleet.toolchain(kind, None if self.far else toolchain(kind))
 
     def builder(self, workers: int | None, timeout_s: float, mode: str, toolchain: dict[str, str]) -> Builder | FleetBuilder:
         """Who builds for the devices; the caller closes it."""

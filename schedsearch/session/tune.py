@@ -203,7 +203,8 @@ def _run(
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db))
         versions = place.toolchain()
-        builder = stack.enter_context(place.builder(workers, build_timeout_s, mode, versions))
+        builder = place.builder(workers, build_timeout_s, mode, versions)
+        stack.callback(builder.close)
         # On a CPU target start only the workers of the first batch: a worker that imports the compiler disturbs the timing.
         first = builder.workers if device.kind == "cuda" else min(FIRST_BATCH, builder.workers)
         runners, waited_s = place.runners(
