@@ -130,7 +130,7 @@ def _task(index: int, length: int, weight: float) -> TaskState:
     space = ConfigSpace([Knob("evaluation", tuple(range(length)))])
     template: Any = SimpleNamespace(name="recorded", version=1)
     workload = Workload.conv2d(n=index + 1, h=8, w=8, c=8, k=8, r=3, s=3)  # only tells the tasks apart
-    state = TaskState(index, TaskPlan(Task(workload, weight), (ArmPlan(template, space, Config(evaluation=0)),)))
+    state = TaskState(index, TaskPlan(Task(workload, weight), (ArmPlan(template, space, Config(evaluation=0)),), TARGET))
     state.arms[0].start(lambda *_, **__: Playback(length), "", 0, workload)
     return state
 

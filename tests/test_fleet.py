@@ -8,7 +8,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -154,32 +153,24 @@ def test_two_runs_share_the_builders_but_not_the_device(fleet: Cluster, tmp_path
 
 
 def test_workers_that_are_killed_cost_no_result(fleet: Cluster, tmp_path: Path) -> None:
-    """Every few seconds the process that measures, or one that builds, is killed with whatever it does."""
-    told, done, kills = Told(), threading.Event(), 0
+    """Now and then the process that measures, or the one that only builds, is killed with whatever it does."""
 
-    def kill() -> None:
-        nonlocal kills
-        while not done.wait(6):
-            kills += fleet.kill_a_worker(kills % 2)
+    class Kills(Told):
+        kills = 0
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        summary = tune(
-            [SMALL, OTHER],
-            tmp_path / "r.db",
-            scheduler=fleet.address,
-            target="cpu",
-            trials=24,
-            tuner="random",
-            observers=[told],
-        )
-    finally:
-        done.set()
-        killer.join()
+        def on_trial(self, event: Trial) -> None:
+            super().on_trial(event)
+            if len(self.trials) % 5 == 0:
+                self.kills += fleet.kill_a_worker(self.kills % 2)
+
+    told = Kills()
+    summary = tune(
+        [SMALL, OTHER], tmp_path / "r.db", scheduler=fleet.address, target="cpu", trials=12, tuner="random",
+        observers=[told],
+    )  # fmt: skip
     records = records_of(tmp_path / "r.db")
-    assert kills >= 2 and once(records)
-    assert summary.new_trials == 48 == sum(event.counted for event in told.trials)
+    assert told.kills >= 3 and once(records)
+    assert summary.new_trials == 24 == sum(event.counted for event in told.trials)
     trials = [record for record in records if not record.final_race and record.measurement.outcome.is_trial]
     reported = {(event.workload, event.config) for event in told.trials if event.counted}
     assert {(record.workload, record.config) for record in trials} == reported, "what was reported is in the store"

@@ -132,7 +132,8 @@ def tune(
         if trials is None and time_s is None:
             trials = DEFAULT_TRIALS
         if dry_run:
-            _print_plan(file, place.devices[0], trials, time_s, as_json)
+            for kind in place.kinds:
+                _print_plan(file, kind, trials, time_s, as_json)
             return
         db, mode = db or file.db, mode or file.measure.mode
         options = {
@@ -183,7 +184,7 @@ def _run(
             stack.enter_context(beside(db))
         display = stack.enter_context(shown(not as_json))
         display.stage(f"planning {render.counted(len(file.tasks), 'task')}")
-        plans = plan(file, place.devices[0])
+        plans = [each for kind in place.kinds for each in plan(file, kind)]
         try:
             return run(
                 plans,

@@ -43,8 +43,8 @@ class Known:
         known = cls()
         for run in source.runs:
             info, summary = loose.mapping(run["info"]), loose.mapping(run["summary"])
-            target = loose.text(info.get("target"))
             for task in map(loose.mapping, loose.sequence(info.get("tasks"))):
+                target = loose.text(task.get("target") or info.get("target"))
                 workload_id = loose.text(task.get("workload_id"))
                 if name := loose.text(task.get("name")):
                     known.names[workload_id] = name

@@ -158,7 +158,8 @@ class Source:
             info = loose.mapping(run["info"])
             for task in loose.sequence(info.get("tasks")):
                 task = loose.mapping(task)
-                known = found.setdefault((loose.text(task.get("workload_id")), loose.text(info.get("target"))), set())
+                target = loose.text(task.get("target") or info.get("target"))
+                known = found.setdefault((loose.text(task.get("workload_id")), target), set())
                 for arm in loose.sequence(task.get("templates")):
                     arm = loose.mapping(arm)
                     if isinstance(arm.get("default"), dict):

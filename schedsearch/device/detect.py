@@ -51,7 +51,7 @@ def detect_all(selector: str = "auto", *, presets: bool = False) -> list[Target]
         GPUs in the order of their numbers, each once.
 
     Raises:
-        UsageError, DeviceError: as `detect`; also if the GPUs are not all of one kind.
+        UsageError, DeviceError: as `detect`.
     """
     several = _SEVERAL.fullmatch(selector)
     if several is None:
@@ -66,13 +66,6 @@ def detect_all(selector: str = "auto", *, presets: bool = False) -> list[Target]
         found = [_detect_cuda(ordinal) for ordinal in sorted({int(number) for number in several[1].split(",")})]
     if not found:
         raise DeviceError("there is no GPU; give --target cpu")
-    for other in found[1:]:
-        if other.key != found[0].key:
-            raise UsageError(
-                f"{selector}: the GPUs of a run must be of one kind, got {found[0].name} as cuda:{found[0].ordinal} and "
-                f"{other.name} as cuda:{other.ordinal}; tune each kind in a run of its own, at the same time and into the "
-                "same --db if you like"
-            )
     return found
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
 from schedsearch.errors import AwayError, DeviceError, OperatorError, PreparationError
 from schedsearch.measurement import Anchor, Measurement, Outcome, Verdict
 from schedsearch.processes.requests import Candidate
-from schedsearch.session.collaborators import BuilderLike
+from schedsearch.session.builders import Builders, Token
 from schedsearch.session.journal import Entry, Journal
 from schedsearch.session.lane import Lane
 from schedsearch.session.lanes import Lanes
@@ -34,7 +34,7 @@ _TOLERANCE = 1.25  # expected times are rough, and the last trials end a little 
 _RACES_LOST = 3  # of one task; then it keeps what the search found
 _LOOK_S = 0.1
 
-Poll = Callable[[float], "list[tuple[int, Built | Measurement]]"]
+Poll = Callable[[float], "list[tuple[Token, Built | Measurement]]"]
 
 
 Heat = Generator[list["Built"], list[Measurement], None]
@@ -53,7 +53,7 @@ class FinalRaces:
     def __init__(
         self,
         tasks: Sequence[TaskState],
-        builder: BuilderLike,
+        builder: Builders,
         poll: Poll,
         lanes: Lanes,
         journal: Journal,
@@ -65,7 +65,7 @@ class FinalRaces:
         self._tasks, self._builder, self._poll = tasks, builder, poll
         self._lanes, self._journal, self._options = lanes, journal, options
         self._give_up, self._ahead = give_up, ahead
-        self._building: dict[int, tuple[TaskState, Finalist]] = {}
+        self._building: dict[Token, tuple[TaskState, Finalist]] = {}
         self._lost: Counter[TaskState] = Counter()  # races whose worker went away
         self._running: dict[Future[list[Measurement]], tuple[Lane, TaskState, Heat]] = {}
 
@@ -82,11 +82,12 @@ class FinalRaces:
             self._submit(task, task.contenders(self._options.race_size))
         waiting = deque(self._tasks)
         while waiting or self._running:
-            while waiting and (lane := self._idle()) is not None:
+            while waiting and (found := self._next(waiting)) is not None:
                 if stop.requested:
                     waiting.clear()
                     break
-                task = waiting.popleft()
+                lane, task = found
+                waiting.remove(task)
                 if task in racing and not self._over:
                     size = self._affordable_size([task, *(each for each in waiting if each in racing)])
                     self._advance(lane, task, self._race(task, size, stop), None)
@@ -94,10 +95,12 @@ class FinalRaces:
                     self._journal.end_task(task)
             self._take_results(waiting)
 
-    def _idle(self) -> Lane | None:
-        """A lane that holds no race."""
+    def _next(self, waiting: Iterable[TaskState]) -> tuple[Lane, TaskState] | None:
+        """The first task of which a lane that holds no race can hold one. A task that was given up needs none."""
         racing = [lane for lane, _, _ in self._running.values()]
-        return next((lane for lane in self._lanes.present if lane not in racing), None)
+        idle = [lane for lane in self._lanes.present if lane not in racing]
+        pairs = ((lane, task) for task in waiting for lane in idle if task.kind == lane.kind or task.error is not None)
+        return next(pairs, None)
 
     def _take_results(self, waiting: deque[TaskState]) -> None:
         """Waits for a race to end. A race whose device was lost is held again on another."""
@@ -105,6 +108,9 @@ class FinalRaces:
         if waiting and not self._running:
             time.sleep(_LOOK_S)  # no device is there now
         self._lanes.lose_those_gone()
+        for task in [*waiting]:
+            if task.error is None and task.kind in self._lanes.lost_kinds:
+                self._give_up(task, self._lanes.lost_kinds[task.kind])
         for future in done:
             lane, task, heat = self._running.pop(future)
             try:
@@ -194,7 +200,7 @@ class FinalRaces:
         under_way = [finalist for _, finalist in self._building.values()]
         for finalist in finalists:
             if finalist.built is None and not any(finalist is each for each in under_way):
-                token = self._builder.submit(Candidate(task.workload, finalist.arm.template, finalist.config))
+                token = self._builder.submit(task.kind, Candidate(task.workload, finalist.arm.template, finalist.config))
                 self._building[token] = (task, finalist)
 
     def _built(self, task: TaskState, finalists: Sequence[Finalist]) -> list[tuple[Finalist, Built]]:

@@ -70,7 +70,6 @@ class Journal:
         self,
         tasks: Sequence[TaskState],
         store: StoreLike,
-        target: Target,
         options: Options,
         toolchain: dict[str, str],
         observers: Sequence[Observer],
@@ -78,7 +77,7 @@ class Journal:
         shares: Callable[[float], Shares],
         devices: Sequence[Target],
     ) -> None:
-        self._tasks, self._store, self._target, self._options = tasks, store, target, options
+        self._tasks, self._store, self._options = tasks, store, options
         self._toolchain, self._observers, self._db = toolchain, observers, db
         self._shares, self._devices = shares, devices
         self._started = time.monotonic()
@@ -86,6 +85,11 @@ class Journal:
         self._run = ""
         self._phase = ""
         self._reference_told_s = 0.0
+
+    @property
+    def _kinds(self) -> str:
+        """The keys of the devices."""
+        return " + ".join(dict.fromkeys(device.key for device in self._devices))
 
     @property
     def elapsed_s(self) -> float:
@@ -97,12 +101,12 @@ class Journal:
         """The run begins; it may spend this many trials."""
         event = RunStart(
             run="",
-            target=self._target.key,
+            target=self._kinds,
             tasks=tuple(self._start_of(task) for task in self._tasks),
             trials=trials,
             time_s=self._options.time_s,
             resumed=sum(task.trials for task in self._tasks),
-            device=json.loads(canonical_json(self._target.facts())),
+            device=json.loads(canonical_json(self._devices[0].facts())),
             devices=tuple(json.loads(canonical_json(device.facts())) for device in self._devices),
             options=asdict(self._options),
             toolchain=self._toolchain,
@@ -115,7 +119,7 @@ class Journal:
 
     def _start_of(self, task: TaskState) -> TaskStart:
         arms = [ArmStart(arm.template.name, arm.plan.space.size, arm.plan.default, arm.trials) for arm in task.arms]
-        return TaskStart(task.workload, task.name, task.weight, tuple(arms))
+        return TaskStart(task.workload, task.name, task.weight, tuple(arms), task.kind)
 
     def enter(self, phase: PhaseName) -> None:
         """The run enters a phase; observers are told if it is a new one."""
@@ -138,7 +142,7 @@ class Journal:
             self._tell(lambda observer: observer.on_phase(event))
 
     def end_task(self, task: TaskState) -> None:
-        end = task.summary(self._target.key)
+        end = task.summary()
         self._tell(lambda observer: observer.on_task_end(task.index, end))
 
     def tell_device(self, device: Target, text: str) -> None:
@@ -152,9 +156,9 @@ class Journal:
         Args:
             summaries: tells what each device did in the wall time so far, given in seconds.
         """
-        tasks, wall_s = tuple(task.summary(self._target.key) for task in self._tasks), self.elapsed_s
+        tasks, wall_s = tuple(task.summary() for task in self._tasks), self.elapsed_s
         summary = RunSummary(
-            self._run, self._db, self._target.key, tasks, wall_s, self._shares(wall_s), stopped, devices=summaries(wall_s)
+            self._run, self._db, self._kinds, tasks, wall_s, self._shares(wall_s), stopped, devices=summaries(wall_s)
         )
         self._store.finish_run(self._run, summary.to_json())
         self._tell(lambda observer: observer.on_end(summary))
@@ -181,7 +185,7 @@ class Journal:
         now = time.time()
         record = Record(
             workload=task.workload,
-            target=self._target.key,
+            target=task.kind,
             template=arm.template.name,
             template_version=arm.template.version,
             config=config,
@@ -239,7 +243,7 @@ class Journal:
     def promote(self, task: TaskState, entry: Entry, built: Built, *, if_faster: bool) -> None:
         """Makes a valid record the store's best of its task; with `if_faster` only if no other run's best is faster."""
         if not self._store.promote(entry.id, built.artifact, if_faster=if_faster):
-            task.stored_best = self._store.best(task.workload, self._target.key, self._options.mode)
+            task.stored_best = self._store.best(task.workload, task.kind, self._options.mode)
             return
         record, previous_ns = entry.record, task.stored_best_ns
         task.stored_best = record
@@ -248,7 +252,7 @@ class Journal:
 
     def demote(self, task: TaskState) -> None:
         """Demotes the store's best of a task, because its code proved wrong."""
-        self._store.demote(task.workload, self._target.key, self._options.mode)
+        self._store.demote(task.workload, task.kind, self._options.mode)
 
     def _tell(self, call: Callable[[Observer], None]) -> None:
         for observer in self._observers:

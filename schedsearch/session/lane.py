@@ -76,6 +76,11 @@ class Lane:
     problem: str = ""
 
     @property
+    def kind(self) -> str:
+        """Lanes of the same kind share tasks."""
+        return self.device.key
+
+    @property
     def futures(self) -> list[Future[Any]]:
         others = (self.preparing[0] if self.preparing else None, self.probe, self.baseline)
         return [*self.measuring, *(each for each in others if each is not None)]

@@ -1,12 +1,12 @@
 """The devices of a run: each is a lane with a runner and a thread of its own, and candidates that are built wait for one.
 
-All lanes have devices of one kind, so they share the tasks. A task has a home: the lane that has its inputs and its
+Lanes of devices of one kind share the tasks for this kind. A task has a home: the lane that has its inputs and its
 reference, because preparing them takes as long as several trials. A lane that would be idle takes a task of a busy one as
 its own, too.
 
 A lane is taken out of the run when its device cannot be opened any more, or when several measurements in a row failed there
 and a kernel that had been right fails, too. What it had under way is measured elsewhere. Only the last lane is never
-suspected: its failures are those of candidates.
+of a kind is suspected: its failures are those of candidates. When it is lost, the tasks for its kind are given up.
 
 See docs/decisions/278-devices-share-tasks.md.
 """
@@ -32,7 +32,6 @@ from schedsearch.target import Target
 if TYPE_CHECKING:
     from schedsearch.launch import Artifact
     from schedsearch.processes.builder import Built
-    from schedsearch.workload import Workload
 
 SUSPECT_AFTER = 3  # failures in a row on one device; candidates that fail are rarely so many at once
 SLOW = 1.1  # times the time of the fastest of equal devices for the same kernel
@@ -48,7 +47,7 @@ class Lanes:
     """All lanes of a run. Owned by the main thread.
 
     Args:
-        devices: with their runners; all of one kind.
+        devices: with their runners.
         alternate: whether builds would disturb a measurement.
         mode: how times are taken.
     """
@@ -61,8 +60,9 @@ class Lanes:
         self.ready: deque[Work] = deque()
         self.notices: list[Notice] = []
         self._homes: dict[TaskState, list[Lane]] = {}
-        self._witness: Work | None = None  # the last candidate that was right
-        self._yardstick: Work | None = None  # the candidate that every lane measures
+        self._witness: dict[str, Work] = {}  # of a kind: the last candidate that was right
+        self._yardstick: dict[str, Work] = {}  # of a kind: the candidate that every lane measures
+        self.lost_kinds: dict[str, DeviceError] = {}  # which have no lane any more
 
     def __enter__(self) -> Lanes:
         with contextlib.ExitStack() as opened:
@@ -111,16 +111,26 @@ class Lanes:
         present = self.present
         homes = [lane for lane in self._homes.get(task, ()) if lane in present]
         if not homes:
-            homes = [min(present or self.working, key=lambda lane: sum(lane in each for each in self._homes.values()))]
+            able = self._of_kind(present, task.kind) or self._of_kind(self.working, task.kind)
+            if not able:
+                return []
+            homes = [min(able, key=lambda lane: sum(lane in each for each in self._homes.values()))]
             self._homes[task] = homes
         return homes
+
+    @staticmethod
+    def _of_kind(lanes: Iterable[Lane], kind: str) -> list[Lane]:
+        return [lane for lane in lanes if lane.kind == kind]
 
     def room(self, task: TaskState, depth: int) -> int:
         """How many more candidates of a task may be under way if `depth` of all may be. Every lane has its share of them."""
         lanes = self.working
         if len(lanes) < 2:
             return depth
-        load = min(self._load(lane) for lane in (self.home_of(task) if task in self._homes else lanes))
+        mine = self.home_of(task) if task in self._homes else self._of_kind(lanes, task.kind)
+        load = min(map(self._load, mine), default=math.inf)
+        if load == math.inf:
+            return 0
         return int(depth / len(lanes) - load)
 
     def _load(self, lane: Lane) -> float:
@@ -134,9 +144,9 @@ class Lanes:
     def add(self, proposal: Proposal, built: Built) -> None:
         self.ready.append((proposal, built))
 
-    def learn_reference(self, workload: Workload, artifact: Artifact) -> None:
-        for lane in self.all:
-            lane.runner.learn_reference(workload, artifact)
+    def learn_reference(self, task: TaskState, artifact: Artifact) -> None:
+        for lane in self._of_kind(self.all, task.kind):
+            lane.runner.learn_reference(task.workload, artifact)
 
     def feed(
         self,
@@ -195,7 +205,8 @@ class Lanes:
                 continue
             if lane in self.home_of(proposal.task):
                 return place
-            waiting.setdefault(proposal.task, []).append(place)
+            if proposal.task.kind == lane.kind:
+                waiting.setdefault(proposal.task, []).append(place)
         if lane.measuring or not waiting:
             return None
         task, places = max(waiting.items(), key=lambda each: len(each[1]))
@@ -280,6 +291,8 @@ class Lanes:
         if not lane.problem and not isinstance(error, AwayError):
             if self.working == [lane]:
                 raise error
+            if self._of_kind(self.working, lane.kind) == [lane]:
+                self.lost_kinds[lane.kind] = error
             self._quarantine(lane, first_line(error))
 
     def _judged(self, lane: Lane, work: Work, result: Measurement) -> list[Measured]:
@@ -287,19 +300,23 @@ class Lanes:
         if result.outcome in _OF_DEVICE and lane.problem:
             self.ready.appendleft(work)
             return []
-        if result.outcome in _OF_DEVICE and len(self.working) > 1 and self._witness is not None:
+        witness = self._witness.get(lane.kind)
+        if result.outcome in _OF_DEVICE and witness is not None and self._has_equals(lane):
             lane.suspects.append((work, result))
             if len(lane.suspects) >= SUSPECT_AFTER and lane.probe is None:
-                proposal, built = self._witness
+                proposal, built = witness
                 lane.prepared.add(proposal.task)
                 lane.probe = lane.thread.submit(lane.runner.measure, proposal.task.workload, built, None)
             return []
         lane.trials += 1
         if not result.ok:
             return [Measured(*work, result)]
-        self._witness = work
+        self._witness[lane.kind] = work
         self._measure_yardstick(lane, work, result)
         return [*self.acquit(lane), Measured(*work, result)]
+
+    def _has_equals(self, lane: Lane) -> bool:
+        return len(self._of_kind(self.working, lane.kind)) > 1
 
     def acquit(self, lane: Lane) -> list[Measured]:
         """The failures of a lane, which are those of the candidates."""
@@ -319,7 +336,7 @@ class Lanes:
         result = self._result(lane, probe)
         if isinstance(result, DeviceError):
             return []
-        if isinstance(result, Exception) or result.ok or len(self.working) < 2:
+        if isinstance(result, Exception) or result.ok or not self._has_equals(lane):
             return self.acquit(lane)
         text = f"{len(lane.suspects)} measurements in a row failed, and so did a kernel that had been right"
         self._quarantine(lane, f"{text} ({result.outcome}: {result.message.partition(_NEWLINE)[0]})")
@@ -363,39 +380,38 @@ class Lanes:
     # ---- comparing equal devices
 
     def _measure_yardstick(self, lane: Lane, work: Work, result: Measurement) -> None:
-        """Every lane measures the first kernel that was right."""
-        if self._yardstick is None:
-            self._yardstick, lane.baseline_ns = work, result.time_ns
-            for other in self.working:
+        """Every lane of a kind measures the first kernel that was right."""
+        if lane.kind not in self._yardstick:
+            self._yardstick[lane.kind], lane.baseline_ns = work, result.time_ns
+            for other in self._of_kind(self.present, lane.kind):
                 if other is not lane:
                     self._begin_yardstick(other)
 
     def _begin_yardstick(self, lane: Lane) -> None:
-        assert self._yardstick is not None
-        proposal, built = self._yardstick
+        proposal, built = self._yardstick[lane.kind]
         lane.prepared.add(proposal.task)
         lane.baseline = lane.thread.submit(lane.runner.measure, proposal.task.workload, built, None)
 
     def compare_again(self) -> None:
-        """Measures the same kernel on every lane once more: a card may have become slower since."""
-        if self._yardstick is None or len(self.present) < 2:
-            return
-        for lane in self.present:
+        """Measures the same kernel on all lanes of a kind once more: a card may have become slower since."""
+        again = [lane for lane in self.present if lane.kind in self._yardstick and self._has_equals(lane)]
+        for lane in again:
             self._begin_yardstick(lane)
-        wait([lane.baseline for lane in self.present if lane.baseline is not None])
-        for lane in self.present:
+        wait([lane.baseline for lane in again if lane.baseline is not None])
+        for lane in again:
             self._compare(lane)
 
     def _compare(self, lane: Lane) -> None:
         """Names a lane that is slower than its equals for the same kernel."""
-        if lane.baseline is None or not lane.baseline.done():
+        if lane.baseline is None or not lane.baseline.done() or lane.problem:
             return
         baseline, lane.baseline = lane.baseline, None
         result = self._result(lane, baseline)
         if isinstance(result, Exception) or result.time_ns is None:
             return
         lane.baseline_ns = result.time_ns
-        times = [(other.baseline_ns, other) for other in self.working if other.baseline_ns is not None]
+        equals = self._of_kind(self.working, lane.kind)
+        times = [(other.baseline_ns, other) for other in equals if other.baseline_ns is not None]
         best_ns, fastest = min(times, key=lambda each: each[0])
         for time_ns, other in times:
             if time_ns > SLOW * best_ns and lane in (other, fastest):

@@ -29,6 +29,7 @@ from schedsearch.errors import DeviceError, Interrupted
 from schedsearch.measurement import Measurement, Record
 from schedsearch.processes.requests import Candidate
 from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson
+from schedsearch.session.builders import Builders, Token
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.session.finals import FinalRaces
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, combined, shipped_results, warm_start
@@ -60,14 +61,16 @@ class Session:
     """One run of the loop. `tune` makes one; tests make sessions with other collaborators.
 
     Args:
-        runners: of the target, or of several devices that all have its key.
+        builder: for the target; of several kinds of devices one for each key.
+        runners: of the target, or of several devices.
+        target: one of the devices.
     """
 
     def __init__(
         self,
         plans: Sequence[TaskPlan],
         store: StoreLike,
-        builder: BuilderLike,
+        builder: BuilderLike | Mapping[str, BuilderLike],
         runners: RunnerLike | Sequence[tuple[Target, RunnerLike]],
         target: Target,
         options: Options,
@@ -77,8 +80,8 @@ class Session:
         db: str = "",
         tuner_factory: TunerFactory = make_tuner,
     ) -> None:
-        self._store, self._builder = store, builder
-        self._target, self._options, self._db = target, options, db
+        self._store, self._options, self._db = store, options, db
+        self._builder = Builders(builder if isinstance(builder, Mapping) else {target.key: builder})
         self._toolchain = dict(toolchain or {})
         self._tuner_factory = tuner_factory
         self._tasks = [TaskState(index, plan) for index, plan in enumerate(plans)]
@@ -86,14 +89,14 @@ class Session:
         devices = runners if isinstance(runners, Sequence) else [(target, runners)]
         self._lanes = Lanes(devices, alternate=self._alternate, mode=options.mode)
         self._journal = Journal(
-            self._tasks, store, target, options, self._toolchain, observers, db, self._lanes.shares,
+            self._tasks, store, options, self._toolchain, observers, db, self._lanes.shares,
             devices=[device for device, _ in devices],
         )  # fmt: skip
         self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
         # Requests (Answer) and results (bool) sent to the tuners, in order: an answer is valid until the next result.
         self._thinking: deque[tuple[Future[Answer] | Future[bool], TaskState, Arm]] = deque()
-        self._building: dict[int, Proposal] = {}
-        self._references: dict[int, TaskState] = {}  # that builders compile; their tasks wait for them
+        self._building: dict[Token, Proposal] = {}
+        self._references: dict[Token, TaskState] = {}  # that builders compile; their tasks wait for them
         self._elsewhere: dict[tuple[str, str, int], list[Known]] = {}  # op, template, version -> tasks in the store
         self._trials_budget: int | None = None
 
@@ -141,16 +144,14 @@ class Session:
     def _resume(self) -> None:
         """Starts every arm's tuner, taught by earlier records of the same kind, and sets how many trials may be spent."""
         for task in self._tasks:
-            task.stored_best = self._store.best(task.workload, self._target.key, self._options.mode)
+            task.stored_best = self._store.best(task.workload, task.kind, self._options.mode)
             for arm in task.arms:
                 records = self._earlier(task, arm) if self._options.resume else {}
                 arm.start(self._tuner_factory, self._options.tuner, self._options.seed, task.workload)
                 for record in records.values():
                     task.remember(arm, record)
             if self._options.resume:
-                task.remember_race(
-                    self._store.last_race(task.workload, self._target.key, self._options.mode, self._toolchain)
-                )
+                task.remember_race(self._store.last_race(task.workload, task.kind, self._options.mode, self._toolchain))
         if self._options.trials is not None:
             # Tasks that were never tried add their own share, so that many trials of others do not starve them.
             new = sum(task.trials == 0 for task in self._tasks)
@@ -160,7 +161,7 @@ class Session:
     def _earlier(self, task: TaskState, arm: Arm) -> dict[Config, Record]:
         template = arm.template
         records = self._store.measured(
-            task.workload, self._target.key, template.name, template.version, self._options.mode, self._toolchain
+            task.workload, task.kind, template.name, template.version, self._options.mode, self._toolchain
         )
         return arm.plan.known(records)
 
@@ -265,28 +266,28 @@ class Session:
         op, template = task.workload.op, arm.template
         key = (op, template.name, template.version)
         twins = [
-            (other.workload, twin)
+            (other, twin)
             for other in self._tasks
             for twin in other.arms
             if (other.workload.op, twin.template.name, twin.template.version) == key
         ]
         known = [
-            Known(workload, self._target.key, twin.evidence) for workload, twin in twins if twin.trials >= self._warm_trials
+            Known(other.workload, other.kind, twin.evidence) for other, twin in twins if twin.trials >= self._warm_trials
         ]
         if self._options.resume:
             if key not in self._elsewhere:
-                here = {(workload, self._target.key) for workload, _ in twins}  # what they know is in memory
+                here = {(other.workload, other.kind) for other, _ in twins}  # what they know is in memory
                 self._elsewhere[key] = [
                     Known(workload, target, functools.cache(functools.partial(self._evidence, workload, target, template)))
                     for workload, target in self._store.tuned(*key, self._options.mode)
                     if (workload, target) not in here
                 ]
             known += self._elsewhere[key]
-            imported = functools.partial(self._evidence, task.workload, self._target.key, template, imported=True)
-            shipped = shipped_results(task.workload, self._target.key, template, self._options.mode)
+            imported = functools.partial(self._evidence, task.workload, task.kind, template, imported=True)
+            shipped = shipped_results(task.workload, task.kind, template, self._options.mode)
             read = functools.partial(combined, imported, shipped)
-            known.append(Known(task.workload, self._target.key, read, imported=True))
-        return warm_start(task.workload, self._target.key, arm.plan.space, known)
+            known.append(Known(task.workload, task.kind, read, imported=True))
+        return warm_start(task.workload, task.kind, arm.plan.space, known)
 
     def _evidence(self, workload: Workload, target: str, template: Template, *, imported: bool = False) -> Results:
         arm, mode = (template.name, template.version), self._options.mode
@@ -310,14 +311,14 @@ class Session:
     def _submit_all(self, task: TaskState, arm: Arm, answer: Answer) -> None:
         if not task.reference_asked:
             task.reference_asked = True
-            self._references[self._builder.submit_reference(task.workload)] = task
+            self._references[self._builder.submit_reference(task.kind, task.workload)] = task
         for config, prediction in zip(answer.configs, answer.predictions):
             arm.proposed()
             if not self._spent:
                 self._journal.enter("building")
             candidate = Candidate(task.workload, arm.template, config)
             proposal = Proposal(task, arm, config, arm.batches, prediction, answer.model, time.time())
-            self._building[self._builder.submit(candidate)] = proposal
+            self._building[self._builder.submit(task.kind, candidate)] = proposal
 
     def _feed_devices(self) -> None:
         waiting = set(self._references.values())
@@ -326,6 +327,9 @@ class Session:
             ready = self._spent or (task in lane.prepared and not (lane.preparing or lane.measuring))
             self._journal.enter("measuring" if ready else "preparing")
 
+        for task in self._tasks:
+            if task.error is None and task.kind in self._lanes.lost_kinds:
+                self._give_up(task, self._lanes.lost_kinds[task.kind])
         hold = self._alternate and bool(self._building or waiting)
         self._lanes.feed(waiting, self._building.values(), begins, hold=hold)
         self._tell_notices()
@@ -353,14 +357,14 @@ class Session:
         else:
             self._take_outcomes(self._lanes.acquit_all())
 
-    def _poll_builder(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]:
+    def _poll_builder(self, timeout_s: float) -> list[tuple[Token, Built | Measurement]]:
         """The candidates that builders have finished. References go to the runner, which compiles those that failed again
         and reports why they do."""
         done = []
         for token, result in self._builder.poll(timeout_s):
             if task := self._references.pop(token, None):
                 if not isinstance(result, Measurement):
-                    self._lanes.learn_reference(task.workload, result.artifact)
+                    self._lanes.learn_reference(task, result.artifact)
             else:
                 done.append((token, result))
         return done

@@ -47,16 +47,18 @@ class ArmStart:
 
 @dataclass(frozen=True)
 class TaskStart:
-    """A task as the run starts; see `schedsearch.task.Task`."""
+    """A task as the run starts; see `schedsearch.task.Task`. `target` is the key of the devices that it is for; "": the run's."""
 
     workload: Workload
     name: str
     weight: float
     arms: tuple[ArmStart, ...]
+    target: str = ""
 
     def to_json(self) -> JsonObject:
         arms = [arm.to_json() for arm in self.arms]
-        return {**workload_json(self.workload), "name": self.name, "weight": self.weight, "templates": arms}
+        row = {"name": self.name, "weight": self.weight, "target": self.target, "templates": arms}
+        return {**workload_json(self.workload), **row}
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class RunStart:
     """The run begins. The store keeps its JSON as information about the run (`Store.runs()[i]["info"]`).
 
     Attributes:
-        target: key of the device.
+        target: key of the device; of devices of several kinds their keys, joined by " + ".
         tasks: in the order in which later events count them.
         trials: what the run may still spend over all tasks, None without such a limit.
         time_s: for the search and the final races, None without such a limit.

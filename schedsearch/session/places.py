@@ -33,7 +33,7 @@ class Place:
         far: whether the devices are the fleet's, too.
     """
 
-    devices: Sequence[Target]
+    devices: Sequence[Target]  # of one kind, or GPUs of several
     fleet: Fleet | None = None
     far: bool = False
 
@@ -52,15 +52,25 @@ class Place:
         # Code for a CPU is for its very model, so whoever measures says for which.
         return self.fleet.toolchain(kind, None if self.far else toolchain(kind))
 
-    def builder(self, workers: int | None, timeout_s: float, mode: str, toolchain: dict[str, str]) -> Builder | FleetBuilder:
-        """Who builds for the devices; the caller closes it."""
-        if self.fleet is None:
-            from schedsearch.processes.builder import Builder
+    @property
+    def kinds(self) -> list[Target]:
+        """A device of each kind; devices of a kind share tasks."""
+        return list({device.key: device for device in reversed(self.devices)}.values())[::-1]
 
-            return Builder(self.devices[0], workers=workers, timeout_s=timeout_s, mode=mode)
+    def builders(
+        self, workers: int | None, timeout_s: float, mode: str, toolchain: dict[str, str]
+    ) -> dict[str, Builder | FleetBuilder]:
+        """Who builds, by the key of a kind of devices. The caller closes them."""
+        kinds = self.kinds
+        if self.fleet is None:
+            from schedsearch.processes.builder import Builder, available_cores
+
+            if len(kinds) > 1:  # they share the cores
+                workers = max(1, (workers or available_cores() - 1) // len(kinds))
+            return {kind.key: Builder(kind, workers=workers, timeout_s=timeout_s, mode=mode) for kind in kinds}
         from schedsearch.fleet.builder import FleetBuilder
 
-        return FleetBuilder(self.fleet, self.devices[0], toolchain, timeout_s, mode)
+        return {kind.key: FleetBuilder(self.fleet, kind, toolchain, timeout_s, mode) for kind in kinds}
 
     def runners(
         self,

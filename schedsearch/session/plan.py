@@ -52,6 +52,7 @@ class TaskPlan:
 
     task: Task
     arms: tuple[ArmPlan, ...]
+    target: Target
 
 
 def plan_tasks(tasks: Sequence[Task | Workload], templates: TemplateSet, target: Target) -> list[TaskPlan]:
@@ -84,7 +85,7 @@ def plan_tasks(tasks: Sequence[Task | Workload], templates: TemplateSet, target:
             continue
         planner = _Planner(index, task, target, problems)
         if (arms := planner.arms(templates)) is not None:
-            plans.append(TaskPlan(task, arms))
+            plans.append(TaskPlan(task, arms, target))
     if problems:
         raise problems[0] if len(problems) == 1 else SeveralErrors.of(problems)
     return plans

@@ -382,7 +382,7 @@ class RunSummary:
     def result_table(self, names: Mapping[str, str] = MappingProxyType({})) -> ResultTable:
         """One row per task. `names` maps workload ids to names of tasks; the label replaces a missing name."""
         computes = all(task.workload.flops for task in self.tasks)
-        rows = tuple(task.result_row(_name(task, names), computes) for task in self.tasks)
+        rows = tuple(task.result_row(self._name(task, names), computes) for task in self.tasks)
         return ResultTable(rows, "GFLOP/s" if computes else "GB/s")
 
     def search_table(self, names: Mapping[str, str] = MappingProxyType({})) -> SearchTable | None:
@@ -398,7 +398,7 @@ class RunSummary:
             if any(task is each for each in shown):
                 after = task.best_after_ns
                 bests = tuple(after[mark - 1] if mark <= len(after) else None for mark in marks)
-                rows.append(SearchRow(_name(task, names), bests, *self.budget_shares(task)))
+                rows.append(SearchRow(self._name(task, names), bests, *self.budget_shares(task)))
         return SearchTable(marks, tuple(rows), len(searched) - len(rows), len(self.tasks) > 1)
 
     @property
@@ -426,13 +426,15 @@ class RunSummary:
         """The table of results, for notebooks."""
         return result_html(self.result_table())
 
+    def _name(self, task: TaskSummary, names: Mapping[str, str]) -> str:
+        """A task's name, with its kind of device if there are several."""
+        name = names.get(task.workload.id, task.workload.label)
+        several = any(other.target != task.target for other in self.tasks)
+        return f"{name} on {task.target.split(':', 3)[-1]}" if several else name
+
     def _budget_json(self, task: TaskSummary) -> dict[str, float]:
         trials, seconds = self.budget_shares(task)
         return {"share_of_trials": trials, "share_of_seconds": seconds}
-
-
-def _name(task: TaskSummary, names: Mapping[str, str]) -> str:
-    return names.get(task.workload.id, task.workload.label)
 
 
 def name_of(device: Target) -> str:

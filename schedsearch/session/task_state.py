@@ -100,6 +100,7 @@ class TaskState:
         self.index = index
         self.workload, self.name = plan.task.workload, plan.task.name
         self.weight = plan.task.weight
+        self.kind = plan.target.key
         self.arms = [Arm(arm) for arm in plan.arms]
         self.seconds = 0.0
         self.unshared = 0
@@ -306,14 +307,14 @@ class TaskState:
             return storable_text(str(self.error), MESSAGE_CHARACTERS)
         return LATE if self.late and self.best_ns is None else ""
 
-    def summary(self, target_key: str) -> TaskSummary:
+    def summary(self) -> TaskSummary:
         ranked = self._ranked()
         best = ranked[0] if ranked else None
         race = self.race
         outcomes = sum((arm.outcomes for arm in self.arms), Counter())
         return TaskSummary(
             workload=self.workload,
-            target=target_key,
+            target=self.kind,
             template=race.best.template if race else best.arm.template.name if best else None,
             default_ns=self.default_ns if race is None else race.default.time_ns if race.default else None,
             best_ns=race.best.time_ns if race else best.time_ns if best else None,

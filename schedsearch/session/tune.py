@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +79,8 @@ def tune(
             `plan_tasks` made for this target is taken as it is. A `WorkloadRange` gets kernels for all of its sizes, for at
             most three times the trials of one size.
         db: file of the record store; made when missing.
-        target: auto, cpu, cuda, cuda:N, or a `Target`. Several GPUs of one kind share the work: cuda:all, cuda:0,2, or a
-            list of `Target`.
+        target: auto, cpu, cuda, cuda:N, or a `Target`. Several GPUs share the work: cuda:all, cuda:0,2, or a list of
+            `Target`. Every task is tuned for each kind of them.
         trials, time_s: the budget; the run ends when either is used up. 64 trials a task when neither is given. `time_s`
             are wall seconds from the call to the return, final races included; waiting for a device that another run holds
             is not. At least one result is waited for. A task without a result then says so in its `problem`.
@@ -124,10 +125,12 @@ def tune(
             devices = place.devices
             for problem in place.problems:
                 display.say(problem)
-            if len({device.key for device in devices}) != 1:
-                raise UsageError("target must be a device, or several of one kind; tune each kind in a run of its own")
-            plans = _planned(list(workloads), templates, devices[0])
-            where = devices[0].name if len(devices) == 1 else f"{len(devices)} {devices[0].name}"
+            if len({device.kind for device in devices}) != 1:
+                raise UsageError("target must be a device, or several GPUs; tune CPUs in a run of their own")
+            plans = _planned(list(workloads), templates, place.kinds)
+            _check_kinds(plans, place)
+            counts = Counter(device.name for device in devices)
+            where = ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
             display.stage(f"starting the processes that compile and measure on {where}")
             summary = _run(
                 plans, db, place, options, deadline, workers=workers, build_timeout_s=build_timeout_s,
@@ -173,7 +176,7 @@ def tune_until(
     options = Options(
         trials, max(_LEAST_S, deadline.left_s) if deadline.ends_s < math.inf else None, mode=mode, patient=False
     )
-    plans = _planned(list(workloads), None, target)
+    plans = _planned(list(workloads), None, [target])
     return _run(plans, db, Place([target]), options, deadline, on_wait=on_wait, observers=observers)
 
 
@@ -203,8 +206,10 @@ def _run(
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db))
         versions = place.toolchain()
-        builder = place.builder(workers, build_timeout_s, mode, versions)
-        stack.callback(builder.close)
+        builders = place.builders(workers, build_timeout_s, mode, versions)
+        for each in builders.values():
+            stack.callback(each.close)
+        builder, compilers = builders[device.key], sum(each.workers for each in builders.values())
         # On a CPU target start only the workers of the first batch: a worker that imports the compiler disturbs the timing.
         first = builder.workers if device.kind == "cuda" else min(FIRST_BATCH, builder.workers)
         runners, waited_s = place.runners(
@@ -212,13 +217,13 @@ def _run(
             mode=mode, timeout_s=run_timeout_s, reference_timeout_s=reference_timeout_s,
             meanwhile=lambda: builder.warm_up(min(first, len(plans) * (trials or first))),
         )  # fmt: skip
-        options = replace(options, queue_depth=queue_depth(builder.workers, len(devices)), tuner_thread=True)
+        options = replace(options, queue_depth=queue_depth(compilers, len(devices)), tuner_thread=True)
         try:
             if options.time_s is not None:
                 if options.patient:
                     deadline = deadline.before(-waited_s)
                 options = replace(options, time_s=search_time_s(max(_LEAST_S, deadline.left_s), plans))
-            summary = Session(plans, store, builder, runners, device, options, versions, observers, db=str(db)).run()
+            summary = Session(plans, store, builders, runners, device, options, versions, observers, db=str(db)).run()
             if not ranges_of(plans):
                 return summary
             from schedsearch.session.ranges import RangeBudget, RangeRun, choose_kernels
@@ -233,12 +238,22 @@ def _run(
                 stack.close()
 
 
+def _check_kinds(plans: Sequence[TaskPlan], place: Place) -> None:
+    """Raises UsageError if plans are for devices that the run does not have, or ranges of sizes for several kinds."""
+    kinds = {kind.key for kind in place.kinds}
+    others = [plan.target.key for plan in plans if plan.target.key not in kinds]
+    if others:
+        raise UsageError(f"plans are for {others[0]}, and the run is on {', '.join(sorted(kinds))}; plan for its devices")
+    if len(kinds) > 1 and ranges_of(plans):
+        raise UsageError("kernels of a range of sizes are chosen for one kind of GPU; tune each kind in a run of its own")
+
+
 def _planned(
     workloads: Sequence[Task | Workload | WorkloadRange | TaskPlan],
     templates: Sequence[str | Template] | None,
-    target: Target,
+    kinds: Sequence[Target],
 ) -> list[TaskPlan]:
-    """The plans of a run; existing plans are used as they are."""
+    """The plans of a run, for a device of each kind; existing plans are used as they are."""
     plans = [each for each in workloads if isinstance(each, TaskPlan)]
     if not plans:
         if templates is None:
@@ -247,7 +262,8 @@ def _planned(
             chosen = TemplateSet(item if isinstance(item, Template) else load_template(item) for item in templates)
         tasks = [each for each in workloads if not isinstance(each, TaskPlan)]
         sized = (range_tasks(each) if isinstance(each, WorkloadRange) else [each] for each in tasks)
-        return plan_tasks([task for several in sized for task in several], chosen, target)
+        every = [task for several in sized for task in several]
+        return [plan for kind in kinds for plan in plan_tasks(every, chosen, kind)]
     if len(plans) < len(workloads):
         raise UsageError("plans and workloads cannot be mixed in one list; plan all of them or none")
     if templates is not None:
