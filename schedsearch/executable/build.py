@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from schedsearch.executable.net import Net
 
 FALLBACKS = (ONNX_RUNTIME,)
+MANY = 64
+"""Nodes, or modules inside of a module: with as many, it takes longer to export or to plan than to start compilers."""
 
 
 def build(
@@ -166,12 +168,19 @@ def fixed_net(
         require(f"fallback={fallback!r}")
         if isinstance(model, Network):
             raise UsageError(OF_A_NETWORK)
-    graph, origin = read(model, example, shapes, options)
-    stage(f"looking for kernels for the nodes of {origin.name or 'the network'}")
-    network = graph if isinstance(graph, Network) else lowered(graph, options, fallback)
-    if options.deadline.passed and not options.patient:
-        raise OutOfTimeError("there was no time left after the model was read")
-    planned, kernels = with_kernels(network, options, options.needed_by(origin.check_s))
+    from schedsearch.runtime.ahead import Compilers
+
+    with Compilers(options.target) as compilers:
+        if not options.strict and _parts_of(model) >= MANY:
+            compilers.start(_parts_of(model))
+        graph, origin = read(model, example, shapes, options)
+        stage(f"looking for kernels for the nodes of {origin.name or 'the network'}")
+        network = graph if isinstance(graph, Network) else lowered(graph, options, fallback)
+        if options.deadline.passed and not options.patient:
+            raise OutOfTimeError("there was no time left after the model was read")
+        if not options.strict and len(network.nodes) >= MANY:
+            compilers.start(len(network.nodes))
+        planned, kernels = with_kernels(network, options, options.needed_by(origin.check_s), compilers)
     nodes, conversions = len(list(network.all_nodes)), len(planned.plan.conversions)
     options.say(
         f"{counted(nodes, 'node')}, {counted(conversions, 'conversion')} of layouts, "
@@ -185,3 +194,9 @@ def fixed_net(
     executable = with_references(executable, network, origin, options)
     net = FixedNet(executable, open_device(options.target))
     return finish(net, origin, options)
+
+
+def _parts_of(model: Any) -> int:
+    """About how many nodes a torch module has: the modules inside of it, or the nodes of its graph; 0 of anything else."""
+    modules, nodes = getattr(model, "modules", None), getattr(getattr(model, "graph", None), "nodes", ())
+    return max(len(nodes), sum(1 for _ in modules())) if callable(modules) else 0

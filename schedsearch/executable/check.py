@@ -28,6 +28,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BODIES = {"If": 2, "Loop": 1}  # how many programs a call has inside
 _KEPT = ("constant", "once")  # spaces that are filled when the executable is loaded
 LARGEST_BYTES = 1 << 48  # bytes; no device has so much memory
+_Specs = dict[str, ArgSpec | None]  # of the arguments or outputs of a call; None: of what is no kernel
 
 
 class ProgramError(ValueError):
@@ -158,13 +159,40 @@ class _Stretch(NamedTuple):
         return self.memory == other.memory and self.start < other.end and other.start < self.end
 
 
+class _Parts:
+    """The slices of an array that were written: parts of each row of so many bytes."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+        self._runs: dict[int, int] = {}  # start -> bytes
+
+    def add(self, start: int, run: int) -> None:
+        self._runs[start] = run
+
+    def fill(self) -> bool:
+        """Whether they fill a row without overlapping."""
+        end = 0
+        for start, run in sorted(self._runs.items()):
+            if start != end:
+                return False
+            end = start + run
+        return end == self.row
+
+    def cover(self, start: int, end: int) -> bool:
+        """Whether all bytes of a row from `start` to `end` were written."""
+        for first, run in sorted(self._runs.items()):
+            if first <= start:
+                start = max(start, first + run)
+        return start >= end
+
+
 class _Walk:
     """Follows the calls and what they leave in memory."""
 
     def __init__(self, program: Program, plans: Mapping[str, LaunchPlan]) -> None:
         self._program, self._plans = program, plans
         self._memory: dict[tuple[str, int], Written] = {}
-        self._parts: dict[Place, dict[int, int]] = {}  # array of which slices were written -> start and length of their runs
+        self._parts: dict[Place, _Parts] = {}  # of arrays of which slices were written
         self._blocks: dict[str, set[tuple[int, int]]] = {}  # space -> offset and bytes of all that lies there
 
     def run(self) -> None:
@@ -197,7 +225,7 @@ class _Walk:
         for name, index in call.buffers.items():
             _check_index(self._program, index, f"{name} of {where}")
         require(set(call.outputs) <= call.buffers.keys() and bool(call.outputs), f"{where} writes {quoted(call.outputs)}")
-        inputs: list[str]
+        inputs: Mapping[str, ArgSpec | None]
         outputs: Mapping[str, ArgSpec | None]
         if call.control is not None:
             inputs, outputs = self._control(call, call.control, where)
@@ -205,13 +233,13 @@ class _Walk:
             allowed = bool(_SHA256.fullmatch(call.artifact))
             require(allowed, f"{where} has the code {quoted(call.artifact)}; allowed: a sha256")
             inputs, outputs = (self._foreign if call.foreign is not None else self._kernel)(call, where)
-        for name in inputs:
-            self._read(self._array(call, name), f"{name} of {where}")
+        for name, read in inputs.items():
+            self._read(self._array(call, name), f"{name} of {where}", read)
         for name, spec in outputs.items():
             self._write_output(call, name, spec, f"{name} of {where}")
 
-    def _foreign(self, call: Call, where: str) -> tuple[list[str], dict[str, ArgSpec | None]]:
-        """Names of the arguments and outputs of a subgraph that ONNX Runtime computes; it checks their shapes itself."""
+    def _foreign(self, call: Call, where: str) -> tuple[_Specs, _Specs]:
+        """The arguments and outputs of a subgraph that ONNX Runtime computes; it checks their shapes itself."""
         assert call.foreign is not None
         require(
             not call.workspaces and not call.offsets and not call.scalars and 0 <= call.foreign.nbytes <= LARGEST_BYTES,
@@ -222,9 +250,9 @@ class _Walk:
             all(self._array(call, name).place.space != "once" for name in inputs),
             f"{where} reads a constant that is gone after loading",
         )
-        return inputs, dict.fromkeys(call.outputs)
+        return dict.fromkeys(inputs), dict.fromkeys(call.outputs)
 
-    def _control(self, call: Call, control: Control, where: str) -> tuple[list[str], dict[str, ArgSpec | None]]:
+    def _control(self, call: Call, control: Control, where: str) -> tuple[_Specs, _Specs]:
         """The same of a call with programs of its own, which are checked like the whole."""
         reads = [name for name in call.buffers if name not in call.outputs]
         names = [*(f"x{number}" for number in range(len(reads))), *(f"y{number}" for number in range(len(call.outputs)))]
@@ -246,7 +274,7 @@ class _Walk:
             require(not body.references and body.target == self._program.target, f"{where} has a program of something else")
         for name, nbytes in control.workspaces.items():
             self._workspace(call, name, nbytes, where, control.workspaces)
-        return reads, dict.fromkeys(call.outputs)
+        return dict.fromkeys(reads), dict.fromkeys(call.outputs)
 
     def _check_body(self, call: Call, control: Control, body: Program, reads: list[str], where: str) -> None:
         """A program inside has the arrays of the call."""
@@ -263,7 +291,7 @@ class _Walk:
             arrays = [(each.dtype, each.stored) for each in (self._array(call, name) for name in outer)]
             require(ports == arrays, f"{where} has a program on {quoted(ports)}; its arrays are {quoted(arrays)}")
 
-    def _kernel(self, call: Call, where: str) -> tuple[list[str], dict[str, ArgSpec | None]]:
+    def _kernel(self, call: Call, where: str) -> tuple[_Specs, _Specs]:
         """The same of a kernel, checked against its workload and its launch plan."""
         plan = self._plans.get(call.artifact)
         require(plan is not None, f"{where} has code {call.artifact[:12]}, which is not in the file")
@@ -289,7 +317,7 @@ class _Walk:
             self._fit(call, name, spec, where)
         self._workspaces(call, plan, where)
         self._in_place(call, arguments, outputs, where)
-        return list(arguments), dict(outputs)
+        return dict(arguments), dict(outputs)
 
     def _fit(self, call: Call, name: str, spec: ArgSpec, where: str) -> None:
         """An argument or output is as large as its array, or a slice within it."""
@@ -384,9 +412,16 @@ class _Walk:
     def _free(self, stretch: _Stretch) -> bool:
         return not self._memory.setdefault(stretch.memory, Written()).meets(stretch.start, stretch.end)
 
-    def _read(self, array: Array, what: str) -> None:
+    def _read(self, array: Array, what: str, spec: ArgSpec | None = None) -> None:
+        """Checks that the array was written, or the part of it that is read."""
         stretch = self._whole(array)
-        held = self._memory.setdefault(stretch.memory, Written()).holds(stretch.start, stretch.end, array.place)
+        memory = self._memory.setdefault(stretch.memory, Written())
+        held = memory.holds(stretch.start, stretch.end, array.place)
+        if not held and spec is not None and spec.part:
+            first, count, row = (n * DTYPES[spec.dtype].nbytes for n in spec.part)
+            parts = self._parts.get(array.place)
+            held = parts is not None and parts.row == row and parts.cover(first, first + count)
+            held = held and memory.holds(stretch.start, stretch.end, (array.place, "in part"))
         require(held, f"{what} reads {quoted(array.name)} at {_text(array.place)}, which nothing has written there before")
 
     def _write_output(self, call: Call, name: str, spec: ArgSpec | None, what: str) -> None:
@@ -404,27 +439,18 @@ class _Walk:
         memory = self._memory.setdefault(whole.memory, Written())
         run, step = (n * DTYPES[spec.dtype].nbytes for n in spec.runs)
         require(offset + run <= step, f"{what} has a slice that begins at {offset}, in rows of {step} bytes")
-        if not memory.holds(whole.start, whole.end, partial):  # the first part, or something was written over the others
-            self._parts[array.place] = {}
+        parts = self._parts.get(array.place)
+        if parts is None or parts.row != step or not memory.holds(whole.start, whole.end, partial):
+            # the first part, or something was written over the others
+            parts = self._parts[array.place] = _Parts(step)
             memory.write(whole.start, whole.end, partial)
-        parts = self._parts[array.place]
-        parts[offset] = run
-        if _adjoin(parts, step):
+        parts.add(offset, run)
+        if parts.fill():
             del self._parts[array.place]
             memory.write(whole.start, whole.end, array.place)
 
     def _note_block(self, place: Place, nbytes: int) -> None:
         self._blocks.setdefault(place.space, set()).add((place.offset, nbytes))
-
-
-def _adjoin(parts: Mapping[int, int], step: int) -> bool:
-    """Whether parts of a row of `step` bytes fill it without overlapping."""
-    end = 0
-    for start, run in sorted(parts.items()):
-        if start != end:
-            return False
-        end = start + run
-    return end == step
 
 
 def _text(place: Place) -> str:

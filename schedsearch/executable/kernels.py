@@ -21,7 +21,7 @@ from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from schedsearch.backend import BuildResult
-    from schedsearch.runtime.ahead import Recipe
+    from schedsearch.runtime.ahead import Compilers, Recipe
 
 FEW = 2  # pieces that are built one after the other, because starting compiler processes takes seconds
 
@@ -37,6 +37,7 @@ def find_kernels(
     also: Iterable[Recipe[BuildResult]] = (),
     known: Mapping[Workload, ChosenKernel] | None = None,
     deadline: Deadline = NEVER,
+    compilers: Compilers | None = None,
 ) -> Kernels:
     """The kernel for each workload, as `schedsearch.compile` finds it. All that must be compiled is compiled at once, in a
     process for each core.
@@ -49,6 +50,7 @@ def find_kernels(
         known: kernels that were found before. They serve unless the database has machine code for exactly their workload
             now, so that nothing is compiled or verified twice.
         deadline: of all kernels that must be compiled or verified; machine code in the database is loaded after it, too.
+        compilers: processes that may have been started already.
 
     Returns:
         A mapping from workload to kernel, with the code of `also`.
@@ -67,7 +69,7 @@ def find_kernels(
         wanted = sorted((each for each in distinct if each not in found), key=stored.__contains__)
         stage(f"looking for {counted(len(wanted), 'kernel')}")
         if len(wanted) + len(others) > FEW:
-            cache.build_ahead(wanted, others, deadline)
+            cache.build_ahead(wanted, others, deadline, compilers)
         for place, workload in enumerate(wanted):
             stage(f"verifying or loading kernel {place + 1} of {len(wanted)}: {workload.label}")
             if deadline.passed and workload not in stored:

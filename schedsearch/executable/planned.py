@@ -11,6 +11,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import NoValidConfigError, OutOfTimeError, PreparationError, UsageError, WrongResultError
@@ -27,6 +28,9 @@ from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.text import counted
 from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.runtime.ahead import Compilers
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,15 @@ def merged(tasks: Sequence[Task]) -> list[Task]:
     return [Task(workload, weight=weight) for workload, weight in weights.items()]
 
 
-def with_kernels(network: Network, options: BuildOptions, deadline: Deadline) -> tuple[Planned, Kernels]:
+def with_kernels(
+    network: Network, options: BuildOptions, deadline: Deadline, compilers: Compilers | None = None
+) -> tuple[Planned, Kernels]:
     """The plan of a network with its kernels. With `options.strict` only records serve, and nothing is compiled before
     tuning.
 
     Args:
         deadline: of the kernels; what follows them was taken off.
+        compilers: processes that may have been started already.
 
     Raises:
         OutOfTimeError: not `options.patient`, and the deadline passed before all kernels were found.
@@ -100,7 +107,7 @@ def with_kernels(network: Network, options: BuildOptions, deadline: Deadline) ->
         Interrupted, and, if patient, what else `schedsearch.tune` raises.
     """
     db, target, mode, say = options.db, options.target, options.mode, options.say
-    find = functools.partial(find_kernels, db=db, target=target, mode=mode, strict=options.strict)
+    find = functools.partial(find_kernels, db=db, target=target, mode=mode, strict=options.strict, compilers=compilers)
     needed_by = NEVER if options.patient else deadline
     planned = Planned.of(network, db, target, mode, options.layout)
     if not options.tunes or not planned.missing:

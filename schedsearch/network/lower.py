@@ -18,6 +18,7 @@ from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.compositions import attention, einsum, places, rotary, sums
 from schedsearch.network.compositions.composition import left_of, noted
 from schedsearch.network.compositions.resizing import RESIZED
+from schedsearch.network.concatenations import without_concatenations
 from schedsearch.network.convolutions import CONVOLUTIONS
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import (
@@ -42,7 +43,7 @@ from schedsearch.network.products import PRODUCTS
 from schedsearch.network.recurrences import RECURRENCES
 from schedsearch.network.reductions import REDUCTIONS
 from schedsearch.network.refusals import LACKS, is_array, refused, why_left
-from schedsearch.network.slices import without_concatenations, without_slices
+from schedsearch.network.slices import without_slices
 from schedsearch.network.subgraphs import Cut, nodes_inside, subgraph
 from schedsearch.network.views import VIEWS, random_problem, size_problem
 from schedsearch.network.windows import POOLS
@@ -217,7 +218,7 @@ class _Graph:
         self._views_of_transposes(places)
         chains = self._chains(places)
         chains = without_slices(chains, self.unread, self.slices) if self.cuts else chains
-        for chain in without_concatenations(chains, self.slices):
+        for chain in without_concatenations(chains, self.slices, self.cuts):
             chain.nodes.sort(key=places.__getitem__)
             made = self._node(chain)
             self.members[made.name] = tuple(chain.nodes)
@@ -276,8 +277,17 @@ class _Graph:
         for number, call in enumerate(calls):
             for name in _writes(call):
                 makers.setdefault(name, set()).add(number)
+        # A kernel that reads a slice of a value stands before those that write the rest of it.
         order = TopologicalSorter(
-            {number: set().union(*(makers.get(name, ()) for name in _reads(call))) for number, call in enumerate(calls)}
+            {
+                number: {
+                    maker
+                    for name in _reads(call)
+                    for maker in makers.get(name, ())
+                    if maker < number or isinstance(calls[maker], Subgraph | Control)
+                }
+                for number, call in enumerate(calls)
+            }
         )
         order.prepare()
         ready, self.calls = list(order.get_ready()), []

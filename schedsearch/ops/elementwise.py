@@ -113,6 +113,15 @@ class Read(NamedTuple):
         return self.strides or (1,) * len(self.shape)
 
     @property
+    def part(self) -> tuple[int, ...]:
+        """As of an `ArgSpec`; () of a slice along several axes, too."""
+        cut = [axis for axis, (n, whole) in enumerate(zip(self.shape, self.array)) if n != whole]
+        if len(cut) != 1 or self.steps[cut[0]] != 1:
+            return ()
+        inner = math.prod(self.array[cut[0] + 1 :])
+        return self.starts[cut[0]] * inner, self.shape[cut[0]] * inner, self.array[cut[0]] * inner
+
+    @property
     def cut(self) -> str:
         """The slice in the words of Python, e.g. ":,2:3"."""
         words = []
@@ -179,7 +188,9 @@ class Elementwise(Op[ElementwiseParams]):
 
     def arguments(self, params: ElementwiseParams) -> tuple[ArgSpec, ...]:
         axes = AXES[: len(params.y)]
-        return tuple(ArgSpec(each.name, axes[-len(each.shape) :], each.array, each.dtype) for each in reads_of(params))
+        return tuple(
+            ArgSpec(each.name, axes[-len(each.shape) :], each.array, each.dtype, part=each.part) for each in reads_of(params)
+        )
 
     def outputs(self, params: ElementwiseParams) -> tuple[ArgSpec, ...]:
         found = typed_of(params)

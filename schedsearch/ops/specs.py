@@ -34,6 +34,8 @@ class ArgSpec:
             is the upper bound, whose strides the array has in memory, and elements beyond the extents are undefined.
         slice_of: shape of a larger contiguous array of which this output is a slice along one axis, or () if it is an array
             of its own. Its address is that of the slice's first element. Kernels leave the rest of the larger array alone.
+        part: (first, count, of): of every `of` neighbouring elements of this argument, kernels read `count` from `first` on;
+            (): they may read all.
 
     Raises:
         ValueError: an index without `below`, or an array that is not a slice of `slice_of` along one axis.
@@ -52,6 +54,7 @@ class ArgSpec:
     slice_of: tuple[int, ...] = ()
     extents: str = ""
     undecided: bool = False
+    part: tuple[int, ...] = ()
 
     @property
     def partial(self) -> bool:

@@ -16,9 +16,10 @@ from schedsearch.backend import BuildResult
 from schedsearch.backend.code_cache import CodeCache
 from schedsearch.backend.kept import compile_kept
 from schedsearch.backend.sharing import NotKeptError, only_kept
+from schedsearch.closing import Closing
 from schedsearch.config import Config
 from schedsearch.deadline import NEVER, Deadline
-from schedsearch.errors import UsageError
+from schedsearch.errors import DeviceError, UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.measurement import Measurement, Outcome
@@ -48,10 +49,12 @@ class Recipe(Generic[Made]):
         name: of the piece in a `CodeCache`.
         make: compiles it for a target, in any process; it is sent with everything that it captures. Raises CompileError or
             RejectedError if the compiler refuses it.
+        kind: equal for pieces that probably share a run of Numba.
     """
 
     name: str
     make: Callable[[Target], Made]
+    kind: str = ""
 
     def artifact(self: Recipe[BuildResult], code: CodeCache, target: Target) -> Artifact:
         """From the cache, or made now. Raises what `make` raises, and RejectedError for what could not be made ahead."""
@@ -62,7 +65,7 @@ def kernel_recipe(template: Template, workload: Workload, config: Config) -> Rec
     """A kernel of a template. The configuration must be legal; its knobs may have earlier names."""
     config = template.current(config)
     name = f"{template.name} {template.version} {sha256_hex(config.json)} {workload.id}"
-    return Recipe(name, functools.partial(_kernel, template, workload, config))
+    return Recipe(name, functools.partial(_kernel, template, workload, config), f"{template.name} {config.json}")
 
 
 def verifying_recipes(workload: Workload, target: Target) -> list[Recipe[BuildResult]]:
@@ -73,7 +76,8 @@ def verifying_recipes(workload: Workload, target: Target) -> list[Recipe[BuildRe
     """
     recipes = []
     if load_reference(workload.op).pointwise:
-        recipes.append(Recipe(reference_name(workload), functools.partial(_reference, workload)))
+        reference = functools.partial(_reference, workload)
+        recipes.append(Recipe(reference_name(workload), reference, f"reference {workload.op}"))
     if target.kind == "cuda":
         comparisons = [WORDS]
         for spec in workload.outputs:
@@ -83,13 +87,53 @@ def verifying_recipes(workload: Workload, target: Target) -> list[Recipe[BuildRe
     return recipes
 
 
+class Compilers(Closing):
+    """Compiler processes for one `compile_ahead`. Starting one takes seconds, so that whoever reads or plans a large network
+    before may start them first. Not thread-safe."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._started: Builder | None = None
+
+    def start(self, pieces: int) -> None:
+        """Starts what so many pieces of code will need, up to a process for each core, and does not wait. Does nothing the
+        second time, or if none can start: it may turn out that nothing has to be compiled."""
+        if self._started is not None:
+            return
+        with contextlib.suppress(DeviceError, UsageError):
+            self._started = _builder(self._target, pieces)
+            self._started.warm_up(pieces)
+
+    def take(self, pieces: int) -> Builder:
+        """The processes that were started, which are the caller's now; or others, which start when they have work."""
+        builder, self._started = self._started, None
+        return builder or _builder(self._target, pieces)
+
+    def close(self) -> None:
+        """Ends processes that nobody took."""
+        builder, self._started = self._started, None
+        if builder is not None:
+            builder.close()
+
+
+def _builder(target: Target, pieces: int) -> Builder:
+    # Nothing is timed meanwhile, and this process only waits: it needs no core for itself.
+    # A process that has a long piece must not keep a second one waiting.
+    return Builder(target, min(available_cores(), pieces), timeout_s=_TIMEOUT_S, tasks_per_worker=1)
+
+
 def compile_ahead(
-    recipes: Iterable[Recipe[Any]], code: CodeCache, target: Target, deadline: Deadline = NEVER
+    recipes: Iterable[Recipe[Any]],
+    code: CodeCache,
+    target: Target,
+    deadline: Deadline = NEVER,
+    compilers: Compilers | None = None,
 ) -> dict[str, Built]:
     """Compiles what `code` lacks, in one process for each core.
 
     Args:
         deadline: what is not compiled by then is left out, and in work no longer.
+        compilers: processes that may have been started already.
 
     Returns:
         Name -> what was compiled now, or came from the build cache. `code` knows it, and what the compiler refused, crashed
@@ -107,8 +151,7 @@ def compile_ahead(
         built[each.name] = kept
     missing = {name: each for name, each in missing.items() if name not in built}
     if missing:
-        # Nothing is timed meanwhile, and this process only waits: it needs no core for itself.
-        built |= _compiled(missing, code, target, min(available_cores(), len(missing)), deadline)
+        built |= _compiled(missing, code, (compilers or Compilers(target)).take(len(missing)), target, deadline)
     code.learn({name: each.artifact for name, each in built.items()})
     return built
 
@@ -123,11 +166,11 @@ def _kept(recipe: Recipe[Any], target: Target) -> Built | None:
 
 
 def _compiled(
-    missing: Mapping[str, Recipe[Any]], code: CodeCache, target: Target, workers: int, deadline: Deadline
+    missing: Mapping[str, Recipe[Any]], code: CodeCache, builder: Builder, target: Target, deadline: Deadline
 ) -> dict[str, Built]:
     built, lost = {}, {}
-    # A process that has a long piece must not keep a second one waiting.
-    with Builder(target, workers, timeout_s=_TIMEOUT_S, tasks_per_worker=1) as builder:
+    workers = builder.workers
+    with builder:
         names = {}
         for each in _spread(list(missing.values())):
             with contextlib.suppress(UsageError):
@@ -143,17 +186,17 @@ def _compiled(
             elif made.outcome in _REFUSED:
                 code.refuse(name, made.message)
     if lost:  # perhaps for want of memory: now one after the other
-        built |= _compiled(lost, code, target, 1, deadline)
+        built |= _compiled(lost, code, _builder(target, 1), target, deadline)
     return built
 
 
 def _spread(recipes: list[Recipe[Any]]) -> list[Recipe[Any]]:
-    """In another order: first one of each kind, by the first word of its name, then the second of each. Kernels of one kind
-    often share a run of Numba, for which all others would wait."""
+    """In another order: first one of each kind, then the second of each. While a process runs Numba for a kind, others that
+    have a piece of that kind wait, each with a core."""
     seen: dict[str, int] = {}
     places = []
     for each in recipes:
-        kind = each.name.partition(" ")[0]
+        kind = each.kind or each.name
         seen[kind] = seen.get(kind, 0) + 1
         places.append(seen[kind])
     return [each for _, each in sorted(zip(places, recipes), key=lambda pair: pair[0])]

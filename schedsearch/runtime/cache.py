@@ -34,7 +34,7 @@ from schedsearch.workload import Workload, WorkloadRange
 if TYPE_CHECKING:
     from schedsearch.backend import BuildResult
     from schedsearch.backend.code_cache import CodeCache
-    from schedsearch.runtime.ahead import Recipe
+    from schedsearch.runtime.ahead import Compilers, Recipe
 
 
 _File = tuple[int, int]  # device and inode
@@ -144,7 +144,11 @@ class KernelCache(Closing):
             return not alternative.verifies and fallback.obstacle(alternative) is None
 
     def build_ahead(
-        self, workloads: Iterable[Workload], also: Iterable[Recipe[BuildResult]] = (), deadline: Deadline = NEVER
+        self,
+        workloads: Iterable[Workload],
+        also: Iterable[Recipe[BuildResult]] = (),
+        deadline: Deadline = NEVER,
+        compilers: Compilers | None = None,
     ) -> int:
         """Compiles the kernels that `kernel` would have to build, and those that verify them, in a process for each core.
         `kernel` compiles nothing then, unless a kernel turns out to be wrong.
@@ -152,6 +156,7 @@ class KernelCache(Closing):
         Args:
             also: what is needed besides; `code` has it then.
             deadline: what is not compiled by then is left to `kernel`.
+            compilers: processes that may have been started already.
 
         Returns:
             How many workloads this was done for. A kernel that cannot be compiled ahead is left to `kernel`.
@@ -161,9 +166,15 @@ class KernelCache(Closing):
             DeviceError: no compiler process can start.
         """
         with self._reading():
-            return self._build_ahead(workloads, list(also), deadline)
+            return self._build_ahead(workloads, list(also), deadline, compilers)
 
-    def _build_ahead(self, workloads: Iterable[Workload], others: list[Recipe[BuildResult]], deadline: Deadline) -> int:
+    def _build_ahead(
+        self,
+        workloads: Iterable[Workload],
+        others: list[Recipe[BuildResult]],
+        deadline: Deadline,
+        compilers: Compilers | None,
+    ) -> int:
         from schedsearch.runtime.ahead import compile_ahead, verifying_recipes
 
         with self._lock:
@@ -185,7 +196,7 @@ class KernelCache(Closing):
                     del alternatives[workload]
                 else:
                     kernels[workload] = alternative.recipe()
-            built = compile_ahead([*kernels.values(), *others], code, target, deadline)
+            built = compile_ahead([*kernels.values(), *others], code, target, deadline, compilers)
             done |= {workload for workload, recipe in kernels.items() if recipe.name in built}
             others = []
             alternatives = {

@@ -27,7 +27,7 @@ from schedsearch.workload import Workload
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
 ROW_BYTES = (32, 64, 128)  # of a k step
-ROW_STORES = ("units", "chunks")  # of rows that TMA cannot store: see `parts.store_rows` and `parts.store_chunks`
+ROW_STORES = ("chunks", "units")  # of rows that TMA cannot store: see `parts.store_rows` and `parts.store_chunks`
 
 
 def bks(dtype: str) -> tuple[int, ...]:
