@@ -116,6 +116,7 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     others = [many.replace(groups=32), many.replace(c=3), many.replace(c=16, k=16)]
     others += [many.replace(dtype="float32"), many.replace(k=255)]
     others += [many.replace(layout="NCHW", weight_layout="OIHW")]
+    others += [each.replace(layout="NCHW", weight_layout="OIHW", output_layout="NHWC") for each in (many, many.replace(c=3))]
     others += [many.replace(**change) for change in _INTEGERS]
     taken = [w for w in (many, *others) if template.validate(w, target) is None]
     assert taken

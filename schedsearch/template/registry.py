@@ -25,6 +25,7 @@ BUILT_IN = {
     "conv2d_stem": "schedsearch.templates.conv2d.stem:Conv2dStem",
     "conv2d_tf32x3": "schedsearch.templates.conv2d.tf32x3:Conv2dTf32x3",
     "conv2d_few_outputs": "schedsearch.templates.conv2d.few_outputs:Conv2dFewOutputs",
+    "conv2d_reordered": "schedsearch.templates.conv2d.reordered:Conv2dReordered",
     "conv2d_packed": "schedsearch.templates.conv2d.packed:Conv2dPacked",
     "conv2d_mma": "schedsearch.templates.conv2d.mma:Conv2dMma",
     "conv2d_simt": "schedsearch.templates.conv2d.simt:Conv2dSimt",
