@@ -20,7 +20,7 @@ EPILOGUES = ((), ("bias", "relu"), ("bias", "residual", "relu"), ("scale_shift",
 def draw(seed: int) -> Workload:
     """Sizes 7 to 224, 16 to 1024 channels in multiples of 8, batch 1 to 64, kernels 1 to 7; also groups, and few channels.
 
-    Some are float32, all others have 16 bits.
+    Some are float32, all others have 16 bits; one reads NCHW and writes NHWC.
     """
     rng = random.Random(seed)
     kernel = rng.choice((1, 3, 5, 7))
@@ -38,7 +38,7 @@ def draw(seed: int) -> Workload:
     return Workload.conv2d(
         n=rng.randint(1, 64), h=h, w=w, c=c, k=k, r=kernel, s=kernel, stride=rng.choice(strides),
         padding=rng.choice((0, kernel // 2, 9)), groups=groups, dtype=dtype, out_dtype=rng.choice((dtype, "float32")),
-        epilogue=rng.choice(EPILOGUES),
+        epilogue=rng.choice(EPILOGUES), **({"layout": "NCHW", "output_layout": "NHWC"} if seed == 8 else {}),
     )  # fmt: skip
 
 

@@ -96,6 +96,8 @@ def taken_by(template: Template, *epilogue: Any) -> Workload:
         sizes |= dict(dtype="int8", epilogue=["dequantise", *epilogue])
     if template.name in ("conv2d_stem", "conv2d_packed"):
         sizes |= dict(c=3)
+    if template.name == "conv2d_reordered":
+        sizes |= dict(layout="NCHW", output_layout="NHWC")
     return Workload.conv2d(**sizes)
 
 
