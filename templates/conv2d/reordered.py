@@ -23,7 +23,7 @@ from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.stem import Conv2dStem
 from schedsearch.templates.layout_transform.repack import Repack
 from schedsearch.templates.parts.prepared import Prepared, over_prepared
-from schedsearch.templates.parts.subspaces import fixing, joined, one_of, prefixed
+from schedsearch.templates.parts.subspaces import Choice, fixing, joined, one_of, prefixed
 from schedsearch.workload import Workload
 
 _INNER: Mapping[str, Template[Conv2dParams]] = {"conv2d_stem": Conv2dStem(), "conv2d_halo": Conv2dHalo()}
@@ -54,7 +54,7 @@ class Conv2dReordered(Template[Conv2dParams]):
 
     def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         found, plain = _inner(workload, target), _in_nhwc(workload)
-        spaces = {(name,): template.space(plain, target) for name, template in found.items()}
+        spaces: dict[Choice, ConfigSpace] = {(name,): template.space(plain, target) for name, template in found.items()}
         space = one_of([Knob("inner", tuple(found), "the template that computes in NHWC")], spaces)
         x = _repacks(workload, target)["x"]
         fixed = {name: value for name, value in x.default().items() if name not in _TUNED}
