@@ -76,11 +76,10 @@ def held_operands(patch: Patch, epilogue: Epilogue | None) -> int:
 
 
 def load_operands(patch: Patch, epilogue: Epilogue | None) -> Callable[..., None]:
-    """Loads what the epilogue reads for the channels of a thread: (words[held_operands], first channel, *operands)."""
+    """Loads what the epilogue reads for the channels of a thread: (words[held_operands], first channel, *operands). Nothing
+    is loaded if there are no held operands, and there is one word."""
     words = held_operands(patch, epilogue)
-    if epilogue is None or not words:
-        return lambda *arguments: None
-    stages = epilogue.stages_of_patch(patch.vector, patch.target)
-    ins = {"k": "i32", **dict(stages.ins)}
-    text = "\n".join(stages.load_words)
-    return device_op("load_operands", text, inout={"words": ("u32", words)}, ins=ins, unused=ins)
+    stages = epilogue.stages_of_patch(patch.vector, patch.target) if epilogue else None
+    ins = {"k": "i32", **(dict(stages.ins) if stages else {})}
+    text, unused = "\n".join(stages.load_words) if stages and words else "", ins if words else {**ins, "words": ""}
+    return device_op("load_operands", text, inout={"words": ("u32", max(words, 1))}, ins=ins, unused=unused)
