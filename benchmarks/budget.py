@@ -38,6 +38,7 @@ from schedsearch.session.hints import COLD
 from schedsearch.session.plan import ArmPlan, TaskPlan
 from schedsearch.session.task_state import Finalist, TaskState, choose_arm
 from schedsearch.space import ConfigSpace, Knob
+from schedsearch.target import PRESETS
 from schedsearch.task import Task
 from schedsearch.workload import Workload
 
@@ -130,7 +131,9 @@ def _task(index: int, length: int, weight: float) -> TaskState:
     space = ConfigSpace([Knob("evaluation", tuple(range(length)))])
     template: Any = SimpleNamespace(name="recorded", version=1)
     workload = Workload.conv2d(n=index + 1, h=8, w=8, c=8, k=8, r=3, s=3)  # only tells the tasks apart
-    state = TaskState(index, TaskPlan(Task(workload, weight), (ArmPlan(template, space, Config(evaluation=0)),), TARGET))
+    state = TaskState(
+        index, TaskPlan(Task(workload, weight), (ArmPlan(template, space, Config(evaluation=0)),), PRESETS["h200"])
+    )
     state.arms[0].start(lambda *_, **__: Playback(length), "", 0, workload)
     return state
 

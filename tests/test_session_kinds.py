@@ -138,9 +138,7 @@ def test_a_run_in_the_store_says_which_task_is_for_which_kind() -> None:
 
 def test_what_a_run_on_several_kinds_refuses() -> None:
     plans = plan_tasks(WORKLOADS[:1], TemplateSet((Square(),)), SMALL)
-    with pytest.raises(
-        UsageError, match=r"plans are for .*small GPU, and the run is on .*pretended GPU; plan"
-    ):
+    with pytest.raises(UsageError, match=r"plans are for .*small GPU, and the run is on .*pretended GPU; plan"):
         _check_kinds(plans, Place([GPU]))
     with pytest.raises(UsageError, match="several GPUs; tune CPUs in a run of their own"):
         tune([WORKLOADS[0]], target=[GPU, Target("cpu", "a CPU")], progress=False)

@@ -51,9 +51,7 @@ def cluster(tls: Path, partition: str, time: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", help="a workload file")
-    parser.add_argument(
-        "--tls", type=Path, required=True, help="a folder with certificates that the nodes see"
-    )
+    parser.add_argument("--tls", type=Path, required=True, help="a folder with certificates that the nodes see")
     parser.add_argument("--jobs", type=int, default=2, help="workers, each with one GPU")
     parser.add_argument("--partition", help="of SLURM")
     parser.add_argument("--time", default="01:00:00", help="of a job, HH:MM:SS")

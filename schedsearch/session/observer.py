@@ -47,7 +47,11 @@ class ArmStart:
 
 @dataclass(frozen=True)
 class TaskStart:
-    """A task as the run starts; see `schedsearch.task.Task`. `target` is the key of the devices that it is for; "": the run's."""
+    """A task as the run starts; see `schedsearch.task.Task`.
+
+    Attributes:
+        target: the key of the devices that it is for; "": the run's.
+    """
 
     workload: Workload
     name: str
