@@ -166,6 +166,16 @@ def test_a_number_without_axes_is_compared(tmp_path: Path) -> None:
     assert errors["number.out"] == 0
 
 
+def test_the_same_nan_and_infinity_are_no_difference(tmp_path: Path) -> None:
+    """Square roots and logarithms of 0 and -1, and of 4."""
+    model = Model(1, 1, 1, 3)
+    model.node("Mul", model.node("Sqrt", "x"), model.node("Log", "x"), name="product")
+    path, x = model.save(tmp_path), np.array([0, -1, 4], np.float32).reshape(1, 1, 1, 3)
+    with schedsearch.build(path, db=tmp_path / "none.db", target="cpu") as net:
+        found = {each.value: each for each in layer_errors(net, path, {"x": x})}
+    assert found["product.out"].largest < 1e-5 and found["product.out"].relative < 1e-5
+
+
 def test_run_refuses_inputs_of_another_kind(folder: Path) -> None:
     np.save(folder / "complex.npy", np.zeros((1, 8, 6, 6), np.complex64))
     done = command("run", folder / "net.ssx", "--input", folder / "complex.npy")

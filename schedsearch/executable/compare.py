@@ -27,8 +27,9 @@ class LayerError:
 
     Attributes:
         value: its name in the model.
-        relative: the largest difference, divided by the largest magnitude of the model's value.
-        largest: the largest difference; of integers the number of steps.
+        relative: the largest difference, divided by the largest finite magnitude of the model's value.
+        largest: the largest difference; of integers the number of steps. Infinity where only one of two numbers is NaN or
+            infinite.
         elements: how many numbers the value has.
         equal: how many of them are the model's own in every bit; None of a value that is not of integers on both sides.
     """
@@ -57,6 +58,8 @@ def layer_errors(
     """
     import numpy as np
 
+    from schedsearch.network_check.rule import distance
+
     found = net.trace(**inputs)
     plain = {port.name: port.in_model_order(np.asarray(inputs[port.name])) for port in net.inputs}
     wanted = _evaluated(model, plain, list(found), constants)
@@ -71,8 +74,8 @@ def layer_errors(
                 "built from"
             )
         exact = truth.astype(np.float64)
-        largest = float(np.abs(array.astype(np.float64) - exact).max(initial=0.0))
-        scale = float(np.abs(exact).max(initial=0.0))
+        largest = float(distance(array.astype(np.float64), exact).max(initial=0.0))
+        scale = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
         whole = array.dtype.kind in _WHOLE and truth.dtype.kind in _WHOLE
         equal = int(np.count_nonzero(array == truth)) if whole else None
         errors.append(LayerError(name, largest / scale if scale else largest, largest, array.size, equal))

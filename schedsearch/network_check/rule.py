@@ -99,7 +99,7 @@ def difference(
     for start in range(0, right.size, _PIECE):
         cut = slice(start, start + _PIECE)
         a, b = flat_found[cut], flat_right[cut]
-        error = _distance(a, b)
+        error = distance(a, b)
         pooled = channels[_channels(shape, start, len(b))]
         bound = FACTOR * np.maximum(noise[cut], pooled) + least
         skip = ~decided[cut]
@@ -111,7 +111,7 @@ def difference(
         limit = max(most, 1.0) if exact else _LARGEST * most + least
         hard += int((error > np.maximum(bound, limit)).sum())
         for number, each in enumerate(flat_noisy):
-            counts_beyond[number] += int(((_distance(each[cut], b) > FACTOR * pooled + least) & specified[cut]).sum())
+            counts_beyond[number] += int(((distance(each[cut], b) > FACTOR * pooled + least) & specified[cut]).sum())
         if beyond.any():
             with np.errstate(over="ignore"):  # an integer that may not differ at all
                 excess = np.where(beyond, error / np.maximum(bound, 1e-300), 0.0)
@@ -161,7 +161,7 @@ def _noise(right: Array, noisy: Sequence[Array], shape: tuple[int, ...], specifi
         cut = slice(start, start + _PIECE)
         place = _channels(shape, start, len(right[cut]))
         for each in noisy:
-            apart = _distance(each[cut], right[cut])
+            apart = distance(each[cut], right[cut])
             undecided = np.isinf(apart) | ~specified[cut]
             decided[cut] &= ~undecided
             apart[undecided] = 0.0
@@ -173,19 +173,16 @@ def _noise(right: Array, noisy: Sequence[Array], shape: tuple[int, ...], specifi
     return noise, decided, np.sqrt(sums / np.maximum(sizes, 1))
 
 
-def _distance(a: Array, b: Array) -> Array:
+def distance(a: Array, b: Array) -> Array:
     """How far numbers are apart: 0 where both are the same infinity or NaN, infinity where only one is."""
     if a.dtype.kind in "iub" and b.dtype.kind in "iub":
         x, y = a.astype(np.float64), b.astype(np.float64)
-        found: Array = np.abs(x - y)
-        found[a == b] = 0.0
-        return found
+        return np.where(a == b, 0.0, np.abs(x - y))
     x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         found = np.abs(x - y)
-    found[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
-    found[np.isnan(found)] = np.inf
-    return found
+    found = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, found)
+    return np.where(np.isnan(found), np.inf, found)
 
 
 def _channels_of(shape: tuple[int, ...]) -> int:
