@@ -20,12 +20,14 @@ from typing import Any
 
 import pytest
 from child_environment import child_environment
+from click.testing import CliRunner
 from dashboard_support import HOSTILE, add_trials, hostile_database, sample_database
 
 pytest.importorskip("starlette", reason="needs the extra `dashboard`")
 
 import httpx
 
+from schedsearch.cli.main import main
 from schedsearch.dashboard import server as dashboard_server
 from schedsearch.dashboard.answers import Answers
 from schedsearch.dashboard.server import application, bind, is_loopback, server_of
@@ -150,6 +152,29 @@ class TestHosts:
     @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "example.org", "::", "127.0.0.1.evil"])
     def test_any_other_address_does(self, host: str) -> None:
         assert not is_loopback(host)
+
+
+class TestCommand:
+    """What the terminal is told before the browser opens."""
+
+    @pytest.fixture
+    def serves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("schedsearch.dashboard.server.serve", lambda *_, **__: None)
+
+    @pytest.mark.usefixtures("serves")
+    def test_a_database_that_cannot_be_read_yet_is_a_warning(self, sample: Path, tmp_path: Path) -> None:
+        missing = str(tmp_path / "missing.db")
+        done = CliRunner().invoke(main, ["dashboard", str(sample), missing, "--port", "0"])
+        assert done.exit_code == 0
+        assert f"warning: no database at {missing}" in done.stderr and str(sample) not in done.stderr
+
+    @pytest.mark.usefixtures("serves")
+    def test_a_server_whose_package_is_missing_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [each for each in sys.modules if each.startswith(("psycopg", "schedsearch.records.postgresql"))]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "psycopg", None)
+        done = CliRunner().invoke(main, ["dashboard", "postgresql://db.example.org/records", "--port", "0"])
+        assert done.exit_code == 2 and "pip install 'schedsearch[postgres]'" in done.output
 
 
 class TestToken:

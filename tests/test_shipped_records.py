@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_support import schedsearch as command
 from records_support import H100, H200, conv, record
 from runtime_support import CPU_WORKLOAD, expected, operands, tuned_database
 
@@ -290,6 +291,15 @@ def test_another_database_is_not_replaced(tmp_path: Path) -> None:
         raced(store, 500.0, 1000.0)
         with pytest.raises(UsageError, match="is not a deployment file"):
             ship(store, tmp_path, H200, "somebody")
+
+
+def test_the_command_makes_the_folder(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "tuned"
+    done = command("records", "ship", "--who", "tests", "--db", source, "--target", "cpu", "--output", folder)
+    assert done.exit_code == 0, done.output
+    assert (folder / file_name(CPU.key)).exists()
+    done = command("records", "ship", "--who", "tests", "--db", source, "--target", "cpu", "--output", source / "tuned")
+    assert done.exit_code == 2 and done.output
 
 
 # ---- bad files

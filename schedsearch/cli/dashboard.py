@@ -89,6 +89,7 @@ def dashboard(
     stores, replays = split_files((*files, *databases) or (DEFAULT_DB,))
     for path in stores:
         given.require(path, "database")
+        _note_what_is_wrong(path)
     listening = bind(host, port)
     found = listening.getsockname()[1]
     if port and found != port:
@@ -104,6 +105,20 @@ def dashboard(
     finally:
         answers.close()
         listening.close()
+
+
+def _note_what_is_wrong(db: str) -> None:
+    """Warns of a database that cannot be read now: it may appear or be mended while the dashboard is open.
+
+    Raises:
+        UsageError: it never can be, because of its URL or because a package is missing.
+    """
+    from schedsearch.records.store import Store
+
+    try:
+        Store.open(db, readonly=True).close()
+    except (DatabaseError, OSError) as error:
+        render.note(f"warning: {error}")
 
 
 @contextmanager

@@ -150,7 +150,7 @@ def diff(one: str, other: str, everything: bool, as_json: bool) -> None:
 @click.option("--target", "selector", metavar="TARGET", default="auto", help="auto, cpu, cuda or cuda:N.")
 @click.option("--trials", metavar="N", type=AtLeast(1), default=64, help="Trials of each task.")
 @click.option("--time", "time_s", metavar="TIME", type=Duration(), help="For all tuning, e.g. 250s or 2h.")
-@click.option("--output", metavar="FOLDER", type=click.Path(file_okay=False, exists=True), required=True, help="Written to.")
+@click.option("--output", metavar="FOLDER", type=click.Path(file_okay=False), required=True, help="Made if it is missing.")
 @json_option
 def ship(
     files: tuple[str, ...],
@@ -172,6 +172,10 @@ def ship(
     from schedsearch.session.gradual import tune_gradually
     from schedsearch.workload_file import load
 
+    try:
+        Path(output).mkdir(parents=True, exist_ok=True)  # before the tuning, which may take hours
+    except OSError as error:
+        raise UsageError(f"cannot make {output}: {error.strerror}; give another folder") from error
     target = detect(selector)
     tasks = [task for file in files for task in load(file).resolve(target).tasks if task.of_range is None]
     if files and not tasks:
