@@ -31,10 +31,15 @@ FLOATS = {"float16": np.float16, "float32": np.float32}
 class Meeting:
     """Threads that wait for one another, and the values that they pass."""
 
-    def __init__(self, parties: int) -> None:
+    def __init__(self, name: object, parties: int) -> None:
+        self.name = name
         self.brought: list[Any] = [None] * parties
         self.missing = parties
+        self.waiting: list[Any] = []
         self.result: Any = None
+
+    def __str__(self) -> str:
+        return f"threads that do not all come to {self.name}"
 
 
 class Block:
@@ -60,14 +65,16 @@ class Block:
         """Waits for `parties` threads; returns the result of `make` on their values by position, computed once for all."""
         meeting = self._meetings.get(name)
         if meeting is None:
-            meeting = self._meetings[name] = Meeting(parties)
+            meeting = self._meetings[name] = Meeting(name, parties)
         meeting.brought[position] = value
         meeting.missing -= 1
         if meeting.missing:
-            self.threads.wait_until(lambda: not meeting.missing, f"threads that do not all come to {name}")
+            meeting.waiting.append(getcurrent())
+            self.threads.park(meeting)
         else:
             del self._meetings[name]
             meeting.result = make(meeting.brought)
+            self.threads.release(meeting.waiting)
         return meeting.result
 
     def exchange(self, value: object, make: Callable[[list[Any]], Any] = list) -> Any:

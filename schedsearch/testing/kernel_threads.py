@@ -32,6 +32,8 @@ class Threads:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._waiting: list[tuple[greenlet, Callable[[], bool], str]] = []
+        self._parked: dict[greenlet, object] = {}
+        self._released: list[greenlet] = []
         self._idling: list[greenlet] = []
         self._asynchronous: list[Callable[[], None]] = []
 
@@ -43,6 +45,19 @@ class Threads:
             thread = getcurrent()
             self._waiting.append((thread, condition, what))
             thread.parent.switch()
+
+    def park(self, what: object) -> None:
+        """Lets other threads run until one of them releases this thread. Nobody asks in between whether it can go on, which
+        hundreds of threads at a barrier would take most of the time with."""
+        thread = getcurrent()
+        self._parked[thread] = what
+        thread.parent.switch()
+
+    def release(self, threads: Sequence[greenlet]) -> None:
+        """Lets threads that are parked go on after the running one."""
+        for thread in threads:
+            del self._parked[thread]
+        self._released += threads
 
     def idle(self) -> None:
         """Lets others run until only idle threads could go on, and no operation is left."""
@@ -69,11 +84,12 @@ class Threads:
             for thread in threads:
                 thread.throw()  # after a failure, ends threads that still wait
             self._waiting, self._idling, self._asynchronous = [], [], []
+            self._parked, self._released = {}, []
 
     def _able_to_go_on(self) -> list[greenlet]:
         while True:
             waiting, self._waiting = self._waiting, []
-            ready = []
+            ready, self._released = self._released, []
             for entry in waiting:
                 if entry[1]():
                     ready.append(entry[0])
@@ -86,7 +102,8 @@ class Threads:
             elif self._idling:
                 ready, self._idling = self._idling, []
                 return ready
-            elif self._waiting:
-                raise AssertionError(f"waits for ever: {self._waiting[0][2]}")
+            elif self._waiting or self._parked:
+                what = self._waiting[0][2] if self._waiting else next(iter(self._parked.values()))
+                raise AssertionError(f"waits for ever: {what}")
             else:
                 return []
