@@ -14,11 +14,14 @@ from typing import Any
 
 import hypothesis
 import pytest
+from kept_compilers import KeptCompilers
 
 from schedsearch.device import open_device
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceError
+from schedsearch.processes import builder
+from schedsearch.runtime import ahead
 from schedsearch.target import Target
 
 # Compilers make many objects that live until the kernel is done: looking for cycles as often as by default takes a twentieth
@@ -29,6 +32,8 @@ gc.set_threshold(100_000, 50, 100)
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+_AVAILABLE_CORES = builder.available_cores
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # the machine may be busy with something else
 hypothesis.settings.load_profile("untimed")
@@ -58,6 +63,27 @@ def _own_build_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDSEARCH_BUILD_CACHE", str(folder))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_compilers(_own_state_folder: None, _no_shipped_records: None, _own_build_cache: None) -> Iterator[None]:
+    """One process that compiles ahead for all tests of this worker, unless the test asks for `own_compilers`. Nor does a run
+    start more than one: other tests use the other cores."""
+    kept = KeptCompilers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ahead, "Builder", kept)
+        for module in (ahead, builder):
+            patch.setattr(module, "available_cores", lambda: 1)
+        yield
+    kept.close()
+
+
+@pytest.fixture
+def own_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled ahead as outside of tests: by new processes, one for each core."""
+    monkeypatch.setattr(ahead, "Builder", builder.Builder)
+    for module in (ahead, builder):
+        monkeypatch.setattr(module, "available_cores", _AVAILABLE_CORES)
 
 
 @pytest.fixture(scope="session")

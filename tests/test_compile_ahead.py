@@ -35,6 +35,8 @@ from schedsearch.workload import Workload
 
 CPU, H200 = detect("cpu"), PRESETS["h200"]
 
+pytestmark = pytest.mark.usefixtures("own_compilers")
+
 
 def transposition(channels: int) -> Workload:
     return schedsearch.layout_transform(n=1, c=channels, h=2, w=2, layout="NCHW", to="NHWC", dtype="float32")

@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Inputs, tuple[tuple[Any, ...], ...], dict[str, Any]]] = {
 TWO_RESULTS = ("a window of an input that is also read whole", "of other sizes")
 
 
-LONG = ("two inputs, half", "a window", "side by side", "of other sizes")  # their parts are in the others
+LONG = ("two inputs, half", "a window", "side by side", "of other sizes", "rows of pixels")  # their parts are in the others
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])
