@@ -24,9 +24,9 @@ from schedsearch.backend import CompileError, RejectedError, compile_source, too
 from schedsearch.config import Config
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
-from schedsearch.measure import Runner
-from schedsearch.measurement import Resources, Verdict
-from schedsearch.processes.builder import Built
+from schedsearch.measure import Builder, Runner
+from schedsearch.measurement import Measurement, Resources, Verdict
+from schedsearch.processes.builder import Built, Candidate
 from schedsearch.session.race import Entrant, judged
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import load_template
@@ -67,17 +67,26 @@ def build(path: Path) -> None:
     print(f"{len(kernels)} kernels, {refused} refused, {path.stat().st_size / 1e6:.1f} MB")
 
 
-def raced(runner: Runner, target: Target, row: dict[str, Any]) -> dict[str, Any]:
+def built_here(rows: list[dict[str, Any]], target: Target) -> list[Built | Measurement]:
+    """The kernels by this toolchain, or why there is none, with all cores."""
+    with Builder(target, timeout_s=120) as builder:
+        tokens = [
+            builder.submit(Candidate(workload_of(row), load_template(row["template"]), Config(row["config"])))
+            for row in rows
+        ]
+        results = dict(builder.drain())
+    return [results[token] for token in tokens]
+
+
+def raced(runner: Runner, row: dict[str, Any], own: Built | Measurement) -> dict[str, Any]:
     """The row's kernel of the file and of this toolchain in one race."""
     found = {"template": row["template"], "workload": workload_of(row).label}
     if "refused" in row:
         return {**found, "problem": f"the other toolchain: {row['refused']}"}
     artifact = Artifact(base64.b64decode(row["code"]), LaunchPlan.from_json(row["plan"]))
     other = Built(artifact, Resources(), sha256_hex(row["code"]), 0.0)
-    try:
-        own = built(row, target)
-    except (CompileError, RejectedError) as error:
-        return {**found, "problem": f"this toolchain: {error}"}
+    if isinstance(own, Measurement):
+        return {**found, "problem": f"this toolchain: {own.message}"}
     here, there = runner.race(workload_of(row), [own, other])
     if not here.ok or not there.ok:
         return {**found, "problem": here.message or there.message}
@@ -95,12 +104,13 @@ def raced(runner: Runner, target: Target, row: dict[str, Any]) -> dict[str, Any]
 def race(path: Path, out: str | None, time_s: float) -> None:
     data, target = json.loads(path.read_text()), schedsearch.detect("cuda")
     began, rows = time.monotonic(), []
+    owns = built_here(data["kernels"], target)
     with Runner(target) as runner:
-        for row in data["kernels"]:
+        for row, own in zip(data["kernels"], owns):
             if time.monotonic() - began > time_s:
                 print(f"{len(data['kernels']) - len(rows)} templates are left out: the time is over")
                 break
-            rows.append(raced(runner, target, row))
+            rows.append(raced(runner, row, own))
             common.write(out, {"here": toolchain("cuda"), "there": data["toolchain"], "rows": rows})
     timed = [row for row in rows if "ratio" in row]
     lines = [
