@@ -120,5 +120,6 @@ def _deployed(lookup: Lookup) -> dict[Task, Entry]:
         task = row.workload_id, row.target_key, row.mode
         label = label_of(row.workload_id, op, workload_json)
         config = Config.from_json(row.config_json)
-        found[task] = Entry(task, label, row.template, row.template_version, config, row.time_ns, shipped.gain(row))
+        gain = shipped.gain(row.workload_id, row.mode)
+        found[task] = Entry(task, label, row.template, row.template_version, config, row.time_ns, gain)
     return found

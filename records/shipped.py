@@ -67,9 +67,10 @@ class Shipped:
         """The fastest configuration of exactly this task. Raises DamageError if its row is damaged."""
         return None if self.lookup is None else self.lookup.exact(workload_id, target_key, mode)
 
-    def gain(self, row: LookupRow) -> float | None:
-        """How many times as fast as the default configuration a row was where it was measured; None if it is not known."""
-        found = self._gains.get(gain_key(row.workload_id, row.mode))
+    def gain(self, workload_id: str, mode: str) -> float | None:
+        """How many times as fast as the default configuration the record of a task was where it was measured; None if it is
+        not known."""
+        found = self._gains.get(gain_key(workload_id, mode))
         return float(found) if isinstance(found, int | float) and found >= 1 else None
 
     def neighbours(self, op: str, mode: str, target_prefix: str) -> tuple[tuple[NeighbourRow, Workload], ...]:

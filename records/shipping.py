@@ -95,7 +95,7 @@ def _before(path: Path, new: set[Task]) -> _Before:
         for row, op, text in lookup.bests():
             if (row.workload_id, row.target_key, row.mode) not in new:
                 before.rows.append((row, op, text))
-                if (gain := shipped.gain(row)) is not None:
+                if (gain := shipped.gain(row.workload_id, row.mode)) is not None:
                     before.gains[gain_key(row.workload_id, row.mode)] = gain
     return before
 

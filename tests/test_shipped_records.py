@@ -24,7 +24,7 @@ from schedsearch.measurement import COLD_GRAPH, Anchor, Measurement, Outcome
 from schedsearch.network.costs import RecordCosts
 from schedsearch.records.entries import chosen
 from schedsearch.records.lookup import Lookup
-from schedsearch.records.shipped import any_shipped, file_name, shipped_records
+from schedsearch.records.shipped import GAINS, any_shipped, file_name, gain_key, shipped_records
 from schedsearch.records.shipping import MAX_BYTES, ship
 from schedsearch.records.store import Store
 from schedsearch.session.hints import shipped_results
@@ -43,13 +43,19 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tuned(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with shipped records of this CPU, which look-ups take."""
+    """A folder with a shipped record of this CPU, twice as fast as the default, which look-ups take."""
     folder = tmp_path / "tuned"
     folder.mkdir()
     with Store.open(source, readonly=True) as store:
         ship(store, folder, CPU.key, "tests")
+    set_gain(folder, 2.0)
     monkeypatch.setenv("SCHEDSEARCH_TUNED_DIR", str(folder))
     yield folder
+
+
+def set_gain(tuned: Path, gain: float) -> None:
+    gains = json.dumps({gain_key(CPU_WORKLOAD.id, COLD_GRAPH): gain})
+    altered(tuned, f"UPDATE meta SET value = ? WHERE key = '{GAINS}'", gains)
 
 
 def raced(store: Store, time_ns: float, anchor_ns: float, **changes: object) -> int:
@@ -87,6 +93,16 @@ def test_a_shipped_record_of_a_very_different_workload_does_not_serve(tuned: Pat
     for changes, level in (({"n": 5}, "nearest"), ({"n": 16}, "default"), ({"epilogue": ("bias",)}, "default")):
         found = schedsearch.explain(CPU_WORKLOAD.replace(**changes), tmp_path / "none.db", target="cpu").serving
         assert found is not None and found.level == level, changes
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.05])
+def test_a_shipped_record_that_hardly_beats_its_own_default_serves_no_other_workload(
+    tuned: Path, tmp_path: Path, gain: float
+) -> None:
+    set_gain(tuned, gain)
+    for workload, level in ((CPU_WORKLOAD, "shipped"), (CPU_WORKLOAD.replace(n=3), "default")):
+        found = schedsearch.explain(workload, tmp_path / "none.db", target="cpu").serving
+        assert found is not None and found.level == level
 
 
 def test_explain_says_which_file_and_why_another_level_does_not_serve(tuned: Path, tmp_path: Path) -> None:
@@ -232,7 +248,7 @@ def test_a_file_holds_configurations_without_code_and_says_who_measured_them(tun
     assert (shipped.manifest["who"], shipped.manifest["records"], shipped.manifest["targets"]) == ("tests", 1, [CPU.key])
     assert shipped.manifest["toolchain"]["llvm"] and shipped.manifest["policy"]["modes"] == [COLD_GRAPH]
     row = shipped.exact(CPU_WORKLOAD.id, CPU.key, COLD_GRAPH)
-    assert row is not None and not row.vouched and (shipped.gain(row) or 0) >= 1
+    assert row is not None and not row.vouched and (shipped.gain(row.workload_id, row.mode) or 0) >= 1
 
 
 def test_a_configuration_that_hardly_beats_the_default_is_shipped_as_the_default(tmp_path: Path) -> None:
@@ -270,7 +286,7 @@ def test_shipping_again_keeps_what_the_file_has_of_other_tasks(tmp_path: Path, m
     shipped = shipped_records(H200)
     for workload in (conv(), conv(k=128)):
         row = shipped.exact(workload.id, H200, COLD_GRAPH)
-        assert row is not None and shipped.gain(row) == 2
+        assert row is not None and shipped.gain(row.workload_id, row.mode) == 2
     assert shipped.manifest["records"] == 2
 
 
@@ -403,7 +419,7 @@ def test_a_file_of_the_package_holds_what_its_manifest_says(path: Path, monkeypa
     assert (shipped.manifest["records"], shipped.manifest["targets"]) == (len(rows), [target]) and shipped.manifest["who"]
     for row, _, text in rows:
         assert Workload.from_json(text).id == row.workload_id
-        assert (shipped.gain(row) or 0) >= 1
+        assert (shipped.gain(row.workload_id, row.mode) or 0) >= 1
 
 
 def test_the_layers_of_resnet50_are_shipped_for_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,10 @@ LEVELS = ("exact", "other_mode", "same_architecture", "shipped", "nearest", "def
 _NEIGHBOURS_TRIED = 4  # each costs a build
 _IMPORTED_TRIED = 4
 _NEAR = 2.0
-"""Shipped records that are farther away (`workload.distance`) serve no other workload: nobody asked for them, and the
-default rule knows the shape. Own records of any distance serve."""
+_NEAR_GAIN = 1.1
+"""A shipped record serves another workload only if it is at most `_NEAR` away (`workload.distance`) and was at least
+`_NEAR_GAIN` times as fast as the default of its own: nobody asked for it, and the default rule knows the shape. Own records
+serve at any distance."""
 _SIMILAR = 32  # shipped records that are looked at: some may be unrelated, or of other kinds of devices
 
 
@@ -271,7 +273,7 @@ class Fallback:
             reason = f"no shipped record of this workload on {target.key}"
             yield Miss("shipped", shipped.problem or reason)
             return
-        gain = shipped.gain(row)
+        gain = shipped.gain(row.workload_id, row.mode)
         measured = "" if gain is None else ", the default" if gain == 1 else f", {gain:.2f} times as fast as the default"
         reason = f"shipped record by {row.template}{measured} ({shipped.name}), built now from its configuration"
         build = Build(self, row.template, Config.from_json(row.config_json), row.template_version)
@@ -288,8 +290,10 @@ class Fallback:
         if self._lookup is not None:
             for row in self._lookup.nearest(*sought):
                 yield row, workload_of(row), self._lookup
-        for row, other in self._shipped_records.similar(self.workload, *sought[1:], _SIMILAR):
-            yield row, other, None
+        shipped = self._shipped_records
+        for row, other in shipped.similar(self.workload, *sought[1:], _SIMILAR):
+            if (shipped.gain(other.id, self.mode) or 1.0) >= _NEAR_GAIN:
+                yield row, other, None
 
     def _nearest(self) -> Iterator[Alternative | Miss]:
         workload, target = self.workload, self.target
