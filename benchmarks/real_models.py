@@ -103,7 +103,7 @@ def built(file: RealFile, path: Path, fallback: str | None, args: argparse.Names
         taken = {port.name: inputs[port.name] for port in net.inputs}
         found = net.evaluate(taken)
         row["error"] = max(_error(found[name], each) for name, each in wanted.items())
-        print(BUILT, flush=True)
+        print(BUILT, json.dumps(row), flush=True)
         sys.stdin.readline()  # until it is this file's turn
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
         if not args.no_times:
@@ -248,13 +248,14 @@ class _Process:
 
     Attributes:
         is_built: whether it could measure, and waits.
-        row: what it found, if it ended.
+        row: what it found so far.
     """
 
     def __init__(self, file: RealFile, how: str, cores: Sequence[int], args: argparse.Namespace) -> None:
         words = [sys.executable, __file__, "--one", how, "--only", file.name, "--folder", str(args.folder)]
         words += ["--target", args.target, "--seconds", str(args.seconds), "--cores", ",".join(map(str, cores))]
         words += [word for word, wanted in (("--burn", args.burn), ("--no-times", args.no_times)) if wanted]
+        self._name = file.name
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         cache = args.cache or self._folder.name
         environment = {**os.environ, "SCHEDSEARCH_BUILD_CACHE": cache, "TMPDIR": self._folder.name}
@@ -283,10 +284,12 @@ class _Process:
         timer = threading.Timer(self._limit_s, self._end)
         timer.start()
         lines = [self._child.stdout.readline()]
-        while lines[-1] and lines[-1].strip() != BUILT and not lines[-1].startswith("{"):
+        while lines[-1] and not lines[-1].startswith((BUILT, "{")):
             lines.append(self._child.stdout.readline())
         timer.cancel()
-        if lines[-1].strip() == BUILT:
+        if lines[-1].startswith(BUILT):
+            self.row = json.loads(lines[-1].removeprefix(BUILT))
+            print(f"{self._name} is built: {self.row}", flush=True)
             return True
         if lines[-1]:
             self.row = json.loads(lines[-1])
