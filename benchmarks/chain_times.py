@@ -32,10 +32,11 @@ from schedsearch.executable.kernels import find_kernels
 from schedsearch.measure.timing import Arena, open_timer
 from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH
 from schedsearch.network.costs import costs_of
+from schedsearch.network.graph import Network, Node
 from schedsearch.network.lower import lower
 from schedsearch.network.model import read_model
 from schedsearch.network.plan import best_plan
-from schedsearch.network.residency import Residency, weight_bytes
+from schedsearch.network.residency import Residency
 
 MODES = (COLD_GRAPH_PREPARED, HOT_GRAPH, CHAIN_GRAPH)
 SAMPLES = 5
@@ -85,6 +86,15 @@ def measured(case: str, db: str) -> dict[str, Any]:
         "case": case, "network_us": network_us, "calls": sum(counts.values()), "weight_bytes": weight_bytes(network),
         "alone_us": alone_us, "sums_us": sums, "kernels": rows,
     }  # fmt: skip
+
+
+def weight_bytes(network: Network) -> int:
+    """Bytes of the constants that the kernels read."""
+    found: dict[str, int] = {}
+    for node in network.nodes:
+        if isinstance(node, Node):
+            found |= {node.arguments[spec.name]: spec.nbytes for spec in node.implementations[0].signature if spec.constant}
+    return sum(found.values())
 
 
 def main() -> None:

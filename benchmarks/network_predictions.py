@@ -1,56 +1,79 @@
-"""Fits how much sooner kernel calls are in a network than cold, from networks whose times were measured.
+"""Fits how much sooner kernel calls are in a network than alone, from networks whose times were measured.
 
-    python benchmarks/network_predictions.py benchmarks/results/network_predictions_h200.json
+    python benchmarks/network_predictions.py benchmarks/results/chain_times_h200.json
 
-A row of the file is a network: the sum of its calls' cold times, the measured time, how many waits for a first tile are
-shorter because an array or the weights stay in the L2 cache, and how many megabytes come from there. The two numbers of
-`network.residency.SAVINGS` are those with the least squares of relative errors. The last column is the error of each network
-when it is left out of the fit.
-
-To add a row, run `networks.py` on a tuned network with `SAVINGS` empty, and take the terms of `Residency.terms` over its
-plan.
+The file is one of `chain_times.py`: of each network the sums of its kernels' times in each mode of timing, its number of
+calls, and its time in a CUDA graph whose kernels begin early. `call_ns` of `network.residency.SAVINGS` and `behind_ns` of
+`NEIGHBOURS` are those with the least squares of relative errors. The nanoseconds of a byte from the cache were fitted to a
+network of batch 32 and stay. The last column of a mode is the error of a network that is left out of the fit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import common
 import numpy as np
+import onnx
+import onnx_models
 
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, COLD_GRAPH_PREPARED
+from schedsearch.network.costs import costs_of
+from schedsearch.network.lower import lower
+from schedsearch.network.model import read_model
+from schedsearch.network.plan import best_plan
+from schedsearch.network.residency import SAVINGS, Residency
+from schedsearch.target import PRESETS
+
+TARGET = PRESETS["h200"]
+BYTE_US = SAVINGS["NVIDIA H200"].ns_per_byte / 1e3
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def fitted(rows: list[dict[str, Any]]) -> Numbers:
-    """Latency in us, and us per MB."""
-    terms, cold, measured = columns(rows)
-    scaled = terms / measured[:, None]
-    solution: Numbers = np.linalg.lstsq(scaled, (cold - measured) / measured, rcond=None)[0]
-    return solution
+def cached_bytes(case: str) -> int:
+    """The bytes of arrays that the calls of a network NAME:BATCH:FORMAT read from the cache."""
+    name, batch, format_ = case.split(":")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        onnx.save(onnx_models.build(name, batch=int(batch), int8=format_ == "int8"), path)
+        network = lower(read_model(path), dtype="float16").with_io_layout("NHWC")
+        with costs_of(network, path.with_name("none.db"), TARGET, COLD_GRAPH) as costs:
+            plan = best_plan(network, costs)
+    counts = Counter([*plan.implementations.values(), *(each.workload for each in plan.conversions)])
+    residency = Residency.of(network, TARGET, COLD_GRAPH)
+    return sum(count * residency.cached_bytes(workload) for workload, count in counts.items())
 
 
-def columns(rows: list[dict[str, Any]]) -> tuple[Numbers, Numbers, Numbers]:
-    terms = np.array([[row["waits"], row["cached_mb"]] for row in rows], float)
-    return terms, np.array([row["cold_us"] for row in rows]), np.array([row["measured_us"] for row in rows])
+def fitted(alone: Numbers, calls: Numbers, measured: Numbers) -> float:
+    """Microseconds that each call takes less in the network than alone; least squares of relative errors."""
+    scaled = (calls / measured)[:, None]
+    return float(np.linalg.lstsq(scaled, (alone - measured) / measured, rcond=None)[0][0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     rows = json.loads(parser.parse_args().file.read_text(encoding="utf-8"))["rows"]
-    found = fitted(rows)
-    print(f"latency {1e3 * found[0]:.0f} ns, {found[1]:.4f} us per MB")
-    terms, cold, measured = columns(rows)
-    table = []
-    for place, row in enumerate(rows):
-        others = fitted([each for each in rows if each is not row])
-        predicted, unseen = cold[place] - terms[place] @ found, cold[place] - terms[place] @ others
-        errors = [f"{100 * (time / measured[place] - 1):+.1f} %" for time in (cold[place], predicted, unseen)]
-        table.append([row["network"], f"{measured[place]:.1f}", f"{predicted:.1f}", *errors])
-    print(common.table(["network", "measured us", "predicted us", "cold", "predicted", "left out"], table))
+    calls, measured = (np.array([row[key] for row in rows], float) for key in ("calls", "network_us"))
+    cold, chain = (np.array([row["sums_us"][mode] for row in rows]) for mode in (COLD_GRAPH_PREPARED, CHAIN_GRAPH))
+    cold_cached = cold - BYTE_US * np.array([cached_bytes(row["case"]) for row in rows])
+    columns: list[list[str]] = [[f"{time:.1f}" for time in measured]]
+    for name, sums, alone in (("call_ns", cold, cold_cached), ("behind_ns", chain, chain)):
+        call_us = fitted(alone, calls, measured)
+        print(f"{name} {1e3 * abs(call_us):.0f}")
+        unseen = []
+        for place in range(len(rows)):
+            others = np.arange(len(rows)) != place
+            unseen.append(alone[place] - calls[place] * fitted(alone[others], calls[others], measured[others]))
+        for times in (sums, alone - calls * call_us, np.array(unseen)):
+            columns.append([f"{100 * error:+.1f} %" for error in times / measured - 1])
+    header = ["network", "us", "cold", "predicted", "left out", "chain", "predicted", "left out"]
+    print(common.table(header, [[row["case"], *cells] for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]))
 
 
 if __name__ == "__main__":
