@@ -29,7 +29,7 @@ from schedsearch.torch.comparison.timing import Timer, timer_of
 from schedsearch.torch.compiler import inductor
 from schedsearch.torch.compiler.selected_graph import LAYERS, Compilation, SelectedGraph
 from schedsearch.torch.compiler.training import swap_depthwise, workloads
-from schedsearch.torch.layers import candidates, patterns
+from schedsearch.torch.layers import candidates, graph_nodes, patterns
 from schedsearch.torch.layers.kernel_op import ALLOWED
 from schedsearch.torch.layers.report import LayerReport, NetworkReport, Report, us
 from schedsearch.torch.layers.requirements import check_kind, kernels_of, reason_without_networks
@@ -235,10 +235,10 @@ def _rewritten(
         networks: whether networks are tried afterwards, which get half of the time that is left.
     """
     found = patterns.find(module.graph, tf32=allows_tf32() and selector.kernels.device.type == "cuda")
-    layers = [each for each in found if isinstance(each, patterns.Layer)]
+    layers = [each for each in found if isinstance(each, graph_nodes.Layer)]
     if networks and options.tune and selector.deadline.left_s < _BOTH_S and selector.lacks_records(layers):
         late = Selected(None, NO_TIME.format("tune it beside a network"))
-        return [LayerReport.of(each, late if isinstance(each, patterns.Layer) else None) for each in found], []
+        return [LayerReport.of(each, late if isinstance(each, graph_nodes.Layer) else None) for each in found], []
     notes = []
     if options.tune and layers:
         notes.append(selector.tune(layers, options.trials, selector.deadline.share(_TUNED / 2 if networks else _TUNED)))

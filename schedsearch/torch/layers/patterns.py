@@ -1,5 +1,7 @@
 """Layers in graphs of PyTorch: convolutions with the nodes behind them that an epilogue computes, and pixel shuffles.
 
+`sequences` reads depthwise convolutions over time.
+
 It reads the graphs of torch.export and those that torch.compile gives to its backends; they differ only in how a call is
 written. A convolution takes the nodes behind it as long as only one node reads each result.
 
@@ -9,101 +11,35 @@ nothing but convolutions could tell, pixel shuffles keep the format of their inp
 
 from __future__ import annotations
 
-import operator
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import functional
 
 from schedsearch.errors import UsageError
 from schedsearch.ops import STAGES
+from schedsearch.torch.layers import sequences
+from schedsearch.torch.layers.graph_nodes import (
+    DTYPES,
+    Layer,
+    Norm,
+    NoWorkload,
+    Refused,
+    called,
+    name_of,
+    padding,
+    pair,
+    value_of,
+    writes,
+)
 from schedsearch.typed import GivenParams, ParamsByName
 from schedsearch.workload import Workload
 
-DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-_aten = torch.ops.aten
 _LARGEST = torch.finfo(torch.float32).max
-
-# Function or name of a method -> kind, and the names of its arguments in order.
-_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_NORM = ("input", "weight", "bias", "mean", "var", "training", "momentum", "eps")
-_ADD = ("input", "other", "alpha")
-_Call = tuple[str, tuple[str, ...]]
-_CALLS: dict[Any, _Call] = {
-    **dict.fromkeys((torch.conv2d, functional.conv2d, _aten.conv2d.default, _aten.conv2d.padding), ("conv", _CONV)),
-    **dict.fromkeys((torch.batch_norm, _aten.batch_norm.default), ("norm", _NORM)),
-    functional.batch_norm: ("norm", ("input", "mean", "var", "weight", "bias", "training", "momentum", "eps")),
-    **dict.fromkeys(
-        (functional.relu, torch.relu, torch.relu_, _aten.relu.default, _aten.relu_.default, "relu", "relu_"),
-        ("relu", ("input", "inplace")),
-    ),
-    **dict.fromkeys((functional.relu6, _aten.relu6.default, _aten.relu6_.default), ("relu6", ("input", "inplace"))),
-    **dict.fromkeys(
-        (functional.hardtanh, _aten.hardtanh.default, _aten.hardtanh_.default),
-        ("hardtanh", ("input", "min", "max", "inplace")),
-    ),
-    **dict.fromkeys(
-        (torch.clamp, torch.clamp_, _aten.clamp.default, _aten.clamp_.default, "clamp", "clamp_"),
-        ("clip", ("input", "min", "max")),
-    ),
-    **dict.fromkeys(
-        (functional.leaky_relu, _aten.leaky_relu.default, _aten.leaky_relu_.default),
-        ("leaky_relu", ("input", "slope", "inplace")),
-    ),
-    **dict.fromkeys((functional.prelu, torch.prelu, _aten.prelu.default), ("prelu", ("input", "weight"))),
-    **dict.fromkeys((operator.add, torch.add, _aten.add.Tensor, "add"), ("add", _ADD)),
-    **dict.fromkeys((operator.iadd, _aten.add_.Tensor, "add_"), ("add_", _ADD)),
-    **dict.fromkeys((torch.pixel_shuffle, _aten.pixel_shuffle.default), ("shuffle", ("input", "block"))),
-    **dict.fromkeys((torch.pixel_unshuffle, _aten.pixel_unshuffle.default), ("unshuffle", ("input", "block"))),
-}
-
 
 _SHUFFLES = ("shuffle", "unshuffle")
 _ACTIVATIONS = ("relu", "relu6", "hardtanh", "clip", "leaky_relu", "prelu")  # their results lie in memory as their inputs
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A batch norm in evaluation mode: nodes of its four vectors, and its epsilon."""
-
-    weight: fx.Node
-    bias: fx.Node
-    mean: fx.Node
-    var: fx.Node
-    eps: float
-
-
-@dataclass
-class Layer:
-    """A layer that a kernel may compute.
-
-    Attributes:
-        name: of the module that makes the convolution, such as layer1.0.conv1; else that of the node.
-        nodes: in order; the last one's value is the layer's.
-        workload: what the kernel computes.
-        arguments: argument of the workload -> the node whose value it is; those of `scale` and `shift` are missing.
-        norm: what `scale` and `shift` are made of.
-        scalars: that differ from their defaults.
-    """
-
-    name: str
-    nodes: list[fx.Node]
-    workload: Workload
-    arguments: dict[str, fx.Node]
-    norm: Norm | None = None
-    scalars: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A layer that no workload describes, and why."""
-
-    name: str
-    reason: str
 
 
 def find(graph: fx.Graph, *, tf32: bool = False) -> list[Layer | Refused]:
@@ -121,14 +57,19 @@ def find(graph: fx.Graph, *, tf32: bool = False) -> list[Layer | Refused]:
     backwards = [(node, kind) for node in reversed(order) if (kind := called(node)) is not None]
     # Convolutions come first, because they take the shuffles behind them; of two that are added, the later one takes the
     # addition.
-    for wanted in (("conv",), _SHUFFLES):
+    for wanted in (("conv", "conv1d"), _SHUFFLES):
         for node, kind in backwards:
-            if kind[0] not in wanted or node in taken:
+            if kind[0] not in wanted or node in taken or (kind[0] == "conv1d" and not sequences.is_depthwise(kind[1])):
                 continue
-            chain = _Chain(node, kind[1], order, writers, taken, tf32)
             try:
-                layer: Layer | Refused = chain.read() if kind[0] == "conv" else _shuffle(node, kind)
-            except _Refusal as error:
+                layer: Layer | Refused
+                if kind[0] == "conv":
+                    layer = _Chain(node, kind[1], order, writers, taken, tf32).read()
+                elif kind[0] == "conv1d":
+                    layer = sequences.read(node, kind[1], order, writers, taken)
+                else:
+                    layer = _shuffle(node, kind)
+            except NoWorkload as error:
                 layer = Refused(name_of(node), str(error))
             except UsageError as error:  # the workload does not exist
                 layer = Refused(name_of(node), str(error).splitlines()[0])
@@ -136,6 +77,24 @@ def find(graph: fx.Graph, *, tf32: bool = False) -> list[Layer | Refused]:
                 taken.update(layer.nodes)
             found[node] = layer
     return [found[node] for node in order if node in found]
+
+
+def over_time(graph: fx.Graph) -> list[Layer]:
+    """The depthwise convolutions over time that kernels compute, in order."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    writers = [place for node, place in order.items() if writes(node)]
+    taken: set[fx.Node] = set()
+    found = []
+    for node in order:
+        kind = called(node)
+        if kind is None or kind[0] != "conv1d" or not sequences.is_depthwise(kind[1]):
+            continue
+        try:
+            found.append(sequences.read(node, kind[1], order, writers, taken))
+        except (NoWorkload, UsageError):
+            continue
+        taken.update(found[-1].nodes)
+    return found
 
 
 def _keep_formats(graph: fx.Graph) -> None:
@@ -174,48 +133,6 @@ def _read_by_convolutions(node: fx.Node) -> list[fx.Node]:
 
 def _is_nhwc(value: Any) -> bool:
     return value is not None and value.dim() == 4 and bool(value.is_contiguous(memory_format=torch.channels_last))
-
-
-def called(node: fx.Node) -> tuple[str, GivenParams] | None:
-    """The kind of a node and its arguments by name; None if it is of no kind that matters here."""
-    if node.op not in ("call_function", "call_method"):
-        return None
-    call = _CALLS.get(node.target)
-    if call is None:
-        return None
-    names = {"self": "input", "running_mean": "mean", "running_var": "var", "min_val": "min", "max_val": "max"}
-    names |= {"negative_slope": "slope", "upscale_factor": "block", "downscale_factor": "block"}
-    return call[0], {**dict(zip(call[1], node.args)), **{names.get(key, key): each for key, each in node.kwargs.items()}}
-
-
-def value_of(node: object) -> Any:
-    """The fake tensor that a node makes; None if unknown."""
-    if not isinstance(node, fx.Node):
-        return None
-    value = node.meta.get("val", node.meta.get("example_value"))
-    return value if isinstance(value, torch.Tensor) else None
-
-
-def writes(node: fx.Node) -> bool:
-    """Whether a node may change a tensor that it did not make."""
-    target = node.target
-    if node.op == "call_method":
-        return str(target).endswith("_") and not str(target).endswith("__")
-    if node.op != "call_function":
-        return bool(node.op == "call_module")
-    if isinstance(target, torch._ops.OpOverload):
-        return bool(target._schema.is_mutable)
-    name = getattr(target, "__name__", "")
-    in_place = getattr(target, "__module__", "") == "_operator" and name in _IN_PLACE
-    return in_place or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
-
-
-_IN_PLACE = {name for name in dir(operator) if name.startswith("i") and hasattr(operator, f"__{name}__")} - {"inv", "invert"}
-_IN_PLACE |= {"setitem", "delitem"}
-
-
-class _Refusal(Exception):
-    """Why a layer has no workload."""
 
 
 class _Chain:
@@ -326,15 +243,15 @@ def _name_of_stage(stage: Any) -> str:
 
 def _conv_params(given: GivenParams, x: Any, weight: Any, y: Any, tf32: bool) -> ParamsByName:
     if x is None or weight is None or y is None:
-        raise _Refusal("the graph does not say which shapes it has")
+        raise NoWorkload("the graph does not say which shapes it has")
     _check_static(x, weight, y)
     if x.dim() != 4:
-        raise _Refusal(f"its input has {x.dim()} dimensions; allowed: 4 (a batch of images)")
+        raise NoWorkload(f"its input has {x.dim()} dimensions; allowed: 4 (a batch of images)")
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
-        raise _Refusal(f"its input is {x.dtype} and its weight {weight.dtype}; allowed: both float16, bfloat16 or float32")
+        raise NoWorkload(f"its input is {x.dtype} and its weight {weight.dtype}; allowed: both float16, bfloat16 or float32")
     (n, c, h, w), (k, _, r, s) = map(int, x.shape), map(int, weight.shape)
     if y.dtype != x.dtype:
-        raise _Refusal(f"its input is {x.dtype} and its output {y.dtype}; allowed: the same (it runs under autocast)")
+        raise NoWorkload(f"its input is {x.dtype} and its output {y.dtype}; allowed: the same (it runs under autocast)")
     dilation = pair(given.get("dilation", 1))
     params: ParamsByName = {
         "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "groups": int(given.get("groups", 1)),
@@ -349,7 +266,9 @@ def _conv_params(given: GivenParams, x: Any, weight: Any, y: Any, tf32: bool) ->
 
 def _depthwise(params: ParamsByName) -> Workload:
     if "output_layout" in params:
-        raise _Refusal(f"its input is in {params['layout']} and its output in {params['output_layout']}; allowed: the same")
+        raise NoWorkload(
+            f"its input is in {params['layout']} and its output in {params['output_layout']}; allowed: the same"
+        )
     kept = {key: each for key, each in params.items() if key not in ("groups", "k", "precision")}
     return Workload("depthwise_conv2d", {**kept, "multiplier": params["k"] // params["c"]})
 
@@ -357,13 +276,13 @@ def _depthwise(params: ParamsByName) -> Workload:
 def _shuffle(node: fx.Node, kind: tuple[str, GivenParams]) -> Layer:
     x, y = value_of(kind[1].get("input")), value_of(node)
     if x is None or y is None:
-        raise _Refusal("the graph does not say which shapes it has")
+        raise NoWorkload("the graph does not say which shapes it has")
     _check_static(x, y)
     if x.dim() != 4 or x.dtype not in DTYPES:
-        raise _Refusal(f"its input is {x.dtype} with {x.dim()} dimensions; allowed: 4, of floating point")
+        raise NoWorkload(f"its input is {x.dtype} with {x.dim()} dimensions; allowed: 4, of floating point")
     layout, output = _layouts(x, y)
     if layout != output:
-        raise _Refusal(f"its input is in {layout} and its output in {output}; allowed: the same")
+        raise NoWorkload(f"its input is in {layout} and its output in {output}; allowed: the same")
     n, c, h, w = map(int, x.shape)
     op = {"shuffle": "depth_to_space", "unshuffle": "space_to_depth"}[kind[0]]
     params = {"n": n, "c": c, "h": h, "w": w, "block": int(kind[1]["block"]), "mode": "CRD"}
@@ -390,12 +309,12 @@ def _norm(given: GivenParams, value: Any) -> Norm | None:
 def _check_vector(node: Any, x: Any, channels: int) -> None:
     seen = value_of(node)
     if seen is None or seen.dtype != x.dtype or tuple(seen.shape) != (channels,):
-        raise _Refusal(f"its bias is {None if seen is None else seen.dtype}; allowed: {channels} numbers of {x.dtype}")
+        raise NoWorkload(f"its bias is {None if seen is None else seen.dtype}; allowed: {channels} numbers of {x.dtype}")
 
 
 def _check_static(*values: Any) -> None:
     if not all(isinstance(extent, int) for value in values for extent in (*value.shape, *value.stride())):
-        raise _Refusal("its shape is dynamic; kernels are made for one shape")
+        raise NoWorkload("its shape is dynamic; kernels are made for one shape")
 
 
 def _layouts(x: object, y: object) -> tuple[str, str]:
@@ -407,31 +326,5 @@ def _layouts(x: object, y: object) -> tuple[str, str]:
 def _possible_layouts(value: Any) -> list[str]:
     found = ["NHWC"] * _is_nhwc(value) + ["NCHW"] * bool(value.is_contiguous())
     if not found:
-        raise _Refusal(f"a tensor has strides {tuple(value.stride())}; allowed: those of channels_last or contiguous")
+        raise NoWorkload(f"a tensor has strides {tuple(value.stride())}; allowed: those of channels_last or contiguous")
     return found
-
-
-def pair(given: Any) -> list[int]:
-    """A number for height and width each."""
-    numbers = [int(each) for each in given] if isinstance(given, Iterable) else [int(given)]
-    return numbers * 2 if len(numbers) == 1 else numbers
-
-
-def padding(given: Any, kernel: tuple[int, int], dilation: list[int]) -> list[int]:
-    """Top, left, bottom and right; `given` is a number, two of them, valid or same."""
-    if given == "valid":
-        return [0, 0, 0, 0]
-    if given == "same":
-        totals = [step * (extent - 1) for extent, step in zip(kernel, dilation)]
-        before = [total // 2 for total in totals]
-        return [*before, *(total - first for total, first in zip(totals, before))]
-    return pair(given) * 2
-
-
-def name_of(node: fx.Node) -> str:
-    """The path of the module that made a node, from the model."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = str(list(stack.values())[-1][0]) if stack else ""
-    path = re.sub(r"^L\['\w+'\]", "", path)  # torch.compile begins with the name of a variable
-    path = re.sub(r"_modules\['([^']+)'\]", r"\1", path)  # that of PyTorch 2.9 names children so
-    return path.removeprefix("._orig_mod").strip(".") or node.name

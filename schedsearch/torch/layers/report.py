@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from schedsearch.text import counted
-from schedsearch.torch.layers.patterns import Layer, Refused
+from schedsearch.torch.layers.graph_nodes import Layer, Refused
 from schedsearch.torch.layers.selection import Selected
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from schedsearch.torch.layers.candidates import operator_for
+from schedsearch.torch.layers.graph_nodes import VIEWS, Layer, Norm, value_of
 from schedsearch.torch.layers.kernel_op import Call, vector_places
-from schedsearch.torch.layers.patterns import Layer, Norm, value_of
 
 _select, _slice = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor
 
@@ -31,18 +31,27 @@ def rewrite(graph: fx.Graph, chosen: Sequence[tuple[Layer, Call]], *, candidates
         arguments = {name: new.get(node, node) for name, node in layer.arguments.items()}
         if layer.norm is not None:
             arguments |= vectors[layer.norm, call.workload.params["dtype"]]
-        with graph.inserting_after(last):
-            arrays = [arguments[spec.name] for spec in call.workload.signature]
+        with graph.inserting_before(last):
+            arrays = [_viewed(graph, layer.views.get(spec.name), arguments[spec.name]) for spec in call.workload.signature]
             if candidates:
                 node = graph.call_function(operator_for(arrays), (*arrays, call.key))
             else:
                 node = graph.call_function(torch.ops.schedsearch.call.default, (call.key, arrays))
+            node = _viewed(graph, layer.views.get("y"), node)
         node.meta = dict(last.meta)
         last.replace_all_uses_with(node)
         new[last] = node
         for old in reversed(layer.nodes):
             graph.erase_node(old)
     graph.lint()
+
+
+def _viewed(graph: fx.Graph, name: str | None, node: fx.Node) -> fx.Node:
+    """As `graph_nodes.viewed`, of a node."""
+    if name is None:
+        return node
+    view, arguments = VIEWS[name]
+    return graph.call_function(view, (node, *arguments))
 
 
 def _vectors(graph: fx.Graph, norms: Sequence[tuple[Norm, Call]]) -> dict[tuple[Norm, str], dict[str, fx.Node]]:

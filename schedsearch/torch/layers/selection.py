@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,8 +18,8 @@ from schedsearch.torch.comparison.accuracy import LAYER, Errors, errors_of
 from schedsearch.torch.comparison.benchmark import NO_TIME, PYTORCH, Result, benchmark
 from schedsearch.torch.comparison.state import cudnn_searches, inference
 from schedsearch.torch.comparison.timing import Candidate, Timer, sets_needed
+from schedsearch.torch.layers.graph_nodes import Layer, value_of, viewed
 from schedsearch.torch.layers.kernel_op import Call, Kernels, call_of
-from schedsearch.torch.layers.patterns import Layer, value_of
 from schedsearch.torch.layers.tuning import missing, reason_without_kernel, tune_missing
 from schedsearch.torch.operators.formats import without_tf32
 from schedsearch.workload import Workload
@@ -135,7 +136,8 @@ class _Bench:
             dtype = _DTYPES[layer.workload.params["dtype"]]
             self._shapes |= dict.fromkeys(("scale", "shift"), torch.empty(channels, dtype=dtype, device="meta"))
         self._device = kernels.device
-        self.operands = {name: self._random(name, like, generator) for name, like in self._shapes.items()}
+        made = {name: self._random(name, like, generator) for name, like in self._shapes.items()}
+        self.operands = {name: viewed(layer.views.get(name), each) for name, each in made.items()}
         cache = kernels.target.l2_bytes or (32 << 20)
         nbytes = sum(each.nbytes for each in self.operands.values())
         out = self.workload.output
@@ -146,7 +148,7 @@ class _Bench:
         values = torch.empty_strided(tuple(like.shape), tuple(like.stride()), dtype=like.dtype, device=self._device)
         values.normal_(generator=generator)
         if name == "weight":
-            values *= (like.shape[1] * like.shape[2] * like.shape[3]) ** -0.5
+            values *= math.prod(like.shape[1:]) ** -0.5
         return values.abs_().add_(0.5) if name == "scale" else values
 
     def _ours(self, operands: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -184,7 +186,10 @@ class _Bench:
         y = _core(self.workload, operands, operands.get("bias") if alone else None)
         if not alone:
             residual = operands.get("residual")
-            y = torch.relu_(y) if residual is None else y.add_(residual)
+            if residual is not None:
+                y = y.add_(residual)
+            else:
+                y = functional.silu(y, inplace=True) if "silu" in stages else torch.relu_(y)
         return functional.pixel_shuffle(y, block) if (block := _block(self.workload)) else y
 
 
@@ -213,7 +218,9 @@ def by_torch(workload: Workload, operands: Mapping[str, torch.Tensor], scalars: 
     values = {scalar.name: scalar.default for scalar in workload.scalars} | dict(scalars)
     for stage in stage_names(workload):
         if stage == "bias":
-            y = y + operands["bias"].view(-1, 1, 1)
+            y = y + operands["bias"].view(_of_channels(workload))
+        elif stage == "silu":
+            y = functional.silu(y)
         elif stage == "scale_shift":
             y = y * operands["scale"].view(-1, 1, 1) + operands["shift"].view(-1, 1, 1)
         elif stage == "residual":
@@ -231,15 +238,46 @@ def by_torch(workload: Workload, operands: Mapping[str, torch.Tensor], scalars: 
     return y
 
 
+def _of_channels(workload: Workload) -> tuple[int, ...]:
+    """The shape in which a vector of channels is added to a result."""
+    if workload.op == "depthwise_conv1d":
+        return (-1,) if workload.params["layout"] == "NTC" else (-1, 1)
+    return (-1, 1, 1)
+
+
 def _core(workload: Workload, operands: Mapping[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
     """A workload without its epilogue."""
     p, x = workload.params, operands["x"]
     if workload.op in ("depth_to_space", "space_to_depth"):
         shuffle = functional.pixel_shuffle if workload.op == "depth_to_space" else functional.pixel_unshuffle
         return shuffle(x, p["block"])
+    if workload.op == "depthwise_conv1d":
+        return _over_time(workload, x, operands["weight"], bias)
     top, left, bottom, right = p["padding"]
     padding = (top, left)
     if (top, left) != (bottom, right):
         x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
     groups = p["groups"] if workload.op == "conv2d" else p["c"]
     return functional.conv2d(x, operands["weight"], bias, tuple(p["stride"]), padding, tuple(p["dilation"]), groups)
+
+
+def _over_time(workload: Workload, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As models write it: padded on both sides, with the end cut off."""
+    p = workload.params
+    if p["layout"] == "NTC":
+        x = x.transpose(1, 2)
+    left, right = p["padding"]
+    if right > left:
+        x, left, right = functional.pad(x, (left, right)), 0, 0
+    y = functional.conv1d(x, weight[:, None], bias, 1, left, p["dilation"], p["c"])
+    y = y[:, :, : y.shape[2] - (left - right)]
+    return y.transpose(1, 2) if p["layout"] == "NTC" else y
+
+
+def causal_by_torch(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dilation: int, silu: bool
+) -> torch.Tensor:
+    """A causal convolution of x (n, c, t) by filters (c, 1, taps), as models write it."""
+    padding = (weight.shape[2] - 1) * dilation
+    y = functional.conv1d(x, weight, bias, 1, padding, dilation, x.shape[1])[:, :, : x.shape[2]]
+    return functional.silu(y) if silu else y

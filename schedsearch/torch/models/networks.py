@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from schedsearch.deadline import Deadline
 from schedsearch.torch.compiler import inductor
-from schedsearch.torch.layers import patterns
+from schedsearch.torch.layers import graph_nodes, patterns
 from schedsearch.torch.layers.report import PartReport
 from schedsearch.torch.models.instance_forward import without_plans
 from schedsearch.torch.models.plan import Plan
@@ -61,10 +61,10 @@ def is_kept(part: nn.Module, path: str, wanted: Callable[[nn.Module, str], bool]
     """Whether a node is a layer that `filter_fn` leaves out."""
 
     def kept(node: fx.Node) -> bool:
-        kind = patterns.called(node)
+        kind = graph_nodes.called(node)
         if wanted is None or kind is None or kind[0] not in ("conv", "shuffle", "unshuffle"):
             return False
-        return not wanted(*named(part, path, patterns.name_of(node)))
+        return not wanted(*named(part, path, graph_nodes.name_of(node)))
 
     return kept
 

@@ -24,7 +24,7 @@ from schedsearch.torch.arguments import CheckedFilter, Filter, check_database, c
 from schedsearch.torch.comparison.benchmark import PYTORCH, benchmark
 from schedsearch.torch.comparison.state import inference, same_random_numbers
 from schedsearch.torch.comparison.timing import CalledTimer, Candidate, Timer, timer_of
-from schedsearch.torch.layers import patterns
+from schedsearch.torch.layers import graph_nodes
 from schedsearch.torch.layers.kernel_op import ALLOWED, Call, Kernels
 from schedsearch.torch.layers.report import LayerReport, PartReport, Report, us
 from schedsearch.torch.layers.requirements import kernels_of, reason_without_networks
@@ -63,9 +63,10 @@ def optimize_(
 ) -> Report:
     """Lets tuned kernels compute the layers of a model for which they are faster than PyTorch. In place.
 
-    Layers are convolutions, depthwise ones too, with the batch norm, bias, addition and activation behind them, and pixel
-    shuffles. Each is swapped only if its kernel is faster than PyTorch here and now, and its result is right. In the end the
-    whole model is timed: unless it is faster with its kernels, it remains as it was.
+    Layers are convolutions, depthwise ones too, with the batch norm, bias, addition and activation behind them, depthwise
+    convolutions over time with what makes them causal and the SiLU behind them, and pixel shuffles. Each is swapped only if
+    its kernel is faster than PyTorch here and now, and its result is right. In the end the whole model is timed: unless it
+    is faster with its kernels, it remains as it was.
 
     The model's modules and parameters remain what they are: `state_dict`, `.half()`, `.to()`, `load_state_dict` and
     `copy.deepcopy` work as before, and weights may change at any time. Kernels serve calls like the example, in evaluation
@@ -204,7 +205,7 @@ class _Run:
             self._model(*self._args)
         return min(_CALLS * (time.perf_counter() - started), _COMPARING * self._deadline.left_s)
 
-    def _layers(self, path: str, plan: Plan) -> list[patterns.Layer]:
+    def _layers(self, path: str, plan: Plan) -> list[graph_nodes.Layer]:
         """The layers of a part of the model that may be swapped."""
         part = self._model.get_submodule(path)
         return [each for each in _layers_of(plan) if self._wanted(*named(part, path, each.name))]
@@ -224,7 +225,7 @@ class _Run:
             notes += found[1]
         return parts, notes
 
-    def _tuned(self, selector: LayerSelector, layers: Sequence[patterns.Layer]) -> list[str]:
+    def _tuned(self, selector: LayerSelector, layers: Sequence[graph_nodes.Layer]) -> list[str]:
         """Tunes layers, or says why none has a record."""
         if self._budget is not None:
             return [selector.tune(layers, self._budget.trials, selector.deadline.share(_TUNED))]
@@ -253,7 +254,9 @@ def _places(model: nn.Module, args: tuple[object, ...]) -> list[Place]:
     calls = _calls_of_children(model, args)
     found = []
     for name, (child, given) in calls.items():
-        if not any(isinstance(each, nn.Conv2d | nn.PixelShuffle | nn.PixelUnshuffle) for each in child.modules()):
+        if not any(
+            isinstance(each, nn.Conv1d | nn.Conv2d | nn.PixelShuffle | nn.PixelUnshuffle) for each in child.modules()
+        ):
             continue
         try:
             found += [(f"{name}.{path}".strip("."), plan, of) for path, plan, of in _places(child, given)]
@@ -287,15 +290,15 @@ def _calls_of_children(model: nn.Module, args: tuple[object, ...]) -> dict[str, 
 
 
 def _swap(
-    model: nn.Module, path: str, plan: Plan, selector: LayerSelector, wanted: Sequence[patterns.Layer]
+    model: nn.Module, path: str, plan: Plan, selector: LayerSelector, wanted: Sequence[graph_nodes.Layer]
 ) -> list[LayerReport]:
     """Measures the layers of a part of the model, and lets it run with those kernels that won."""
     part = model.get_submodule(path)
     rows: list[LayerReport] = []
-    chosen: list[tuple[patterns.Layer, Call]] = []
+    chosen: list[tuple[graph_nodes.Layer, Call]] = []
     for each in plan.found:
         selected = None
-        if isinstance(each, patterns.Layer) and any(each is other for other in wanted):
+        if isinstance(each, graph_nodes.Layer) and any(each is other for other in wanted):
             stage(f"measuring layer {each.name}")
             selected = selector.select(each)
             if selected.call is not None:
@@ -352,8 +355,8 @@ def _given_up(report: Report, model: nn.Module, places: Sequence[Place], reason:
     return replace(report, layers=tuple(layers), parts=tuple(parts))
 
 
-def _layers_of(plan: Plan) -> list[patterns.Layer]:
-    return [each for each in plan.found if isinstance(each, patterns.Layer)]
+def _layers_of(plan: Plan) -> list[graph_nodes.Layer]:
+    return [each for each in plan.found if isinstance(each, graph_nodes.Layer)]
 
 
 def _drop(model: nn.Module, places: Sequence[Place]) -> None:
@@ -361,7 +364,7 @@ def _drop(model: nn.Module, places: Sequence[Place]) -> None:
         OptimizedForward.drop(model.get_submodule(path), plan)
 
 
-def _advice(model: nn.Module, layers: Sequence[patterns.Layer]) -> list[str]:
+def _advice(model: nn.Module, layers: Sequence[graph_nodes.Layer]) -> list[str]:
     """What the caller may not have meant."""
     found = []
     if any(module.training for module in model.modules()):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedsearch.torch.layers import patterns
+from schedsearch.torch.layers import graph_nodes
 from schedsearch.torch.refusal import Refusal
 
 
@@ -23,14 +23,14 @@ def without_writes(graph: fx.Graph) -> None:
     order = {node: place for place, node in enumerate(graph.nodes)}
     replaced: dict[fx.Node, set[fx.Node]] = {}  # value -> what it was before it was written to
     for node in list(graph.nodes):
-        if not patterns.writes(node):
+        if not graph_nodes.writes(node):
             continue
         written = node.args[0] if node.args else None
         if not isinstance(written, fx.Node) or not _has_an_equal(node):
-            raise Refusal(f"{patterns.name_of(node)} writes to memory ({_shown(node)})")
+            raise Refusal(f"{graph_nodes.name_of(node)} writes to memory ({_shown(node)})")
         before = {written, *replaced.pop(written, set())}
         if any(each.op in ("placeholder", "get_attr") for each in before) or _is_shared(order, node, before):
-            raise Refusal(f"{patterns.name_of(node)} writes to memory that other values share ({_shown(node)})")
+            raise Refusal(f"{graph_nodes.name_of(node)} writes to memory that other values share ({_shown(node)})")
         _make_functional(node)
         written.replace_all_uses_with(node, lambda user, write=node: order[user] > order[write])
         replaced[node] = before
@@ -73,11 +73,11 @@ def _equal(target: object) -> Any:
 
 def _is_shared(order: dict[fx.Node, int], node: fx.Node, before: set[fx.Node]) -> bool:
     """Whether a value other than those before a write lies in the same memory and is read after it."""
-    seen = patterns.value_of(node.args[0])
+    seen = graph_nodes.value_of(node.args[0])
     if seen is None:
         return True
     for each, place in order.items():
-        value = patterns.value_of(each)
+        value = graph_nodes.value_of(each)
         if place >= order[node] or each in before or value is None:
             continue
         if value.untyped_storage()._cdata != seen.untyped_storage()._cdata:

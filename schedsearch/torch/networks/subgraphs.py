@@ -18,7 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from schedsearch.errors import first_line, root_cause
-from schedsearch.torch.layers.patterns import name_of, value_of
+from schedsearch.torch.layers.graph_nodes import name_of, value_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -71,6 +71,8 @@ def causal_conv1d(
     if x.dim() != 3:
         raise ArgumentError(f"x has shape {tuple(x.shape)}; allowed: (batch, channels, time)")
     _check_activation(activation)
+    if final_states_out is not None and not return_final_states:
+        raise ArgumentError("final_states_out is given without return_final_states; set it, or leave the tensor out")
     dilation = whole("dilation", dilation)
     if dilation < 1:
         raise ArgumentError(f"dilation is {dilation}; allowed: at least 1")

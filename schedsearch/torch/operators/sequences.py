@@ -21,6 +21,8 @@ from schedsearch.workload import Workload
 
 MOST_TAPS = 256
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+# Tensor of an operator -> the argument of `causal_conv1d` or `causal_conv1d_update` that messages name.
+_SPOKEN = {"initial_state": "initial_states", "indices": "conv_state_indices", "positions": "cache_seqlens"}
 
 
 def parameters_text(layout: str, silu: bool, final_state: bool, dilation: int) -> str:
@@ -58,30 +60,30 @@ class _Sequences(Operation):
 
     def check(self, given: Mapping[str, torch.Tensor]) -> None:
         x, weight = given["x"], given["weight"]
-        _check_shape(self.name, "x", x, (None, None, None))
-        n, c, t, taps = self.sizes({"x": x, "weight": _check_shape(self.name, "weight", weight, (None, None))})
-        if not 1 <= taps <= MOST_TAPS:
-            raise ArgumentError(f"weight of {self.name} has {taps} taps; allowed: 1 to {MOST_TAPS}")
+        _check_shape("x", x, (None, None, None))
+        n, c, t, taps = self.sizes({"x": x, "weight": _checked_weight(weight)})
         if t < 1:
-            raise ArgumentError(f"x of {self.name} has {t} steps; allowed: at least 1")
+            raise ArgumentError(f"x has {t} steps; allowed: at least 1")
         state = (n, c, (taps - 1) * self.dilation)
         shapes = {"weight": (c, taps), "bias": (c,), "dy": tuple(x.shape), "initial_state": state, "d_final_state": state,
                   "seq_idx": (n, t)}  # fmt: skip
         for name, tensor in given.items():
             if name != "x":
-                _check_shape(self.name, name, tensor, shapes[name])
+                _check_shape(name, tensor, shapes[name])
             like = torch.int32 if name == "seq_idx" else weight.dtype if name == "bias" else x.dtype
             if name == "weight" and tensor.dtype in FLOATS:
                 continue
             if tensor.dtype != like or (name != "seq_idx" and tensor.dtype not in FLOATS):
                 allowed = f"{like}" if like in FLOATS or name == "seq_idx" else "float16, bfloat16 or float32"
-                raise ArgumentError(f"{name} of {self.name} has dtype {tensor.dtype}; allowed: {allowed}; convert it")
-        if "seq_idx" in given and ("initial_state" in given or self.final_state):
+                raise ArgumentError(f"{_spoken(name)} has dtype {tensor.dtype}; allowed: {allowed}; convert it")
+        states = "initial_states" if "initial_state" in given else "return_final_states" if self.final_state else ""
+        if "seq_idx" in given and states:
             raise ArgumentError(
-                f"{self.name} takes seq_idx or states, but both are given; packed sequences have no common start or end"
+                f"{states} and packed sequences are given; allowed: states without seq_idx or cu_seqlens, because packed "
+                "sequences have no common start or end"
             )
-        if not state[2] and ("initial_state" in given or self.final_state):
-            raise ArgumentError(f"{self.name} of a single tap has no state; leave it out")
+        if not state[2] and states:
+            raise ArgumentError(f"{states} is given, but a convolution of a single tap has no state; leave it out")
 
     def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
         n, c, t, taps = self.sizes(given)
@@ -125,12 +127,27 @@ class _Sequences(Operation):
         return total + given["bias"].float()[:, None] if "bias" in given else total
 
 
-def _check_shape(operator: str, name: str, tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
+def _spoken(name: str) -> str:
+    return _SPOKEN.get(name, name)
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
     """Raises ArgumentError if a tensor has another shape; None stands for any extent."""
     if tensor.dim() != len(shape) or any(want is not None and have != want for have, want in zip(tensor.shape, shape)):
         allowed = f"{len(shape)} axes" if None in shape else f"{tuple(shape)}"
-        raise ArgumentError(f"{name} of {operator} has shape {tuple(tensor.shape)}; allowed: {allowed}")
+        raise ArgumentError(f"{_spoken(name)} has shape {tuple(tensor.shape)}; allowed: {allowed}")
     return tensor
+
+
+def _checked_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Raises ArgumentError unless it is (channels, taps)."""
+    if weight.dim() == 3 and weight.shape[1] == 1:
+        shape = tuple(weight.shape)
+        raise ArgumentError(f"weight has shape {shape}; allowed: (channels, taps), as conv.weight.squeeze(1)")
+    _check_shape("weight", weight, (None, None))
+    if not 1 <= weight.shape[1] <= MOST_TAPS:
+        raise ArgumentError(f"weight has {weight.shape[1]} taps; allowed: 1 to {MOST_TAPS}")
+    return weight
 
 
 @dataclass(frozen=True)
@@ -256,34 +273,30 @@ class CausalConv1dUpdate(Operation):
         return x.shape[0], x.shape[channels], x.shape[steps], given["weight"].shape[1]
 
     def check(self, given: Mapping[str, torch.Tensor]) -> None:
-        x, state = _check_shape(self.name, "x", given["x"], (None, None, None)), given["conv_state"]
-        _check_shape(self.name, "weight", given["weight"], (None, None))
-        _check_shape(self.name, "conv_state", state, (None, None, None))
+        x, state = _check_shape("x", given["x"], (None, None, None)), given["conv_state"]
+        _checked_weight(given["weight"])
+        _check_shape("conv_state", state, (None, None, None))
         n, c, t, taps = self.sizes(given)
-        if not 1 <= taps <= MOST_TAPS:
-            raise ArgumentError(f"weight of {self.name} has {taps} taps; allowed: 1 to {MOST_TAPS}")
         if t < 1 or n < 1:
-            raise ArgumentError(f"x of {self.name} has {n} rows of {t} steps; allowed: at least 1 of both")
+            raise ArgumentError(f"x has {n} rows of {t} steps; allowed: at least 1 of both")
         rows = state.shape[0] if "indices" in given else n
         if state.shape[2] < max(1, taps - 1) or state.shape[0] < n:
             raise ArgumentError(
-                f"conv_state of {self.name} has shape {tuple(state.shape)}; allowed: ({n}, {c}, {max(1, taps - 1)} or "
-                "more), the last inputs of each row"
+                f"conv_state has shape {tuple(state.shape)}; allowed: ({n}, {c}, {max(1, taps - 1)} or more), the last "
+                "inputs of each row"
             )
         shapes = {"weight": (c, taps), "bias": (c,), "conv_state": (rows, c, state.shape[2]), "indices": (n,),
                   "positions": (n,)}  # fmt: skip
         for name, shape in shapes.items():
             if name not in given:
                 continue
-            tensor = _check_shape(self.name, name, given[name], shape)
+            tensor = _check_shape(name, given[name], shape)
             like = torch.int32 if name in ("indices", "positions") else given["weight"].dtype if name == "bias" else x.dtype
             if name != "weight" and tensor.dtype != like:
-                raise ArgumentError(f"{name} of {self.name} has dtype {tensor.dtype}; allowed: {like}; convert it")
+                raise ArgumentError(f"{_spoken(name)} has dtype {tensor.dtype}; allowed: {like}; convert it")
         for name in ("x", "weight"):
             if given[name].dtype not in FLOATS:
-                raise ArgumentError(
-                    f"{name} of {self.name} has dtype {given[name].dtype}; allowed: float16, bfloat16 or float32"
-                )
+                raise ArgumentError(f"{name} has dtype {given[name].dtype}; allowed: float16, bfloat16 or float32")
 
     def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
         n, c, t, taps = self.sizes(given)
