@@ -34,6 +34,7 @@ SHAPES = (
     (1, 8192, 64),
 )
 SHORT = ((1, 4096, 1), (32, 4096, 1), (32, 16384, 1))
+PARTS = ("updates", "forward", "training")
 SETS_BYTES = 400 << 20  # of all sets; L2 holds 60 MB
 ROUNDS, REPLAYS = 5, 3
 
@@ -154,7 +155,9 @@ def plain_of(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
     return run
 
 
-def row_of(shape: tuple[int, int, int], training: bool, triton: Callable[..., Any] | None) -> dict[str, Any]:
+def row_of(
+    shape: tuple[int, int, int], training: bool, triton: Callable[..., Any] | None, without: list[str]
+) -> dict[str, Any]:
     """Medians of microseconds for one call of each contender."""
     b, c, t = shape
     nbytes = 2 * b * c * t
@@ -176,6 +179,8 @@ def row_of(shape: tuple[int, int, int], training: bool, triton: Callable[..., An
         contenders["Triton"] = (made(triton), True)
     graphs, failed = {}, {}
     for name, (run, last) in contenders.items():
+        if name in without:
+            continue
         try:
             graphs[name] = graph_of(run, sets[last])
         except Exception as error:  # a peer that cannot run this shape
@@ -245,6 +250,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=32, help="of each direction")
     parser.add_argument("--db", type=Path, default=Path("records.db"))
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what to measure")
+    parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out, e.g. 'compiled, channels last'")
     parser.add_argument("--out")
     args = parser.parse_args()
     if args.tune is not None:
@@ -253,12 +260,13 @@ def main() -> None:
     sst.use(args.db, allow=("exact", "nearest", "default"))
     print("largest error", check((2, 2048, 300)), flush=True)
     triton, rows = triton_kernel(), []
-    for shape in SHORT:
+    for shape in SHORT if "updates" in args.parts else ():
         rows.append(updates(shape))
         print(json.dumps(rows[-1]), flush=True)
-    for training in (False, True):
+        common.write(args.out, {"rows": rows})
+    for training in (part == "training" for part in ("forward", "training") if part in args.parts):
         for shape in SHAPES[: args.shapes] + (() if training else SHORT):
-            rows.append(row_of(shape, training, triton))
+            rows.append(row_of(shape, training, triton, args.without))
             print(json.dumps(rows[-1]), flush=True)
             common.write(args.out, {"rows": rows})
             torch.cuda.empty_cache()

@@ -22,7 +22,7 @@ from schedsearch.workload import Workload
 
 MOST_TAPS = 8
 _MOST_REACH = 16  # steps in front of a vector that a thread reads again
-_BUSY_THREADS = 1024  # of a multiprocessor, at least
+_BUSY_THREADS = 900  # of a multiprocessor, at least
 _MOST_SPLITS = 256
 
 
@@ -68,16 +68,21 @@ class DepthwiseConv1dLines(DepthwiseConv1dCuda):
         return ConfigSpace(knobs, rules, {"blocks": lambda k: _blocks(p, k)})
 
     def default(self, workload: Workload[DepthwiseConv1dParams], target: Target, space: ConfigSpace) -> Config:
-        """Whole warps along a line if it is long enough, and some vectors of a thread if there are enough of them: of few
-        kinds, so that few machine codes serve all sequences."""
-        p, vector, threads = workload.params, aligned(workload.params.dtype), 128
-        of_line = _vectors_of_line(p, vector)
+        """Whole warps along a line if it is long enough, and as many vectors of a thread as leave every multiprocessor
+        threads: of few kinds, so that few machine codes serve all sequences."""
+        p, widest = workload.params, aligned(workload.params.dtype)
         if not p.forward:
-            lanes = next(n for n in (8, 32, 128) if n == 128 or p.n * of_line <= 4 * n)
-            return Config(vector=vector, ahead=1, length=1, lanes=lanes, threads=threads, blocks_per_sm=1)
+            vector = widest if p.seq_idx or p.taps > 4 else 2 * widest
+            lanes = next(n for n in (8, 32, 64) if n == 64 or _vectors_of_line(p, vector) <= n)
+            return Config(vector=vector, ahead=1, length=1, lanes=lanes, threads=64, blocks_per_sm=1)
+        of_line = _vectors_of_line(p, widest)
         lanes = next(n for n in (4, 8, 16, 32) if n == 32 or of_line <= n)
-        length = 4 if p.n * p.c * of_line >= 4 * _BUSY_THREADS * target.sms and of_line >= 4 * lanes else 1
-        return Config(vector=vector, ahead=1, length=length, lanes=lanes, threads=threads, blocks_per_sm=1)
+        threads = p.n * p.c * of_line
+        length = next(
+            n for n in (8, 4, 2, 1) if n == 1 or (threads >= n * _BUSY_THREADS * target.sms and of_line >= n * lanes)
+        )
+        plain = not (p.seq_idx or p.initial_state) and p.taps <= 4
+        return Config(vector=widest, ahead=1, length=length, lanes=lanes, threads=128, blocks_per_sm=8 if plain else 1)
 
     def kernel(self, workload: Workload[DepthwiseConv1dParams], target: Target, config: Config) -> KernelSource:
         p = workload.params
@@ -96,9 +101,10 @@ class DepthwiseConv1dLines(DepthwiseConv1dCuda):
             step = KernelStep(kernel, params, grid, plan.threads, min_blocks_per_sm=config["blocks_per_sm"])
             return KernelSource("cuda", "native", (step,), alignments=alignments)
         across = -(-p.c // plan.rows)
-        wanted = -(-_BUSY_THREADS * target.sms // (across * plan.threads))
-        splits = max(1, min(_MOST_SPLITS, wanted, p.n * of_line // (2 * plan.lanes)))
-        sizes = (p.c, p.t, p.n, across, splits, of_line)
+        wanted = min(-(-_BUSY_THREADS * target.sms // (across * plan.threads)), _MOST_SPLITS)
+        of_batch = min(p.n, wanted)
+        of_lines = max(1, min(wanted // of_batch, of_line // (2 * plan.lanes)))
+        splits, sizes = of_batch * of_lines, (p.c, p.t, p.n, across, of_batch, of_lines, of_line)
         pointers = ("x", "weight", "bias", "dy", "seq_idx", "dx")
         params = (*map(optional_pointer, pointers), Pointer("parts"), *map(Int32, sizes))
         kernel = cuda_lines_kernels.backward_kernel(p, plan)

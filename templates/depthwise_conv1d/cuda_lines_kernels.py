@@ -137,10 +137,11 @@ def _activation_taken_back(p: DepthwiseConv1dParams, given: Span, filtered: Call
 
 
 def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., None]:
-    """The kernel (x, weight, bias, dy, seq, dx, parts, channels, steps, batch, across, splits, of_line). `parts` gets a
-    block's sums of dw and db as [split][taps + 1][channels].
+    """The kernel (x, weight, bias, dy, seq, dx, parts, channels, steps, batch, across, of_batch, of_lines, of_line). `parts`
+    gets a block's sums of dw and db as [split][taps + 1][channels].
 
-    A block has `rows` channels of all batch rows, each of which has `of_line` vectors in a line; `splits` blocks share them.
+    A block has `rows` channels of all batch rows, each of which has `of_line` vectors in a line; `of_batch` times `of_lines`
+    blocks share the rows and the vectors.
     The halos of x and dy are wide enough to compute dz wherever a vector of dx reads it.
     """
     vector, ahead, lanes, rows, taps = plan.vector, plan.ahead, plan.lanes, plan.rows, p.taps
@@ -159,7 +160,7 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., N
     add_up, aligned, sums_size, shared = _block_sums(plan, taps), lines.aligned(p.dtype), taps + 1, (taps + 1) * threads
 
     def backward(  # type: ignore[no-untyped-def]
-        x, weight, bias, dy, seq, dx, parts, channels, steps, batch, across, splits, of_line
+        x, weight, bias, dy, seq, dx, parts, channels, steps, batch, across, of_batch, of_lines, of_line
     ) -> None:
         partial = cuda.shared.array(shared, f32)
         words = cuda.local.array(all_words, u32)
@@ -179,22 +180,23 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., N
             sums[i] = f32(0)
         if channel < channels:
             start = load_weights(word, one, weights, weight, bias, channel)
-            for item in range(i32(split * lanes + thread % lanes), i32(batch * of_line), i32(splits * lanes)):
-                n = i32(item // of_line)
+            first = i32(split // of_batch * lanes + thread % lanes)
+            for n in range(i32(split % of_batch), batch, of_batch):
                 begin = i64((i64(n) * channels + channel) * steps)
-                step = i32(item % of_line * vector - i32(begin % aligned))
-                offset = u64(begin * nbytes)
-                x_at, dy_at = u64(x + offset), u64(dy + offset)
-                issue(words, 0, x_at, step, steps, 1)
-                issue_given(dy_words, 0, dy_at, step, steps, 1)
-                numbers(word, sequence, seq, n, step, steps)
-                unpack(words, 0, window, word, one, x_at, x_at, channel, step, steps)
-                unpack_given(dy_words, 0, dz, word, one, dy_at, dy_at, channel, step, steps)
-                take_back(dz, weights, window, sequence, start)
-                for e in range(vector):
-                    add_products(sums, window, dz, sequence, e)
-                    slopes[e] = spread(weights, dz, sequence, e)
-                put(results, word, one, slopes, u64(dx + offset), step, steps)
+                offset, lead = u64(begin * nbytes), i32(begin % aligned)
+                x_at, dy_at, dx_at = u64(x + offset), u64(dy + offset), u64(dx + offset)
+                for place in range(first, of_line, i32(of_lines * lanes)):
+                    step = i32(place * vector - lead)
+                    issue(words, 0, x_at, step, steps, 1)
+                    issue_given(dy_words, 0, dy_at, step, steps, 1)
+                    numbers(word, sequence, seq, n, step, steps)
+                    unpack(words, 0, window, word, one, x_at, x_at, channel, step, steps)
+                    unpack_given(dy_words, 0, dz, word, one, dy_at, dy_at, channel, step, steps)
+                    take_back(dz, weights, window, sequence, start)
+                    for e in range(vector):
+                        add_products(sums, window, dz, sequence, e)
+                        slopes[e] = spread(weights, dz, sequence, e)
+                    put(results, word, one, slopes, dx_at, step, steps)
         add_up(partial, word, one, sums, parts, thread, i64(i64(split) * (taps + 1)), channel, channels)
 
     return backward

@@ -21,7 +21,7 @@ from schedsearch.templates.depthwise_conv1d.cuda_rows_parts import window_rows
 from schedsearch.templates.parts.vectors import MOST_BYTES
 from schedsearch.workload import Workload
 
-_BUSY_THREADS = 512  # of a multiprocessor, at least
+_BUSY_THREADS = 480  # of a multiprocessor, at least
 
 
 def _launches(p: DepthwiseConv1dParams, rows: Any, length: Any, lane_blocks: Any) -> Any:
@@ -86,8 +86,8 @@ class DepthwiseConv1dRows(DepthwiseConv1dCuda):
         element = dtype_of(p.dtype).nbytes
         wide = [n for n in space.values["vector"] if n * element <= MOST_BYTES // 2 or n == 1]
         plain = not (p.seq_idx or p.initial_state or p.final_state) and p.taps <= 4 and element == 2
-        lengths = (64, 16, 8, 4, 1) if p.forward else (128, 32, 8, 1)
-        deepest = (8, 4, 2, 1) if p.forward and plain else (4, 2, 1) if p.forward else (2, 1)
+        lengths = (32, 8, 4, 1) if p.forward else (256, 64, 16, 4, 1)
+        deepest = (8, 4, 2, 1) if p.forward and plain else (4, 2, 1) if p.forward or plain else (2, 1)
         for vector in reversed(wide):
             lanes = min(next((n for n in space.values["lanes"] if n * vector >= p.c), 32), 32)
             runs = p.n * p.c // vector * p.steps
