@@ -56,6 +56,33 @@ def test_a_convolution_computes_what_onnxruntime_does(
     assert_as_onnxruntime(net.model(), {"x": normal(*net.shape)})
 
 
+# window, what is behind it, outputs of a channel, operator
+OVER_TIME: dict[str, tuple[dict[str, Any], str, int, str]] = {
+    "causal": (dict(kernel_shape=[4], pads=[3, 0]), "", 1, "depthwise_conv1d"),
+    "dilated": (dict(kernel_shape=[3], pads=[1, 3], dilations=[2]), "", 1, "depthwise_conv1d"),
+    "with another activation": (dict(kernel_shape=[3]), "Relu", 1, "depthwise_conv2d"),
+    "with a stride": (dict(kernel_shape=[3], strides=[2]), "", 1, "depthwise_conv2d"),
+    "with several outputs of a channel": (dict(kernel_shape=[3]), "", 2, "depthwise_conv2d"),
+}
+
+
+@pytest.mark.parametrize("name", OVER_TIME)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_depthwise_convolution_may_be_one_over_time(name: str, layout: str) -> None:
+    """Its window is that of the image of one row, and so are the bytes that it reads and writes."""
+    window, behind, outputs, op = OVER_TIME[name]
+    net = Net(2, 6, WIDTH)
+    weights = net.weight("w", 6 * outputs, 1, *window["kernel_shape"]), net.weight("b", 6 * outputs)
+    y = net.node("Conv", "x", *weights, group=6, **window)
+    if behind:
+        net.node(behind, y)
+    model, x = net.model(), normal(*net.shape)
+    network = lowered(model, layouts=(layout,), over_time=True)
+    assert [node.implementations[0].op for node in network.nodes if isinstance(node, Node)] == [op]
+    (found,) = referred(model, {"x": x}, layouts=(layout,), over_time=True)
+    np.testing.assert_allclose(found, run_by_onnxruntime(model, {"x": x})[0], rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=40)
 @given(windows(), st.sampled_from([(1, 3, 5), (2, 2, 3), (4, 1, 2)]), st.integers(0, 1))
 def test_a_transposed_convolution_computes_what_onnxruntime_does(

@@ -158,10 +158,16 @@ def _layouts(workload: Workload, argument: str) -> Follows:
     return {source.axes.index(axis): Along(to.axes.index(axis)) for axis in whole}
 
 
+def _batch(workload: Workload, argument: str) -> Follows:
+    """Each row of a batch by itself."""
+    return {0: Along(0)} if argument == "x" else {}
+
+
 # (workload, argument) -> axis of the argument -> what follows it
 FOLLOWS: Mapping[str, Callable[[Workload, str], Follows]] = {
     "conv2d": _images,
     "depthwise_conv2d": _images,
+    "depthwise_conv1d": _batch,
     "dense": _rows,
     "pool2d": _images,
     "resize": _images,

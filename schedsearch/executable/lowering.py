@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.executable.build_options import BuildOptions
 from schedsearch.executable.onnx_runtime import check_runs
@@ -33,14 +33,16 @@ def lowered(graph: ir.Model, options: BuildOptions, fallback: str | None = None)
     if on_cpu:
         layouts = tuple(each for each in layouts if each in _CPU_LAYOUTS)
     slices, apart = (_CPU_SLICES, _CPU_APART) if on_cpu else (SLICES, ())
+    how: dict[str, Any] = {"dtype": dtype, "layouts": layouts, "slices": slices, "apart": apart}
+    how["over_time"] = not on_cpu  # on CPUs kernels of images are faster (docs/decisions/351)
     if fallback is None:
-        network = lower(graph, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
+        network = lower(graph, **how)
     else:
         from schedsearch.network.costs import no_template
         from schedsearch.network.fallback import lower_with_subgraphs
 
         problem = no_template(options.target)
-        network = lower_with_subgraphs(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
+        network = lower_with_subgraphs(graph, problem, **how)
     for each in network.all_nodes:
         if isinstance(each, Subgraph):
             check_runs(each)

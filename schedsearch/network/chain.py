@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Union
 
-from schedsearch.network.facts import INTEGERS, only_reader
+from schedsearch.network.facts import FLOATS, INTEGERS, only_reader
 from schedsearch.network.graph import Constant
+from schedsearch.ops.depthwise_conv1d import MOST_TAPS
 from schedsearch.typed import ParamsByName
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 Operand = Union["ir.Value", Constant]
+_OVER_TIME: Sequence[Sequence[str]] = [], ["bias"], ["silu"], ["bias", "silu"]  # epilogues of depthwise_conv1d
 MOST_WHOLE_TAPS = 2**24 // 255**2  # of a depthwise convolution of integers, which GPUs sum in float32, exactly
 
 
@@ -64,6 +66,21 @@ class Chain:
         self.op = "depthwise_conv2d"
         self.params = {key: value for key, value in params.items() if key not in ("groups", "k")}
         self.params["multiplier"] = params["k"] // params["c"]
+
+    def make_over_time(self) -> None:
+        """Makes a depthwise_conv2d of images and filters of one row a depthwise_conv1d, if that has its epilogue."""
+        p = self.params
+        if self.op != "depthwise_conv2d" or p["dtype"] not in FLOATS or self.stages not in _OVER_TIME:
+            return
+        (top, left, bottom, right), (_, stride), (_, dilation) = p["padding"], p["stride"], p["dilation"]
+        plain = p["h"] == p["r"] == p["multiplier"] == stride == 1 and not top and not bottom
+        if not plain or p["s"] > MOST_TAPS or self.offset is not None:
+            return
+        self.op = "depthwise_conv1d"
+        self.params = {
+            "n": p["n"], "c": p["c"], "t": p["w"], "taps": p["s"], "padding": (left, right), "dilation": dilation,
+            "dtype": p["dtype"],
+        }  # fmt: skip
 
     def append(
         self,

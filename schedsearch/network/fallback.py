@@ -26,6 +26,7 @@ def lower_with_subgraphs(
     layouts: Sequence[str] = LAYOUTS,
     slices: Sequence[str] = SLICES,
     apart: Sequence[str] = (),
+    over_time: bool = False,
 ) -> Network:
     """As `lower`; nodes that no kernel computes are in subgraphs, as few as possible.
 
@@ -42,7 +43,9 @@ def lower_with_subgraphs(
     """
     if observe_shapes(model):
         model = simplified(model, "the model")  # what is computed from shapes is known now
-    options: dict[str, Any] = {"dtype": dtype, "layouts": layouts, "slices": slices, "apart": apart}
+    options: dict[str, Any] = {
+        "dtype": dtype, "layouts": layouts, "slices": slices, "apart": apart, "over_time": over_time
+    }  # fmt: skip
     bodies = {
         node: [each if isinstance(each, Impossible) else lower_with_subgraphs(each, problem, **options) for each in several]
         for node, several in isolated(model)

@@ -115,6 +115,13 @@ def _convolutions(chain: Chain, params: ParamsByName, layouts: Sequence[str], mi
                     yield {**params, "layout": layout, "output_layout": output}, {}
 
 
+def _over_time(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
+    """A sequence is an image of one row: NCHW holds the bytes of NCT, and NHWC those of NTC."""
+    for image, sequence in (("NCHW", "NCT"), ("NHWC", "NTC")):
+        if image in layouts:
+            yield {**params, "layout": sequence}, {"x": image, "y": image}
+
+
 def _images(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
     for layout in layouts:
         yield {**params, "layout": layout}, {}
@@ -265,6 +272,7 @@ def fills(layout: Layout, sizes: Mapping[str, int]) -> bool:
 _CANDIDATES: Mapping[str, Callable[[Chain, ParamsByName, Sequence[str], bool], _Candidates]] = {
     "conv2d": _convolutions,
     "depthwise_conv2d": _convolutions,
+    "depthwise_conv1d": _over_time,
     "dense": _dense,
     "batch_matmul": _plain,
     "gather": _gather,

@@ -108,6 +108,7 @@ def lower(
     layouts: Sequence[str] = LAYOUTS,
     slices: Sequence[str] = SLICES,
     apart: Sequence[str] = (),
+    over_time: bool = False,
 ) -> Network:
     """The network that a graph describes, with every implementation in which our operators compute its nodes.
 
@@ -120,13 +121,14 @@ def lower(
             concatenation unnecessary.
         apart: operators of ONNX whose nodes belong to no other node's kernel call, e.g. DepthToSpace where convolutions
             cannot store through it.
+        over_time: depthwise convolutions of images of one row are those over time, depthwise_conv1d.
 
     Raises:
         NoOperatorError: nodes have no operator; all are listed.
         ModelError: a shape is not known, an input and a weight do not fit one
             another, or no layout can hold the arrays of a node.
     """
-    network, left = _with_bodies(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
+    network, left = _with_bodies(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart, over_time=over_time)
     if left:
         raise refused(left)
     return network
@@ -155,6 +157,7 @@ def lowering(
     slices: Sequence[str] | None = SLICES,
     cuts: bool = True,
     apart: Sequence[str] = (),
+    over_time: bool = False,
     subgraphs: Sequence[Cut] = (),
     bodies: Mapping[ir.Node, Sequence[Network | Impossible]] = MappingProxyType({}),
 ) -> Lowering:
@@ -168,7 +171,7 @@ def lowering(
         bodies: each of `isolated(model)` -> the networks of its branches.
     """
     dtypes = None if slices is None else tuple(slices)
-    graph = _Graph(model, dtype, tuple(layouts), mixed, dtypes, cuts, tuple(apart), tuple(subgraphs), bodies)
+    graph = _Graph(model, dtype, tuple(layouts), mixed, dtypes, cuts, tuple(apart), over_time, tuple(subgraphs), bodies)
     graph.read()
     return graph.result()
 
@@ -193,6 +196,7 @@ class _Graph:
     slices: tuple[str, ...] | None
     cuts: bool
     apart: tuple[str, ...]
+    over_time: bool
     subgraphs: tuple[Cut, ...] = ()
     bodies: Mapping[ir.Node, Sequence[Network | Impossible]] = field(default_factory=dict)
     taken: set[ir.Node] = field(default_factory=set)
@@ -367,6 +371,8 @@ class _Graph:
 
     # --- nodes ---
     def _node(self, chain: Chain) -> Node:
+        if self.over_time:
+            chain.make_over_time()
         workloads, letters = implementations_of(chain, self.dtype, self.layouts, mixed=self.mixed)
         arguments = {spec.name: self._operand(chain.arguments[spec.name]) for spec in workloads[0].signature}
         first = workloads[0].outputs[0].name

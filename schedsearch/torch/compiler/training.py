@@ -184,7 +184,10 @@ class _OverTime:
         sets = sets_needed(3 * x.nbytes, cache_bytes)
         operands = [(x.clone().requires_grad_(self.needs_dx), weight.clone().requires_grad_()) for _ in range(sets)]
         stages = [stage.name for stage in p["epilogue"]]
-        options = {"bias": bias if "bias" in stages else None, "activation": "silu" if "silu" in stages else None}
+        options: dict[str, Any] = {
+            "bias": bias if "bias" in stages else None,
+            "activation": "silu" if "silu" in stages else None,
+        }
 
         def theirs(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return causal_by_torch(x, weight[:, None], options["bias"], p["dilation"], "silu" in stages)

@@ -181,9 +181,11 @@ def _is_transposed(node: fx.Node) -> bool:
 
     def turns(user: fx.Node) -> bool:
         kind, given = called(user) or ("", {})
-        axes = [given.get("dim0"), given.get("dim1")] if kind == "transpose" else given.get("dims")
-        swaps = sorted(int(each) % _SEQUENCE for each in axes) == [1, 2] if kind == "transpose" and axes else False
-        swaps = swaps or (kind == "permute" and [int(each) % _SEQUENCE for each in axes or ()] == [0, 2, 1])
-        return swaps and all(each.op != "output" for each in user.users)
+        order: list[int] = []
+        if kind == "transpose":
+            order = sorted(int(given[name]) % _SEQUENCE for name in ("dim0", "dim1") if isinstance(given.get(name), int))
+        elif kind == "permute" and isinstance(given.get("dims"), list | tuple):
+            order = [int(each) % _SEQUENCE for each in given["dims"]]
+        return order in ([1, 2], [0, 2, 1]) and all(each.op != "output" for each in user.users)
 
     return bool(node.users) and all(map(turns, node.users))
