@@ -71,6 +71,8 @@ SHAPES = {
         "padding": 2,
     },
     "stride beyond the kernel": {"n": 1, "h": 9, "w": 9, "c": 8, "k": 8, "r": 1, "s": 1, "stride": 3},
+    "one column": {"n": 2, "h": 37, "w": 1, "c": 20, "k": 24, "r": 5, "s": 1, "padding": (2, 0), "stride": (2, 1)},
+    "few columns": {"n": 1, "h": 19, "w": 4, "c": 5, "k": 9, "r": 3, "s": 2, "padding": (2, 0, 1, 1), "dilation": (2, 1)},
     "1x7": {"n": 1, "h": 5, "w": 9, "c": 16, "k": 16, "r": 1, "s": 7, "padding": (0, 3)},
     "padding wider than the image": {"n": 1, "h": 2, "w": 2, "c": 3, "k": 4, "r": 3, "s": 3, "padding": 4},
     "input that no output reads": {"n": 1, "h": 10, "w": 10, "c": 4, "k": 4, "r": 2, "s": 2, "stride": 4},

@@ -66,12 +66,12 @@ CASES: dict[str, dict[str, Any]] = {  # each has several properties, because a c
     "int8 by int8, zero points, channels that fill no word": {
         **SMALL, "dtype": "int8", "c": 7, "padding": (2, 0, 1, 3), "stride": (2, 1), "zero_points": ["x", "weight"],
     },
-    "uint8 by uint8, NCHW, dilation, unsigned sums": {
-        **SMALL, "dtype": "uint8", "layout": "NCHW", "dilation": (2, 3), "padding": 2,
+    "uint8 by uint8, NCHW, few columns, dilation, unsigned sums": {
+        **SMALL, "dtype": "uint8", "w": 4, "layout": "NCHW", "dilation": (2, 3), "padding": 2,
         "epilogue": ["residual", "clip", "bias", "relu"],
     },
-    "int8 by uint8, in place, other layout of weights, bfloat16": {
-        **SMALL, "dtype": "int8", "weight_dtype": "uint8", "weight_layout": "OIHW",
+    "int8 by uint8, in place, few columns, other layout of weights, bfloat16": {
+        **SMALL, "w": 5, "dtype": "int8", "weight_dtype": "uint8", "weight_layout": "OIHW",
         "epilogue": ["bias", {"dequantise": {"to": "bfloat16"}}, "residual", "relu"],
     },
     "uint8 by int8, NCHW6c, groups, requantised to uint8": {

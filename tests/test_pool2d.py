@@ -113,6 +113,7 @@ SHAPES: list[dict[str, Any]] = [
     dict(IMAGE, w=9, s=5, padding=(0, 4), stride=2, dtype="uint8", layout="NCHW"),
     dict(n=2, c=24, h=5, w=6, r=5, s=6, mode="average"),
     dict(n=1, c=6, h=9, w=7, r=9, s=7, mode="average", layout="NCHW", dtype="uint8"),
+    dict(n=1, c=3, h=1, w=131, r=1, s=131, layout="NCHW", dtype="bfloat16"),
     dict(n=1, c=4, h=9, w=9, r=7, s=7, padding=3, stride=5, dtype="float32"),
 ]
 
@@ -153,6 +154,14 @@ def test_a_nan_stays(device: CpuDevice, monkeypatch: pytest.MonkeyPatch, mode: s
     ):
         assert found.reshape(-1).tolist()[0] == (6 if mode == "max" else 3.5)
         assert np.isnan(found.reshape(-1)[1])
+
+
+@pytest.mark.parametrize("mode", ["max", "average"])
+def test_a_nan_of_a_whole_plane_stays(device: CpuDevice, mode: str) -> None:
+    x = np.ones((1, 40, 1, 70), np.float32)
+    x[0, range(40), 0, range(30, 70)] = np.nan  # at another pixel of each plane
+    workload = pool2d(n=1, c=40, h=1, w=70, r=1, s=70, mode=mode, dtype="float32", layout="NCHW")
+    assert np.isnan(on_cpu(device, CPU, workload, {"x": x})).all()
 
 
 class TestCpuContract(TemplateContract):

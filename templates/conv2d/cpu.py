@@ -41,7 +41,7 @@ class Conv2dCpu(Template[Conv2dParams]):
     """conv2d in fp32 on a CPU, NHWC or NCHW, groups included: direct, over packed channel blocks, in SIMD registers."""
 
     name = "conv2d_cpu"
-    version = 1
+    version = 2
     op = "conv2d"
     kind = "cpu"
 
@@ -61,7 +61,8 @@ class Conv2dCpu(Template[Conv2dParams]):
         if shape.fits_unpadded:
             x_layouts = ("packed", "direct")
         elif workload.params.layout == "NHWC" and not shape.depthwise and not workload.params.x_slice:
-            x_layouts = ("packed", "padded")
+            pixel_stride = workload.signature[0].strides(shape.axes)[1]
+            x_layouts = ("packed", "padded") if pixel_stride == workload.params.c else ("packed",)
         rules = (
             Constraint(
                 f"unroll <= the channel block, min(block, {shape.reduced})",

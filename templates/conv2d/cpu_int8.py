@@ -43,7 +43,7 @@ class Conv2dCpuInt8(Template[Conv2dParams]):
     """conv2d of int8 and uint8 on a CPU, in every layout, with groups and zero points: four channels in a 32-bit lane."""
 
     name = "conv2d_cpu_int8"
-    version = 1
+    version = 2
     op = "conv2d"
     kind = "cpu"
 

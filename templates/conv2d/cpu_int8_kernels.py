@@ -133,7 +133,7 @@ class BytePlan(TilePlan):
     def input_strides(self) -> tuple[int, int, int, int, int]:
         """Strides of the convolution's input along (n, group, channel block, h, w)."""
         if self.direct:
-            n, h, w = plain_strides(self.x, "NHW")
+            n, h, w = plain_strides(self.x, f"N{self.shape.axes}")
             offset = offset_along("C", self.x)
             return n, offset(self.channels), offset(self.x_block), h, w
         w = self.x_block
@@ -164,7 +164,7 @@ def zero_point(epilogue: CpuEpilogue, name: str, shift: int) -> Callable[[Any], 
 def pack_x_kernel(plan: BytePlan, epilogue: CpuEpilogue) -> Callable[..., None]:
     """A work item is one row of one channel block."""
     shape = plan.shape
-    n_stride, h_stride, w_stride = plain_strides(plan.x, "NHW")
+    n_stride, h_stride, w_stride = plain_strides(plan.x, f"N{shape.axes}")
     n_stride = n_stride if plan.image_step is None else plan.image_step
     channel_offset, (run, c_stride) = offset_along("C", plan.x), channel_runs("C", plan.x)
     channels, groups, blocks, block = plan.channels, shape.groups, plan.x_blocks, plan.x_block
@@ -216,7 +216,7 @@ def pack_x_kernel(plan: BytePlan, epilogue: CpuEpilogue) -> Callable[..., None]:
 def pack_weight_kernel(plan: BytePlan) -> Callable[..., None]:
     """A work item is one tile of output channels: the sums of their weights, then the weights."""
     shape = plan.shape
-    r_stride, s_stride = plain_strides(plan.weight, "HW")
+    r_stride, s_stride = plain_strides(plan.weight, shape.axes)
     filter_offset, channel_offset = offset_along("O", plan.weight), offset_along("I", plan.weight)
     kr, ks, outputs, reduced, tiles = shape.r, shape.s, shape.outputs, shape.reduced, plan.tiles
     block, lanes, tile_size = (1 if shape.depthwise else plan.x_block), plan.tile_channels, plan.weight_tile
@@ -347,7 +347,7 @@ def _operations(plan: BytePlan) -> tuple[Any, ...]:
 
 def _store_kernel(plan: BytePlan, epilogue: CpuEpilogue, workload: Workload[Conv2dParams]) -> Callable[..., None]:
     """`store(sums, y, n, first channel of the group, of the tile, p, q, operands)`: the epilogue, and the elements of y."""
-    yn_stride, yh_stride, yw_stride = plain_strides(plan.y, "NHW")
+    yn_stride, yh_stride, yw_stride = plain_strides(plan.y, f"N{plan.shape.axes}")
     channel_offset, (run, yk_stride) = offset_along("C", plan.y), channel_runs("C", plan.y)
     run = math.gcd(run, plan.tile_channels) or plan.tile_channels
     whole = plan.shape.outputs % plan.tile_channels == 0

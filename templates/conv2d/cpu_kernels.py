@@ -6,7 +6,7 @@ A kernel computes a range of work items. It captures sizes as constants, so loop
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +21,23 @@ from schedsearch.templates.parts.casts import f32, i64
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.workload import Workload
 
+_FEW_COLUMNS = 6  # a row with fewer pixels fills no register tile
+
 
 @dataclass(frozen=True)
 class Shape:
     """The workload in the kernel's terms. A depthwise convolution is one group in which every output has its own input.
 
+    A register tile lies along a row. So an image of a few columns is computed as if it lay on its side: then `h`, `r`, `oh`
+    and `top` are those of its width, and `w`, `s`, `ow` and `left` those of its height.
+
     Attributes:
+        axes: of the image, along which the rows and the pixels of a row follow: "HW", or "WH" of one on its side.
         groups, reduced, outputs: number of independent problems; summed input channels and output channels of each one.
         padded_h, padded_w: input rows and columns that some output reads, starting at row -top and column -left.
     """
 
+    axes: str
     n: int
     h: int
     w: int
@@ -53,15 +60,23 @@ class Shape:
     def of(cls, workload: Workload[Conv2dParams]) -> Shape:
         p = workload.params
         y = workload.output
-        oh, ow = (y.shape[y.axes.index(axis)] for axis in "HW")
+        p_q = tuple(y.shape[y.axes.index(axis)] for axis in "HW")
+        axes = "WH" if p_q[1] < min(p_q[0], _FEW_COLUMNS) else "HW"
+
+        def placed(height_and_width: Sequence[int]) -> tuple[int, int]:
+            height, width = height_and_width
+            return (height, width) if axes == "HW" else (width, height)
+
+        (oh, ow), (h, w), (r, s) = placed(p_q), placed((p.h, p.w)), placed((p.r, p.s))
+        stride, dilation, (top, left) = placed(p.stride), placed(p.dilation), placed(p.padding[:2])
         depthwise = p.groups > 1 and p.groups == p.c == p.k
         groups = 1 if depthwise else p.groups
         return cls(
-            n=p.n, h=p.h, w=p.w, r=p.r, s=p.s, oh=oh, ow=ow,
+            axes=axes, n=p.n, h=h, w=w, r=r, s=s, oh=oh, ow=ow,
             groups=groups, reduced=p.c // p.groups, outputs=p.k // groups, depthwise=depthwise,
-            stride=p.stride, dilation=p.dilation, top=p.padding[0], left=p.padding[1],
-            padded_h=(oh - 1) * p.stride[0] + (p.r - 1) * p.dilation[0] + 1,
-            padded_w=(ow - 1) * p.stride[1] + (p.s - 1) * p.dilation[1] + 1,
+            stride=stride, dilation=dilation, top=top, left=left,
+            padded_h=(oh - 1) * stride[0] + (r - 1) * dilation[0] + 1,
+            padded_w=(ow - 1) * stride[1] + (s - 1) * dilation[1] + 1,
         )  # fmt: skip
 
     @property
@@ -140,13 +155,13 @@ class Plan(TilePlan):
 
     @classmethod
     def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
-        x, weight = workload.signature[:2]
+        (x, weight), shape = workload.signature[:2], Shape.of(workload)
         return cls(
-            shape=Shape.of(workload), ow_tile=config["ow_tile"], oc_vectors=config["oc_vectors"], block=config["block"],
+            shape=shape, ow_tile=config["ow_tile"], oc_vectors=config["oc_vectors"], block=config["block"],
             unroll=config["unroll"], oh_tile=config["oh_tile"], direct=config["x_layout"] == "direct",
             padded=config["x_layout"] == "padded",
-            channels_inner=config["order"] == "channels", x_strides=x.strides("NCHW"), w_strides=weight.strides("OIHW"),
-            y_strides=workload.output.strides("NCHW"),
+            channels_inner=config["order"] == "channels", x_strides=x.strides(f"NC{shape.axes}"),
+            w_strides=weight.strides(f"OI{shape.axes}"), y_strides=workload.output.strides(f"NC{shape.axes}"),
             x_first=first_channel(workload.params) * x.strides("NCHW")[1],
         )  # fmt: skip
 
@@ -166,6 +181,14 @@ class Plan(TilePlan):
     @property
     def x_blocks(self) -> int:
         return self.tiles if self.shape.depthwise else self.channel_blocks
+
+    @property
+    def has_rows_of_taps(self) -> bool:
+        """Whether the channels of all taps in a row of a filter are neighbours in memory, in the order of packed weights:
+        then the kernel sums them in one loop."""
+        w, c = self.input_strides[-2:]
+        one_block = self.channel_blocks == 1 and not self.shape.depthwise
+        return one_block and c == 1 and w == self.shape.reduced and self.shape.dilation[1] == 1
 
     @property
     def x_rows(self) -> int:
@@ -321,6 +344,8 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
     oh_tile, ow_tile, lanes, unroll = plan.oh_tile, plan.ow_tile, plan.tile_channels, plan.unroll
     ow_tiles = math.ceil(ow / ow_tile)
     block, blocks = plan.channel_block, plan.channel_blocks
+    if plan.has_rows_of_taps:
+        ks, reduced, block = 1, ks * reduced, ks * reduced
     whole_blocks = reduced % block == 0  # the width of a block is then a constant, and there is no code for a remainder
     weight_tile_bytes = 4 * plan.weight_tile
     channels_inner, image_tiles = plan.channels_inner, plan.image_weight_tiles

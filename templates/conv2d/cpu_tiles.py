@@ -85,7 +85,11 @@ def tile_space(
         [
             Knob("block", blocks(shape), lanes_doc),
             *further,
-            Knob("ow_tile", up_to(OW_TILES, shape.ow), "output pixels along the width in the register tile"),
+            Knob(
+                "ow_tile",
+                up_to(OW_TILES, shape.ow),
+                "output pixels of a row in the register tile; of an image of a few columns, along the height",
+            ),
             Knob("oc_vectors", OC_VECTORS, "vectors of output channels in the register tile"),
             Knob("unroll", (1,) if shape.depthwise else UNROLLS, step_doc),
             Knob("oh_tile", up_to(OH_TILES, shape.oh), "output rows per work item"),

@@ -31,10 +31,11 @@ _MAX_ITEMS = 2**31 - 1
 
 
 class Pool2dCpu(Template[Pool2dParams]):
-    """A work item has some pixels of a row of y, and adds one pixel of their windows after the other."""
+    """A work item has some pixels of a row of y, and adds one pixel of their windows after the other; or a whole plane, if
+    that is the window and its pixels are neighbours in memory."""
 
     name = "pool2d_cpu"
-    version = 1
+    version = 2
     op = "pool2d"
     kind = "cpu"
 
@@ -66,7 +67,9 @@ class Pool2dCpu(Template[Pool2dParams]):
     def kernel(self, workload: Workload[Pool2dParams], target: Target, config: Config) -> KernelSource:
         block, width = config["channels"], config["columns"]
         items = _items(workload, block, width)
-        function = pool_kernel(workload, block, width, lanes_of(target))
+        lanes = lanes_of(target)
+        whole = _takes_whole_planes(workload)
+        function = plane_kernel(workload, lanes) if whole else pool_kernel(workload, block, width, lanes)
         step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(items), min(config["threads"], items))
         return KernelSource("cpu", "native", (step,))
 
@@ -130,6 +133,51 @@ def pool_kernel(workload: Workload[Pool2dParams], block: int, width: int, lanes:
                     put_last(held + (q - column) * block * 4, y + to * nbytes)
                 else:
                     put(held + (q - column) * block * 4, y + to * nbytes)
+
+    return pool
+
+
+def _takes_whole_planes(workload: Workload[Pool2dParams]) -> bool:
+    axes = [Axis.of(workload, axis) for axis in (0, 1)]
+    _, channels = planes_of(workload.params)
+    return channels == 1 and all(axis.taps == axis.size and axis.outputs == 1 and not axis.padded for axis in axes)
+
+
+def plane_kernel(workload: Workload[Pool2dParams], lanes: int) -> Callable[..., None]:
+    """The kernel (x, y, start, stop) over planes of one channel, each a single window: vectors of pixels are combined, and
+    their numbers in the end."""
+    p, pixels = workload.params, workload.params.h * workload.params.w
+    width = next(n for n in (4 * lanes, lanes, 1) if pixels >= n)  # four vectors do not wait for one another
+    mean, nbytes, element, narrow = (
+        p.mode == "average",
+        dtype_of(p.dtype).nbytes,
+        element_type(p.dtype),
+        narrowed(p.dtype),
+    )
+    memory, y_size, stored = stack_memory(4 * width), workload.output.whole, place_of(workload.output)
+    combine, combine_rest = (combine_op(p.dtype, lanes, n, largest=not mean) for n in (width, pixels % width or width))
+    fold, fold_one = (combine_op("float32", lanes, n, largest=not mean) for n in (min(lanes, width), 1))
+    narrower = min(lanes, width)
+    steps, has_rest, rest_at = pixels // width, pixels % width > 0, pixels // width * width * nbytes
+    first, divisor = f32(-math.inf if p.mode == "max" else 0.0), f32(pixels)
+
+    def pool(x: Any, y: Any, start: Any, stop: Any) -> None:
+        x, held = i64(x), memory()
+        out, found = as_array(y, (y_size,), element), as_array(held, (width,), f32)
+        for plane in range(start, stop):
+            for i in range(width):
+                found[i] = first
+            at = x + plane * (pixels * nbytes)
+            for _ in range(steps):
+                combine(at, held)
+                at += width * nbytes
+            if has_rest:
+                combine_rest(x + plane * (pixels * nbytes) + rest_at, held)
+            for i in range(narrower, width, narrower):
+                fold(held + 4 * i, held)
+            for i in range(1, narrower):
+                fold_one(held + 4 * i, held)
+            out[stored(plane)] = narrow(found[0] / divisor if mean else found[0])
 
     return pool
 
