@@ -49,13 +49,14 @@ def test_all_combinations_of_truths_are_compared_with_the_model(outer: str, inne
         assert net.checked and not net.untaken
 
 
-def test_a_number_is_taken_for_a_truth(tmp_path: Path) -> None:
+def test_truths_are_bool_or_numbers(tmp_path: Path) -> None:
     nodes = f"y = If (k) <then_branch = {branch('a', 3)}, else_branch = {branch('b', 5)}>"
-    with (
-        net_of("bool k", nodes, tmp_path) as net,
-        pytest.raises(UsageError, match=r"k has dtype bool, .*; give zeros and ones of uint8"),
-    ):
-        net(X, np.array(True))
+    with net_of("bool k", nodes, tmp_path) as net:
+        for number in (1, 0):
+            for dtype in (np.bool_, np.uint8):
+                np.testing.assert_array_equal(net(X, np.array(number, dtype)), (3 if number else 5) * X)
+        with pytest.raises(UsageError, match="k has dtype float32, the kernel takes uint8"):
+            net(X, np.array(1, np.float32))
     np.save(tmp_path / "x.npy", X)
     for text, factor in (("1", 3), ("true", 3), ("0", 5)):
         done = run(tmp_path, f"x={tmp_path / 'x.npy'}", f"k={text}")

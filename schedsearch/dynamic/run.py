@@ -100,7 +100,7 @@ class Run:
                 allowed = f"{size.name}={size.least}..{size.most}" if size else str(most)
                 raise ArgumentError(f"{value.name} has shape {list(view.shape)}; allowed in dimension {axis}: {allowed}")
         dense = ArgSpec(value.name, AXES[: len(view.shape)], view.shape, value.dtype)
-        arrays.check(dense, view, self.net.kind)
+        arrays.check(dense, arrays.as_numbers(view, dense), self.net.kind)
 
     def _chosen_sizes(self) -> dict[str, int]:
         """The caller's sizes by name. Inputs with sizes of the same name must agree."""

@@ -332,7 +332,7 @@ class FixedNet(Net):
         return in_order([spec.name for spec in self._inputs], self.inputs, args, named)
 
     def _checked_inputs(self, given: list[Any]) -> list[arrays.ArrayView]:
-        views = [arrays.view(array, spec.name) for spec, array in zip(self._inputs, given)]
+        views = [arrays.as_numbers(arrays.view(array, spec.name), spec) for spec, array in zip(self._inputs, given)]
         for spec, seen in zip(self._inputs, views):
             on_host = self.device[0] == "cuda" and views[0].device == ("cpu", 0)
             arrays.check(spec, seen, ("cpu", 0) if on_host else self.device)

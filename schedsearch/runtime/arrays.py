@@ -11,7 +11,7 @@ import functools
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import ArgumentError, did_you_mean
@@ -329,6 +329,11 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
         remedy = f"; schedsearch.pack({spec.name}, {spec.axes!r}) makes it of an {plain_layout} array"
     axes = f" ({spec.axes})" if spec.axes else ""
     raise ArgumentError(f"{label} has shape {seen.shape}; allowed: {options}{axes}{remedy}")
+
+
+def as_numbers(seen: ArrayView, spec: ArgSpec) -> ArrayView:
+    """An input of truths (dtype bool) as the zeros and ones of uint8 that its bytes are, if the kernel takes these."""
+    return replace(seen, dtype=spec.dtype) if (seen.dtype, spec.dtype) == ("bool", "uint8") else seen
 
 
 def _converted(seen: ArrayView, spec: ArgSpec) -> str:
