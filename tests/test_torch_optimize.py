@@ -81,7 +81,7 @@ class Sampled(nn.Module):  # type: ignore[misc, name-defined]
         self.register_buffer("grid", torch.stack(torch.meshgrid(places, places, indexing="xy"), -1)[None])
 
     def forward(self, x: Any) -> Any:
-        return nn.functional.grid_sample(x, self.grid, align_corners=False)
+        return nn.functional.grid_sample(x, self.grid, mode="bicubic", align_corners=False)
 
 
 def image(*shape: int) -> Any:

@@ -8,7 +8,7 @@ Source: ONNX Runtime, docs/ContribOperators.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,8 +48,12 @@ _OPERATORS = {
 _WEIGHT_AXES = 3  # of an LSTM's weights
 _LSTM_INPUTS = 8
 _RENAMED = ("QuantizeLinear", "DequantizeLinear")  # of 8 bits they are as ONNX's
+_FUSED = {"FusedConv": "Conv", "FusedGemm": "Gemm"}
+_ACTIVATIONS = {  # in a fused node -> names of their parameters, in order
+    "Relu": (), "Sigmoid": (), "Tanh": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Clip": ("min", "max"),
+}  # fmt: skip
 TAKEN = frozenset(
-    {*_OPERATORS, *_RENAMED, "QLinearConcat", "DynamicQuantizeLSTM"}
+    {*_OPERATORS, *_RENAMED, *_FUSED, "QLinearConcat", "DynamicQuantizeLSTM"}
 )  # operators of the domain that become ONNX's
 
 
@@ -63,6 +67,8 @@ def rewrite_contributed(model: ir.Model) -> None:
             node.domain = ""
         elif node.op_type == "DynamicQuantizeLSTM":
             _dequantised_lstm(model, node)
+        elif node.op_type in _FUSED:
+            _separate(model, node)
         elif node.op_type == "QLinearConcat":
             arrays = [node.inputs[place : place + 3] for place in range(2, len(node.inputs), 3)]
             _between(model, node, _Contributed("Concat", len(arrays), ("axis",)), arrays, node.inputs[:2])
@@ -92,6 +98,45 @@ def _between(model: ir.Model, node: ir.Node, kind: _Contributed, arrays: Sequenc
     codes = ir.Value(name=f"{y.name}.codes", type=y.type, shape=y.shape)
     nodes.append(ir.Node("", "QuantizeLinear", inputs, outputs=[codes], name=node.name))
     replace(model, node, nodes)
+
+
+def _separate(model: ir.Model, node: ir.Node) -> None:
+    """Makes a fused node the product, the addition of another array, and the activation that it consists of. A node with an
+    unknown activation stays."""
+    import onnx_ir as ir
+
+    read, y, nodes = node.attributes, node.outputs[0], list[ir.Node]()
+    activation = read.get_string("activation", "")
+    if activation and activation not in _ACTIVATIONS:
+        return
+    others = [each for name, each in read.items() if not name.startswith("activation")]
+    z = node.inputs[3] if node.op_type == "FusedConv" and len(node.inputs) > 3 else None
+
+    def add(op: str, inputs: Sequence[ir.Value | None], attributes: Sequence[ir.Attr] = ()) -> None:
+        value = ir.Value(name=f"{y.name}.part{len(nodes)}", type=node.inputs[0].type)
+        nodes.append(ir.Node("", op, inputs, attributes, outputs=[value], name=node.name))
+
+    add(_FUSED[node.op_type], node.inputs[:3], others)
+    if z is not None:
+        add("Add", [nodes[-1].outputs[0], z])
+    if activation:
+        _activate(model, node, add, nodes[-1].outputs[0], activation)
+    nodes[-1].outputs[0].type, nodes[-1].outputs[0].shape = y.type, y.shape
+    replace(model, node, nodes)
+
+
+def _activate(model: ir.Model, node: ir.Node, add: Callable[..., None], x: ir.Value, activation: str) -> None:
+    import numpy as np
+    import onnx_ir as ir
+
+    read, names = node.attributes, _ACTIVATIONS[activation]
+    given = dict(zip(names, read.get_floats("activation_params", ())))
+    given |= {name: read[f"activation_{name}"].as_float() for name in names if f"activation_{name}" in read}
+    if activation == "Clip":
+        limits = {name: constant(model, f"{x.name}.{name}", np.asarray(given[name], np.float32)) for name in given}
+        add("Clip", [x, *(limits.get(name) for name in names)])
+    else:
+        add(activation, [x], [ir.AttrFloat32(name, number) for name, number in given.items()])
 
 
 def _dequantised_lstm(model: ir.Model, node: ir.Node) -> None:

@@ -220,8 +220,10 @@ def prepared(
 
 def _for_kernels(model: ir.Model) -> ir.Model:
     """Replaces nodes by those for which there are kernels."""
+    from schedsearch.network.doubles import narrow_doubles
     from schedsearch.network.rewrites import rewrite_nodes
 
+    narrow_doubles(model)
     _without_splits(model)
     rewrite_nodes(model)
     return model

@@ -68,6 +68,8 @@ def _resize(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     words, scales = resize_words(node), resize_scales(node)
     if isinstance(words, str) or isinstance(scales, str):
         return words if isinstance(words, str) else str(scales)
+    if words["mode"] != "nearest" and (dtype := dtype_of(x)) not in FLOATS:
+        return f"{name_of(node)} interpolates {dtype}, which runtimes round in different ways; allowed: nearest"
     params: ParamsByName = dict(zip("nchw", shape)) | words
     params |= {"oh": to[2], "ow": to[3], "dtype": dtype_of(x)}
     if scales is not None:

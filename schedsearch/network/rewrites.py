@@ -30,6 +30,8 @@ from schedsearch.network.compositions import (
     quantised,
     resizing,
     rotary,
+    sampling,
+    spectra,
     sums,
     volumes,
 )
@@ -37,7 +39,7 @@ from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import is_onnx, only_reader
 from schedsearch.network.new_nodes import constant, replace, result
 from schedsearch.network.quantised import converted_from, converted_to
-from schedsearch.network.transposed import transposed_convolution
+from schedsearch.network.transposed import fold_filters, transposed_convolution
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,6 +53,7 @@ def rewrite_nodes(model: ir.Model) -> None:
     that they do not count as readers."""
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+    fold_filters(model)
     lift_rows(model)
     volumes.rewrite_volumes(model)
     seen: set[ir.Node] = set()
@@ -182,5 +185,7 @@ REWRITES = {
     **rotary.REWRITTEN,
     **resizing.REWRITTEN,
     **gates.REWRITTEN,
+    **sampling.REWRITTEN,
+    **spectra.REWRITTEN,
     **volumes.REWRITTEN,
 }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedsearch.network.facts import is_onnx
+from schedsearch.network.facts import folded, is_onnx, optional_input
 from schedsearch.network.new_nodes import constant, replace, result
 from schedsearch.network.shapes import forget_shapes_behind
 from schedsearch.typed import Array
@@ -61,6 +61,19 @@ def _pixels(value: ir.Value | None) -> list[int] | None:
     if value is None or value.shape is None or not value.shape.is_static():
         return None
     return [int(extent) for extent in value.shape][2:]
+
+
+def fold_filters(model: ir.Model) -> None:
+    """Filters and biases of transposed convolutions that a DequantizeLinear makes of constants become constants: no kernel
+    adds integers for them."""
+    for node in model.graph:
+        for place in (1, 2) if node.op_type == "ConvTranspose" and is_onnx(node) else ():
+            value = optional_input(node, place)
+            if value is None or value.const_value is not None or value.dtype is None:
+                continue
+            if (numbers := folded(value)) is not None:
+                dequantised = constant(model, f"{value.name}.folded", numbers.astype(value.dtype.numpy()))
+                node.replace_input_with(place, dequantised)
 
 
 def transposed_problem(node: ir.Node) -> str:

@@ -334,7 +334,7 @@ class _Comparison:
             known = {}
             if constants:
                 piece = self._source.piece(constants, (), False)
-                known = dict(zip(constants, self._evaluators[0].open(piece.model).run(piece.feeds({}))))
+                known = dict(zip(constants, self._evaluators[0].open(piece.model).run(piece.feeds(self._inputs))))
             piece = self._source.piece([name], given | set(constants), False)
             if products(self._source.shapes, piece.model) > MOST_PRODUCTS:
                 return False

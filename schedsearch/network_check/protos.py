@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from schedsearch.network.doubles import FORMAT_ATTRIBUTES, narrow
 from schedsearch.typed import Array
 
-_WIDENED = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_FORMAT_ATTRIBUTES = ("to", "dtype", "output_dtype")
+_NOT_SINGLE = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
@@ -71,15 +71,20 @@ def inferred(model: ModelProto) -> tuple[dict[str, int], dict[str, list[int | No
 
 
 def wide(kind: int) -> int:
-    return TensorProto.FLOAT if kind in _WIDENED else kind
+    return TensorProto.FLOAT if kind in _NOT_SINGLE else kind
 
 
-def is_narrow(array: Array) -> bool:
-    return array.dtype.itemsize == 2 and array.dtype.name in ("float16", "bfloat16")
+def single(array: Array) -> Array:
+    """Floating-point numbers in float32; others as they are."""
+    if array.dtype == np.float64:
+        return narrow(array)
+    is_half = array.dtype.itemsize == 2 and array.dtype.name in ("float16", "bfloat16")
+    return array.astype(np.float32) if is_half else array
 
 
 def widen(model: ModelProto) -> None:
-    """Makes float16 and bfloat16 float32 everywhere: evaluators lack operators for them."""
+    """Makes every floating-point number float32: evaluators lack operators for float16 and bfloat16, and networks compute
+    float64 in float32."""
     for function in model.functions:
         for node in function.node:
             _widen_node(node)
@@ -88,7 +93,7 @@ def widen(model: ModelProto) -> None:
 
 def _widen_graph(graph: GraphProto) -> None:
     for each in (*graph.input, *graph.output, *graph.value_info):
-        if each.type.tensor_type.elem_type in _WIDENED:
+        if each.type.tensor_type.elem_type in _NOT_SINGLE:
             each.type.tensor_type.elem_type = TensorProto.FLOAT
     for tensor in graph.initializer:
         _widen_tensor(tensor)
@@ -100,15 +105,15 @@ def _widen_node(node: NodeProto) -> None:
     for each in node.attribute:
         if each.type == AttributeProto.TENSOR:
             _widen_tensor(each.t)
-        elif each.type == AttributeProto.INT and each.name in _FORMAT_ATTRIBUTES and each.i in _WIDENED:
+        elif each.type == AttributeProto.INT and each.name in FORMAT_ATTRIBUTES and each.i in _NOT_SINGLE:
             each.i = TensorProto.FLOAT
     for graph in subgraphs_of(node):
         _widen_graph(graph)
 
 
 def _widen_tensor(tensor: TensorProto) -> None:
-    if tensor.data_type in _WIDENED:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    if tensor.data_type in _NOT_SINGLE:
+        tensor.CopyFrom(numpy_helper.from_array(single(numpy_helper.to_array(tensor)), tensor.name))
 
 
 def outside(tensor: TensorProto, folder: Path) -> Array:

@@ -27,12 +27,12 @@ from schedsearch.network_check.branches import conditions, counting, loops, turn
 from schedsearch.network_check.known_faults import replacement
 from schedsearch.network_check.protos import (
     inferred,
-    is_narrow,
     is_random,
     outside,
     reads_of,
     rename,
     shell,
+    single,
     value_info,
     wide,
     widen,
@@ -44,6 +44,7 @@ DIRECTION, CHANCE = "/direction", "/chance"
 _GIVEN = "/given"  # suffix of a value that a piece takes
 _SINGLE = 2.0**-24  # unit roundoffs
 ROUNDOFF = {TensorProto.FLOAT: 4 * _SINGLE, TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}
+ROUNDOFF[TensorProto.DOUBLE] = ROUNDOFF[TensorProto.FLOAT]  # in which the network keeps it
 _SINGLES = int(TensorProto.FLOAT)
 _FORMATS: dict[str, int] = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 _LARGE = 1 << 10  # elements; such weights are given to a piece, not copied into it
@@ -54,7 +55,7 @@ _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "FusedConv", "
 _ROWS = (
     "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd", "AveragePool", "GlobalAveragePool",
     "LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "LpPool", "CumSum",
-    "RMSNormalization", "LpNormalization", "LRN", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+    "DFT", "STFT", "RMSNormalization", "LpNormalization", "LRN", "SimplifiedLayerNormalization", "SkipLayerNormalization",
 )  # fmt: skip
 _RECURRENT = {"LSTM": (0, 5, 6), "GRU": (0, 5), "RNN": (0, 5), "DynamicQuantizeLSTM": (0, 5, 6)}
 """Inputs of nodes whose products are sums of gates, which the network keeps in the dtype of the first. ONNX Runtime makes
@@ -65,6 +66,8 @@ _CANCELLING = (
 """They add or subtract numbers around 1, so that a small result has the error of these."""
 _SHARES = ("Softmax", "LogSoftmax", "ReduceLogSumExp")
 """What they add up is not what they read: their results are off by as much as the sums."""
+_PLACES = (("GridSample", 1),)
+"""Inputs that are places around 0 in an image of extent 2: so is the error of a place, whatever its number is."""
 _NO_NOISE = {"Resize": (1, 2, 3), "Upsample": (1,), "Pow": (1,), "Range": (0, 1, 2), "NonMaxSuppression": (2, 3, 4)}
 """Inputs of nodes that are settings: an extent follows from them, or a power of a negative number."""
 
@@ -159,7 +162,7 @@ class Source:
             undecided.CopyFrom(model)
         dtypes, shapes = inferred(model)
         widen(model)
-        wide_weights = {key: each.astype(np.float32) if is_narrow(each) else each for key, each in weights.items()}
+        wide_weights = {key: single(each) for key, each in weights.items()}
         return cls(name, model, wide_weights, dtypes, shapes, dtype, undecided=undecided)
 
     def decided(self, decide: Callable[[Source, Sequence[str]], Mapping[str, Array]]) -> Source:
@@ -183,8 +186,8 @@ class Source:
         """ONNX's number of the dtype in which the network keeps a value of floating point."""
         own = self.dtypes.get(value, _SINGLES)
         if own not in ROUNDOFF:
-            return _SINGLES if own == TensorProto.DOUBLE else own
-        return _FORMATS[self.dtype] if self.dtype is not None else own
+            return own
+        return _FORMATS[self.dtype] if self.dtype is not None else _SINGLES if own == TensorProto.DOUBLE else own
 
     def is_floating(self, value: str) -> bool:
         return self.dtypes.get(value, TensorProto.UNDEFINED) in ROUNDOFF
@@ -303,7 +306,7 @@ class _Cut:
         self._source, self._given, self._noisy, self._stand_in = source, given, noisy, stand_in
         self._nodes: list[NodeProto] = []
         self._constants: dict[str, TensorProto] = {}
-        self._noisy_copies: dict[tuple[str, float], str] = {}
+        self._noisy_copies: dict[tuple[str, float, bool], str] = {}
         self._seed = 0
 
     def piece(self, wanted: Sequence[str]) -> Piece:
@@ -365,7 +368,8 @@ class _Cut:
                 if name and self._source.is_floating(name) and (scales := self._source.unit_of_bias(node, place)):
                     copy.input[place] = self._rounded_bias(copy.input[place], *scales)
                 elif name and (delta := self._noise_of_input(node, place, name)):
-                    copy.input[place] = self._noisy_copy(name, copy.input[place], delta)
+                    is_place = (node.op_type, place) in _PLACES
+                    copy.input[place] = self._noisy_copy(name, copy.input[place], delta, absolute=is_place)
             for place, name in enumerate(node.output):
                 if name and (self._source.is_floating(name) or self._source.is_float_power(node)):
                     copy.output[place] = f"{name}/clean"
@@ -403,17 +407,19 @@ class _Cut:
                 return _MOST_NOISE
             length = _length(node, [source.shapes.get(each) for each in node.input])
             return min(_MOST_NOISE, max(_SINGLE * length, ROUNDOFF.get(source.format_of(name), 0.0)))
+        if (node.op_type, place) in _PLACES:
+            return ROUNDOFF[TensorProto.FLOAT]
         if place < 2 and node.op_type in (*_PRODUCTS, *_ROWS):
             length = _length(node, [source.shapes.get(each) for each in node.input])
             return min(_MOST_NOISE, _SINGLE * max(length, 4))
         return 0.0
 
-    def _noisy_copy(self, name: str, at: str, delta: float) -> str:
-        key = at, delta
+    def _noisy_copy(self, name: str, at: str, delta: float, *, absolute: bool = False) -> str:
+        key = at, delta, absolute
         if key not in self._noisy_copies:
             self._noisy_copies[key] = f"{at}/noisy{len(self._noisy_copies)}"
             kind = self._source.format_of(name) if name not in self._source._depends else TensorProto.FLOAT
-            self._noise(at, self._noisy_copies[key], delta, kind)
+            self._noise(at, self._noisy_copies[key], delta, kind, absolute=absolute)
         return self._noisy_copies[key]
 
     def _random(self, like: str, y: str) -> NodeProto:
@@ -489,6 +495,9 @@ def _length(node: NodeProto, shapes: Sequence[list[int | None] | None]) -> int:
         return max(each or _LONGEST_UNKNOWN for each in shapes[0][-2:])
     if node.op_type in _RECURRENT and shapes[1] and shapes[2]:
         return (shapes[1][-1] or _LONGEST_UNKNOWN) + (shapes[2][-1] or _LONGEST_UNKNOWN)
+    if node.op_type in ("DFT", "STFT") and shapes[0]:
+        frame = shapes[2] if node.op_type == "STFT" and len(shapes) > 2 and shapes[2] else shapes[0]
+        return max(each or _LONGEST_UNKNOWN for each in frame)
     if node.op_type == "AveragePool":
         return math.prod(next((each.ints for each in node.attribute if each.name == "kernel_shape"), [_LONGEST_UNKNOWN]))
     if node.op_type in ("Softmax", "LogSoftmax") and shapes[0]:

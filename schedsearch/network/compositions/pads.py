@@ -99,7 +99,8 @@ def rewrite_pad(model: ir.Model, node: ir.Node) -> None:
     steps = Steps(model, node)
     if pads.mode == "constant":
         value = optional_input(node, 2)
-        if value is not None and value.const_value is None:  # else it is an operator of its own
+        number = constant_input(node, 2)
+        if value is not None and (number is None or not np.isfinite(number).all()):  # else it is an operator of its own
             padded = steps.add("Pad", [x, np.array([*pads.before, *pads.after], np.int64)], y)
             steps.add("Where", [_margins(pads, y), value, padded], y)
             steps.replace()
