@@ -22,13 +22,16 @@ def free_port() -> int:
         return port
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    found = []
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that these have started."""
+    started: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            started.setdefault(parent, []).append(int(path.parent.name))
+    found = list(started.get(pid, ()))
+    for each in found:
+        found += started.get(each, ())
     return found
 
 
@@ -68,7 +71,7 @@ class Cluster:
     def kill_a_worker(self, number: int) -> bool:
         """Kills the process that does a worker's work. Its nanny starts another one. False if there is none now."""
         found = False
-        for pid in children(self.workers[number].pid):
+        for pid in descendants(self.workers[number].pid):
             with contextlib.suppress(OSError):
                 if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,40 @@ class TestRun:
         assert {f"0.{row.id}" for row in searched} <= set(bars["trial"])
         outcomes = {trial: outcome for trial, outcome in zip(bars["trial"], bars["outcome"], strict=True) if trial}
         assert all(outcomes[f"0.{row.id}"] == row.measurement.outcome for row in searched)
+
+    def test_each_of_several_devices_has_a_lane_and_its_state(self, tmp_path: Path) -> None:
+        """Two cards of one host, of which one was taken out; what a third one measured has a lane, too."""
+        path = sample_database(tmp_path / "a.db", trials=20)
+        uuid = "GPU-6e1c8a3d-0000-0000-0000-000000000001"  # of all records of the sample
+        said = [
+            {"name": "node7 cuda:0", "uuid": "GPU-other", "trials": 3, "problem": "it fell off the bus"},
+            {"name": "node7 cuda:1", "uuid": uuid, "trials": 40, "problem": ""},
+        ]
+        with Store.open(path) as store:
+            run = next(run for run in store.runs() if run["info"]["target"] == H200)
+            store.finish_run(run["id"], {**(run["summary"] or {}), "devices": said})
+        with answers_of(path) as answers:
+            view = self.run_of(answers)
+        assert [(each["name"], each["state"], each["trials"]) for each in view["devices"]] == [
+            ("node7 cuda:0", "quarantined", 3),
+            ("node7 cuda:1", "", 40),
+        ]
+        assert view["devices"][0]["note"] == "it fell off the bus"
+        lanes = set(view["bars"]["lane"])
+        assert 0 not in lanes and 1 in lanes, "the first card has no record"
+        assert view["lanes"] > max(lanes)
+
+    @pytest.mark.parametrize("state", ["busy", "waiting", "lost"])
+    def test_a_running_run_says_what_each_device_does(self, tmp_path: Path, state: str) -> None:
+        path = sample_database(tmp_path / "live.db", live=True, trials=5)
+        with Store.open(path) as store:
+            (run,) = [run for run in store.runs() if run["finished_at"] is None]
+            device = {"name": "node8 cuda:0", "uuid": "GPU-x", "state": state, "trials": 1, "problem": ""}
+            record = next(row.record() for row in store.rows() if row.target == A100)
+            store.append(replace(record, finished_at=record.finished_at + 1, run=run["id"]), {"devices": [device] * 1})
+        with answers_of(path) as answers:
+            found = self.run_of(answers, A100)["devices"]
+        assert [(each["name"], each["state"]) for each in found] == [("node8 cuda:0", state)]
 
     @pytest.mark.long
     def test_a_long_run_stays_small(self, tmp_path: Path) -> None:

@@ -1,19 +1,20 @@
-"""Fills the timeline of a run: when its candidates waited or were built, and when the device had them."""
+"""Fills the timeline of a run: when its candidates waited or were built, and when which device had them."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+from schedsearch.dashboard import loose
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.views.overview import RunRow, TaskRow
-from schedsearch.dashboard.views.run import Bars, RunView
+from schedsearch.dashboard.views.run import Bars, DeviceLane, RunView
 
 COLUMNS = (
-    "id", "outcome", "final_race", "started_at", "finished_at", "run_s", "workload_id", "target_key", "mode",
+    "id", "outcome", "final_race", "started_at", "finished_at", "run_s", "device_uuid", "workload_id", "target_key", "mode",
 )  # fmt: skip
 RESOLUTION = 1500  # stretches that a lane is drawn with at most; nearer neighbours are joined
 
@@ -53,8 +54,9 @@ def run_view(source: Source, row: RunRow, tasks: dict[TaskId, TaskRow]) -> RunVi
     """
     places = {part.task: index for index, part in enumerate(row.tasks)}
     rows = source.store.columns(COLUMNS, run=row.id) if source.store else ()
-    device, waiting = _stretches(source, row, places, rows)
-    lanes = [device, *lanes_of(waiting)]
+    busy, waiting = _stretches(source, row, places, rows)
+    devices = _devices(source, row, busy)
+    lanes = [*(busy.get(uuid, []) for uuid in devices), *lanes_of(waiting)]
     seconds = max([row.wall_s, *(stretch.end_s for lane in lanes for stretch in lane)])
     drawn = [joined(lane, seconds / RESOLUTION) for lane in lanes]
     names = {task.key: task.name for task in tasks.values()}
@@ -63,32 +65,58 @@ def run_view(source: Source, row: RunRow, tasks: dict[TaskId, TaskRow]) -> RunVi
         row=row,
         tasks=tuple(names.get(key, "a task that is not listed") for key in keys),
         keys=keys,
+        devices=tuple(devices.values()),
         lanes=len(lanes),
         seconds=seconds,
         joined=any(len(lane) < len(whole) for lane, whole in zip(drawn, lanes)),
         bars=_bars(drawn),
-        notes=() if device else ("no record of this run can be read, so there is no timeline",),
+        notes=() if any(busy.values()) else ("no record of this run can be read, so there is no timeline",),
     )
 
 
 def _stretches(
     source: Source, row: RunRow, places: dict[str, int], rows: Iterable[tuple[Any, ...]]
-) -> tuple[list[Stretch], list[Stretch]]:
-    """When the device had each candidate, one after the other, and the times before."""
-    device, waiting = [], []
-    races: dict[int, list[tuple[Stretch, float]]] = {}
-    for number, outcome, race, started_at, finished_at, run_s, *task in rows:
+) -> tuple[dict[str, list[Stretch]], list[Stretch]]:
+    """When each device, by its UUID, had each candidate, one after the other, and the times before."""
+    devices: dict[str, list[Stretch]] = {}
+    waiting: list[Stretch] = []
+    races: dict[tuple[str, int], list[tuple[Stretch, float]]] = {}
+    for number, outcome, race, started_at, finished_at, run_s, uuid, *task in rows:
         start_s, end_s = max(0.0, started_at - row.started_at_s), finished_at - row.started_at_s
         taken_s = max(start_s, end_s - run_s)
         place = places.get(task_key(source.key, (task[0], task[1], task[2])), -1)
         whole = Stretch(start_s, end_s, place, outcome, race, f"{source.key}.{number}")
         if race:
-            races.setdefault(place, []).append((whole, run_s))
+            races.setdefault((uuid, place), []).append((whole, run_s))
         elif run_s > 0:
-            device.append(replace(whole, start_s=taken_s))
+            devices.setdefault(uuid, []).append(replace(whole, start_s=taken_s))
         if taken_s > start_s and not race:
             waiting.append(replace(whole, end_s=taken_s))
-    return in_turns([*device, *map(_race, races.values())]), waiting
+    for (uuid, _), entrants in races.items():
+        devices.setdefault(uuid, []).append(_race(entrants))
+    return {uuid: in_turns(found) for uuid, found in devices.items()}, waiting
+
+
+def _devices(source: Source, row: RunRow, busy: Mapping[str, object]) -> dict[str, DeviceLane]:
+    """The devices of a run by their UUIDs, as it names them, and then others that measured; at least one."""
+    run = next((run for run in source.runs if run["id"] == row.id), {})
+    said = [loose.mapping(each) for each in loose.sequence(loose.mapping(run.get("summary")).get("devices"))]
+    known = [loose.mapping(each) for each in loose.sequence(loose.mapping(run.get("info")).get("devices"))]
+    found: dict[str, DeviceLane] = {}
+    for each in said or known:
+        problem = loose.text(each.get("problem"))
+        state = loose.text(each.get("state")) if row.state == "running" else ""
+        lane = DeviceLane(
+            loose.text(each.get("name")) or "device", state or ("quarantined" if problem else ""), problem,
+            loose.whole(each.get("trials")),
+        )  # fmt: skip
+        found[loose.text(each.get("uuid"))] = lane
+    unnamed = [uuid for uuid in busy if uuid not in found]
+    if len(found) == 1 and unnamed:  # a run on one device, which records name in another way
+        found = {uuid: next(iter(found.values())) for uuid in unnamed[:1]}
+    for uuid in unnamed:
+        found.setdefault(uuid, DeviceLane(f"device {uuid}" if len(busy) > 1 else "device"))
+    return found or {"": DeviceLane("device")}
 
 
 def _race(entrants: Sequence[tuple[Stretch, float]]) -> Stretch:

@@ -1,16 +1,22 @@
-"""Starts a Dask worker that is a worker of a fleet."""
+"""Starts a Dask worker that is a worker of a fleet, and starts it again when its scheduler went away and is back."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 
-from schedsearch.errors import UsageError
+from schedsearch.errors import DeviceError, UsageError
 from schedsearch.fleet import host
 from schedsearch.fleet.connection import Connection, is_loopback
 
+_RETRY_S = 1.0
+_PR_SET_PDEATHSIG = 1
 _DEATH_S = 60  # without a scheduler; then the worker ends
 
 
@@ -57,7 +63,7 @@ def command(connection: Connection, *, builds: int, gpus: int, name: str | None 
 def become_worker(
     connection: Connection, *, builds: int | None, cores: str | None, measures: bool, name: str | None
 ) -> None:
-    """Turns this process into a Dask worker. Does not return.
+    """Runs a Dask worker until a signal ends this process, or there has been no scheduler for `_DEATH_S`.
 
     Args:
         builds: candidates that it builds at the same time; default: one for each of its cores.
@@ -85,4 +91,36 @@ def become_worker(
     environment.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
     arguments = [sys.executable, *command(connection, builds=builds, gpus=gpus, name=name)]
     print(f"a worker of {connection.address}: {builds} builds at the same time, {gpus} GPUs", flush=True)
-    os.execve(sys.executable, arguments, environment)
+    while True:  # a Dask worker ends when its scheduler goes away
+        _run(arguments, environment)
+        _wait_for_scheduler(connection)
+
+
+def _run(arguments: list[str], environment: dict[str, str]) -> None:
+    """Runs a command to its end, which comes at the latest with the end of this process."""
+    process = subprocess.Popen(arguments, env=environment, preexec_fn=_die_with_parent)
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        process.wait()
+    finally:
+        process.terminate()
+        process.wait()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _wait_for_scheduler(connection: Connection) -> None:
+    """Raises DeviceError if it does not come back."""
+    ends_s = time.monotonic() + _DEATH_S
+    while True:
+        time.sleep(_RETRY_S)
+        try:
+            connection.require_scheduler()
+            return
+        except DeviceError:
+            if time.monotonic() > ends_s:
+                raise

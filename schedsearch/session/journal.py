@@ -64,6 +64,7 @@ class Journal:
         shares: tells the shares of the wall time so far, given in seconds. The store learns them with an outcome, at most
             once in `NOTE_EVERY_S`, so that whoever reads the database sees where the time of a running run goes.
         devices: on which the run measures.
+        states: tells what each device does now; the store learns it with the shares.
     """
 
     def __init__(
@@ -76,10 +77,11 @@ class Journal:
         db: str,
         shares: Callable[[float], Shares],
         devices: Sequence[Target],
+        states: Callable[[], list[JsonObject]],
     ) -> None:
         self._tasks, self._store, self._options = tasks, store, options
         self._toolchain, self._observers, self._db = toolchain, observers, db
-        self._shares, self._devices = shares, devices
+        self._shares, self._devices, self._states = shares, devices, states
         self._started = time.monotonic()
         self._noted_s = -math.inf
         self._run = ""
@@ -209,7 +211,8 @@ class Journal:
         if elapsed_s - self._noted_s < NOTE_EVERY_S:
             return None
         self._noted_s = elapsed_s
-        return {"wall_s": elapsed_s, "phase": self._phase, "shares": asdict(self._shares(elapsed_s))}
+        shares = asdict(self._shares(elapsed_s))
+        return {"wall_s": elapsed_s, "phase": self._phase, "shares": shares, "devices": self._states()}
 
     def tell_trial(
         self,

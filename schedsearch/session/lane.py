@@ -101,6 +101,17 @@ class Lane:
         return not self.problem and (self.far is None or self.far.is_there)
 
     @property
+    def state(self) -> str:
+        """For those who watch: quarantined, lost (its device is away), busy, preparing, or waiting for a build."""
+        if self.problem:
+            return "quarantined"
+        if not self.is_there:
+            return "lost"
+        if self.measuring or self.probe or self.baseline:
+            return "busy"
+        return "preparing" if self.preparing else "waiting"
+
+    @property
     def batch(self) -> int:
         """Candidates that it takes at once."""
         return 1 if self.far is None else self.far.batch

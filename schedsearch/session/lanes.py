@@ -28,6 +28,7 @@ from schedsearch.session.pace import DeviceThread
 from schedsearch.session.summary import DeviceSummary, Shares, name_of
 from schedsearch.session.task_state import Proposal, TaskState
 from schedsearch.target import Target
+from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
     from schedsearch.launch import Artifact
@@ -242,6 +243,8 @@ class Lanes:
             found += self._probed(lane)
             self._compare(lane)
         self.lose_those_gone()
+        if self.lost_kinds:  # nobody measures what is for them
+            self.ready = deque(work for work in self.ready if work[0].task.kind not in self.lost_kinds)
         return found
 
     def lose_those_gone(self) -> None:
@@ -443,6 +446,16 @@ class Lanes:
         each = [lane.thread.shares(wall_s, lane.prepare_s) for lane in self.all]
         names = ("device", "build", "tuner", "preparing")
         return Shares(*(math.fsum(getattr(one, name) for one in each) / len(each) for name in names))
+
+    def states(self) -> list[JsonObject]:
+        """What each device does at this moment."""
+        return [
+            {
+                "name": name_of(lane.device), "uuid": lane.device.uuid, "state": lane.state, "problem": lane.problem,
+                "trials": lane.trials,
+            }
+            for lane in self.all
+        ]  # fmt: skip
 
     def summaries(self, wall_s: float) -> tuple[DeviceSummary, ...]:
         return tuple(

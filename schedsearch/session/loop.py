@@ -90,7 +90,7 @@ class Session:
         self._lanes = Lanes(devices, alternate=self._alternate, mode=options.mode)
         self._journal = Journal(
             self._tasks, store, options, self._toolchain, observers, db, self._lanes.shares,
-            devices=[device for device, _ in devices],
+            devices=[device for device, _ in devices], states=self._lanes.states,
         )  # fmt: skip
         self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
         # Requests (Answer) and results (bool) sent to the tuners, in order: an answer is valid until the next result.

@@ -57,9 +57,10 @@ function makeRun() {
   const shares = el("div", { class: "charts" });
   const options = el("div");
   const timeline = timelineChart();
+  const devices = el("div");
   const when = chartSection("When was what under way?", [timeline], timeline.element);
   return {
-    element: el("div", { class: "page" }, head, notices, when.element, section("Where did the time go?", shares), section("Options and toolchain", options)),
+    element: el("div", { class: "page" }, head, notices, devices, when.element, section("Where did the time go?", shares), section("Options and toolchain", options)),
     title: ([, { row }]) => `Run of ${formatMoment(row.started_at_s)}`,
     show([overview, view]) {
       const { row } = view;
@@ -72,6 +73,7 @@ function makeRun() {
       );
       notices.hidden = view.notes.length === 0;
       replaceChildren(notices, view.notes.map((note) => el("p", { class: "notice" }, note)));
+      replaceChildren(devices, deviceList(view));
       timeline.show(view);
       when.settle();
       replaceChildren(shares, row.shares ? timeShares(row.shares) : null, budgetShares(row, overview));
@@ -82,11 +84,28 @@ function makeRun() {
   };
 }
 
+const DEVICE_STATES = {
+  busy: ["good", "busy"],
+  preparing: ["good", "preparing inputs and a reference"],
+  waiting: ["", "waiting for builds"],
+  lost: ["bad", "away"],
+  quarantined: ["bad", "taken out of the run"],
+};
+
+/** What each of several devices did and does; null for one that is well. */
+function deviceList({ devices }) {
+  if (devices.length < 2 && !devices.some((device) => device.note || device.state === "lost")) return null;
+  return el("ul", { class: "plain" }, devices.map((device) => {
+    const [look, words] = DEVICE_STATES[device.state] ?? ["", ""];
+    return el("li", {}, device.name, words ? [" ", el("span", { class: `tag ${look}` }, words)] : null, device.trials === null ? null : `: ${plural(device.trials, "trial")}`, device.note ? `; ${device.note}` : null);
+  }));
+}
+
 /** Who had the device when, and which candidates waited or were built meanwhile: { element, emptyWords, show(view), dispose() }. */
 function timelineChart() {
   const chart = new Chart({
     title: "Timeline",
-    help: "The lowest row is the device. Each row above holds one candidate at a time, from its proposal until the device takes it: it waits, or is built. Zoom with the slider; a click opens the trial.",
+    help: "The lowest rows are the devices. Each row above holds one candidate at a time, from its proposal until a device takes it: it waits, or is built. Zoom with the slider; a click opens the trial.",
     height: 16,
   });
   return {
@@ -101,7 +120,7 @@ function timelineChart() {
 
 const MANY_TASKS = "several tasks";
 
-function drawTimeline(chart, { bars, tasks, lanes, seconds, joined, keys }) {
+function drawTimeline(chart, { bars, tasks, devices, lanes, seconds, joined, keys }) {
   const count = bars.lane.length;
   if (count === 0) {
     chart.note("No candidate was measured in this run yet.");
@@ -111,12 +130,13 @@ function drawTimeline(chart, { bars, tasks, lanes, seconds, joined, keys }) {
   const failed = (index) => !["ok", ""].includes(bars.outcome[index]);
   const nameOf = (index) => tasks[bars.task[index]] ?? MANY_TASKS;
   const names = [...new Set([...tasks, ...(bars.task.includes(-1) ? [MANY_TASKS] : [])])];
-  const busy = bars.lane.reduce((sum, lane, index) => sum + (lane === 0 ? bars.end_s[index] - bars.start_s[index] : 0), 0);
-  const laneName = (lane) => (lane === 0 ? "device" : `candidate ${lane}`);
+  const busy = bars.lane.reduce((sum, lane, index) => sum + (lane < devices.length ? bars.end_s[index] - bars.start_s[index] : 0), 0);
+  const laneName = (lane) => (lane < devices.length ? (devices.length > 1 ? devices[lane].name : "device") : `candidate ${lane - devices.length + 1}`);
+  const beside = devices.length > 1 ? `${devices.length} devices, which were` : "the device, which was";
   const shown = (hidden) => bars.lane.flatMap((lane, index) => (hidden.has(failed(index) ? FAILED : nameOf(index)) ? [] : [[lane, bars.start_s[index], bars.end_s[index], index]]));
   const look = (colors, index) => (failed(index) ? colors.bad : colors.series[names.indexOf(nameOf(index)) % colors.series.length]);
   chart.show({
-    summary: `Timeline of ${formatDuration(seconds)} with up to ${plural(lanes - 1, "candidate")} under way beside the device, which was busy ${formatPercent(busy / seconds)} of the time.`,
+    summary: `Timeline of ${formatDuration(seconds)} with up to ${plural(lanes - devices.length, "candidate")} under way beside ${beside} busy ${formatPercent(busy / seconds / devices.length)} of the time.`,
     legend: [...names, ...(bars.outcome.some((_, index) => failed(index)) ? [FAILED] : [])],
     onclick: ({ value }) => {
       const trial = Array.isArray(value) ? bars.trial[value[3]] : "";
@@ -140,7 +160,7 @@ function drawTimeline(chart, { bars, tasks, lanes, seconds, joined, keys }) {
             const [right] = api.coord([api.value(2), api.value(0)]);
             const height = api.size([0, 1])[1] * 0.72;
             const index = api.value(3);
-            const isDevice = api.value(0) === 0;
+            const isDevice = api.value(0) < devices.length;
             return {
               type: "rect",
               shape: { x: left, y: y - height / 2, width: Math.max(1, right - left), height },
