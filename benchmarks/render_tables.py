@@ -355,6 +355,28 @@ def real_models(data: dict[str, Any]) -> str:
     return markdown(("file, us", *header), rows)
 
 
+def real_models_gpu(data: dict[str, Any]) -> str:
+    """The same on a GPU: of arrays in the host's memory and on the device, beside ONNX Runtime on that machine's CPU."""
+    rows: list[Sequence[object]] = []
+    ratios = []
+    for row in data["rows"]:
+        peers = [us for name, us in row.items() if re.fullmatch(r"ort\d+_us", name)]
+        ours = row.get("ours_us")
+        ratios += [min(peers) / ours] if peers and ours else []
+        times = [ours, row.get("device_us"), min(peers, default=None)]
+        rows.append(
+            (
+                row["file"], row["state"], row.get("calls", ""), f"{row.get('build_s') or 0:.0f}",
+                f"{row['error']:.0e}" if "error" in row else "", *("" if us is None else f"{us:.0f}" for us in times),
+                f"{ratios[-1]:.1f}" if peers and ours else "",
+            )
+        )  # fmt: skip
+    if ratios:
+        rows.append((f"geometric mean of {len(ratios)}", *[""] * 7, f"**{common.geometric_mean(ratios):.1f}**"))
+    header = ("built", "kernel calls", "build s", "error", "from the host", "on the device", "ONNX Runtime, CPU", "ratio")
+    return markdown(("file, us", *header), rows)
+
+
 def real_cpu(data: dict[str, Any]) -> str:
     """Networks that packages ship, untuned, beside ONNX Runtime, while other processes do and do not compute."""
     names, states = ("ours", "ort1", "ort2"), ("quiet", "busy")
@@ -448,6 +470,9 @@ TABLES = {
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "real_models": Table("real_models_cpu", "real_models.py --folder FOLDER", real_models),
+    "real_models_gpu": Table(
+        "real_models_h200", "real_models.py --folder FOLDER --target cuda --at-once 4 --cache CACHE", real_models_gpu
+    ),
     "real_cpu": Table("real_cpu", "real_cpu.py --folder FOLDER --built BUILT", real_cpu),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "torch_dispatch": Table("torch_dispatch_cpu", "torch_dispatch.py --without-gpu", torch_dispatch),

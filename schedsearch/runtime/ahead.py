@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -89,10 +89,15 @@ def verifying_recipes(workload: Workload, target: Target) -> list[Recipe[BuildRe
 
 class Compilers(Closing):
     """Compiler processes for one `compile_ahead`. Starting one takes seconds, so that whoever reads or plans a large network
-    before may start them first. Not thread-safe."""
+    before may start them first. Not thread-safe.
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    Args:
+        most: processes; default: one for each core.
+    """
+
+    def __init__(self, target: Target, most: int | None = None) -> None:
+        self._target, self._most = target, most
+        self._opened = contextlib.ExitStack()
         self._started: Builder | None = None
 
     def start(self, pieces: int) -> None:
@@ -101,25 +106,29 @@ class Compilers(Closing):
         if self._started is not None:
             return
         with contextlib.suppress(DeviceError, UsageError):
-            self._started = _builder(self._target, pieces)
+            self._started = self._opened.enter_context(self._builder(pieces))
             self._started.warm_up(pieces)
 
-    def take(self, pieces: int) -> Builder:
-        """The processes that were started, which are the caller's now; or others, which start when they have work."""
-        builder, self._started = self._started, None
-        return builder or _builder(self._target, pieces)
+    @contextlib.contextmanager
+    def take(self, pieces: int) -> Iterator[Builder]:
+        """The processes that were started, or others, which start when they have work; they end with the context."""
+        if self._started is None:
+            with self._builder(pieces) as builder:
+                yield builder
+            return
+        with self:
+            yield self._started
 
     def close(self) -> None:
-        """Ends processes that nobody took."""
-        builder, self._started = self._started, None
-        if builder is not None:
-            builder.close()
+        """Ends the processes that were started."""
+        self._started = None
+        self._opened.close()
 
-
-def _builder(target: Target, pieces: int) -> Builder:
-    # Nothing is timed meanwhile, and this process only waits: it needs no core for itself.
-    # A process that has a long piece must not keep a second one waiting.
-    return Builder(target, min(available_cores(), pieces), timeout_s=_TIMEOUT_S, tasks_per_worker=1)
+    def _builder(self, pieces: int) -> Builder:
+        # Nothing is timed meanwhile, and this process only waits: it needs no core for itself.
+        workers = min(self._most or available_cores(), pieces)
+        # A process that has a long piece must not keep a second one waiting.
+        return Builder(self._target, workers, timeout_s=_TIMEOUT_S, tasks_per_worker=1)
 
 
 def compile_ahead(
@@ -151,7 +160,7 @@ def compile_ahead(
         built[each.name] = kept
     missing = {name: each for name, each in missing.items() if name not in built}
     if missing:
-        built |= _compiled(missing, code, (compilers or Compilers(target)).take(len(missing)), target, deadline)
+        built |= _compiled(missing, code, compilers or Compilers(target), target, deadline)
     code.learn({name: each.artifact for name, each in built.items()})
     return built
 
@@ -166,11 +175,11 @@ def _kept(recipe: Recipe[Any], target: Target) -> Built | None:
 
 
 def _compiled(
-    missing: Mapping[str, Recipe[Any]], code: CodeCache, builder: Builder, target: Target, deadline: Deadline
+    missing: Mapping[str, Recipe[Any]], code: CodeCache, compilers: Compilers, target: Target, deadline: Deadline
 ) -> dict[str, Built]:
     built, lost = {}, {}
-    workers = builder.workers
-    with builder:
+    with compilers.take(len(missing)) as builder:
+        workers = builder.workers
         names = {}
         for each in _spread(list(missing.values())):
             with contextlib.suppress(UsageError):
@@ -186,7 +195,7 @@ def _compiled(
             elif made.outcome in _REFUSED:
                 code.refuse(name, made.message)
     if lost:  # perhaps for want of memory: now one after the other
-        built |= _compiled(lost, code, _builder(target, 1), target, deadline)
+        built |= _compiled(lost, code, Compilers(target, most=1), target, deadline)
     return built
 
 
