@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +19,40 @@ def _surroundings() -> tuple[object, ...]:
     return {key: each for key, each in os.environ.items() if key != _OF_THE_TEST}, tuple(sys.path), Path.cwd()
 
 
+class _Kept(Builder):
+    """Whoever closes it leaves it to the next one."""
+
+    ended = False
+
+    def close(self) -> None:
+        if self.pending:  # of a call that failed, or whose time was over
+            self.end()
+
+    def end(self) -> None:
+        self.ended = True
+        super().close()
+
+
 class KeptCompilers:
     """Stands in for `Builder` where kernels are compiled ahead: one process for each target, which stays.
 
-    A test that changes what such a process would inherit (the environment, sys.path, the working directory) gets processes
-    of its own.
+    Who changes what such a process would inherit (the environment, sys.path, the working directory), compiles in another
+    thread, or needs a second one meanwhile, gets processes of its own.
     """
 
     def __init__(self) -> None:
         self._surroundings = _surroundings()
-        self._kept: dict[Target, Builder] = {}
+        self._kept: dict[Target, _Kept] = {}
 
-    @contextmanager
-    def __call__(self, target: Target, workers: int, **options: Any) -> Iterator[Builder]:
-        if _surroundings() != self._surroundings:
-            with Builder(target, workers, **options) as builder:
-                yield builder
-            return
-        if target not in self._kept:
-            self._kept[target] = Builder(target, 1, **options)
-        builder = self._kept[target]
-        try:
-            yield builder
-        finally:
-            if builder.pending:  # of a call that failed, or whose time was over
-                self._kept.pop(target).close()
+    def __call__(self, target: Target, workers: int, **options: Any) -> Builder:
+        here = threading.current_thread() is threading.main_thread()
+        if not here or _surroundings() != self._surroundings:
+            return Builder(target, workers, **options)
+        kept = self._kept.get(target)
+        if kept is None or kept.ended:
+            kept = self._kept[target] = _Kept(target, 1, **options)
+        return kept if not kept.pending else Builder(target, workers, **options)
 
     def close(self) -> None:
         while self._kept:
-            self._kept.popitem()[1].close()
+            self._kept.popitem()[1].end()

@@ -526,7 +526,30 @@ def test_the_evaluator_takes_the_turns_of_a_loop_without_a_condition_when_a_netw
     from schedsearch.network_check.known_faults import replacement
 
     model = model_of([loop("m", "", ALWAYS)], [info("x", FLOAT, [2])], ["y", "all"], {"m": np.int64(2)})
-    made = replacement(model.graph.node[0], FLOAT)
+    made = replacement(model.graph.node[0], FLOAT, 17)
     del model.graph.node[:]
     model.graph.node.extend(made)
     np.testing.assert_array_equal(ReferenceEvaluator(model).run(None, {"x": X})[0], 4 * X + 1)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_onnx_runtime_finds_a_nan_by_the_largest_number_when_a_network_is_compared_with_it(place: int) -> None:
+    """By itself it finds one in the first place only: this loop would go on."""
+    from schedsearch.network_check.known_faults import replacement
+
+    onnxruntime = pytest.importorskip("onnxruntime")
+    nodes = [
+        loop("m", "", BELOW_BIG, {"big": np.float32(100)}),
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("ReduceMin", ["x"], ["least"], keepdims=1),
+    ]
+    model = model_of(nodes, [info("x", FLOAT, [2])], ["y", "all", "most", "least"], {"m": np.int64(3)})
+    del model.graph.node[:]
+    for node in nodes:
+        model.graph.node.extend(replacement(node, FLOAT, 17))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for x, turns in ((X, 3), (np.where(np.arange(2) == place, np.float32(np.nan), X), 1)):
+        found = session.run(["all", "most", "least"], {"x": x})
+        assert len(found[0]) == turns
+        np.testing.assert_array_equal(found[1], np.max(x))
+        np.testing.assert_array_equal(found[2], [np.min(x)])

@@ -8,6 +8,7 @@ what is wrong there is left out of the comparison.
 | ONNX Runtime | 1.31, 1.32 | Sigmoid is 2e-4 off at -10, half of the right value at -16 and 0 from -18 (seen on x86-64, in MLAS); Swish as well | 1 / (1 + exp(-x)) |
 | ONNX Runtime | 1.31, 1.32 | with optimisation, a MatMul of a weight after DequantizeLinear of opset 21 is half a percent off | optimisation is off |
 | ONNX Runtime | 1.31, 1.32 | a NaN in a window of MaxPool survives only as its last element | NaN is not compared after MaxPool |
+| ONNX Runtime | 1.31, 1.32 | a NaN under ReduceMax or ReduceMin survives only as the first number | the result is made NaN where there is one, also in bodies of loops and branches, from opset 15 |
 | onnx | 1.23 | BatchNormalization of opsets 7 to 13 mixes the input's own mean and variance into those that are given (`BatchNormalization_6` and `_9` of onnx.reference take it for one in training) | `own_operators` has one after ONNX's definition |
 | onnx | 1.23 | a Loop without a condition takes no turn | it gets a condition that is true |
 | onnx | 1.23 | LSTM, GRU and RNN ignore sequence_lens, activations, clip, input_forget | `own_recurrences` has them after ONNX's definition |
@@ -17,19 +18,32 @@ what is wrong there is left out of the comparison.
 
 from __future__ import annotations
 
-from onnx import NodeProto, TensorProto, helper
+import math
+
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
+
+_EXTREMES = ("ReduceMax", "ReduceMin")
+_WHOLE = frozenset(
+    {TensorProto.INT8, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.UINT32, TensorProto.UINT64}
+)
+_CAST_LIKE = 15  # the opset that has it
 
 LOSES_NAN = frozenset({"MaxPool", "GlobalMaxPool", "LpPool"})
 
 
-def replacement(node: NodeProto, kind: int) -> list[NodeProto]:
+def replacement(node: NodeProto, kind: int, opset: int) -> list[NodeProto]:
     """The nodes that compute what a node means; the last one writes its result.
 
     Args:
         kind: ONNX's number of the dtype of the result.
+        opset: of the model.
     """
     if node.domain not in ("", "ai.onnx"):
         return [node]
+    if opset >= _CAST_LIKE:
+        node = _with_own_bodies(node)
+        if node.op_type in _EXTREMES and kind not in _WHOLE:
+            return _keeping_nan(node)
     if node.op_type == "Loop" and (len(node.input) < 2 or not node.input[1]):
         return _loop(node)
     if kind != TensorProto.FLOAT:
@@ -42,6 +56,48 @@ def replacement(node: NodeProto, kind: int) -> list[NodeProto]:
         scaled = [_constant(alpha, f"{y}/alpha"), helper.make_node("Mul", [x, f"{y}/alpha"], [f"{y}/ax"])]
         return [*scaled, *_sigmoid(f"{y}/ax", f"{y}/gate"), helper.make_node("Mul", [x, f"{y}/gate"], [y])]
     return [node]
+
+
+def _with_own_bodies(node: NodeProto) -> NodeProto:
+    """A node whose bodies keep each NaN under ReduceMax and ReduceMin."""
+    if all(each.type != AttributeProto.GRAPH for each in node.attribute):
+        return node
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    for attribute in copy.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            _keep_nan_in(attribute.g)
+    return copy
+
+
+def _keep_nan_in(body: GraphProto) -> None:
+    nodes = []
+    for each in body.node:
+        own = _with_own_bodies(each)
+        nodes += _keeping_nan(own) if own.op_type in _EXTREMES and own.domain in ("", "ai.onnx") else [own]
+    del body.node[:]
+    body.node.extend(nodes)
+
+
+def _keeping_nan(node: NodeProto) -> list[NodeProto]:
+    """NaN where one of the numbers is, otherwise what the node gives; of any dtype."""
+    y = node.output[0]
+    plain, marked = NodeProto(), NodeProto()
+    plain.CopyFrom(node)
+    marked.CopyFrom(node)
+    plain.output[0], marked.output[0] = f"{y}/plain", f"{y}/any nan"
+    marked.op_type, marked.input[0], marked.name = "ReduceMax", f"{y}/is nan", ""
+    return [
+        plain,
+        helper.make_node("Cast", [node.input[0]], [f"{y}/float"], to=TensorProto.FLOAT),
+        helper.make_node("IsNaN", [f"{y}/float"], [f"{y}/nan"]),
+        helper.make_node("Cast", [f"{y}/nan"], [f"{y}/is nan"], to=TensorProto.FLOAT),
+        marked,
+        helper.make_node("Cast", [f"{y}/any nan"], [f"{y}/has nan"], to=TensorProto.BOOL),
+        _constant(math.nan, f"{y}/NaN"),
+        helper.make_node("CastLike", [f"{y}/NaN", f"{y}/plain"], [f"{y}/NaN like it"]),
+        helper.make_node("Where", [f"{y}/has nan", f"{y}/NaN like it", f"{y}/plain"], [y]),
+    ]
 
 
 def _loop(node: NodeProto) -> list[NodeProto]:

@@ -304,6 +304,7 @@ class _Cut:
 
     def __init__(self, source: Source, given: frozenset[str], noisy: bool, stand_in: int | None) -> None:
         self._source, self._given, self._noisy, self._stand_in = source, given, noisy, stand_in
+        self._opset = max((each.version for each in source.model.opset_import if each.domain in ("", "ai.onnx")), default=0)
         self._nodes: list[NodeProto] = []
         self._constants: dict[str, TensorProto] = {}
         self._noisy_copies: dict[tuple[str, float, bool], str] = {}
@@ -379,7 +380,7 @@ class _Cut:
             self._nodes += nodes
             self._constants |= {name: numpy_helper.from_array(array, name) for name, array in constants.items()}
         else:
-            self._nodes += replacement(copy, kind)
+            self._nodes += replacement(copy, kind, self._opset)
         if not noisy:
             return
         if self._source.is_float_power(node):
