@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_support import Cluster, cluster, make_certificates
+from fleet_support import Cluster, cluster, free_port, make_certificates
 
 from schedsearch.errors import DatabaseError, DeviceBusyError, DeviceError, Interrupted, LostError
 from schedsearch.measurement import Record
@@ -217,8 +219,6 @@ def test_members_of_a_fleet_have_certificates_and_others_are_refused(tmp_path: P
 
 
 def test_an_interrupted_run_frees_its_device(fleet: Cluster, tmp_path: Path) -> None:
-    import signal
-
     class Stops(Observer):
         def on_trial(self, event: Trial) -> None:
             if event.done == 3:
@@ -227,3 +227,42 @@ def test_an_interrupted_run_frees_its_device(fleet: Cluster, tmp_path: Path) -> 
     with pytest.raises(Interrupted):
         tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="cpu", trials=40, observers=[Stops()])
     assert tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="cpu", trials=5).complete
+
+
+def test_the_example_of_two_terminals(tmp_path: Path) -> None:
+    """Both scripts as they are, at another port; the first is ended as Ctrl-C does."""
+    scripts = Path(__file__).resolve().parents[1] / "examples" / "fleet"
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": programs, "PORT": str(free_port())}
+    command = ["sh", scripts / "terminal1.sh", "--builds", "2"]
+    with (tmp_path / "terminal1.log").open("wb") as log:
+        first = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        command = ["sh", scripts / "terminal2.sh", "--trials", "2", "--db", tmp_path / "r.db"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr + (tmp_path / "terminal1.log").read_text()
+        assert "compilers for cpu" in done.stdout and "new trials" in done.stdout
+        assert {record.measurement.host for record in records_of(tmp_path / "r.db")} <= {platform.node(), ""}
+    finally:
+        os.killpg(first.pid, signal.SIGINT)
+        try:
+            first.wait(30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(first.pid, signal.SIGKILL)
+
+
+def test_the_manifest_for_kubernetes_starts_commands_that_exist() -> None:
+    from ruamel.yaml import YAML
+
+    path = Path(__file__).resolve().parents[1] / "examples" / "fleet" / "kubernetes.yaml"
+    parts = list(YAML(typ="safe").load_all(path))
+    assert [part["kind"] for part in parts] == ["Service", "Deployment", "Deployment", "PersistentVolumeClaim", "Job"]
+    for part in parts:
+        for container in part["spec"].get("template", {}).get("spec", {}).get("containers", ()):
+            words = container["command"]
+            options = [word for word in words if word.startswith("--")]
+            helped = subprocess.run(
+                [Path(sys.executable).parent / words[0], words[1], "--help"], capture_output=True, text=True, check=True
+            )
+            assert [option for option in options if option not in helped.stdout] == []

@@ -31,6 +31,7 @@ except ImportError as error:
 CONNECT_S = 10.0
 _TICK_S = 0.5
 _ASK_S = 5.0  # for an answer of the scheduler
+_SILENT_S = 20.0  # after which a scheduler that does not answer, but is connected, counts as away
 _DESCRIBE_S = 120.0  # a worker imports its compilers
 _RENEW_EVERY_S = host.LEASE_S / 4
 _LOST = (
@@ -65,6 +66,7 @@ class Fleet(Closing):
         self._renewed_s = time.monotonic()
         self._held: set[str] = set()  # workers whose devices this run holds
         self._closed = threading.Event()
+        self._looking = threading.Lock()
         self._client = self._connect()
         self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
         self._watcher.start()
@@ -124,12 +126,18 @@ class Fleet(Closing):
                 logging.getLogger(__name__).debug("the fleet cannot be looked at", exc_info=True)
 
     def _look(self) -> None:
-        """Updates the members from what the scheduler says."""
+        """Updates the members from what the scheduler says; one thread at a time."""
+        with self._looking:
+            self._update()
+
+    def _update(self) -> None:
         try:
             if self._client.status != "running":
                 raise OSError("not connected")
             workers = self._client.sync(self._client.scheduler.identity, n_workers=-1, callback_timeout=_ASK_S)["workers"]
         except Exception:  # the scheduler does not answer, in one of many ways
+            if self._client.status == "running" and time.monotonic() - self._seen_s < _SILENT_S:
+                return  # it is connected, so it may only be slow
             self.roster.keep({})
             self._asked = {}
             return
@@ -151,7 +159,7 @@ class Fleet(Closing):
         try:
             facts = future.result(timeout=_ASK_S)
         except Exception as error:  # whatever a stranger's process raises
-            if type(error).__name__ not in _LOST:
+            if type(error).__name__ not in _LOST and not isinstance(error, TimeoutError):
                 self.roster.refuse(address, first_line(error))
             return
         self.roster.take(address, facts, info.get("resources") or {}, asked_s, time.time())
