@@ -83,6 +83,28 @@ def test_a_depthwise_convolution_may_be_one_over_time(name: str, layout: str) ->
     np.testing.assert_allclose(found, run_by_onnxruntime(model, {"x": x})[0], rtol=1e-5, atol=1e-5)
 
 
+# pads, start and end of the slice, stride -> whether the slice is part of the convolution
+CUTS: dict[str, tuple[list[int], tuple[int, int], int, bool]] = {
+    "both sides padded": ([3, 3], (0, WIDTH), 1, True),
+    "from the end": ([3, 3], (0, -2), 1, True),
+    "more than the padding": ([1, 1], (0, 5), 1, False),
+    "the beginning": ([3, 3], (3, WIDTH + 3), 1, False),
+    "with a stride": ([0, 4], (0, -1), 2, True),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_slice_that_cuts_the_padding_off_is_part_of_the_convolution(name: str) -> None:
+    pads, (start, end), stride, fuses = CUTS[name]
+    net = Net(2, 6, WIDTH)
+    y = net.node("Conv", "x", net.weight("w", 6, 1, 4), group=6, pads=pads, strides=[stride])
+    net.node("Slice", y, net.row(start), net.row(end), net.row(2))
+    model, x = net.model(), normal(*net.shape)
+    ops = [node.implementations[0].op for node in lowered(model).nodes if isinstance(node, Node)]
+    assert (len(ops) == 1) == fuses
+    assert_as_onnxruntime(model, {"x": x})
+
+
 @settings(max_examples=40)
 @given(windows(), st.sampled_from([(1, 3, 5), (2, 2, 3), (4, 1, 2)]), st.integers(0, 1))
 def test_a_transposed_convolution_computes_what_onnxruntime_does(

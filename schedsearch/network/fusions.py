@@ -1,7 +1,8 @@
 """Nodes that become part of their neighbours.
 
 - Relu, Clip, and Max and Min with a number: several are one Clip.
-- A Pad with zeros is part of the convolution behind it.
+- A Pad with zeros is part of the convolution behind it. A Slice that cuts off what padding added at the end of a convolution
+  is part of that.
 - A BatchNormalization is part of the weights of the convolution or matrix product before it.
 - Additions of 0, products with 1 and conversions to and fro are left out.
 
@@ -220,6 +221,51 @@ def _pads(node: ir.Node, rank: int) -> list[int] | None:
     return every
 
 
+def _cut(model: ir.Model, node: ir.Node) -> bool:
+    """A convolution of which a slice cuts the end off pads less there: causal convolutions are often written so."""
+    import onnx_ir as ir
+
+    value = node.inputs[0]
+    before = None if value is None else value.producer()
+    if value is None or before is None or before.op_type != "Conv" or not is_onnx(before) or only_reader(value) is not node:
+        return False
+    shape, read = value.shape, before.attributes
+    cuts = None if shape is None or not shape.is_static() else _ends(node, [int(each) for each in shape])
+    if cuts is None or read.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return False
+    spatial = len(cuts) - 2
+    pads, strides = list(read.get_ints("pads", (0,) * (2 * spatial))), read.get_ints("strides", (1,) * spatial)
+    pads[spatial:] = [pad - cut * stride for pad, cut, stride in zip(pads[spatial:], cuts[2:], strides)]
+    if any(cuts[:2]) or not any(cuts) or min(pads) < 0:
+        return False
+    attributes = [each for name, each in read.items() if name not in ("pads", "auto_pad")]
+    name, node.name = node.name, before.name
+    _replace(model, node, "Conv", before.inputs, [*attributes, ir.AttrInt64s("pads", pads)])
+    node.name = name
+    return True
+
+
+def _ends(node: ir.Node, shape: Sequence[int]) -> list[int] | None:
+    """How many elements a Slice cuts off at the end of each axis; None if it does anything else."""
+    starts, ends, axes, steps = (constant_input(node, place) for place in range(1, 5))
+    if (
+        starts is None
+        or ends is None
+        or any(is_given(node, place) and constant_input(node, place) is None for place in (3, 4))
+    ):
+        return None
+    if steps is not None and (steps != 1).any():
+        return None
+    found = [0] * len(shape)
+    places = range(starts.size) if axes is None else [int(axis) % len(shape) for axis in axes.ravel()]
+    for axis, start, end in zip(places, starts.ravel(), ends.ravel()):
+        first, last, _ = slice(int(start), int(end)).indices(shape[axis])
+        if first or last <= 0:
+            return None
+        found[axis] = shape[axis] - last
+    return found
+
+
 def _fill(node: ir.Node) -> float | None:
     """The number that a Pad writes; None if it is computed."""
     if not is_given(node, 2):
@@ -305,4 +351,5 @@ _RULES: Mapping[str, Callable[[Any, Any], bool]] = {
     "Cast": _cast,
     **dict.fromkeys(("Conv", "ConvInteger"), _padded),
     "BatchNormalization": _normalised,
+    "Slice": _cut,
 }

@@ -136,35 +136,46 @@ def _activation_taken_back(p: DepthwiseConv1dParams, given: Span, filtered: Call
     return take_back
 
 
+def _locator(p: DepthwiseConv1dParams, vector: int) -> Callable[..., Any]:
+    """`locate(n, place, channel, channels, steps)`: where a line begins, in bytes, and the step of one of its vectors."""
+    nbytes, aligned = dtype_of(p.dtype).nbytes, lines.aligned(p.dtype)
+
+    def locate(n: Any, place: Any, channel: Any, channels: Any, steps: Any) -> Any:
+        begin = i64((i64(n) * channels + channel) * steps)
+        return u64(begin * nbytes), i32(place * vector - i32(begin % aligned))
+
+    return locate
+
+
 def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., None]:
     """The kernel (x, weight, bias, dy, seq, dx, parts, channels, steps, batch, across, of_batch, of_lines, of_line). `parts`
     gets a block's sums of dw and db as [split][taps + 1][channels].
 
     A block has `rows` channels of all batch rows, each of which has `of_line` vectors in a line; `of_batch` times `of_lines`
-    blocks share the rows and the vectors.
+    blocks share the rows and the vectors. A thread loads its next vector while it computes one.
     The halos of x and dy are wide enough to compute dz wherever a vector of dx reads it.
     """
-    vector, ahead, lanes, rows, taps = plan.vector, plan.ahead, plan.lanes, plan.rows, p.taps
-    reach, nbytes, left, threads = p.reach, dtype_of(p.dtype).nbytes, p.padding[0], plan.threads
+    vector, lanes, rows, taps = plan.vector, plan.lanes, plan.rows, p.taps
+    reach, left, threads = p.reach, p.padding[0], plan.threads
     right = reach - left
     span = Span.of(p.dtype, reach, vector, reach) if p.silu else Span.of(p.dtype, left, vector, right)
     given = Span.of(p.dtype, right, vector, left)
     span_words, given_words, out_words = span.words, given.words, vectors.words_of(p.dtype, vector)
-    all_words, all_given, size, given_size = span_words * ahead, given_words * ahead, span.size, given.size
+    size, given_size = span.size, given.size
     issue, unpack = lines.loader(span), lines.unpacker(p, span, False)
     issue_given, unpack_given = lines.loader(given), lines.unpacker(p, given, False)
     held, load_weights, put = vector + 2 * reach, lines.weights_loader(p), lines.storer(p.dtype, vector)
     numbers, filtered = lines.numbers_loader(p, reach, held), lines.filtered_sum(p, span.before, reach)
     take_back, spread = _activation_taken_back(p, given, filtered), lines.spread_sum(p, given.before, reach)
     add_products = lines.product_sums(p, span.before, given.before, reach)
-    add_up, aligned, sums_size, shared = _block_sums(plan, taps), lines.aligned(p.dtype), taps + 1, (taps + 1) * threads
+    add_up, locate, sums_size, shared = _block_sums(plan, taps), _locator(p, vector), taps + 1, (taps + 1) * threads
 
     def backward(  # type: ignore[no-untyped-def]
         x, weight, bias, dy, seq, dx, parts, channels, steps, batch, across, of_batch, of_lines, of_line
     ) -> None:
         partial = cuda.shared.array(shared, f32)
-        words = cuda.local.array(all_words, u32)
-        dy_words = cuda.local.array(all_given, u32)
+        words = cuda.local.array(span_words, u32)
+        dy_words = cuda.local.array(given_words, u32)
         results = cuda.local.array(out_words, u32)
         word = cuda.local.array(1, u32)
         one = cuda.local.array(1, f32)
@@ -180,23 +191,27 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., N
             sums[i] = f32(0)
         if channel < channels:
             start = load_weights(word, one, weights, weight, bias, channel)
-            first = i32(split // of_batch * lanes + thread % lanes)
-            for n in range(i32(split % of_batch), batch, of_batch):
-                begin = i64((i64(n) * channels + channel) * steps)
-                offset, lead = u64(begin * nbytes), i32(begin % aligned)
-                x_at, dy_at, dx_at = u64(x + offset), u64(dy + offset), u64(dx + offset)
-                for place in range(first, of_line, i32(of_lines * lanes)):
-                    step = i32(place * vector - lead)
-                    issue(words, 0, x_at, step, steps, 1)
-                    issue_given(dy_words, 0, dy_at, step, steps, 1)
-                    numbers(word, sequence, seq, n, step, steps)
-                    unpack(words, 0, window, word, one, x_at, x_at, channel, step, steps)
-                    unpack_given(dy_words, 0, dz, word, one, dy_at, dy_at, channel, step, steps)
-                    take_back(dz, weights, window, sequence, start)
-                    for e in range(vector):
-                        add_products(sums, window, dz, sequence, e)
-                        slopes[e] = spread(weights, dz, sequence, e)
-                    put(results, word, one, slopes, dx_at, step, steps)
+            first, stride = i32(split // of_batch * lanes + thread % lanes), i32(of_lines * lanes)
+            n, place = i32(split % of_batch if first < of_line else batch), first
+            offset, step = locate(n, place, channel, channels, steps)
+            issue(words, 0, u64(x + offset), step, steps, n < batch)
+            issue_given(dy_words, 0, u64(dy + offset), step, steps, n < batch)
+            while n < batch:
+                numbers(word, sequence, seq, n, step, steps)
+                unpack(words, 0, window, word, one, u64(x + offset), x, channel, step, steps)
+                unpack_given(dy_words, 0, dz, word, one, u64(dy + offset), dy, channel, step, steps)
+                dx_at, own = u64(dx + offset), step
+                place = i32(place + stride)
+                if place >= of_line:
+                    n, place = i32(n + of_batch), first
+                offset, step = locate(n, place, channel, channels, steps)
+                issue(words, 0, u64(x + offset), step, steps, n < batch)
+                issue_given(dy_words, 0, u64(dy + offset), step, steps, n < batch)
+                take_back(dz, weights, window, sequence, start)
+                for e in range(vector):
+                    add_products(sums, window, dz, sequence, e)
+                    slopes[e] = spread(weights, dz, sequence, e)
+                put(results, word, one, slopes, dx_at, own, steps)
         add_up(partial, word, one, sums, parts, thread, i64(i64(split) * (taps + 1)), channel, channels)
 
     return backward
