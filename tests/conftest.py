@@ -67,13 +67,14 @@ def _own_build_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="session", autouse=True)
 def _kept_compilers(_own_state_folder: None, _no_shipped_records: None, _own_build_cache: None) -> Iterator[None]:
-    """One process that compiles ahead for all tests of this worker, unless the test asks for `own_compilers`. Nor does a run
-    start more than one: other tests use the other cores."""
-    kept = KeptCompilers()
+    """The same processes compile ahead for all tests of this worker, unless one asks for `own_compilers`. They are as many
+    as this worker's share of the cores, and so are those of a tuning run."""
+    cores = max(1, _AVAILABLE_CORES() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    kept = KeptCompilers(cores)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ahead, "Builder", kept)
         for module in (ahead, builder):
-            patch.setattr(module, "available_cores", lambda: 1)
+            patch.setattr(module, "available_cores", lambda: cores)
         yield
     kept.close()
 

@@ -34,13 +34,17 @@ class _Kept(Builder):
 
 
 class KeptCompilers:
-    """Stands in for `Builder` where kernels are compiled ahead: one process for each target, which stays.
+    """Stands in for `Builder` where kernels are compiled ahead: some processes for each target, which stay.
 
     Who changes what such a process would inherit (the environment, sys.path, the working directory), compiles in another
     thread, or needs a second one meanwhile, gets processes of its own.
+
+    Args:
+        processes: how many for each target.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
         self._surroundings = _surroundings()
         self._kept: dict[Target, _Kept] = {}
 
@@ -50,7 +54,7 @@ class KeptCompilers:
             return Builder(target, workers, **options)
         kept = self._kept.get(target)
         if kept is None or kept.ended:
-            kept = self._kept[target] = _Kept(target, 1, **options)
+            kept = self._kept[target] = _Kept(target, self._processes, **options)
         return kept if not kept.pending else Builder(target, workers, **options)
 
     def close(self) -> None:
