@@ -186,6 +186,13 @@ def test_a_state_that_is_not_contiguous_is_updated(served: str) -> None:
     assert torch.equal(state[:, :, -1], x)
 
 
+def test_a_state_may_have_any_address(served: str) -> None:
+    x, weight = tensors((2, 8), (8, 4))
+    state = torch.zeros(2 * 8 * 3 + 1)[1:].view(2, 8, 3)  # not a multiple of 16 bytes
+    sst.causal_conv1d_update(x, state, weight)
+    assert torch.equal(state[:, :, -1], x)
+
+
 def test_an_update_compiles(tmp_path: Path) -> None:
     with sst.use(None), torch.no_grad():
         x, weight = tensors((2, 8), (8, 4))

@@ -13,6 +13,7 @@ from schedsearch.torch.operators.integers import whole
 from schedsearch.torch.operators.sequences import Causal, by_torch, compute, parameters_text, update
 from schedsearch.torch.operators.transforms import transformed
 
+MOST_BYTES = 16  # of one access of a kernel
 ACTIVATIONS = (None, "silu", "swish")
 
 
@@ -129,8 +130,8 @@ def causal_conv1d_update(
 
     Args:
         x: (batch, channels), or (batch, channels, time).
-        conv_state: (batch, channels, state length), of the dtype of x; at least taps - 1 long. Best contiguous: others are
-            copied, and copied back.
+        conv_state: (batch, channels, state length), of the dtype of x; at least taps - 1 long. Best contiguous, at a
+            multiple of 16 bytes: others are copied, and copied back.
         weight: (channels, taps).
         bias: (channels).
         activation: None, "silu" or "swish".
@@ -173,9 +174,10 @@ def causal_conv1d_update(
             f"conv_state_indices has {int(indices.max())}, and conv_state has {conv_state.shape[0]} states; allowed: up to "
             f"{conv_state.shape[0] - 1}, below 0 for padding"
         )
-    state = conv_state.contiguous()
+    apart = not conv_state.is_contiguous() or _is_misaligned(conv_state)
+    state = conv_state.clone(memory_format=torch.contiguous_format) if apart else conv_state
     y = update(ordered, weight, bias, state, indices, positions, parameters_text(layout, activation is not None, False, 1))
-    if state is not conv_state and not conv_state.is_contiguous():
+    if apart:
         conv_state.copy_(state)
     elif not torch.compiler.is_compiling() and not conv_state.is_inference():
         torch.autograd.graph.increment_version(conv_state)
@@ -201,6 +203,13 @@ def _check_order(seq_idx: torch.Tensor) -> None:
         return
     if bool((seq_idx[:, 1:] < seq_idx[:, :-1]).any()):
         raise ArgumentError("seq_idx decreases along time; allowed: the number of each step's sequence, in order")
+
+
+def _is_misaligned(tensor: torch.Tensor) -> bool:
+    """Whether kernels that read whole vectors cannot update a tensor in place; graphs that are compiled do not ask."""
+    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor or tensor.device.type == "meta":
+        return False
+    return not transformed() and bool(tensor.data_ptr() % MOST_BYTES)
 
 
 def _may_read(tensor: torch.Tensor) -> bool:
