@@ -169,10 +169,6 @@ def test_a_mask_of_integers_is_one_kernel() -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (
-            Case("Add", F.astype(np.float64), F.astype(np.float64)),
-            "reads float64; allowed: float16, bfloat16, float32, int8",
-        ),
         (Case("BitwiseAnd", WHOLE.astype(np.uint64), WHOLE.astype(np.uint64)), "reads uint64; allowed: int8"),
         (Case("Div", J, np.int32(0), fixed=[1]), r"has a divisor of zero, \[0\]. Correct the model"),
         (Case("OneHot", WHOLE[0], np.int64(0), np.array([0, 1]), fixed=[1, 2]), "has depth 0; allowed: 1 or more"),
