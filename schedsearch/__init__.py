@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from schedsearch.constructors.open_shapes import arange, dyn_concat, expand, reshape, where
     from schedsearch.constructors.recurrence import recurrent
     from schedsearch.constructors.selection import gather, nonzero, scatter, topk, unique
-    from schedsearch.constructors.sequences import causal_conv1d_update, depthwise_conv1d
+    from schedsearch.constructors.sequences import causal_conv1d_update, conv1d, depthwise_conv1d
     from schedsearch.device.detect import detect
     from schedsearch.dynamic.build import build_dynamic
     from schedsearch.dynamic.executable import DynamicExecutable
@@ -130,6 +130,7 @@ _HOMES = {
     "causal_conv1d_update": "schedsearch.constructors.sequences",
     "compile": "schedsearch.runtime.deploy",
     "concat": "schedsearch.constructors.movement",
+    "conv1d": "schedsearch.constructors.sequences",
     "conv2d": "schedsearch.constructors.convolutions",
     "coverage": "schedsearch.executable.coverage",
     "dense": "schedsearch.constructors.convolutions",
@@ -224,6 +225,7 @@ __all__ = [
     "causal_conv1d_update",
     "compile",
     "concat",
+    "conv1d",
     "conv2d",
     "coverage",
     "dense",

@@ -68,6 +68,7 @@ PUBLIC = [
     "causal_conv1d_update",
     "compile",
     "concat",
+    "conv1d",
     "conv2d",
     "coverage",
     "dense",

@@ -6,9 +6,57 @@ from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
 from schedsearch.constructors import Stages, made
+from schedsearch.constructors.convolutions import conv2d
 from schedsearch.ops.causal_conv1d_update import CAUSAL_CONV1D_UPDATE, CausalConv1dUpdateParams
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.depthwise_conv1d import DEPTHWISE_CONV1D, DepthwiseConv1dParams
 from schedsearch.workload import Workload
+
+_IMAGES = {"NTC": "NHWC", "NCT": "NCHW"}  # of one row: the same bytes
+
+
+def conv1d(
+    *,
+    n: int,
+    c: int,
+    t: int,
+    k: int,
+    taps: int,
+    stride: int = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    dtype: str = "float16",
+    layout: str = "NTC",
+    epilogue: Stages = (),
+) -> Workload[Conv2dParams]:
+    """A convolution over time: that of images of one row, `conv2d` with h = r = 1.
+
+    Its arrays have the bytes of those over time: x (n, t, c) is (n, 1, t, c), and a weight (k, c // groups, taps) of PyTorch
+    is (k, c // groups, 1, taps). For one filter for each channel see `depthwise_conv1d`.
+
+    Args:
+        n, c, t: batch, channels and steps of x.
+        k, taps: output channels, and steps that a filter reaches.
+        stride, dilation: in steps.
+        padding: steps of zeros, one number or (before, behind).
+        groups: divides c and k.
+        dtype: of all arrays; see `conv2d`.
+        layout: NTC or NCT, the axes of x and y in memory.
+        epilogue: as of `conv2d`.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Examples:
+        >>> conv1d(n=1, c=80, t=3000, k=512, taps=3, padding=1, epilogue=["bias", "gelu"]).label
+        'conv2d 1x1x3000x80 k512 1x3 p0,1 f16 NHWC+bias+gelu'
+    """
+    before, behind = (padding, padding) if isinstance(padding, int) else padding
+    return conv2d(
+        n=n, c=c, h=1, w=t, k=k, r=1, s=taps, stride=(1, stride), padding=(0, before, 0, behind), dilation=(1, dilation),
+        groups=groups, dtype=dtype, layout=_IMAGES.get(layout, layout), epilogue=epilogue,
+    )  # fmt: skip
 
 
 class SequenceOptions(TypedDict, total=False):
