@@ -16,6 +16,7 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 GPU_WORKERS ?= 0
 INTEGRATIONS_VENV ?= .venv-integrations
+MLIR_VENV ?= .venv-mlir
 NEWEST_VENV ?= .venv-newest
 NEWEST_PYTHON ?= $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null)
 TORCH ?= torch==2.13.0
@@ -36,7 +37,7 @@ DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-faults test-browser test-postgres test-fleet test-newest test-integrations test-gpu faults lint format types bench docs site dist clean
+.PHONY: help setup quickstart test test-long test-faults test-browser test-postgres test-fleet test-newest test-mlir test-integrations test-gpu faults lint format types bench docs site dist clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -79,6 +80,11 @@ else
 	OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/pytest tests/test_backend_cuda.py tests/test_captured_functions.py \
 		tests/test_build_cache.py tests/test_cpu_backend.py
 endif
+
+# This target has its own environment, without numba-cuda: nothing may need both compilers.
+test-mlir: ## install numba-cuda-mlir and no numba-cuda, and compile kernels of every CUDA template with it
+	$(MAKE) $(MLIR_VENV)/.installed-mlir VENV=$(MLIR_VENV)
+	OMP_NUM_THREADS=1 $(MLIR_VENV)/bin/pytest tests/test_mlir.py tests/test_mlir_private.py tests/test_compilers.py
 
 # This target has its own environment, so that the dependencies of PyTorch and Kernel Tuner do not affect the other tests.
 test-integrations: ## install PyTorch, Kernel Tuner, ONNX Runtime and nbclient beside it, and run the tests that need them but no GPU
@@ -133,7 +139,7 @@ dist: $(VENV)/.installed-dist ## build wheel and sdist in dist/, check both, and
 	$(BIN)/python scripts/dist.py $(EXTRAS)
 
 clean: ## remove environments, build output and caches; keep databases
-	rm -rf $(VENV) $(INTEGRATIONS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS_VENV) $(MLIR_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -176,4 +182,8 @@ $(VENV)/.installed-newest: $(DEV_STAMP)
 
 $(VENV)/.installed-integrations: $(DEV_STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev dashboard fallback kernel-tuner $(TEST_EXTRA))]' '$(TORCH)' nbclient ipykernel
+	touch $@
+
+$(VENV)/.installed-mlir: $(MANIFESTS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mlir,testing]' hypothesis 'pytest-timeout>=2.3' nvidia-cuda-nvdisasm
 	touch $@

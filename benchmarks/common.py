@@ -21,6 +21,7 @@ _PACKAGES = (
     "kernel-tuner",
     "numba",
     "numba-cuda",
+    "numba-cuda-mlir",
     "numpy",
     "onnxruntime",
     "torch",

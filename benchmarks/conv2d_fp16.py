@@ -128,6 +128,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--trials", type=int, default=200, help="trials per shape, including those of earlier runs with this --db"
     )
+    parser.add_argument("--templates", nargs="+", metavar="NAME", help="tune these only, e.g. those of cards without wgmma")
     parser.add_argument("--time", type=float, help="seconds of tuning over all shapes")
     parser.add_argument(
         "--limit", type=float, default=1e9, help="seconds from the start, after which no further shape is timed"
@@ -175,7 +176,13 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     torch.set_grad_enabled(False)
     summary = schedsearch.tune(
-        workloads, options.db, target="cuda", trials=options.trials, time_s=options.time, seed=options.seed
+        workloads,
+        options.db,
+        target="cuda",
+        trials=options.trials,
+        time_s=options.time,
+        seed=options.seed,
+        templates=options.templates,
     )
     run = run_facts(started, summary)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size

@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 import common
+import compiler_tables
 import sequence_tables
 import summary_tables
 from conv2d_tables import (
@@ -495,6 +496,9 @@ TABLES = {
     "torch_training": Table("torch_training_h100", "torch_training.py", torch_training),
     "torch_losses": Table("torch_training_h100", "torch_training.py", torch_losses, origin=False),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
+    "compilers": Table("compilers", "compilers.py", compiler_tables.code, origin=False),
+    "compilers_times": Table("compilers_h200", "toolchains.py race mlir.json --against numba.json", compiler_tables.times),
+    "targets": Table("targets", "targets.py", compiler_tables.cards, origin=False),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
 }
 

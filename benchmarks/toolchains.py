@@ -3,6 +3,13 @@
     python benchmarks/toolchains.py build newest.json        where one toolchain is installed; needs no GPU
     python benchmarks/toolchains.py race newest.json --out toolchains_h200.json     where the other is, on the GPU
 
+The two compilers of kernels (docs/decisions/361-two-compilers-of-kernels.md) are compared in the same way, where both are
+installed; --against gives the kernels that are otherwise built by the toolchain of the race:
+
+    SCHEDSEARCH_COMPILER=numba-cuda python benchmarks/toolchains.py build one.json
+    SCHEDSEARCH_COMPILER=numba-cuda-mlir python benchmarks/toolchains.py build other.json
+    python benchmarks/toolchains.py race other.json --against one.json --out compilers_h200.json
+
 The kernels are the defaults of the first workload of `machine_code.py` that each template takes. The race verifies both and
 times them in turns. The table has the times, the ratio, and whether the difference can be told from noise.
 """
@@ -12,6 +19,8 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import multiprocessing
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -52,16 +61,18 @@ def workload_of(row: dict[str, Any]) -> Workload:
     return Workload.from_json(json.dumps(row["workload"]))
 
 
+def kernel_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its kernel, or with the reason why there is none."""
+    try:
+        artifact = built(row, PRESETS["h200"]).artifact
+    except (CompileError, RejectedError) as error:
+        return {**row, "refused": str(error)}
+    return {**row, "plan": artifact.plan.to_json(), "code": base64.b64encode(artifact.code).decode()}
+
+
 def build(path: Path) -> None:
-    kernels = []
-    for row in rows_of_templates():
-        try:
-            artifact = built(row, PRESETS["h200"]).artifact
-        except (CompileError, RejectedError) as error:
-            kernels.append({**row, "refused": str(error)})
-            continue
-        code = base64.b64encode(artifact.code).decode()
-        kernels.append({**row, "plan": artifact.plan.to_json(), "code": code})
+    with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:
+        kernels = pool.map(kernel_of, rows_of_templates(), chunksize=1)
     path.write_text(json.dumps({"toolchain": toolchain("cuda"), "kernels": kernels}) + "\n")
     refused = sum("refused" in kernel for kernel in kernels)
     print(f"{len(kernels)} kernels, {refused} refused, {path.stat().st_size / 1e6:.1f} MB")
@@ -78,15 +89,19 @@ def built_here(rows: list[dict[str, Any]], target: Target) -> list[Built | Measu
     return [results[token] for token in tokens]
 
 
-def raced(runner: Runner, row: dict[str, Any], own: Built | Measurement) -> dict[str, Any]:
-    """The row's kernel of the file and of this toolchain in one race."""
+def of_file(row: dict[str, Any]) -> Built:
+    artifact = Artifact(base64.b64decode(row["code"]), LaunchPlan.from_json(row["plan"]))
+    return Built(artifact, Resources(), sha256_hex(row["code"]), 0.0)
+
+
+def raced(runner: Runner, row: dict[str, Any], own: Built | Measurement | str) -> dict[str, Any]:
+    """The row's kernel of the file, and that of this toolchain or of another file, in one race; a text says why none is."""
     found = {"template": row["template"], "workload": workload_of(row).label}
     if "refused" in row:
         return {**found, "problem": f"the other toolchain: {row['refused']}"}
-    artifact = Artifact(base64.b64decode(row["code"]), LaunchPlan.from_json(row["plan"]))
-    other = Built(artifact, Resources(), sha256_hex(row["code"]), 0.0)
-    if isinstance(own, Measurement):
-        return {**found, "problem": f"this toolchain: {own.message}"}
+    if isinstance(own, Measurement | str):
+        return {**found, "problem": f"this toolchain: {own if isinstance(own, str) else own.message}"}
+    other = of_file(row)
     here, there = runner.race(workload_of(row), [own, other])
     if not here.ok or not there.ok:
         return {**found, "problem": here.message or there.message}
@@ -101,17 +116,19 @@ def raced(runner: Runner, row: dict[str, Any], own: Built | Measurement) -> dict
     }
 
 
-def race(path: Path, out: str | None, time_s: float) -> None:
+def race(path: Path, against: Path | None, out: str | None, time_s: float) -> None:
     data, target = json.loads(path.read_text()), schedsearch.detect("cuda")
+    here = json.loads(against.read_text()) if against else {"toolchain": toolchain("cuda"), "kernels": []}
     began, rows = time.monotonic(), []
-    owns = built_here(data["kernels"], target)
+    owns: list[Any] = [row.get("refused") or of_file(row) for row in here["kernels"]] if against else []
+    owns = owns or built_here(data["kernels"], target)
     with Runner(target) as runner:
         for row, own in zip(data["kernels"], owns):
             if time.monotonic() - began > time_s:
                 print(f"{len(data['kernels']) - len(rows)} templates are left out: the time is over")
                 break
             rows.append(raced(runner, row, own))
-            common.write(out, {"here": toolchain("cuda"), "there": data["toolchain"], "rows": rows})
+            common.write(out, {**common.facts(), "here": here["toolchain"], "there": data["toolchain"], "rows": rows})
     timed = [row for row in rows if "ratio" in row]
     lines = [
         [row["template"], row["workload"], f"{row['here_ns'] / 1e3:.2f}", f"{row['there_ns'] / 1e3:.2f}",
@@ -122,7 +139,7 @@ def race(path: Path, out: str | None, time_s: float) -> None:
     for row in rows:
         if "problem" in row:
             print(f"{row['template']}: {row['problem'][:300]}")
-    print(f"here {toolchain('cuda')}, there {data['toolchain']}")
+    print(f"here {here['toolchain']}, there {data['toolchain']}")
     if timed:
         mean = common.geometric_mean([row["ratio"] for row in timed])
         print(f"here / there: {mean:.3f} in the geometric mean over {len(timed)} templates")
@@ -132,13 +149,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("build", "race"))
     parser.add_argument("file", type=Path)
+    parser.add_argument("--against", type=Path, metavar="FILE", help="race against the kernels of this file")
     parser.add_argument("--out", help="also write the data here")
     parser.add_argument("--time", type=float, default=300.0, help="seconds, after which no race begins")
     options = parser.parse_args()
     if options.action == "build":
         build(options.file)
     else:
-        race(options.file, options.out, options.time)
+        race(options.file, options.against, options.out, options.time)
 
 
 if __name__ == "__main__":

@@ -401,7 +401,7 @@ class LaunchPlan:
 
 _CODEC = Codec()
 _ARCH = {
-    "cuda": (r"sm_[0-9]{2,4}[a-z]?", "sm_80, sm_90a and the like"),
+    "cuda": (r"sm_[0-9]{2,4}[af]?", "sm_80, sm_90a, sm_120f and the like"),
     "cpu": (r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", "the name of a CPU"),
 }
 

@@ -13,6 +13,64 @@ from schedsearch.typed import JsonObject
 
 
 @dataclass(frozen=True)
+class Architecture:
+    """What machine code is for: sm_80, sm_90a, sm_120f.
+
+    Attributes:
+        major, minor: compute capability.
+        suffix: "" for instructions that all later cards of the same major number have; "f" also for those of its family,
+            which later cards of the family have; "a" also for those that no other card has.
+
+    Source: CUDA C++ Programming Guide, "Feature Availability"; PTX ISA, ".target".
+    """
+
+    major: int
+    minor: int
+    suffix: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Architecture:
+        """Raises ValueError for any other text; there are no families before 10.0, and no suffix before 9.0.
+
+        Examples:
+            >>> Architecture.parse("sm_120f")
+            Architecture(major=12, minor=0, suffix='f')
+        """
+        match = re.fullmatch(r"sm_([0-9]{1,3})([0-9])([af]?)", text, re.ASCII)
+        if match is None or int(match[1]) < _SUFFIXED[match[3]]:
+            raise ValueError(
+                f"architecture {text!r} does not exist; allowed: sm_ and a compute capability, as sm_80, then a from sm_90 "
+                "on, or f from sm_100 on, as sm_90a and sm_120f"
+            )
+        return cls(int(match[1]), int(match[2]), match[3])
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self.major, self.minor
+
+    @property
+    def virtual(self) -> str:
+        """The name without suffix, such as sm_90."""
+        return f"sm_{self.major}{self.minor}"
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a card runs the code: it has the same major number and at least the minor one; with the suffix "a" it
+        has just these.
+
+        Source: CUDA C++ Programming Guide, "Binary Compatibility".
+        """
+        if self.suffix == "a":
+            return capability == self.capability
+        return capability[0] == self.major and capability[1] >= self.minor
+
+    def __str__(self) -> str:
+        return f"{self.virtual}{self.suffix}"
+
+
+_SUFFIXED = {"": 0, "a": 9, "f": 10}  # suffix -> the first major number that has it
+
+
+@dataclass(frozen=True)
 class Target:
     """Device facts. `key` identifies the kind of device, not the single card, so that records serve all cards of a kind.
 
@@ -49,21 +107,21 @@ class Target:
     def key(self) -> str:
         """E.g. 'cuda:sm_90:132:NVIDIA H200' or 'cpu:avx512:2:<model name>'."""
         if self.kind == "cuda":
-            return f"cuda:sm_{self.compute_capability[0]}{self.compute_capability[1]}:{self.sms}:{self.name}"
+            return f"cuda:{self.architecture}:{self.sms}:{self.name}"
         return f"cpu:{self.simd_bits}:{self.sms}:{self.name}"
 
+    @property
+    def architecture(self) -> Architecture:
+        """What `native` code of a GPU is for."""
+        return Architecture(*self.compute_capability)
+
     def runs(self, arch: str) -> bool:
-        """Whether a GPU runs machine code for `arch`; False on a CPU, whose code is for its very model.
-
-        sm_XY runs on the same major compute capability with a minor one of at least Y; sm_XYa runs on X.Y only.
-
-        Source: CUDA C++ Programming Guide, "Binary Compatibility".
-        """
-        match = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
-        if self.kind != "cuda" or match is None:
+        """Whether a GPU runs machine code for `arch`, as `Architecture.runs_on` says; False on a CPU, whose code is for its
+        very model, and for any text that names no architecture."""
+        try:
+            return self.kind == "cuda" and Architecture.parse(arch).runs_on(self.compute_capability)
+        except ValueError:
             return False
-        major, minor, here = int(match[1]), int(match[2]), self.compute_capability
-        return here == (major, minor) if match[3] else here[0] == major and here[1] >= minor
 
     def older_than(self, least: tuple[int, int]) -> str | None:
         """What to say of a GPU that lacks the instructions of compute capability `least`; None if it has them.
@@ -103,10 +161,14 @@ PRESETS = {
     "h100": _card("NVIDIA H100 80GB HBM3", (9, 0), 132, (227, 228), 2048, 50, 1980, 80),
     "h200": _card("NVIDIA H200", (9, 0), 132, (227, 228), 2048, 60, 1980, 141),
     "b200": _card("NVIDIA B200", (10, 0), 148, (227, 228), 2048, 126, 1965, 180),
+    "gb300": _card("NVIDIA GB300", (10, 3), 152, (227, 228), 2048, 126, 1920, 279),
     "rtx5090": _card("NVIDIA GeForce RTX 5090", (12, 0), 170, (99, 100), 1536, 96, 2407, 32),
 }
 """Cards that kernels are compiled for, and records are shown of, where there is no such card.
 
 Sources: limits of a multiprocessor from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability";
-the rest from NVIDIA's data sheets and architecture white papers.
+the rest from NVIDIA's data sheets and architecture white papers: A100 (2020), Ada GPU Architecture (RTX 4090, L4), H100
+Tensor Core GPU Architecture, HGX H200, DGX B200, GB300 NVL72, RTX Blackwell GPU Architecture (RTX 5090). Names are the
+driver's. The multiprocessors and the L2 cache of a GB300 were not read from a card: its chip has up to 160, and cards of the
+same design 152.
 """

@@ -242,7 +242,7 @@ def test_a_plan_with_one_wrong_value_is_refused(path: tuple[str | int, ...], val
             "steps/0/params/0: it is of the kind 'f64'; allowed: pointer, i32, i64, f32,",
         ),
         ((*TILED, "box"), [7, 16], "steps/0/params/5: the box is 14 bytes wide; allowed: a multiple of 16"),
-        (("arch",), "90a", "arch is '90a'; allowed: sm_80, sm_90a and the like"),
+        (("arch",), "90a", "arch is '90a'; allowed: sm_80, sm_90a, sm_120f and the like"),
     ],
     ids=lambda value: repr(value)[:40],
 )

@@ -6,13 +6,14 @@ nothing, and a machine without the CUDA wheels can still build for its CPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError
 from schedsearch.target import Target
 from schedsearch.template import KernelSource
 
-__all__ = ["BuildResult", "CompileError", "RejectedError", "compile_source", "toolchain"]
+__all__ = ["BuildResult", "CompileError", "RejectedError", "compile_source", "other_versions", "toolchain"]
 
 
 def compile_source(source: KernelSource, target: Target) -> BuildResult:
@@ -43,3 +44,22 @@ def toolchain(kind: Literal["cuda", "cpu"]) -> dict[str, str]:
     from schedsearch.backend.cpu import toolchain_cpu
 
     return toolchain_cpu()
+
+
+def other_versions(kind: Literal["cuda", "cpu"], made_by: Mapping[str, str], here: str = "now") -> list[str]:
+    """What of the toolchain of a record is another one in this process, a text each, by name.
+
+    Args:
+        made_by: as `toolchain` returned it there. Packages that do not shape machine code are passed over.
+        here: begins what is said of this process.
+    """
+    from schedsearch.backend.compilers import COMPILERS
+
+    own = toolchain(kind)
+    other = [
+        f"{name} {made_by[name]} ({here} {own[name]})" for name in sorted(own) if made_by.get(name, own[name]) != own[name]
+    ]
+    if kind == "cuda" and not COMPILERS.keys() & own.keys() & made_by.keys():
+        names = [f"{name} {found[name]}" for found in (made_by, own) for name in COMPILERS if name in found]
+        other += [f"{names[0]} ({here} {names[1]})"] if len(names) == 2 else []
+    return other

@@ -22,7 +22,19 @@ import numpy as np
 
 from schedsearch.errors import UsageError
 
-_BY_NAME = {"numpy", "numba", "numba_cuda", "llvmlite", "torch", "cupy", "cupyx", "scipy", "math", "schedsearch"}
+_BY_NAME = {
+    "numpy",
+    "numba",
+    "numba_cuda",
+    "numba_cuda_mlir",
+    "llvmlite",
+    "torch",
+    "cupy",
+    "cupyx",
+    "scipy",
+    "math",
+    "schedsearch",
+}
 _DIGITS = 16
 
 

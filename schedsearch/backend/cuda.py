@@ -1,31 +1,26 @@
-"""Python kernel -> PTX (Numba-CUDA, NVVM) -> cubin (nvJitLink). Needs no GPU and no driver.
+"""Python kernel -> PTX (a compiler of `compilers`, with NVVM) -> cubin (nvJitLink). Needs no GPU and no driver.
 
-Numba-CUDA is used as a compiler only. Its PTX is then changed in four ways, as text:
+The PTX is changed in four ways, as text:
 
 - names that differ from process to process (mangled entries, NumbaEnv globals) become stable ones, so that equal
   schedules give equal text;
 - a parameter declared as `TensorMap` becomes 128 bytes of `.param` space aligned to 64, and the kernel's argument becomes
   its generic address (PTX ISA, "Tensor-map": a tensor map must live in param, const or global space);
 - a kernel waits for the one before it, so that it may be launched early (`schedsearch.backend.early_launch`);
-- the target gets its `a` suffix if the kernel asks for architecture-specific instructions.
+- the target gets its suffix, `a` or `f`, if the kernel asks for architecture-specific instructions.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import re
 import time
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from schedsearch.backend import early_launch, ptxas
+from schedsearch.backend import compilers, early_launch, front_ends, ptxas
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError, message_once
 from schedsearch.backend.elf import static_shared_bytes
 from schedsearch.backend.sharing import check_may_build
-from schedsearch.backend.signatures import signature
-from schedsearch.errors import UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import (
     MAX_BLOCK_THREADS,
@@ -37,21 +32,16 @@ from schedsearch.launch import (
     TensorMap,
 )
 from schedsearch.measurement import Resources
-from schedsearch.target import Target
+from schedsearch.target import Architecture, Target
 from schedsearch.template import KernelSource, KernelStep
-
-if TYPE_CHECKING:
-    from schedsearch.backend.front_end import Ptx
-
-_VERSIONED = ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12", "llvmlite")
 
 
 def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     """Compiles every step and links them into one cubin.
 
     Raises:
-        UsageError: numba-cuda is not installed.
-        CompileError: Numba, NVVM or nvJitLink refused the kernel; their text.
+        UsageError: the compiler is not installed, or of an unsupported version.
+        CompileError: the compiler, NVVM or nvJitLink refused the kernel; their text.
         RejectedError: the kernel compiled, but spills, exceeds a limit of the target, has serialised wgmma instructions, or
             shows a known fault of the compiler.
     """
@@ -91,34 +81,22 @@ def ptx_of(source: KernelSource, target: Target) -> list[str]:
     """The PTX of every step, as `compile_cuda` gives it to the linker.
 
     Raises:
-        UsageError: numba-cuda is not installed.
-        CompileError: Numba or NVVM refused the kernel; their text.
+        UsageError: the compiler is not installed, or of an unsupported version.
+        CompileError: the compiler or NVVM refused the kernel; their text.
     """
     require_compiler()
     arch = _architecture(source.arch, target)
     return [_ptx(step, f"kernel_{number}", arch).text for number, step in enumerate(source.steps)]
 
 
-@functools.cache
 def require_compiler() -> None:
-    """Raises UsageError if numba-cuda is missing. Numba's own `numba.cuda` lacks features that the kernels need."""
-    try:
-        version("numba-cuda")
-    except PackageNotFoundError:
-        raise UsageError(
-            "building for a GPU needs the package numba-cuda, which is not installed: pip install 'schedsearch[cu13]' "
-            "(driver 580 or newer), else 'schedsearch[cu12]'"
-        ) from None
+    """Raises UsageError if the compiler of kernels is missing, or of an unsupported version; see `compilers`."""
+    compilers.usable()
 
 
-@functools.cache
 def toolchain_cuda() -> dict[str, str]:
     """Versions of everything that shapes the machine code."""
-    found = {}
-    for name in _VERSIONED:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    return compilers.chosen().toolchain()
 
 
 def _architecture(arch: str, target: Target) -> str:
@@ -127,10 +105,14 @@ def _architecture(arch: str, target: Target) -> str:
     Raises:
         CompileError: the target cannot run code for `arch`.
     """
-    own = "sm_{}{}".format(*target.compute_capability)
+    own = str(target.architecture)
     if arch == "native":
         return own
-    if not target.runs(arch):
+    try:
+        runs = Architecture.parse(arch).runs_on(target.compute_capability)
+    except ValueError as error:
+        raise CompileError(f"{error}; or native") from None
+    if not runs:
         raise CompileError(
             f"code for arch {arch!r} does not run on {target.name}, which is {own}; write native, or refuse this device in "
             "validate"
@@ -154,21 +136,14 @@ def _compile_to_ptx(step: KernelStep, entry: str, arch: str) -> str:
     return _ptx(step, entry, arch).text
 
 
-def _ptx(step: KernelStep, entry: str, arch: str) -> Ptx:
-    from schedsearch.backend.front_end import compile_to_ptx
-
-    match = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
-    if match is None:
-        raise ValueError(f"arch {arch!r} is not one of the form sm_90a")
-    bounds = step.block_threads, step.min_blocks_per_sm
+def _ptx(step: KernelStep, entry: str, arch: str) -> front_ends.Ptx:
+    built = Architecture.parse(arch)
+    front_end = front_ends.front_end()
     try:
-        made = compile_to_ptx(
-            step.function, signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by,
-            fastmath=step.fastmath, contract=step.contract,
-        )  # fmt: skip
+        made = front_end.to_ptx(step, built.capability)
     except Exception as error:  # any exception of a compiler is the candidate's failure
         raise CompileError(f"{type(error).__name__}: {message_once(error)}") from error
-    ptx = made.text.replace(f".target sm_{match[1]}{match[2]}", f".target {arch}", 1)
+    ptx = made.text.replace(f".target {built.virtual}", f".target {arch}", 1)
     if step.max_registers:
         ptx = re.sub(r"\.minnctapersm [^\n]*", f".maxnreg {step.max_registers}", ptx, count=1)
     if step.cluster > 1:
@@ -195,7 +170,7 @@ def _tensor_map_params(ptx: str, entry: str, step: KernelStep) -> str:
             continue
         name = f"{entry}_param_{number}"
         ptx = re.sub(rf"\.param \.u64 {name}\b", f".param .align {TENSOR_MAP_ALIGNMENT} .b8 {name}[{TENSOR_MAP_BYTES}]", ptx)
-        ptx = re.sub(rf"ld\.param\.u64\s+(%\w+), \[{name}\];", rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
+        ptx = re.sub(rf"ld\.param\.[ub]64\s+(%\w+), \[{name}\];", rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
         if re.search(rf"\[{name}\]", ptx):
             raise CompileError(f"parameter {number} is a tensor map: the kernel may only pass on its 64-bit address")
     return ptx

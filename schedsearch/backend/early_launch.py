@@ -21,15 +21,16 @@ from __future__ import annotations
 import os
 import re
 
+from schedsearch.target import Architecture
+
 SLOW_BLOCKS = "SCHEDSEARCH_SLOW_BLOCKS"  # for tests: the longest idle time before and after a wait, in nanoseconds
 WAIT = "griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;"
-_LEAST = 90  # the first compute capability, times 10
+_LEAST = 9, 0  # the first compute capability
 
 
 def is_possible(arch: str) -> bool:
     """Whether code for an architecture such as sm_90a may have these instructions."""
-    match = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
-    return match is not None and int(match[1]) >= _LEAST
+    return Architecture.parse(arch).capability >= _LEAST
 
 
 def with_wait(ptx: str, entry: str, arch: str) -> str:

@@ -31,17 +31,21 @@ from numba.cuda import compiler
 from numba.cuda.core.callconv import CUDACallConv
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.cudadrv import nvvm
+from numba.cuda.cudadrv.libs import get_cudalib, get_libdevice
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 from numba.cuda.utils import numba_target_override
 from numba.extending import typeof_impl
 
+from schedsearch.backend.front_ends import Ptx
 from schedsearch.backend.inlining import inlining
 from schedsearch.backend.kernel_identity import UnidentifiedError, digest, surroundings
 from schedsearch.backend.numba_private import for_device
 from schedsearch.backend.ops import Operands, operands_and_text, stand_in
 from schedsearch.backend.sharing import Key, piece
+from schedsearch.backend.signatures import signature
 from schedsearch.identity import sha256_hex
+from schedsearch.template import KernelStep
 
 _KEPT_SHAPES = 128  # of some 200 KB of text each
 _PLACEHOLDER = re.compile(r"@\{([^}]*)\}@")
@@ -50,12 +54,17 @@ _NEXT_MODULE = "\n; -- next module --\n"  # between LLVM modules: a kernel's own
 _Compiler = inlining(compiler.CUDACompiler, "numba.cuda.core")
 
 
-@dataclass(frozen=True)
-class Ptx:
-    """PTX of one kernel. `shared`: it was made from LLVM IR that all kernels of the same shape share."""
+def to_ptx(step: KernelStep, cc: tuple[int, int]) -> Ptx:
+    """The PTX of a step; see `front_ends.FrontEnd`."""
+    bounds = step.block_threads, step.min_blocks_per_sm
+    return compile_to_ptx(
+        step.function, signature(step), cc, bounds, step.shaped_by, fastmath=step.fastmath, contract=step.contract
+    )
 
-    text: str
-    shared: bool
+
+def libraries() -> list[str]:
+    """The files of NVVM and of its library."""
+    return [str(get_cudalib("nvvm")), str(get_libdevice())]
 
 
 def compile_to_ptx(

@@ -1,4 +1,4 @@
-"""Compiles the plain Python functions that a kernel calls into the kernel, for Numba and Numba-CUDA alike.
+"""Compiles the plain Python functions that a kernel calls into the kernel, for Numba, Numba-CUDA and numba-cuda-mlir alike.
 
 Numba inlines functions that are defined inside a kernel. It refuses plain functions that the kernel captures or finds in its
 module: it asks for a decorated device function instead, which needs a GPU. `inlining` replaces one pass of a
@@ -18,8 +18,6 @@ import operator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
-
-from numba.types import StringLiteral, int64
 
 from schedsearch.backend.code_identity import inner_codes
 from schedsearch.backend.numba_private import Core, dead_code_removed_by
@@ -49,6 +47,7 @@ def inlining(compiler: Any, core: Core) -> Any:
     ir = importlib.import_module(f"{core}.ir")
     ir_utils = importlib.import_module(f"{core}.ir_utils")
     postproc = importlib.import_module(f"{core}.postproc")
+    types = importlib.import_module("numba_cuda_mlir.types" if core.startswith("numba_cuda_mlir.") else "numba.types")
     inliner = _inliner(core, closures, ir, ir_utils)
 
     @machinery.register_pass(mutates_CFG=True, analysis_only=False)
@@ -76,7 +75,9 @@ def inlining(compiler: Any, core: Core) -> Any:
 
         def run_pass(self, state: Any) -> bool:
             inliner(state).run()
-            _take_run_time_numbers(state.func_ir, ir, ir_utils)
+            _take_run_time_numbers(state.func_ir, ir, ir_utils, types.int64)
+            if core.startswith("numba_cuda_mlir."):
+                _convert_large_numbers(state.func_ir, ir, ir_utils, types.uint64)
             postproc.PostProcessor(state.func_ir).run()
             _define_in_scopes(state.func_ir.blocks)
             return True
@@ -95,7 +96,7 @@ def inlining(compiler: Any, core: Core) -> Any:
             changed = False
             for block in state.func_ir.blocks.values():
                 for each in block.find_insts(ir.Assign):
-                    if isinstance(each.value, ir.Arg) and isinstance(state.args[each.value.index], StringLiteral):
+                    if isinstance(each.value, ir.Arg) and isinstance(state.args[each.value.index], types.StringLiteral):
                         each.value = ir.Const(state.args[each.value.index].literal_value, each.loc)
                         changed = True
             if changed:
@@ -191,7 +192,7 @@ def _define_in_scopes(blocks: dict[int, Any]) -> None:
                 scope.localvars.define(name, var)
 
 
-def _take_run_time_numbers(func_ir: Any, ir: Any, ir_utils: Any) -> None:
+def _take_run_time_numbers(func_ir: Any, ir: Any, ir_utils: Any, int64: Any) -> None:
     """Replaces captured `RunTimeNumber`s by arguments, converted to the type of captured numbers or truth values."""
     room = [index for index, name in enumerate(func_ir.arg_names) if name.startswith(_RUN_TIME)]
     numbers = set()
@@ -202,7 +203,7 @@ def _take_run_time_numbers(func_ir: Any, ir: Any, ir_utils: Any) -> None:
             number = each.value.value if constant else None
             if isinstance(number, RunTimeNumber):
                 numbers.add(number.index)
-                body += _taken(each, number, room[number.index], ir)
+                body += _taken(each, number, room[number.index], ir, int64)
             else:
                 body.append(each)
         block.body = body
@@ -212,7 +213,29 @@ def _take_run_time_numbers(func_ir: Any, ir: Any, ir_utils: Any) -> None:
         func_ir._definitions = ir_utils.build_definitions(func_ir.blocks)
 
 
-def _taken(assign: Any, number: RunTimeNumber, index: int, ir: Any) -> list[Any]:
+def _convert_large_numbers(func_ir: Any, ir: Any, ir_utils: Any, uint64: Any) -> None:
+    """Numbers from 2**63 on become conversions of int64s of the same bits: numba-cuda-mlir has no other constants."""
+    found = False
+    for block in func_ir.blocks.values():
+        body = []
+        for each in block.body:
+            constant = isinstance(each, ir.Assign) and isinstance(each.value, ir.FreeVar | ir.Global | ir.Const)
+            if constant and type(each.value.value) is int and each.value.value >= 1 << 63:
+                scope, loc, found = each.target.scope, each.loc, True
+                bits, kind = scope.redefine("$bits", loc), scope.redefine("$bits_of", loc)
+                body += [
+                    ir.Assign(ir.Const(each.value.value - (1 << 64), loc), bits, loc),
+                    ir.Assign(ir.Global("uint64", uint64, loc), kind, loc),
+                    ir.Assign(ir.Expr.call(kind, (bits,), (), loc), each.target, loc),
+                ]
+            else:
+                body.append(each)
+        block.body = body
+    if found:
+        func_ir._definitions = ir_utils.build_definitions(func_ir.blocks)
+
+
+def _taken(assign: Any, number: RunTimeNumber, index: int, ir: Any, int64: Any) -> list[Any]:
     """The statements that assign an argument instead of a captured number."""
     scope, loc = assign.target.scope, assign.loc
     given, other = scope.redefine("$run_time", loc), scope.redefine("$run_time_of", loc)

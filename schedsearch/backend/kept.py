@@ -57,17 +57,16 @@ def compile_kept(source: KernelSource, target: Target) -> BuildResult:
 def unversioned_libraries() -> list[tuple[str, int, int]]:
     """Path, bytes and time of change of NVVM, its library and the linker, unless packages of Python say their versions: they
     may be those of a CUDA toolkit, which is replaced in place. Raises UnidentifiedError if they are not found."""
-    from schedsearch.backend.cuda import toolchain_cuda
+    from schedsearch.backend import cuda, front_ends
     from schedsearch.backend.kernel_identity import UnidentifiedError
 
-    versions = toolchain_cuda()
+    versions = cuda.toolchain_cuda()
     if "nvidia-nvvm" in versions and any(name.startswith("nvidia-nvjitlink") for name in versions):
         return []
     from cuda.pathfinder import load_nvidia_dynamic_lib
-    from numba.cuda.cudadrv.libs import get_cudalib, get_libdevice
 
     try:
-        paths = get_cudalib("nvvm"), get_libdevice(), load_nvidia_dynamic_lib("nvJitLink").abs_path
+        paths = *front_ends.front_end().libraries(), load_nvidia_dynamic_lib("nvJitLink").abs_path
         found = [(str(path), Path(path).stat()) for path in paths]
     except Exception as error:  # of a search for files, by other packages
         raise UnidentifiedError(f"the compiler's libraries: {error}") from error

@@ -26,7 +26,7 @@ from schedsearch.backend.early_launch import SLOW_BLOCKS
 from schedsearch.backend.numba_private import definition_of
 from schedsearch.identity import sha256_hex
 
-_VERSIONED = ("numba", "numba-cuda", "llvmlite", "numpy")
+_VERSIONED = ("numba", "numba-cuda", "numba-cuda-mlir", "llvmlite", "numpy")
 _PACKAGES = frozenset({"numba", "numba_cuda", "llvmlite", "numpy"}) | sys.stdlib_module_names
 
 

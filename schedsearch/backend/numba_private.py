@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from schedsearch.backend.live_map import live_map
 
-Core = Literal["numba.core", "numba.cuda.core"]  # the packages of Numba's passes, for CPUs and for CUDA
+# The packages of Numba's passes: for CPUs, for CUDA, and the copy of the latter in numba-cuda-mlir.
+Core = Literal["numba.core", "numba.cuda.core", "numba_cuda_mlir.numba_cuda.core"]
 
 REPLACED: Mapping[str, tuple[str, ...]] = {
     "numba.cuda.core.analysis.compute_live_map": ("cfg", "blocks", "var_use_map", "var_def_map"),

@@ -19,6 +19,7 @@ One operation should hold a whole tile step: NVVM neither looks into nor schedul
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import re
 from collections.abc import Iterable, Mapping
@@ -28,13 +29,31 @@ from typing import TYPE_CHECKING, Any
 from llvmlite import ir
 from numba import types
 from numba.core.errors import TypingError
-from numba.cuda.extending import intrinsic
 
+from schedsearch.backend.compilers import COMPILERS
 from schedsearch.backend.early_launch import WAIT
 from schedsearch.typed import DeviceFunction
 
 if TYPE_CHECKING:
     from schedsearch.backend.codegen_types import BaseContext, Signature, Typed, TypingContext, Values
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An operation that no compiler has seen: numba-cuda-mlir makes its own of the declaration (`mlir_ops`)."""
+
+    __name__: str
+
+
+def _declared_only(definition: Any) -> Any:
+    return Declared(definition.__name__)
+
+
+intrinsic: Any = (
+    _declared_only
+    if COMPILERS["numba-cuda"].installed is None
+    else importlib.import_module("numba.cuda.extending").intrinsic
+)
 
 # name -> Numba type, LLVM type, constraint letter of inline PTX
 _TYPES: dict[str, tuple[Any, ir.Type, str]] = {
@@ -110,7 +129,7 @@ def stand_in(operands: Operands, text: str) -> DeviceFunction:
 def _operation(name: str, text: str, operands: Operands) -> DeviceFunction:
     ins, outs, inout = dict(operands.ins), dict(operands.outs), dict(operands.inout)
     pure, convergent = operands.pure, operands.convergent
-    constraints = _constraints(outs, inout, ins, pure)
+    constraints = constraints_of(operands)
     in_types = [_TYPES[kind] for kind in ins.values()]
     result_kinds = [*outs.values(), *(kind for kind, count in inout.values() for _ in range(count))]
     result_llvm = [_TYPES[kind][1] for kind in result_kinds]
@@ -158,7 +177,7 @@ def _operation(name: str, text: str, operands: Operands) -> DeviceFunction:
         [inspect.Parameter(operand, inspect.Parameter.POSITIONAL_OR_KEYWORD) for operand in names]
     )
     operation: DeviceFunction = intrinsic(definition)
-    operation.schedsearch_declared = operands, text  # type: ignore[attr-defined]
+    object.__setattr__(operation, "schedsearch_declared", (operands, text))
     return operation
 
 
@@ -199,14 +218,16 @@ def _numbered(
     return re.sub(r"\$([A-Za-z_]\w*)(?:\[(\d+)\])?", registers, ptx)
 
 
-def _constraints(outs: Mapping[str, str], inout: Mapping[str, tuple[str, int]], ins: Mapping[str, str], pure: bool) -> str:
-    written = [f"={_TYPES[kind][2]}" for kind in outs.values()]
+def constraints_of(operands: Operands) -> str:
+    """The constraints of inline PTX, for LLVM."""
+    inout = [kind for _, (kind, count) in operands.inout for _ in range(count)]
+    written = [f"={_TYPES[kind][2]}" for _, kind in operands.outs]
     # Early-clobber: the text may write elements before it has read all operands. LLVM would otherwise give an operand the
     # register of an element that is not initialised.
-    written += [f"=&{_TYPES[kind][2]}" for kind, count in inout.values() for _ in range(count)]
-    read = [_TYPES[kind][2] for kind in ins.values()]
-    tied = [str(len(outs) + i) for i in range(len(written) - len(outs))]
-    return ",".join([*written, *read, *tied, *([] if pure else ["~{memory}"])])
+    written += [f"=&{_TYPES[kind][2]}" for kind in inout]
+    read = [_TYPES[kind][2] for _, kind in operands.ins]
+    tied = [str(len(operands.outs) + i) for i in range(len(inout))]
+    return ",".join([*written, *read, *tied, *([] if operands.pure else ["~{memory}"])])
 
 
 @intrinsic

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from schedsearch.launch import BUFFER_PARAMS, Artifact, LaunchPlan
 from schedsearch.records import claims
 from schedsearch.records.rows import Best
 from schedsearch.records.store import Store
+from schedsearch.target import Architecture
 from schedsearch.workload import Workload
 
 # The sizes of arrays in runtime/schedsearch_code.h.
@@ -136,7 +136,9 @@ def _untrusted(store: Store, best: Best) -> str:
 def _limits(chosen: Chosen) -> Iterator[str]:
     """What the C launcher has no room for. No template comes near these numbers."""
     plan, workload = chosen.plan, chosen.workload
-    if not re.fullmatch(r"sm_\d+\da?", plan.arch):
+    try:
+        Architecture.parse(plan.arch)
+    except ValueError:
         yield f"its machine code is for {plan.arch}, which the C launcher does not know"
     pointers = len(workload.signature) + len(workload.outputs)
     counts = [(pointers, MAX_POINTERS, "arrays"), (pointers + len(plan.workspaces), MAX_ADDRESSES, "arrays and workspaces")]

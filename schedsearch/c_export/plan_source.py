@@ -11,6 +11,7 @@ from schedsearch.c_export.chosen import Chosen, needed, pointer_names
 from schedsearch.c_export.text import string
 from schedsearch.launch import LaunchPlan, Param, Pointer, Step, TensorMap, number_bits
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.target import Architecture
 from schedsearch.workload import Workload
 
 WORKSPACE_ALIGNMENT = 256  # at least, as cuMemAlloc gives it
@@ -84,8 +85,8 @@ def plan_source(chosen: Chosen) -> str:
 
 def _capability(arch: str) -> tuple[str, str, str]:
     """Major and minor compute capability, and whether code for it runs on no later one: see `Target.runs`."""
-    digits = arch.removeprefix("sm_").rstrip("a")
-    return digits[:-1], digits[-1], str(int(arch.endswith("a")))
+    of = Architecture.parse(arch)
+    return str(of.major), str(of.minor), str(int(of.suffix == "a"))
 
 
 def _mask(names: Sequence[str], chosen: Iterable[str]) -> str:

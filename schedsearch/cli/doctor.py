@@ -16,17 +16,16 @@ import click
 from schedsearch.cli import render
 from schedsearch.cli.extract import INPUT_OPTION, SHAPE_OPTION
 from schedsearch.cli.options import CARDS, fleet_options
-from schedsearch.errors import DatabaseError, DeviceError
+from schedsearch.errors import DatabaseError, DeviceError, UsageError
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.text import printable
 from schedsearch.typed import JsonObject
 
 _PACKAGES = (
-    "schedsearch", "numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink",
+    "schedsearch", "numba", "llvmlite", "numba-cuda", "numba-cuda-mlir", "cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink",
     "nvidia-nvjitlink-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12", "numpy", "xgboost", "xgboost-cpu", "sqlalchemy",
     "pydantic", "torch", "cupy",
 )  # fmt: skip
-_GPU_EXTRA = "pip install 'schedsearch[cu13]' (driver 580 or newer), else 'schedsearch[cu12]'"
 
 
 @click.command()
@@ -266,8 +265,13 @@ def _gpus() -> tuple[list[JsonObject], list[str]]:
         for gpu in gpus
         if gpu["processes"]
     ]
-    if gpus and _version_of("numba-cuda") is None:
-        problems.append(f"there is a GPU, but numba-cuda is not installed: {_GPU_EXTRA}")
+    from schedsearch.backend import compilers
+
+    try:
+        if gpus and (problem := compilers.chosen().problem()):
+            problems.append(f"there is a GPU, but {problem}")
+    except UsageError as error:
+        problems.append(str(error))
     return gpus, problems
 
 

@@ -166,18 +166,14 @@ def ptx(record_id: int, db: str) -> None:
 
     The installed template and compiler make it, so other versions than those of the record may give another text.
     """
-    from schedsearch.backend.cuda import toolchain_cuda
+    from schedsearch.backend import other_versions
     from schedsearch.dashboard.kernels import ptx as ptx_of_record
     from schedsearch.dashboard.kernels import target_of
 
     with open_store(db) as store:
         record, runs = store.row(record_id), store.runs()
     text = ptx_of_record(record, target_of(record, runs))
-    other = [
-        f"{name} {version} (now {here})"
-        for name, version in record.toolchain.items()
-        if "nvjitlink" not in name and (here := toolchain_cuda().get(name, version)) != version  # it links PTX
-    ]
+    other = [each for each in other_versions("cuda", record.toolchain) if "nvjitlink" not in each]  # it links PTX
     if other:
         render.note(f"warning: the record was made by other versions, so this may be another text: {', '.join(other)}")
     render.say(text.expandtabs(4))

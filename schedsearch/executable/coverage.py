@@ -221,15 +221,12 @@ def _source(workload: Workload, options: BuildOptions, lookup: Lookup | None, sh
 
 def _differences(shipped: Shipped, target: Target) -> list[str]:
     """What of the toolchain differs from that of the shipped records: their configurations are built by this one."""
-    from schedsearch.backend import toolchain
+    from schedsearch.backend import other_versions
 
     try:
-        here, there = toolchain(target.kind), shipped.manifest.get("toolchain", {})
+        other = other_versions(target.kind, shipped.manifest.get("toolchain", {}), here="here")
     except ImportError:
         return []
-    other = [
-        f"{name} {there[name]} (here {here[name]})" for name in sorted(here) if there.get(name, here[name]) != here[name]
-    ]
     return [f"shipped records were measured with {', '.join(other)}"] if other else []
 
 

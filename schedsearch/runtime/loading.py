@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schedsearch.template import Template
 
 # The modules that a build imports, by kind of target. They are looked up, not imported, so that `explain` stays quick.
-COMPILERS = {"cpu": ("numba", "llvmlite"), "cuda": ("numba", "numba_cuda", "cuda.bindings.nvjitlink")}
+COMPILERS = {"cpu": ("numba", "llvmlite"), "cuda": ("numba", "cuda.bindings.nvjitlink")}
 
 
 class Seeker(Protocol):
@@ -188,6 +188,10 @@ class Build:
         for module in COMPILERS[target.kind]:
             if not _is_installed(module):
                 raise Refusal(cannot_build(f"there is no module {module}"))
+        if target.kind == "cuda":
+            from schedsearch.backend.compilers import usable
+
+            usable()
         from schedsearch.template import load_template
 
         template = load_template(self.template)

@@ -68,8 +68,8 @@ class KernelStep:
 class KernelSource:
     """What a template gives to the backend. The fields are as in `LaunchPlan`.
 
-    `arch` is native, the target's own architecture, or names one, such as sm_90a. A CUDA kernel whose registers spill is
-    rejected unless it `may_spill`.
+    `arch` is native, the target's own architecture, or names one, such as sm_90a or sm_120f. A CUDA kernel whose registers
+    spill is rejected unless it `may_spill`.
     """
 
     kind: Literal["cuda", "cpu"]

@@ -1,0 +1,43 @@
+"""The tables of both compilers and of all cards, for `render_tables`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import compilers
+import targets
+from common import geometric_mean
+from table_text import markdown
+
+
+def _origin(data: dict[str, Any], name: str) -> str:
+    versions = ", ".join(f"{package} {version}" for package, version in data["toolchain"].items())
+    return f"{versions}.\n\nData: `benchmarks/results/{name}.json`, made by\n\n    python benchmarks/{name}.py"
+
+
+def code(data: dict[str, Any]) -> str:
+    head, cells = compilers.summary(data)
+    total = f"{len(data['rows'])} candidates, compiled for an {data['target'].upper()}."
+    table = markdown(head, [[f"`{name}`", *others] for name, *others in cells])
+    return f"{table}\n\n{total} {_origin(data, 'compilers')}"
+
+
+def times(data: dict[str, Any]) -> str:
+    """Of `toolchains.py`: here is numba-cuda, there numba-cuda-mlir."""
+    timed = [row for row in data["rows"] if "ratio" in row]
+    rows = [
+        [f"`{row['template']}`", row["workload"], f"{row['here_ns'] / 1e3:.2f}", f"{row['there_ns'] / 1e3:.2f}",
+         f"{row['there_ns'] / row['here_ns']:.2f}", "yes" if row["differ"] else ""]
+        for row in timed
+    ]  # fmt: skip
+    head = ["template", "workload", "numba-cuda, us", "numba-cuda-mlir, us", "ratio", "more than noise"]
+    failed = [f"- `{row['template']}`: {row['problem']}" for row in data["rows"] if "problem" in row]
+    mean = geometric_mean([row["there_ns"] / row["here_ns"] for row in timed])
+    said = f"Geometric mean of the ratios over {len(timed)} kernels: {mean:.3f}."
+    return "\n\n".join(filter(None, [markdown(head, rows), said, "\n".join(failed)]))
+
+
+def cards(data: dict[str, Any]) -> str:
+    head, cells, reasons = targets.summary(data)
+    refused = "No kernel, because:\n\n" + "\n".join(reasons)
+    return f"{markdown(head, cells)}\n\n{refused}\n\n{_origin(data, 'targets')}"

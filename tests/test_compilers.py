@@ -1,0 +1,86 @@
+"""Which compiler makes kernels, and what is said of one that cannot."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+
+import pytest
+
+from schedsearch.backend import compilers, other_versions, toolchain
+from schedsearch.errors import UsageError
+from schedsearch.processes.builder import Builder
+from schedsearch.target import PRESETS
+
+BOTH = {"numba-cuda": "0.30.4", "numba-cuda-mlir": "0.6.0"}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(compilers.ENVIRONMENT_VARIABLE, raising=False)
+    compilers._chosen.cache_clear()
+    yield
+    compilers._chosen.cache_clear()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, packages: dict[str, str]) -> None:
+    """From now on just these packages are installed, of those that make PTX."""
+    own = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name in BOTH and name not in packages:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return packages.get(name) or own(name)
+
+    monkeypatch.setattr(compilers, "version", version)
+
+
+@pytest.mark.parametrize(
+    ("installed", "asked", "taken"),
+    [
+        (BOTH, "", "numba-cuda"),
+        ({"numba-cuda-mlir": "0.6.0"}, "", "numba-cuda-mlir"),
+        (BOTH, "numba-cuda-mlir", "numba-cuda-mlir"),
+        (BOTH, "numba-cuda", "numba-cuda"),
+    ],
+)
+def test_numba_cuda_is_preferred_unless_the_user_asks_for_another(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], asked: str, taken: str
+) -> None:
+    install(monkeypatch, installed)
+    monkeypatch.setenv(compilers.ENVIRONMENT_VARIABLE, asked)
+    assert compilers.usable().package == taken
+    made_by = toolchain("cuda")
+    assert made_by[taken] == installed[taken] and set(BOTH) & set(made_by) == {taken}
+
+
+@pytest.mark.parametrize(
+    ("installed", "asked", "said"),
+    [
+        ({}, "", r"needs the package numba-cuda, which is not installed: pip install 'schedsearch\[cu13\]'"),
+        (
+            {"numba-cuda": "0.30.4"},
+            "numba-cuda-mlir",
+            r"SCHEDSEARCH_COMPILER=numba-cuda-mlir: .*not installed: pip install 'schedsearch\[mlir\]'",
+        ),
+        ({"numba-cuda": "0.31.0"}, "", r"numba-cuda is 0\.31\.0; supported: 0\.30\.\*; pip install"),
+        ({"numba-cuda-mlir": "0.60.1"}, "", r"numba-cuda-mlir is 0\.60\.1; supported: 0\.6\.\*; pip install"),
+        (BOTH, "mlir", r"SCHEDSEARCH_COMPILER is 'mlir'; allowed: numba-cuda, numba-cuda-mlir; unset it"),
+    ],
+)
+def test_a_compiler_that_cannot_be_used_is_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], asked: str, said: str
+) -> None:
+    install(monkeypatch, installed)
+    monkeypatch.setenv(compilers.ENVIRONMENT_VARIABLE, asked)
+    with pytest.raises(UsageError, match=said) as raised:
+        Builder(PRESETS["h200"])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_record_of_the_other_compiler_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, BOTH)
+    recorded = {"numba-cuda-mlir": "0.6.0", "driver": "580.65"}
+    assert other_versions("cuda", recorded) == ["numba-cuda-mlir 0.6.0 (now numba-cuda 0.30.4)"]
+    assert other_versions("cuda", {"numba-cuda": "0.30.3"}) == ["numba-cuda 0.30.3 (now 0.30.4)"]
+    assert other_versions("cuda", toolchain("cuda")) == []
