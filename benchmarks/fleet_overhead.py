@@ -62,11 +62,16 @@ class Timed(Fleet):
         return answer
 
 
+def wait_for_all(fleet: Fleet) -> None:
+    while len(fleet.roster.members) < len(WORKERS):
+        fleet.wait_for_members()
+        time.sleep(0.1)
+
+
 def overhead(address: str, repeats: int) -> list[dict[str, Any]]:
     rows = []
     with Timed(Connection(address)) as fleet:
-        while len(fleet.roster.members) < len(WORKERS):
-            fleet.wait_for_members()
+        wait_for_all(fleet)
         (device,) = fleet.roster.chosen("cpu")
         toolchain, _ = fleet.roster.builders("cpu")
         (plan,) = plan_tasks(WORKLOADS[:1], load_templates(), device)
@@ -117,6 +122,8 @@ def row(what: str, times_ms: list[float]) -> dict[str, Any]:
 
 def killed(made: Cluster, every_s: float, trials: int) -> dict[str, Any]:
     """A run whose workers are killed in turns."""
+    with Fleet(Connection(made.address)) as fleet:
+        wait_for_all(fleet)
     done, kills = threading.Event(), 0
 
     def kill() -> None:
