@@ -96,7 +96,8 @@ class Fleet(Closing):
             self._look()
 
     def _connect(self) -> Any:
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it has to say is said by the run
+        for name in ("distributed", "distributed.client", "distributed.core", "distributed.utils", "distributed.batched"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # what it has to say is said by the run
         self.connection.require_scheduler()
         security = None
         if certificates := self.connection.certificates:
