@@ -17,7 +17,11 @@ pytest.importorskip("onnxscript")
 from onnx import TensorProto, numpy_helper, parser  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
+from schedsearch.deadline import NEVER  # noqa: E402
+from schedsearch.executable.build_options import BuildOptions  # noqa: E402
+from schedsearch.executable.lowering import lowered  # noqa: E402
 from schedsearch.network.evaluate import evaluate  # noqa: E402
+from schedsearch.network.graph import Node  # noqa: E402
 from schedsearch.network.lower import lower  # noqa: E402
 from schedsearch.network.model import NoOperatorError, load  # noqa: E402
 
@@ -69,6 +73,25 @@ def test_inputs_of_float64_become_float32_and_the_lowest_number_of_a_mask_stays_
     agree(model, {"x": x.astype(np.float64)}, narrowed={"x": x})
     weights["hidden"] = np.ones(3, bool)  # no number is left: all are equal, and not NaN
     agree(model_of("double[2, 3] x) => (double[2, 3] y", body, weights), {"x": x.astype(np.float64)}, narrowed={"x": x})
+
+
+# --- float16 on a CPU ---------------------------------------------------------------------------------------------------
+def test_a_cpu_computes_float16_in_float32_between_ports_of_float16() -> None:
+    weights = {"w": numbers(5, 3).astype(np.float16), "b": numbers(5).astype(np.float16)}
+    body = "p = Gemm <transB = 1> (x, w, b) y = Tanh (p) z = Cast <to = 1> (p)"
+    model = model_of("float16[2, 3] x) => (float16[2, 5] y, float[2, 5] z, float16[2, 5] p", body, weights)
+    network = lowered(load(model).graph(), BuildOptions.of(NEVER, target="cpu", db="none.db"))
+    assert [network.values[name].dtype for name in (*network.inputs, *network.outputs)] == [
+        *("float16", "float16", "float32", "float16")
+    ]
+    workloads = [each.implementations[0] for each in network.nodes if isinstance(each, Node)]
+    assert [each.params.dtype for each in workloads if each.op == "dense"] == ["float32"]
+    x = numbers(2, 3).astype(np.float16)
+    found = evaluate(network, {"x": x})
+    product = x.astype(np.float64) @ weights["w"].T.astype(np.float64) + weights["b"]
+    for name, wanted in (("y", np.tanh(product)), ("z", product), ("p", product)):
+        np.testing.assert_allclose(found[name].reshape(2, 5), wanted, rtol=2e-3, atol=1e-3)
+    np.testing.assert_allclose(found["z"].reshape(2, 5), product, rtol=1e-6)  # float16 in between would be further off
 
 
 # --- files that ONNX Runtime has optimised -----------------------------------------------------------------------------
@@ -129,6 +152,14 @@ def test_filters_of_a_transposed_convolution_may_have_8_bits() -> None:
         wide = DequantizeLinear <axis = 1> (w, ws, wz) bias = DequantizeLinear (b, bs)
         y = ConvTranspose <strides = [2, 2]> (x, wide, bias)"""
     agree(model_of("float[1, 3, 4, 5] x) => (float[1, 4, 8, 10] y", body, weights), {"x": numbers(1, 3, 4, 5)})
+
+
+def test_a_mean_of_dequantised_numbers_in_nhwc_has_what_it_reads() -> None:
+    """The dequantised numbers are read through a transposition that is a view."""
+    body = """
+        wide = DequantizeLinear (x, scale) image = Transpose <perm = [0, 3, 1, 2]> (wide) y = GlobalAveragePool (image)"""
+    model = model_of("uint8[2, 4, 5, 3] x) => (float[2, 3, 1, 1] y", body, {"scale": np.float32(0.1)})
+    agree(model, {"x": RNG.integers(0, 256, (2, 4, 5, 3)).astype(np.uint8)})
 
 
 def test_interpolated_integers_are_left_to_another_runtime() -> None:

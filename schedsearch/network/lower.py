@@ -311,6 +311,7 @@ class _Graph:
             pair = {(0, 2, 3, 1): ("NHWC", IMAGE), (0, 3, 1, 2): (IMAGE, "NHWC")}.get(permutation)
             if pair is not None and set(pair) <= {*self.layouts, IMAGE} and node not in self.taken:
                 self.taken.add(node)
+                self.needed.update(inputs_of(node, 1))
                 self.calls.append((place, self._view(node, pair)))
 
     def result(self) -> Lowering:

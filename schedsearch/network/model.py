@@ -220,7 +220,7 @@ def prepared(
 
 def _for_kernels(model: ir.Model) -> ir.Model:
     """Replaces nodes by those for which there are kernels."""
-    from schedsearch.network.doubles import narrow_doubles
+    from schedsearch.network.formats import narrow_doubles
     from schedsearch.network.rewrites import rewrite_nodes
 
     narrow_doubles(model)

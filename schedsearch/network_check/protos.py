@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from schedsearch.network.doubles import FORMAT_ATTRIBUTES, narrow
+from schedsearch.network.formats import FORMAT_ATTRIBUTES, narrow
 from schedsearch.typed import Array
 
 _NOT_SINGLE = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
