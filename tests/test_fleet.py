@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from fleet_support import Cluster, cluster, free_port, make_certificates
 
-from schedsearch.errors import DatabaseError, DeviceBusyError, DeviceError, Interrupted, LostError
+from schedsearch.errors import AwayError, DatabaseError, DeviceBusyError, DeviceError, Interrupted, LostError
 from schedsearch.measurement import Record
 from schedsearch.records.store import Store
 from schedsearch.session import tune
@@ -227,6 +227,58 @@ def test_an_interrupted_run_frees_its_device(fleet: Cluster, tmp_path: Path) -> 
     with pytest.raises(Interrupted):
         tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="cpu", trials=40, observers=[Stops()])
     assert tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="cpu", trials=5).complete
+
+
+class Answered:
+    """A future of Dask in some state. Dask itself raises UnboundLocalError when a call is cancelled as it waits for it."""
+
+    def __init__(self, status: str, value: Any = None, error: BaseException | None = None) -> None:
+        self.status, self._value, self._error, self.cancelled = status, value, error, False
+
+    def add_done_callback(self, call: Any) -> None:
+        if self.done():
+            call(self)
+
+    def done(self) -> bool:
+        return self.status != "pending"
+
+    def exception(self, timeout: float) -> BaseException | None:
+        return self._error
+
+    def result(self, timeout: float) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_a_call_that_dask_lost_in_any_way_is_away_and_what_it_raised_itself_is_raised() -> None:
+    from schedsearch.fleet import Connection
+    from schedsearch.fleet.client import Fleet
+    from schedsearch.fleet.roster import Roster
+
+    fleet = object.__new__(Fleet)
+    fleet.roster = Roster(Connection("tcp://127.0.0.1:1"))
+    assert fleet.result(Answered("finished", 7), "tcp://w", 10.0) == 7
+    with pytest.raises(DeviceBusyError, match="in use"):
+        fleet.result(Answered("error", error=DeviceBusyError("in use")), "tcp://w", 10.0)
+
+    class KilledWorker(Exception):  # as Dask calls it
+        pass
+
+    lost = [
+        Answered("error", error=KilledWorker("attempted to run")), Answered("cancelled"), Answered("lost"),
+        Answered("pending"), Answered("finished", error=UnboundLocalError("result")),
+        Answered("finished", error=OSError("closed")), Answered("finished", error=TimeoutError()),
+    ]  # fmt: skip
+    for future in lost:
+        with pytest.raises(AwayError, match="the worker tcp://w was lost"):
+            fleet.result(future, "tcp://w", 10.0)
+    fleet.roster.members = {"tcp://w": None}  # type: ignore[dict-item]
+    with pytest.raises(AwayError, match=r"did not answer within 0\.1 s"):
+        fleet.result(Answered("pending"), "tcp://w", 0.1)
 
 
 def test_the_example_of_two_terminals(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ gone, the caller gets `AwayError` and decides.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from schedsearch.closing import Closing
-from schedsearch.errors import AwayError, DeviceError, SchedsearchError, UsageError, first_line
+from schedsearch.errors import AwayError, DeviceError, UsageError, first_line
 from schedsearch.fleet import host
 from schedsearch.fleet.connection import Connection
 from schedsearch.fleet.roster import Kind, Roster
@@ -158,10 +159,13 @@ class Fleet(Closing):
     def _take(self, address: str, info: JsonObject, future: Any, asked_s: float) -> None:
         """A worker has described itself, or failed to."""
         try:
+            if future.status == "error":  # whatever a stranger's process raises
+                error = future.exception(timeout=_ASK_S)
+                if type(error).__name__ not in _LOST:
+                    self.roster.refuse(address, first_line(error))
+                return
             facts = future.result(timeout=_ASK_S)
-        except Exception as error:  # whatever a stranger's process raises
-            if type(error).__name__ not in _LOST and not isinstance(error, TimeoutError):
-                self.roster.refuse(address, first_line(error))
+        except (Exception, asyncio.CancelledError):  # it is gone, or slow: if it is still there, it is asked again
             return
         self.roster.take(address, facts, info.get("resources") or {}, asked_s, time.time())
 
@@ -202,26 +206,33 @@ class Fleet(Closing):
             What the call raised.
         """
         ends_s = time.monotonic() + limit_s
-        while True:
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        while not done.wait(_TICK_S) and not future.done():
+            self._require(future, address, ends_s, limit_s)
+        if future.status == "error":
+            error = future.exception(timeout=_ASK_S)
+            if type(error).__name__ in _LOST:
+                raise AwayError(f"the worker {address} was lost") from error
+            raise error
+        if future.status != "finished":
+            raise AwayError(f"the worker {address} was lost")
+        while True:  # the result is still there; it is lost if the worker goes away now
             try:
-                return future.result(timeout=_TICK_S)
-            except (SchedsearchError, RuntimeError) as error:
-                if type(error).__name__ in _LOST or isinstance(error, distributed.comm.CommClosedError):
-                    raise AwayError(f"the worker {address} was lost") from error
-                raise
+                return future.result(timeout=_ASK_S)
             except TimeoutError:
-                if future.done():  # it came in this moment
-                    continue
-                late = time.monotonic() > ends_s
-                if late or not self.has(address):
-                    with contextlib.suppress(Exception):
-                        future.cancel()
-                    why = f"did not answer within {limit_s:g} s" if late else "was lost"
-                    raise AwayError(f"the worker {address} {why}") from None
-            except BaseException as error:
-                if type(error).__name__ in _LOST or isinstance(error, OSError):
-                    raise AwayError(f"the worker {address} was lost") from error
-                raise
+                self._require(future, address, ends_s, limit_s)
+            except (Exception, asyncio.CancelledError) as error:  # of Dask: the call itself has ended well
+                raise AwayError(f"the worker {address} was lost with its result") from error
+
+    def _require(self, future: Any, address: str, ends_s: float, limit_s: float) -> None:
+        """Gives up a call whose worker is gone, or that takes too long. Raises AwayError."""
+        late = time.monotonic() > ends_s
+        if late or not self.has(address):
+            with contextlib.suppress(Exception):
+                future.cancel()
+            why = f"did not answer within {limit_s:g} s" if late else "was lost"
+            raise AwayError(f"the worker {address} {why}")
 
     def hold(self, address: str) -> None:
         """This run holds a device of a worker, and keeps it by saying so now and then."""
