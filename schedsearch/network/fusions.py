@@ -227,7 +227,7 @@ def _cut(model: ir.Model, node: ir.Node) -> bool:
 
     value = node.inputs[0]
     before = None if value is None else value.producer()
-    if value is None or before is None or before.op_type != "Conv" or not is_onnx(before) or only_reader(value) is not node:
+    if value is None or before is None or before.op_type != "Conv" or not is_onnx(before) or only_reader(value) is None:
         return False
     shape, read = value.shape, before.attributes
     cuts = None if shape is None or not shape.is_static() else _ends(node, [int(each) for each in shape])
@@ -239,9 +239,9 @@ def _cut(model: ir.Model, node: ir.Node) -> bool:
     if any(cuts[:2]) or not any(cuts) or min(pads) < 0:
         return False
     attributes = [each for name, each in read.items() if name not in ("pads", "auto_pad")]
-    name, node.name = node.name, before.name
+    node.name, own = before.name, node.name
     _replace(model, node, "Conv", before.inputs, [*attributes, ir.AttrInt64s("pads", pads)])
-    node.name = name
+    node.name = own
     return True
 
 
