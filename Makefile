@@ -2,7 +2,7 @@
 #
 # PYTHON  the interpreter for the environment (3.11 to 3.13)
 # VENV    the folder of the environment
-# EXTRA   cu13, cu12 or nothing; the NVIDIA driver decides unless it is given
+# EXTRA   cu13, cu12, mlir or nothing; the NVIDIA driver decides unless it is given
 # GPU_WORKERS  processes that run the tests on a GPU; 0: this one
 # TORCH   the PyTorch that test-integrations installs
 # EXTRAS  the extras that dist installs; all but those of a PyTorch unless they are given
@@ -85,6 +85,7 @@ endif
 test-mlir: ## install numba-cuda-mlir and no numba-cuda, and compile kernels of every CUDA template with it
 	$(MAKE) $(MLIR_VENV)/.installed-mlir VENV=$(MLIR_VENV)
 	OMP_NUM_THREADS=1 $(MLIR_VENV)/bin/pytest tests/test_mlir.py tests/test_mlir_private.py tests/test_compilers.py
+	OMP_NUM_THREADS=1 $(MLIR_VENV)/bin/pytest tests/test_own_kernels.py -k every_example_compiles
 
 # This target has its own environment, so that the dependencies of PyTorch and Kernel Tuner do not affect the other tests.
 test-integrations: ## install PyTorch, Kernel Tuner, ONNX Runtime and nbclient beside it, and run the tests that need them but no GPU

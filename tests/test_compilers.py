@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from schedsearch.backend import compilers, other_versions, toolchain
+from schedsearch.backend import BuildResult, compilers, cuda, kept, other_versions, sharing, toolchain
+from schedsearch.backend.build_cache import BuildCache
+from schedsearch.cli.doctor import _compiler_problems
 from schedsearch.errors import UsageError
+from schedsearch.launch import Artifact, Grid, Pointer
+from schedsearch.measurement import Resources
 from schedsearch.processes.builder import Builder
-from schedsearch.target import PRESETS
+from schedsearch.target import PRESETS, Target
+from schedsearch.template import KernelSource, KernelStep
 
 BOTH = {"numba-cuda": "0.30.4", "numba-cuda-mlir": "0.6.0"}
 
@@ -84,3 +91,29 @@ def test_a_record_of_the_other_compiler_is_said_to_be_one(monkeypatch: pytest.Mo
     assert other_versions("cuda", recorded) == ["numba-cuda-mlir 0.6.0 (now numba-cuda 0.30.4)"]
     assert other_versions("cuda", {"numba-cuda": "0.30.3"}) == ["numba-cuda 0.30.3 (now 0.30.4)"]
     assert other_versions("cuda", toolchain("cuda")) == []
+
+
+def test_doctor_names_the_compilers_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compilers.ENVIRONMENT_VARIABLE, "nvcc")
+    assert any("is 'nvcc'; allowed: numba-cuda, numba-cuda-mlir" in each for each in _compiler_problems())
+
+
+def test_both_compilers_share_a_build_cache_but_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, BOTH)
+    monkeypatch.setattr(sharing, "user_cache", lambda: BuildCache(tmp_path))
+    made = list[str]()
+
+    def compiled(source: KernelSource, target: Target) -> BuildResult:
+        made.append(compilers.chosen().package)
+        return BuildResult(Artifact(made[-1].encode(), cuda.launch_plan(source, target)), Resources(), "", 0.0)
+
+    monkeypatch.setattr(kept, "compile_source", compiled)
+    source = KernelSource("cuda", "native", (KernelStep(nothing, (Pointer("y"),), Grid(1), 32),))
+    for asked in ("numba-cuda", "numba-cuda-mlir", "numba-cuda", "numba-cuda-mlir"):
+        monkeypatch.setenv(compilers.ENVIRONMENT_VARIABLE, asked)
+        assert kept.compile_kept(source, PRESETS["h200"]).artifact.code == asked.encode()
+    assert made == ["numba-cuda", "numba-cuda-mlir"]
+
+
+def nothing(y: Any) -> None:
+    pass

@@ -21,8 +21,9 @@ from schedsearch.backend import compile_source, compilers
 from schedsearch.backend.cuda import ptx_of
 from schedsearch.backend.ops import device_op
 from schedsearch.launch import Grid, Int32, Literal, NumbaArray, Pointer, Scalar
+from schedsearch.processes.builder import Builder, Built, Candidate
 from schedsearch.target import PRESETS
-from schedsearch.template import KernelSource, KernelStep
+from schedsearch.template import KernelSource, KernelStep, load_template
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -106,6 +107,15 @@ def test_operations_and_captured_functions_are_compiled_into_a_kernel() -> None:
     text = ptx(step(kernel, Pointer("y"), Int32(3)))
     assert "call" not in text and text.count("add.s32") >= 1 and "shared_0" in text
     assert text == ptx(step(kernel, Pointer("y"), Int32(3)))  # no name depends on the process
+
+
+def test_the_processes_of_a_search_build_with_it() -> None:
+    row = FIRST["softmax_cuda"]
+    template, workload = load_template("softmax_cuda"), Workload.from_json(json.dumps(row["workload"]))
+    with Builder(H200, workers=1, timeout_s=120) as builder:
+        builder.submit(Candidate(workload, template, template.current(row["config"])))
+        ((_, made),) = builder.drain()
+    assert isinstance(made, Built), made
 
 
 @pytest.mark.parametrize("preset", ["a100", "b200", "rtx5090"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -187,10 +188,14 @@ def _build_cache() -> JsonObject:
 
 def _compiler_problems() -> list[str]:
     """What the installed compiler for GPUs excludes, because of faults that are known of its version."""
-    from schedsearch.backend import ptxas
+    from schedsearch.backend import compilers, ptxas
 
-    mismatch = ptxas.mismatch()
-    return [*ptxas.exclusions(ptxas.linker_version()), *([mismatch] if mismatch else [])]
+    mismatch, unknown = ptxas.mismatch(), ""
+    try:
+        compilers.chosen()
+    except UsageError as error:
+        unknown = str(error)
+    return [*ptxas.exclusions(ptxas.linker_version()), *filter(None, [mismatch, unknown])]
 
 
 def _shipped(keys: list[str]) -> JsonObject:
@@ -267,11 +272,9 @@ def _gpus() -> tuple[list[JsonObject], list[str]]:
     ]
     from schedsearch.backend import compilers
 
-    try:
+    with contextlib.suppress(UsageError):  # `_compiler_problems` says it
         if gpus and (problem := compilers.chosen().problem()):
             problems.append(f"there is a GPU, but {problem}")
-    except UsageError as error:
-        problems.append(str(error))
     return gpus, problems
 
 

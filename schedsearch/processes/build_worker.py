@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schedsearch.backend import BuildResult, CompileError, RejectedError, compile_source
+from schedsearch.backend.front_ends import front_end
 from schedsearch.backend.sharing import share_through
 from schedsearch.backend.shipping import unpack
 from schedsearch.config import Config
@@ -120,7 +121,10 @@ def serve_builds(conn: ChildEnd, target: Target, shared_folder: Path) -> None:
 def _import_compiler(target: Target, shared_folder: Path) -> None:
     """Imports the compiler before the first candidate, so that the second this takes is in no candidate's build time."""
     share_through(shared_folder)
-    importlib.import_module("schedsearch.backend.front_end" if target.kind == "cuda" else "numba")
+    if target.kind == "cuda":
+        front_end()
+    else:
+        importlib.import_module("numba")
 
 
 @functools.lru_cache(maxsize=16)
