@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,16 @@ GPU_WORKLOAD = schedsearch.Workload.conv2d(n=2, h=9, w=8, c=16, k=24, r=3, s=3, 
 def tuned_database(folder: Path) -> Path:
     """A database in a folder, with a record of `CPU_WORKLOAD` for this machine."""
     db = folder / "records.db"
-    schedsearch.tune([schedsearch.Task(CPU_WORKLOAD, restrict={"threads": [1]})], db, target="cpu", trials=2, tuner="random")
+    db.write_bytes(_tuned())
     return db
+
+
+@functools.cache
+def _tuned() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        db, task = Path(folder) / "records.db", schedsearch.Task(CPU_WORKLOAD, restrict={"threads": [1]})
+        schedsearch.tune([task], db, target="cpu", trials=2, tuner="random")
+        return db.read_bytes()
 
 
 def operands(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
