@@ -308,7 +308,8 @@ class RunSummary:
     Attributes:
         run: its id in the store `db`.
         target: key of the device.
-        stopped: why the search ended: trials, time, exhausted (no more configurations) or interrupted.
+        stopped: why the search ended: trials, time, exhausted (no more configurations), interrupted, or lost (the last
+            device was).
         ranges: the kernels of ranges of sizes, which were chosen after the search.
         devices: what each device did; `shares` is their mean.
     """

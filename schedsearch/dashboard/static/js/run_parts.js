@@ -5,7 +5,7 @@ import { deviceName, formatCount, formatDuration, formatMoment, formatPercent, p
 import { routeTo } from "./router.js";
 
 export const RUN_STATES = { running: "running", silent: "quiet without an end", finished: "finished", interrupted: "interrupted" };
-const STOPPED = { trials: "all trials were spent", time: "its time was spent", exhausted: "every configuration was tried", interrupted: "its user stopped it" };
+const STOPPED = { trials: "all trials were spent", time: "its time was spent", exhausted: "every configuration was tried", interrupted: "its user stopped it", lost: "its last device was lost" };
 
 /** State, device, tuner and start of a run as a line. */
 export function runLine(run) {
