@@ -4,8 +4,9 @@
     python benchmarks/onnx_models.py inception_v3 --batch 32 --int8 --out inception_v3_int8.onnx
     python benchmarks/onnx_models.py --all --folder models
 
-The layers are those of torchvision's resnet50, vgg16 (`features`), inception_v3 (without the auxiliary head) and
-mobilenet_v2 after their batch norms became part of the weights. resnet18_depthwise is resnet18 with a depthwise convolution
+The layers are those of torchvision's resnet50, vgg16 (`features`), inception_v3 (without the auxiliary head), mobilenet_v2,
+efficientnet_b0 and regnet_y_400mf after their batch norms became part of the weights, and of mobilenet_v3_large, with one
+dense layer at its end. resnet18_depthwise is resnet18 with a depthwise convolution
 and a 1x1 one in place of each 3x3, and super_resolution is the network of super_resolution.py. Weights are normal, with a
 variance that keeps activations near 1. With --int8 every array between layers is quantised by QuantizeLinear and
 DequantizeLinear (uint8 after a relu, else int8; weights int8 with a scale for each filter), as tools for static quantisation
@@ -60,19 +61,21 @@ class Model:
         stride: int = 1,
         padding: int | tuple[int, int] | None = None,
         depthwise: bool = False,
+        group_width: int = 0,
         act: str = "relu",
         exact: bool = False,
     ) -> str:
-        """A convolution with a bias, and `act`: relu, relu6 or nothing. Padding is half the kernel by default.
+        """A convolution with a bias, and `act`, as of `activation`. Padding is half the kernel by default.
 
         Args:
+            group_width: channels of a group; 0: there are no groups.
             exact: `channels` are not scaled by the width.
         """
         r, s = (kernel, kernel) if isinstance(kernel, int) else kernel
         top, left = (r // 2, s // 2) if padding is None else (padding, padding) if isinstance(padding, int) else padding
         c = self.channels[x]
         k = c if depthwise else channels if exact else self.scaled(channels)
-        groups = c if depthwise else 1
+        groups = c if depthwise else c // group_width if group_width else 1
         name = f"conv{sum(node.op_type == 'Conv' for node in self._nodes)}"
         weights = self._random.standard_normal((k, c // groups, r, s), np.float32) * np.sqrt(2 / (c // groups * r * s))
         bias = self._random.standard_normal(k, np.float32) * 0.1
@@ -83,6 +86,13 @@ class Model:
         return self.activation(y, act)
 
     def activation(self, x: str, act: str) -> str:
+        """relu, relu6, silu, hard_swish, sigmoid, hard_sigmoid, or nothing."""
+        if act == "silu":
+            return self._node("Mul", [x, self._node("Sigmoid", [x], self.channels[x])], self.channels[x])
+        if act == "hard_sigmoid":
+            return self._node("HardSigmoid", [x], self.channels[x], alpha=1 / 6)
+        if act in ("hard_swish", "sigmoid"):
+            return self._node({"hard_swish": "HardSwish", "sigmoid": "Sigmoid"}[act], [x], self.channels[x])
         if act == "relu":
             y = self._node("Relu", [x], self.channels[x])
         elif act == "relu6":
@@ -95,6 +105,12 @@ class Model:
             return x
         self._relus.add(y)
         return y
+
+    def squeeze_excite(self, x: str, squeezed: int, act: str, gate: str) -> str:
+        """x times gates, which follow from the means of its channels."""
+        means = self._node("GlobalAveragePool", [x], self.channels[x])
+        gates = self.conv(self.conv(means, squeezed, 1, act=act, exact=True), self.channels[x], 1, act=gate, exact=True)
+        return self._node("Mul", [x, gates], self.channels[x])
 
     def leaky_relu(self, x: str, slope: float) -> str:
         return self._node("LeakyRelu", [x], self.channels[x], alpha=slope)
@@ -223,6 +239,56 @@ def mobilenet_v2(m: Model) -> str:
     return m.classifier(m.conv(x, 1280, 1, act="relu6"))
 
 
+def mobilenet_v3_large(m: Model) -> str:
+    x = m.conv("x", 16, 3, stride=2, act="hard_swish")
+    for kernel, wide, channels, squeezes, act, stride in (
+        (3, 16, 16, False, "relu", 1), (3, 64, 24, False, "relu", 2), (3, 72, 24, False, "relu", 1),
+        (5, 72, 40, True, "relu", 2), (5, 120, 40, True, "relu", 1), (5, 120, 40, True, "relu", 1),
+        (3, 240, 80, False, "hard_swish", 2), (3, 200, 80, False, "hard_swish", 1), (3, 184, 80, False, "hard_swish", 1),
+        (3, 184, 80, False, "hard_swish", 1), (3, 480, 112, True, "hard_swish", 1), (3, 672, 112, True, "hard_swish", 1),
+        (5, 672, 160, True, "hard_swish", 2), (5, 960, 160, True, "hard_swish", 1), (5, 960, 160, True, "hard_swish", 1),
+    ):  # fmt: skip
+        y = m.conv(x, wide, 1, act=act) if wide != 16 else x
+        y = m.conv(y, 0, kernel, depthwise=True, stride=stride, act=act)
+        y = m.squeeze_excite(y, _eights(m.channels[y] / 4), "relu", "hard_sigmoid") if squeezes else y
+        y = m.conv(y, channels, 1, act="")
+        x = m.add(x, y) if stride == 1 and m.channels[x] == m.channels[y] else y
+    return m.classifier(m.conv(x, 960, 1, act="hard_swish"))
+
+
+def efficientnet_b0(m: Model) -> str:
+    x = m.conv("x", 32, 3, stride=2, act="silu")
+    for factor, kernel, first_stride, channels, blocks in (
+        (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4),
+        (6, 3, 1, 320, 1),
+    ):  # fmt: skip
+        for block in range(blocks):
+            stride, narrow = first_stride if not block else 1, m.channels[x]
+            y = m.conv(x, factor * narrow, 1, act="silu", exact=True) if factor > 1 else x
+            y = m.conv(y, 0, kernel, depthwise=True, stride=stride, act="silu")
+            y = m.conv(m.squeeze_excite(y, max(1, narrow // 4), "silu", "sigmoid"), channels, 1, act="")
+            x = m.add(x, y) if stride == 1 and narrow == m.channels[y] else y
+    return m.classifier(m.conv(x, 1280, 1, act="silu"))
+
+
+def regnet_y_400mf(m: Model) -> str:
+    x = m.conv("x", 32, 3, stride=2)
+    for channels, blocks in ((48, 1), (104, 3), (208, 6), (440, 6)):
+        for block in range(blocks):
+            stride, narrow = 2 if not block else 1, m.channels[x]
+            y = m.conv(m.conv(x, channels, 1), channels, 3, stride=stride, group_width=8)
+            y = m.conv(m.squeeze_excite(y, max(1, round(narrow / 4)), "relu", "sigmoid"), channels, 1, act="")
+            shortcut = x if block else m.conv(x, channels, 1, stride=stride, act="")
+            x = m.add(y, shortcut, "relu")
+    return m.classifier(x)
+
+
+def _eights(number: float) -> int:
+    """The nearest multiple of eight, but at least nine tenths of the number."""
+    nearest = max(8, int(number + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * number else nearest + 8
+
+
 def inception_v3(m: Model) -> str:
     x = m.conv(m.conv("x", 32, 3, stride=2, padding=0), 32, 3, padding=0)
     x = m.pool(m.conv(x, 64, 3), "MaxPool", 3, stride=2)
@@ -280,6 +346,9 @@ BUILDERS: Mapping[str, tuple[Callable[[Model], str], tuple[int, int]]] = {
     "resnet18_depthwise": (resnet18_depthwise, (224, 224)),
     "vgg16": (vgg16, (224, 224)),
     "mobilenet_v2": (mobilenet_v2, (224, 224)),
+    "mobilenet_v3_large": (mobilenet_v3_large, (224, 224)),
+    "efficientnet_b0": (efficientnet_b0, (224, 224)),
+    "regnet_y_400mf": (regnet_y_400mf, (224, 224)),
     "inception_v3": (inception_v3, (299, 299)),
     "super_resolution": (super_resolution, (720, 1280)),
 }

@@ -15,7 +15,7 @@ from schedsearch import compat
 if TYPE_CHECKING:
     from schedsearch.config import Config
     from schedsearch.constructors.convolutions import batch_matmul, conv2d, dense, depthwise_conv2d
-    from schedsearch.constructors.images import dyn_resize, nms, pool2d, resize, roi_align
+    from schedsearch.constructors.images import dyn_resize, nms, pool2d, resize, roi_align, squeeze_excite
     from schedsearch.constructors.movement import (
         concat,
         depth_to_space,
@@ -166,6 +166,7 @@ _HOMES = {
     "scatter": "schedsearch.constructors.selection",
     "softmax": "schedsearch.constructors.numbers",
     "space_to_depth": "schedsearch.constructors.movement",
+    "squeeze_excite": "schedsearch.constructors.images",
     "dyn_strided_slice": "schedsearch.constructors.movement",
     "strided_slice": "schedsearch.constructors.movement",
     "topk": "schedsearch.constructors.selection",
@@ -260,6 +261,7 @@ __all__ = [
     "scatter",
     "softmax",
     "space_to_depth",
+    "squeeze_excite",
     "strided_slice",
     "topk",
     "transpose",

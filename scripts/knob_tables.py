@@ -22,6 +22,7 @@ from schedsearch import (
     recurrent,
     resize,
     softmax,
+    squeeze_excite,
     transpose,
 )
 from schedsearch.space import ConfigSpace
@@ -106,6 +107,8 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         return [template.space(layer_norm(x=(64, 1000), dtype=dtype), target)]
     if template.op == "recurrent":
         return [template.space(recurrent(cell="lstm", t=50, n=8, hidden=128, dtype="float32"), target)]
+    if template.op == "squeeze_excite":
+        return [template.space(squeeze_excite(n=1, c=960, h=7, w=7, squeezed=240), target)]
     if template.op == "resize":
         return [template.space(resize(n=1, c=64, h=32, w=32, oh=64, ow=64), target)]
     if template.op == "dyn_strided_slice":

@@ -65,6 +65,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "layer_norm_cpu": "layer_norm.cpu",
     "recurrent_cuda": "recurrent.cuda",
     "recurrent_cpu": "recurrent.cpu",
+    "squeeze_excite_cuda": "squeeze_excite.cuda",
     "resize_cuda": "resize.cuda",
     "resize_cpu": "resize.cpu",
     "dyn_resize_cuda": "resize.dyn_cuda",

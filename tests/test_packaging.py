@@ -103,6 +103,7 @@ PUBLIC = [
     "scatter",
     "softmax",
     "space_to_depth",
+    "squeeze_excite",
     "strided_slice",
     "topk",
     "transpose",

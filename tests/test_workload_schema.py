@@ -84,7 +84,7 @@ class TestDocumentation:
 
     def test_the_files_on_the_page_are_right(self) -> None:
         texts = [text for text in re.findall(r"```yaml\n(.*?)```", self.PAGE, re.S) if "tasks:" in text]
-        assert len(texts) == 16
+        assert len(texts) == 17
         for text in texts:
             assert parse(text).resolve(CPU).tasks and parse(text).resolve(GPU).tasks
 

@@ -11,6 +11,7 @@ from schedsearch.ops.nms import LOWEST, NMS, NmsParams
 from schedsearch.ops.pool2d import POOL2D, Pool2dParams
 from schedsearch.ops.resize import RESIZE, ResizeParams
 from schedsearch.ops.roi_align import ROI_ALIGN, RoiAlignParams
+from schedsearch.ops.squeeze_excite import SQUEEZE_EXCITE, SqueezeExciteParams
 from schedsearch.workload import Workload
 
 
@@ -176,3 +177,42 @@ def nms(
         (8000, 3)
     """
     return made(NMS, locals())
+
+
+def squeeze_excite(
+    *,
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    squeezed: int,
+    activation: str = "relu",
+    gate: str = "sigmoid",
+    alpha: float = 1 / 6,
+    beta: float = 0.5,
+    dtype: str = "float16",
+    layout: str = "NHWC",
+) -> Workload[SqueezeExciteParams]:
+    """Channels of images times gates, which follow from the means of all channels by two matrix products.
+
+    Its arguments are x, reduce (squeezed, c), reduce_bias (squeezed), expand (squeezed, c) and expand_bias (c); biases are
+    float32.
+
+    Args:
+        n, c, h, w: batch, channels, height and width of x and y.
+        squeezed: channels between the two products.
+        activation: between the products: "relu", "silu" or "hard_swish".
+        gate: behind the products: "sigmoid" or "hard_sigmoid".
+        alpha, beta: factor and addend of hard_sigmoid.
+        dtype: of x, y and the weights: float16, the default, bfloat16 or float32.
+        layout: NHWC, the default, or NCHW of x and y. Kernels take NHWC.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Examples:
+        >>> workload = squeeze_excite(n=1, c=960, h=7, w=7, squeezed=240, gate="hard_sigmoid")
+        >>> [argument.shape for argument in workload.signature]
+        [(1, 7, 7, 960), (240, 960), (240,), (240, 960), (960,)]
+    """
+    return made(SQUEEZE_EXCITE, locals())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _CPU_LAYOUTS = ("NHWC", "NCHW")
 _CPU_SLICES = ("float32",)  # dtypes of convolutions that store into slices there
 _CPU_APART = ("DepthToSpace",)  # convolutions there cannot store through it
+_LEAST_FOR_SQUEEZES = (9, 0)  # compute capability of clusters, by which one kernel computes squeeze-excite
 _FEW_NODES = 4  # of a subgraph, in a line
 
 
@@ -38,6 +39,7 @@ def lowered(graph: ir.Model, options: BuildOptions, fallback: str | None = None)
     slices, apart = (_CPU_SLICES, _CPU_APART) if on_cpu else (SLICES, ())
     how: dict[str, Any] = {"dtype": dtype, "layouts": layouts, "slices": slices, "apart": apart}
     how["over_time"] = not on_cpu  # on CPUs kernels of images are faster (docs/decisions/351)
+    how["squeezes"] = not on_cpu and not options.target.older_than(_LEAST_FOR_SQUEEZES) and "NHWC" in layouts
     if fallback is None:
         network = lower(graph, **how)
     else:

@@ -27,6 +27,7 @@ def lower_with_subgraphs(
     slices: Sequence[str] = SLICES,
     apart: Sequence[str] = (),
     over_time: bool = False,
+    squeezes: bool = False,
 ) -> Network:
     """As `lower`; nodes that no kernel computes are in subgraphs, as few as possible.
 
@@ -46,6 +47,7 @@ def lower_with_subgraphs(
     options: dict[str, Any] = {
         "dtype": dtype, "layouts": layouts, "slices": slices, "apart": apart, "over_time": over_time
     }  # fmt: skip
+    options["squeezes"] = squeezes
     bodies = {
         node: [each if isinstance(each, Impossible) else lower_with_subgraphs(each, problem, **options) for each in several]
         for node, several in isolated(model)

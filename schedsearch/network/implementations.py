@@ -284,6 +284,7 @@ _CANDIDATES: Mapping[str, Callable[[Chain, ParamsByName, Sequence[str], bool], _
     "softmax": _softmax,
     "layer_norm": _layer_norm,
     "pool2d": _images,
+    "squeeze_excite": _images,
     "resize": _images,
     "depth_to_space": _images,
     "space_to_depth": _images,

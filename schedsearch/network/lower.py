@@ -1,8 +1,9 @@
 """From an ONNX graph to a `Network`: every node becomes part of a kernel call, or a view.
 
 A kernel call begins at a node that has an operator, and takes the nodes behind it that its epilogue computes. Convolutions
-and matrix products take nodes before everything else, and the last of them is the first to take: of two that are added to
-one another, the later one takes the addition, because the other's result is there. The element-wise nodes that the others
+and matrix products take nodes before everything else, and the one behind most others is the first to take: of two that are
+added to one another, the deeper one takes the addition, so that the other one, such as the projection of a residual block,
+can run beside those in front of it. The element-wise nodes that the others
 leave become chains.
 """
 
@@ -44,6 +45,7 @@ from schedsearch.network.recurrences import RECURRENCES
 from schedsearch.network.reductions import REDUCTIONS
 from schedsearch.network.refusals import LACKS, is_array, refused, why_left
 from schedsearch.network.slices import without_slices
+from schedsearch.network.squeezes import SQUEEZES
 from schedsearch.network.subgraphs import Cut, nodes_inside, subgraph
 from schedsearch.network.views import VIEWS, random_problem, size_problem
 from schedsearch.network.windows import POOLS
@@ -109,6 +111,7 @@ def lower(
     slices: Sequence[str] = SLICES,
     apart: Sequence[str] = (),
     over_time: bool = False,
+    squeezes: bool = False,
 ) -> Network:
     """The network that a graph describes, with every implementation in which our operators compute its nodes.
 
@@ -122,13 +125,15 @@ def lower(
         apart: operators of ONNX whose nodes belong to no other node's kernel call, e.g. DepthToSpace where convolutions
             cannot store through it.
         over_time: depthwise convolutions of images of one row are those over time, depthwise_conv1d.
+        squeezes: squeeze-excite is one kernel (`network.squeezes`), where a device has one.
 
     Raises:
         NoOperatorError: nodes have no operator; all are listed.
         ModelError: a shape is not known, an input and a weight do not fit one
             another, or no layout can hold the arrays of a node.
     """
-    network, left = _with_bodies(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart, over_time=over_time)
+    options: dict[str, Any] = {"dtype": dtype, "layouts": layouts, "slices": slices, "apart": apart}
+    network, left = _with_bodies(model, **options, over_time=over_time, squeezes=squeezes)
     if left:
         raise refused(left)
     return network
@@ -158,6 +163,7 @@ def lowering(
     cuts: bool = True,
     apart: Sequence[str] = (),
     over_time: bool = False,
+    squeezes: bool = False,
     subgraphs: Sequence[Cut] = (),
     bodies: Mapping[ir.Node, Sequence[Network | Impossible]] = MappingProxyType({}),
 ) -> Lowering:
@@ -165,13 +171,16 @@ def lowering(
 
     Args:
         mixed: convolutions may have an output of another layout than their input.
+        squeezes: as of `lower`.
         slices: as of `lower`; None: no operator stores into a slice of a concatenation.
         cuts: element-wise chains may read slices where they are.
         subgraphs: nodes that another runtime computes.
         bodies: each of `isolated(model)` -> the networks of its branches.
     """
     dtypes = None if slices is None else tuple(slices)
-    graph = _Graph(model, dtype, tuple(layouts), mixed, dtypes, cuts, tuple(apart), over_time, tuple(subgraphs), bodies)
+    families = (SQUEEZES, *_FAMILIES) if squeezes else _FAMILIES
+    how = tuple(layouts), mixed, dtypes, cuts, tuple(apart), over_time, families
+    graph = _Graph(model, dtype, *how, tuple(subgraphs), bodies)
     graph.read()
     return graph.result()
 
@@ -197,6 +206,7 @@ class _Graph:
     cuts: bool
     apart: tuple[str, ...]
     over_time: bool
+    families: tuple[Mapping[str, Read], ...]
     subgraphs: tuple[Cut, ...] = ()
     bodies: Mapping[ir.Node, Sequence[Network | Impossible]] = field(default_factory=dict)
     taken: set[ir.Node] = field(default_factory=set)
@@ -220,7 +230,7 @@ class _Graph:
             self.taken.add(node)
             self.needed.update(value for value in node.inputs if value is not None and value.const_value is None)
         self._views_of_transposes(places)
-        chains = self._chains(places)
+        chains = self._chains(places, depths_of(places))
         chains = without_slices(chains, self.unread, self.slices) if self.cuts else chains
         for chain in without_concatenations(chains, self.slices, self.cuts):
             chain.nodes.sort(key=places.__getitem__)
@@ -236,12 +246,13 @@ class _Graph:
         if self.subgraphs or self.bodies:
             self._sort()
 
-    def _chains(self, places: Mapping[ir.Node, int]) -> list[Chain]:
+    def _chains(self, places: Mapping[ir.Node, int], depths: Mapping[ir.Node, int]) -> list[Chain]:
         """The nodes that one kernel computes together, family by family: earlier families take what later ones could."""
         apart = {node for node in places if node.op_type in self.apart}
         chains = []
-        for family in _FAMILIES:
-            for node in sorted(places, key=places.__getitem__, reverse=family in _LAST_FIRST):
+        deepest_first = sorted(places, key=lambda node: (depths[node], places[node]), reverse=True)
+        for family in self.families:
+            for node in deepest_first if family in _LAST_FIRST else places:
                 if node in self.taken or node.op_type not in family or not is_onnx(node) or self._is_unread(node):
                     continue
                 try:
@@ -438,6 +449,15 @@ class _Graph:
         if value.axes != IMAGE:
             return []
         return [layout for layout in self.layouts if sizes["C"] % Layout.parse(layout).block("C") == 0]
+
+
+def depths_of(nodes: Iterable[ir.Node]) -> dict[ir.Node, int]:
+    """How many nodes stand one behind another up to each of them, which come in an order in which they can run."""
+    found: dict[ir.Node, int] = {}
+    for node in nodes:
+        makers = (None if value is None else value.producer() for value in node.inputs)
+        found[node] = 1 + max((found.get(maker, 0) for maker in makers if maker is not None), default=0)
+    return found
 
 
 def fixed(value: ir.Value) -> Constant | None:

@@ -52,6 +52,7 @@ BUILT_IN = {
     "fill_margin": "schedsearch.ops.fill_margin:FILL_MARGIN",
     "dyn_resize": "schedsearch.ops.dyn_resize:DYN_RESIZE",
     "recurrent": "schedsearch.ops.recurrent:RECURRENT",
+    "squeeze_excite": "schedsearch.ops.squeeze_excite:SQUEEZE_EXCITE",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 OF_DECORATORS = {"own_kernel": "schedsearch.ops.own_kernel:OWN_KERNEL"}  # workloads are made by `schedsearch.tunable`

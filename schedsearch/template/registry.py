@@ -67,6 +67,7 @@ BUILT_IN = {
     "layer_norm_cpu": "schedsearch.templates.layer_norm.cpu:LayerNormCpu",
     "recurrent_cuda": "schedsearch.templates.recurrent.cuda:RecurrentCuda",
     "recurrent_cpu": "schedsearch.templates.recurrent.cpu:RecurrentCpu",
+    "squeeze_excite_cuda": "schedsearch.templates.squeeze_excite.cuda:SqueezeExciteCuda",
     "resize_cuda": "schedsearch.templates.resize.cuda:ResizeCuda",
     "resize_cpu": "schedsearch.templates.resize.cpu:ResizeCpu",
     "dyn_resize_cuda": "schedsearch.templates.resize.dyn_cuda:DynResizeCuda",

@@ -337,6 +337,9 @@ class Emulator:
     def store_shared_v4(self, shared: int, *values: int) -> None:
         self._shared(int(shared), 16).view(np.uint32)[:] = values
 
+    def store_shared_f32(self, shared: int, value: Any) -> None:
+        self._shared(int(shared), 4).view(np.float32)[0] = value
+
     def load_shared_f32(self, shared: int) -> Any:
         return self._shared(shared, 4).view(np.float32)[0]
 

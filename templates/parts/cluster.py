@@ -23,9 +23,15 @@ cluster_arrive = device_op(
     "cluster_arrive", "bar.warp.sync 0xffffffff; barrier.cluster.arrive.relaxed.aligned;", convergent=True
 )
 cluster_wait = device_op("cluster_wait", "bar.warp.sync 0xffffffff; barrier.cluster.wait.acquire.aligned;", convergent=True)
+# The same in one, for data: what any thread of the cluster wrote to shared memory before, all see behind it.
+cluster_sync = device_op(
+    "cluster_sync",
+    "bar.warp.sync 0xffffffff; barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+    convergent=True,
+)
 
 
-# --- Barriers in each other's memory ----------------------------------------------------------------------------------
+# --- Barriers and numbers in each other's memory ----------------------------------------------------------------------
 map_shared = device_op(  # the address in another block's memory that corresponds to `shared` in this block
     "map_shared",
     "mapa.shared::cluster.u32 $address, $shared, $rank;",
@@ -37,6 +43,9 @@ map_shared = device_op(  # the address in another block's memory that correspond
 # writes next), not the thread's own reads and writes. Cluster scope would order those too, by waiting for all memory.
 mbarrier_arrive_at_peer = device_op(
     "mbarrier_arrive_at_peer", "mbarrier.arrive.shared::cluster.b64 _, [$shared];", ins={"shared": "u32"}
+)
+store_at_peer = device_op(  # to an address of `map_shared`
+    "store_at_peer", "st.shared::cluster.f32 [$shared], $value;", ins={"shared": "u32", "value": "f32"}
 )
 
 

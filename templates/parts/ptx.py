@@ -77,6 +77,7 @@ load_shared_i32 = device_op("load_shared_i32", "ld.shared.b32 $a, [$shared];", i
 multiply_f32 = device_op(  # with a rounding: the compiler fuses no addition with it
     "multiply_f32", "mul.rn.f32 $y, $a, $b;", ins={"a": "f32", "b": "f32"}, outs={"y": "f32"}, pure=True
 )
+store_shared_f32 = device_op("store_shared_f32", "st.shared.f32 [$shared], $value;", ins={"shared": "u32", "value": "f32"})
 load_shared_f32 = device_op("load_shared_f32", "ld.shared.f32 $a, [$shared];", ins={"shared": "u32"}, outs={"a": "f32"})
 load_shared_f32x2 = device_op(
     "load_shared_f32x2", "ld.shared.v2.f32 {$a, $b}, [$shared];", ins={"shared": "u32"}, outs={"a": "f32", "b": "f32"}
