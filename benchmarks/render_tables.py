@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import batch_one_tables
 import common
 import compiler_tables
 import sequence_tables
@@ -476,6 +477,8 @@ TABLES = {
     "faults_cuda": Table("faults_cuda", "make faults TARGET=cuda N=20 OUT=", faults, origin=False),
     "two_versions": Table("two_versions_h200", "two_versions.py --target cuda", two_versions, origin=False),
     "early_launch": Table("early_launch_h200", "early_launch.py", early_launch),
+    "branches": Table("branches_h200", "branches.py", batch_one_tables.branches),
+    "squeeze_excite": Table("squeeze_excite_h200", "squeeze_excite.py", batch_one_tables.squeeze_excite),
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "real_models": Table("real_models_cpu", "real_models.py --folder FOLDER", real_models),

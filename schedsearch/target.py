@@ -139,6 +139,17 @@ class Target:
         return asdict(self)
 
 
+def multiprocessors(key: str) -> int:
+    """Those of the kind of GPU that a `Target.key` names; 0 of a CPU.
+
+    Example:
+        >>> multiprocessors("cuda:sm_90:132:NVIDIA H200"), multiprocessors("cpu:512:2:AMD EPYC")
+        (132, 0)
+    """
+    match = re.match(r"cuda:sm_\d+:(\d+):", key)
+    return int(match[1]) if match else 0
+
+
 def _card(
     name: str,
     capability: tuple[int, int],

@@ -15,7 +15,7 @@ import pytest
 
 from schedsearch.device import cuda_driver, open_device
 from schedsearch.device.cuda import CudaDevice
-from schedsearch.device.cuda_graph import KernelGraph
+from schedsearch.device.cuda_graph import KernelGraph, capture
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.noted import Notes
@@ -74,7 +74,9 @@ class FakeDriver:
         self.nodes: list[tuple[int, tuple[int, ...]]] = []
         self.after: list[int] = []
         self.early: list[int] = []
+        self.edges: dict[int, list[int]] = {}
         self.captured_stream = 0
+        self.captured: list[int] = []
         self.running = False
         self.unloaded_while_running = 0
         self.graphs = 0
@@ -174,17 +176,29 @@ class FakeDriver:
         return Result.CUDA_SUCCESS
 
     def cuGraphAddKernelNode_v2(self, node: Any, graph: Any, last: Any, count: Any, params: Any) -> int:
-        assert graph.value == GRAPH and count.value == (0 if last is None else 1)
-        assert last is None or last._obj.value == len(self.nodes)  # after the node before
+        assert graph.value == GRAPH
         self.nodes.append(self._node(params._obj))
         node._obj.value = len(self.nodes)
+        self.edges[len(self.nodes)] = [] if last is None else last[: count.value]
         self.after += [len(self.nodes)] if last is not None else []
         return self._require_context()
 
     def cuGraphAddDependencies_v2(self, graph: Any, last: Any, node: Any, edge: Any, count: Any) -> int:
-        assert graph.value == GRAPH and count.value == 1 and node._obj.value == last._obj.value + 1 == len(self.nodes)
+        assert graph.value == GRAPH and count.value == 1 and node._obj.value == len(self.nodes)
+        self.edges[node._obj.value] += [last._obj.value]
         assert bytes(edge._obj) == bytes([1, 0, 1, 0, 0, 0, 0, 0])  # from the programmatic port, of the programmatic type
         self.early.append(node._obj.value)
+        return self._require_context()
+
+    def cuStreamGetCaptureInfo_v2(self, stream: Any, status: Any, number: Any, graph: Any, nodes: Any, count: Any) -> int:
+        status._obj.value, graph._obj.value, count._obj.value = 1, GRAPH, len(self.captured)
+        self._kept = (ctypes.c_void_p * len(self.captured))(*self.captured)
+        nodes._obj.contents = ctypes.c_void_p.from_buffer(self._kept)
+        return self._require_context()
+
+    def cuStreamUpdateCaptureDependencies(self, stream: Any, nodes: Any, count: Any, flags: Any) -> int:
+        assert flags.value == 1 and count.value == len(nodes)
+        self.captured = list(nodes)
         return self._require_context()
 
     def cuGraphExecKernelNodeSetParams_v2(self, executable: Any, node: Any, params: Any) -> int:
@@ -408,6 +422,32 @@ def test_kernels_that_wait_themselves_may_begin_early(driver: FakeDriver, target
     kernels = [kernel.bind({"x": 2, "y": 4}, {}, early=number > 0) for number, kernel in enumerate(chain)]
     KernelGraph(device, kernels).close()
     assert driver.early == expected and sorted(driver.early + driver.after) == [2, 3, 4]
+    assert driver.edges == {1: [], 2: [1], 3: [2], 4: [3]}
+
+
+def test_a_graph_that_captures_a_stream_gets_the_kernels_between_its_own_nodes(driver: FakeDriver) -> None:
+    """What it has captured is complete before the two kernels that wait for nothing; what comes waits for the last one and
+    for one that no kernel waits for."""
+    device = open_device(PRESETS["h200"])
+    assert isinstance(device, CudaDevice)
+    kernel = device.load(pointwise(Step("kernel_0", (Pointer("x"), Pointer("y")), Grid(10), 128, early=True)))
+    kernels = [kernel.bind({"x": 2, "y": 4}, {}, early=number > 0) for number in range(4)]
+    driver.captured = [71, 72]
+    capture(device, 5, kernels, [(), (), (1,), (2,)])
+    assert driver.edges == {1: [71, 72], 2: [71, 72], 3: [2], 4: [3]} and driver.early == [3, 4]
+    assert driver.captured == [1, 4]
+
+
+def test_a_kernel_that_waits_for_several_begins_when_they_have_ended(driver: FakeDriver) -> None:
+    """The first kernel has two steps; the second and the third wait for it only, and the fourth for both of these."""
+    device = open_device(PRESETS["h200"])
+    assert isinstance(device, CudaDevice)
+    step = Step("kernel_0", (Pointer("x"), Pointer("y")), Grid(10), 128, early=True)
+    one, two = (device.load(pointwise(*[step] * count)) for count in (1, 2))
+    kernels = [kernel.bind({"x": 2, "y": 4}, {}, early=number > 0) for number, kernel in enumerate((two, one, one, one))]
+    KernelGraph(device, kernels, [(), (0,), (0,), (2, 1)]).close()
+    assert driver.edges == {1: [], 2: [1], 3: [2], 4: [2], 5: [4, 3]}
+    assert driver.early == [3, 4]
 
 
 def test_a_step_does_not_begin_before_another_one_has_made_what_it_reads_ahead(driver: FakeDriver) -> None:

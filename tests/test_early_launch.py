@@ -26,6 +26,7 @@ from schedsearch.device import open_device  # noqa: E402
 from schedsearch.device.detect import detect  # noqa: E402
 from schedsearch.errors import PlanError  # noqa: E402
 from schedsearch.executable.assemble import assemble  # noqa: E402
+from schedsearch.executable.branches import Access, Work, ordered  # noqa: E402
 from schedsearch.executable.program import ChosenKernel, Origin  # noqa: E402
 from schedsearch.executable.run import Weights  # noqa: E402
 from schedsearch.launch import Artifact, Grid, Int32, LaunchPlan, Pointer, Step  # noqa: E402
@@ -138,6 +139,65 @@ def test_a_chain_of_slow_kernels_is_exact(blocks: int, buffers: int, cached: str
             device.synchronize()
             device.copy_out(memoryview(got).cast("B"), memory[NODES % buffers])
             assert np.array_equal(got, chained(x, kept)), f"turn {turn}"
+        graph.close()
+    finally:
+        device.close()
+
+
+def captured_by_torch(device: Any, bound: Any, after: Any) -> Any:
+    """A graph of PyTorch with the kernels, or None without PyTorch."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    from schedsearch.device.cuda_graph import capture
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        capture(device, torch.cuda.current_stream().cuda_stream, bound, after)
+    return graph
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ahead", [False, True], ids=["wait first", "read ahead"])
+@pytest.mark.parametrize(("blocks", "buffers"), [(16, 3), (16, 6), (60, 5)])
+def test_branches_of_slow_kernels_are_exact(blocks: int, buffers: int, ahead: bool) -> None:
+    """Kernels read and write buffers at random. Those that do not need one another run side by side."""
+    from schedsearch.device.cuda_graph import KernelGraph
+
+    count, target, rng = blocks * THREADS, detect("cuda"), np.random.default_rng(blocks + buffers)
+    moves = [rng.permutation(buffers)[:2].tolist() for _ in range(NODES)]  # the buffers that each reads and writes
+    calls = [Work((Access(x, 0, 1, False), Access(y, 0, 1, True)), blocks) for x, y in moves]
+    after = ordered(calls, target.sms).after
+    assert any(len(each) > 1 for each in after)
+    device = open_device(target)
+    try:
+        memory = [device.allocate(4 * count) for _ in range(buffers)]
+        w, kept = device.allocate(4 * count), np.arange(count, dtype=np.uint32)
+        device.copy_in(w, memoryview(kept).cast("B"))
+        sources = [link(number, blocks, LOADS[""], ahead and number != 2) for number in range(5)]
+        kernels = [device.load(compile_source(source, target).artifact) for source in sources]
+        bound = [
+            kernels[n * 7 % 5].bind({"x": memory[x], "w": w, "y": memory[y]}, {}, early=n > 0)
+            for n, (x, y) in enumerate(moves)
+        ]
+        graph = KernelGraph(device, bound, after)  # type: ignore[arg-type]
+        captured = captured_by_torch(device, bound, after)
+        got, i = np.empty(count, np.uint32), np.arange(count, dtype=np.uint32)
+        for turn in range(200):
+            state = [rng.integers(0, 1 << 32, count, np.uint32) for _ in range(buffers)]
+            for address, numbers in zip(memory, state):
+                device.copy_in(address, memoryview(numbers).cast("B"))
+            if turn % 2 and captured is not None:
+                captured.replay()
+            else:
+                graph.launch(0)
+            device.synchronize()
+            for x, y in moves:
+                state[y] = np.uint32(3) * state[x][(i * np.uint32(37) + np.uint32(13)) % np.uint32(count)] + kept
+            for number, (address, numbers) in enumerate(zip(memory, state)):
+                device.copy_out(memoryview(got).cast("B"), address)
+                assert np.array_equal(got, numbers), f"turn {turn}, buffer {number}"
         graph.close()
     finally:
         device.close()

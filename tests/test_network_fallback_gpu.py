@@ -39,8 +39,9 @@ def test_kernels_between_parts_are_a_graph(monkeypatch: pytest.MonkeyPatch) -> N
     said: list[str] = []
 
     class Graph:
-        def __init__(self, device: Any, kernels: Sequence[Bound]) -> None:
+        def __init__(self, device: Any, kernels: Sequence[Bound], after: Any) -> None:
             self.name = "+".join(kernel.name for kernel in kernels)
+            waits.append(after)
 
         def update(self, number: int) -> None:
             said.append(f"{self.name} updates {number}")
@@ -58,7 +59,9 @@ def test_kernels_between_parts_are_a_graph(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("schedsearch.device.cuda_kernel.CudaBoundKernel", Bound)
     monkeypatch.setattr("schedsearch.executable.segments.HOST_CALLS", (BoundPart,))
     kinds = {"a": Bound, "b": Bound, "P": BoundPart, "Q": BoundPart, "c": Bound}
-    segments = Segments(object(), [kind(name, said) for name, kind in kinds.items()])  # type: ignore[arg-type]
+    waits: list[Any] = []
+    after = [(), (), (1, 0), (2,), (3,)]  # a and b do not need one another; what is in another graph is complete
+    segments = Segments(object(), [kind(name, said) for name, kind in kinds.items()], after)  # type: ignore[arg-type]
     segments.launch(7)
     for number in range(5):
         segments.update(number)
@@ -66,6 +69,7 @@ def test_kernels_between_parts_are_a_graph(monkeypatch: pytest.MonkeyPatch) -> N
     assert said == [
         "a+b on 7", "P on 7", "Q on 7", "c on 7", "a+b updates 0", "a+b updates 1", "c updates 0", "a+b closed", "c closed",
     ]  # fmt: skip
+    assert waits == [[[], []], [[]]]
 
 
 class HostGpu:

@@ -33,14 +33,21 @@ class _EdgeData(ctypes.Structure):
     )
 
 
+_SET_DEPENDENCIES = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 _EARLY = _EdgeData(from_port=1, type=1)  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 
 class KernelGraph:
-    """A graph that launches bound kernels one after the other. Any thread may call its methods, one at a time.
+    """A graph that launches bound kernels. Any thread may call its methods, one at a time.
+
+    Kernels that wait for one other kernel may begin while it ends, if they were bound so; those that wait for several begin
+    when these have ended.
 
     The nodes are made one by one, not captured, so that each is known: after `set_pointer` on one of the kernels, `update`
     changes its nodes. Launches that are already enqueued keep the arguments that they had.
+
+    Args:
+        after: of each kernel, the numbers of those before it that it waits for; default: the one before it.
 
     Attributes:
         launch: enqueues the graph on a stream.
@@ -49,35 +56,16 @@ class KernelGraph:
         DriverError: the driver refuses a kernel.
     """
 
-    def __init__(self, device: CudaDevice, kernels: Sequence[CudaBoundKernel]) -> None:
+    def __init__(
+        self, device: CudaDevice, kernels: Sequence[CudaBoundKernel], after: Sequence[Sequence[int]] | None = None
+    ) -> None:
         self._device = device
-        self._nodes: list[list[tuple[ctypes.c_void_p, _KernelNodeParams]]] = []
         with device.current():
             graph = device.create_graph()
-            last: ctypes.c_void_p | None = None
             with destroyed_on_error(graph):
-                for kernel in kernels:
-                    nodes = []
-                    for params, early in _params(kernel):
-                        last = self._add(int(graph), last, params, early)
-                        nodes.append((last, params))
-                    self._nodes.append(nodes)
+                self._nodes, _ = _add_nodes(device, int(graph), kernels, after)
             self._graph = Graph(device, graph)
         self.launch: Callable[[int], None] = self._graph.launch
-
-    def _add(self, graph: int, last: ctypes.c_void_p | None, params: _KernelNodeParams, early: bool) -> ctypes.c_void_p:
-        node, whole, before = ctypes.c_void_p(), ctypes.c_void_p(graph), None if last is None else ctypes.byref(last)
-        at_once = before if not early else None
-        self._device.call_quickly(
-            "cuGraphAddKernelNode_v2",
-            ctypes.byref(node), whole, at_once, ctypes.c_size_t(at_once is not None), ctypes.byref(params),
-        )  # fmt: skip
-        if early and before is not None:
-            edge = ctypes.byref(_EARLY)
-            self._device.call_quickly(
-                "cuGraphAddDependencies_v2", whole, before, ctypes.byref(node), edge, ctypes.c_size_t(1)
-            )
-        return node
 
     def update(self, number: int) -> None:
         """Takes over the arguments that the kernel of this number has now, for launches from here on."""
@@ -99,3 +87,73 @@ def _params(kernel: CudaBoundKernel) -> list[tuple[_KernelNodeParams, bool]]:
         params = _KernelNodeParams(function, *sizes, ctypes.addressof(parameters))
         nodes.append((params, config.attribute_count > 0))
     return nodes
+
+
+def capture(
+    device: CudaDevice, stream: int, kernels: Sequence[CudaBoundKernel], after: Sequence[Sequence[int]] | None = None
+) -> None:
+    """Adds kernels to the graph that captures a stream, as `KernelGraph` has them: behind what it has captured so far, and
+    in front of what comes.
+
+    Raises:
+        DriverError: the driver refuses a kernel, or the capture has failed.
+    """
+    status, number, count = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_size_t()
+    graph, found = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_void_p)()
+    places, handle = map(ctypes.byref, (status, number, graph, found, count)), ctypes.c_void_p(stream)
+    with device.current():
+        device.call_quickly("cuStreamGetCaptureInfo_v2", handle, *places)
+        before = [ctypes.c_void_p(found[each]) for each in range(count.value)]
+        _, ends = _add_nodes(device, int(graph.value or 0), kernels, after, before)
+        waits, how = (ctypes.c_void_p * len(ends))(*(each.value for each in ends)), ctypes.c_uint(_SET_DEPENDENCIES)
+        device.call_quickly("cuStreamUpdateCaptureDependencies", handle, waits, ctypes.c_size_t(len(ends)), how)
+
+
+_Nodes = list[list[tuple[ctypes.c_void_p, _KernelNodeParams]]]
+
+
+def _add_nodes(
+    device: CudaDevice,
+    graph: int,
+    kernels: Sequence[CudaBoundKernel],
+    after: Sequence[Sequence[int]] | None,
+    before: Sequence[ctypes.c_void_p] = (),
+) -> tuple[_Nodes, list[ctypes.c_void_p]]:
+    """Adds kernels to a graph, those that wait for no other one behind the nodes `before`.
+
+    Returns:
+        The nodes of each kernel, and those that no kernel waits for.
+    """
+    added: _Nodes = []
+    ends: list[Sequence[ctypes.c_void_p]] = []  # of each kernel: its last node, or what it waits for if it has none
+    awaited: set[int] = set()
+    for number, kernel in enumerate(kernels):
+        waits = range(max(number - 1, 0), number) if after is None else after[number]
+        awaited.update(waits)
+        last: Sequence[ctypes.c_void_p] = before
+        if waits:
+            last = list({node.value: node for other in waits for node in ends[other]}.values())
+        nodes: list[tuple[ctypes.c_void_p, _KernelNodeParams]] = []
+        for params, early in _params(kernel):
+            last = [_add_node(device, graph, last, params, early and len(last) == 1 and last is not before)]
+            nodes.append((last[0], params))
+        ends.append(last)
+        added.append(nodes)
+    return added, [node for number, some in enumerate(ends) if number not in awaited for node in some]
+
+
+def _add_node(
+    device: CudaDevice, graph: int, before: Sequence[ctypes.c_void_p], params: _KernelNodeParams, early: bool
+) -> ctypes.c_void_p:
+    """Args: early: the kernel begins while the one before it, of which there is one, still runs."""
+    node, whole, count = ctypes.c_void_p(), ctypes.c_void_p(graph), 0 if early else len(before)
+    complete = (ctypes.c_void_p * count)(*(each.value for each in before)) if count else None
+    device.call_quickly(
+        "cuGraphAddKernelNode_v2", ctypes.byref(node), whole, complete, ctypes.c_size_t(count), ctypes.byref(params)
+    )
+    if early:
+        edge = ctypes.byref(_EARLY)
+        device.call_quickly(
+            "cuGraphAddDependencies_v2", whole, ctypes.byref(before[0]), ctypes.byref(node), edge, ctypes.c_size_t(1)
+        )
+    return node

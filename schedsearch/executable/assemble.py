@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from schedsearch.executable.branches import Access, Order, Work, blocks_of, callers, ordered
 from schedsearch.executable.memory import Block, arrange, stacked
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME
 from schedsearch.executable.program import Array, Call, ChosenKernel, Foreign, Origin, Place, Program, Reference
@@ -18,6 +19,7 @@ from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.network.graph import Constant, Control, Impossible, Network, Plan, Subgraph
 from schedsearch.ops.dtypes import dtype
+from schedsearch.target import multiprocessors
 from schedsearch.workload import Workload
 
 
@@ -80,7 +82,7 @@ def assemble(
         if isinstance(call.computes, Control)
     }
     controls = {number: _control(found.calls[number].computes, several) for number, several in inner.items()}
-    places = _Places(found, chosen, {number: each.workspaces for number, each in controls.items()})
+    places = _Places(found, chosen, {number: each.workspaces for number, each in controls.items()}, multiprocessors(target))
     arrays = tuple(
         Array(
             held.name,
@@ -191,9 +193,16 @@ class _Places:
     """
 
     def __init__(
-        self, found: Schedule, chosen: Mapping[Workload, ChosenKernel], of_controls: Mapping[int, Mapping[str, int]]
+        self,
+        found: Schedule,
+        chosen: Mapping[Workload, ChosenKernel],
+        of_controls: Mapping[int, Mapping[str, int]],
+        sms: int,
     ) -> None:
-        """`of_controls`: number of a call with programs of its own -> bytes of its workspaces."""
+        """Args:
+        of_controls: number of a call with programs of its own -> bytes of its workspaces.
+        sms: multiprocessors of a GPU, on which calls may run side by side; else 0.
+        """
         self._found = found
         plans = [chosen[each].artifact.plan if isinstance(each := call.computes, Workload) else None for call in found.calls]
         ready = [plan is not None and _is_prepacked(found, call, plan.constants) for call, plan in zip(found.calls, plans)]
@@ -206,7 +215,7 @@ class _Places:
             for name, nbytes in plan.workspaces.items():
                 (lasting if name in kept else passing).append((number, name, nbytes))
         self._place_constants(lasting, self._read_once(plans, ready))
-        self._place_arena(passing)
+        self._place_arena(passing, ordered(_works(found, plans, ready, sms), sms) if sms else None)
         self.workspaces: list[dict[str, Place]] = [{} for _ in found.calls]
         for (number, name, _), place in zip([*lasting, *passing], [*self._lasting, *self._passing]):
             self.workspaces[number][name] = place
@@ -239,15 +248,49 @@ class _Places:
         offsets, _ = stacked(memory.nbytes for memory in dropped)
         self._of |= {id(memory): Place("once", offset) for memory, offset in zip(dropped, offsets)}
 
-    def _place_arena(self, passing: Sequence[tuple[int, str, int]]) -> None:
+    def _place_arena(self, passing: Sequence[tuple[int, str, int]], order: Order | None) -> None:
         own = list({id(held.memory): held.memory for held in self._found.arrays if held.memory.kind == "arena"}.values())
         blocks = [Block(memory.nbytes, memory.first, memory.last) for memory in own]
         blocks += [Block(nbytes, number, number) for number, _, nbytes in passing]
+        if order is not None and not order.is_chain:
+            uses = {id(memory): 0 for memory in own}
+            for number, call in enumerate(self._found.calls):
+                for index in call.arrays:
+                    key = id(self._found.arrays[index].memory)
+                    uses[key] = uses.get(key, 0) | 1 << number
+            end = len(self._found.calls)  # when outputs are copied, behind all calls
+            masks = [uses[id(memory)] | (1 << end if memory.last == end else 0) for memory in own]
+            masks += [1 << number for number, _, _ in passing]
+            before = [*order.before, (1 << end) - 1]
+            blocks = [replace(block, uses=mask, before=_common(before, mask)) for block, mask in zip(blocks, masks)]
         arena = arrange(blocks)
         self.arena_bytes, self.least_arena_bytes = arena.nbytes, arena.bound
         places = [Place("arena", offset) for offset in arena.offsets]
         self._of |= {id(memory): place for memory, place in zip(own, places)}
         self._passing = places[len(own) :]
+
+
+def _common(before: Sequence[int], uses: int) -> int:
+    """The calls that are before each of some calls."""
+    found = -1
+    for number, some in enumerate(before):
+        if uses >> number & 1:
+            found &= some
+    return found
+
+
+def _works(found: Schedule, plans: Sequence[LaunchPlan | None], ready: Sequence[bool], sms: int) -> list[Work]:
+    """What each call does to the arrays of the network; workspaces are its own."""
+    works = []
+    for call, plan, prepacked in zip(found.calls, plans, ready):
+        accesses: list[Access] = []
+        for name, index in (*call.arguments.items(), *call.outputs.items()):
+            memory, writes = found.arrays[index].memory, name in call.outputs
+            if memory.kind != "constant":
+                accesses.append(Access(id(memory), 0, 1, writes, index if name in call.offsets else None))
+                accesses += callers(memory.kind == "input", writes and memory.kind == "output")
+        works.append(Work(tuple(accesses), blocks_of(plan, prepacked, sms)))
+    return works
 
 
 def _is_prepacked(found: Schedule, call: ScheduledCall, constants: tuple[str, ...]) -> bool:

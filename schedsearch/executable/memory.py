@@ -18,14 +18,20 @@ class Block:
     Attributes:
         nbytes: its size.
         first, last: numbers of the first step that writes it and of the last one that reads it.
+        uses: the steps that use it, as bits; 0: all from the first to the last, in their order.
+        before: the steps that are complete before any of `uses` begins, where some run at the same time.
     """
 
     nbytes: int
     first: int
     last: int
+    uses: int = 0
+    before: int = 0
 
     def meets(self, other: Block) -> bool:
-        """Whether some step needs both."""
+        """Whether both are needed at the same time."""
+        if self.uses and other.uses:
+            return bool(self.uses & ~other.before) and bool(other.uses & ~self.before)
         return self.first <= other.last and other.first <= self.last
 
 

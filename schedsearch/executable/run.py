@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedsearch.device.contract import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
 from schedsearch.errors import UsageError
+from schedsearch.executable.branches import Order, ordered, works_of
 from schedsearch.executable.controlled import BoundControl, bound_control, placed, port_inside
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
 from schedsearch.executable.program import ARENA, Call, Place, Program, Reference
-from schedsearch.executable.segments import Segments, chained
+from schedsearch.executable.segments import Segments, captured, chained
 from schedsearch.executable.shared import Shared
 from schedsearch.executable.times import cpu_device, cuda_device, time_on_cpu_ns, time_on_gpu_ns, time_one_on_gpu_ns
 from schedsearch.identity import canonical_json, sha256_hex
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from schedsearch.executable.noted import Notes
 
 EARLY_LAUNCH = "SCHEDSEARCH_EARLY_LAUNCH"  # "0" in the environment when a network is loaded: no kernel begins early
+BRANCHES = "SCHEDSEARCH_BRANCHES"  # "0" in the environment when a network is loaded: no kernels run side by side
 _KINDS = ("input", "output")  # of ports
 
 
@@ -76,6 +78,7 @@ class Weights:
     Attributes:
         bodies: number of a call -> the weights of the programs inside of it.
         ports: `input0`, ..., `output0`, ... -> where calls use it.
+        order: of the calls on a GPU; on a CPU they run one after another.
 
     Raises:
         DeviceError: the device refuses the code, or has too little memory.
@@ -103,6 +106,7 @@ class Weights:
             for number, call in enumerate(self.program.calls):
                 for body in () if call.control is None else bundle.bodies(number):
                     self.bodies.setdefault(number, []).append(Weights(body, device, shared, inside=True))
+            self.order = self._ordered() if device.target.kind == "cuda" else Order((), ())
         except BaseException:
             self._free()
             raise
@@ -261,6 +265,13 @@ class Weights:
         needed = (step for step in steps if not (step.constant and self.prepacked[number]))
         return all(name in constants for step in needed for name in step.ahead)
 
+    def _ordered(self) -> Order:
+        calls = self.program.calls
+        plans = [self.kernels[call.artifact].artifact.plan if call.is_kernel else None for call in calls]
+        ready = [prepacked is not None for prepacked in self.prepacked]
+        alone = os.environ.get(BRANCHES, "1") == "0"
+        return ordered(works_of(self.program, plans, ready, self.device.target.sms), 0 if alone else self.device.target.sms)
+
     def check_address(self, number: int, name: str, address: int) -> None:
         """Raises ArgumentError if an address lacks the alignment that a call needs for an argument or output."""
         if number in self.bodies:
@@ -335,7 +346,7 @@ class Calls:
     """The calls of a network on fixed memory, and inputs and outputs that may move. On a GPU they are one graph, on a CPU
     one chain of steps.
 
-    A stream that a CUDA graph captures cannot take another graph; it gets the kernels one by one. A graph that captured them
+    A stream that a CUDA graph captures cannot take another graph; that graph gets the kernels. A graph that captured them
     uses the memory, the code and the weights of these calls for as long as it is replayed. Calls of ONNX Runtime stand
     between several graphs, and nothing can capture them.
 
@@ -406,8 +417,8 @@ class Calls:
         if self._ready is not None and stream in (0, 1):  # the default stream, which nothing can capture
             self._ready(stream)
             return
-        captured = self._gpu is not None and self._gpu.is_capturing(stream)
-        if captured and self.weights.waits:
+        is_captured = self._gpu is not None and self._gpu.is_capturing(stream)
+        if is_captured and self.weights.waits:
             raise UsageError(
                 "a CUDA graph cannot capture a network with nodes for ONNX Runtime, or with branches, which wait for "
                 "results; call the network outside of the capture"
@@ -416,9 +427,8 @@ class Calls:
             assert self._chain is not None
             self._chain(stream)
             self._ready = None if self._copies else self._chain
-        elif captured:
-            for each in self.bound:
-                each.launch(stream)
+        elif is_captured:
+            self._capture(stream)
         else:
             graph = self._current_graph(self._gpu)
             graph.launch(stream)
@@ -426,10 +436,19 @@ class Calls:
         for to, source, nbytes in self._copies:
             self.weights.device.copy(to, source, nbytes, stream)
 
+    def _capture(self, stream: int) -> None:
+        """Brings the kernels into the graph that captures a stream."""
+        if self.weights.order.is_chain:
+            for each in self.bound:
+                each.launch(stream)
+            return
+        assert self._gpu is not None
+        captured(self._gpu, stream, self.bound, self.weights.order.after)
+
     def _current_graph(self, device: CudaDevice) -> Segments:
         """The graphs, with the arguments that the calls have now."""
         if self._graph is None:
-            self._graph = Segments(device, self.bound)
+            self._graph = Segments(device, self.bound, self.weights.order.after)
         else:
             for number in self._changed:
                 self._graph.update(number)

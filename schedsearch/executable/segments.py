@@ -25,6 +25,9 @@ HOST_CALLS = (BoundOnnxModel, BoundControl)
 class Segments:
     """Calls as CUDA graphs, one for each run of kernels without a call of the host in between; without these that is one.
 
+    Args:
+        after: of each call, those that it waits for; default: the one before it.
+
     Attributes:
         launch: enqueues the kernels on a stream; a call of the host returns before those behind it are enqueued.
 
@@ -32,7 +35,9 @@ class Segments:
         DriverError: the driver refuses a kernel.
     """
 
-    def __init__(self, device: CudaDevice, bound: Sequence[BoundKernel]) -> None:
+    def __init__(
+        self, device: CudaDevice, bound: Sequence[BoundKernel], after: Sequence[Sequence[int]] | None = None
+    ) -> None:
         from schedsearch.device.cuda_graph import KernelGraph
         from schedsearch.device.cuda_kernel import CudaBoundKernel
 
@@ -45,9 +50,11 @@ class Segments:
                 if is_apart:
                     self._launches += [each for _, each in calls if isinstance(each, HOST_CALLS)]
                     continue
-                graph = KernelGraph(device, [each for _, each in calls if isinstance(each, CudaBoundKernel)])
+                places = {number: place for place, (number, _) in enumerate(calls)}
+                own = None if after is None else [[places[each] for each in after[n] if each in places] for n in places]
+                graph = KernelGraph(device, [each for _, each in calls if isinstance(each, CudaBoundKernel)], own)
                 self._launches.append(graph)
-                self._places |= {number: (graph, place) for place, (number, _) in enumerate(calls)}
+                self._places |= {number: (graph, place) for number, place in places.items()}
         except BaseException:
             self.close()
             raise
@@ -67,6 +74,18 @@ class Segments:
         for graph in {id(graph): graph for graph, _ in self._places.values()}.values():
             graph.close()
         self._places = {}
+
+
+def captured(device: CudaDevice, stream: int, bound: Sequence[BoundKernel], after: Sequence[Sequence[int]]) -> None:
+    """Brings calls, all of them kernels, into the graph that captures a stream.
+
+    Args:
+        after: as of `Segments`.
+    """
+    from schedsearch.device.cuda_graph import capture
+    from schedsearch.device.cuda_kernel import CudaBoundKernel
+
+    capture(device, stream, [each for each in bound if isinstance(each, CudaBoundKernel)], after)
 
 
 def chained(device: CpuDevice, bound: Sequence[BoundKernel]) -> Callable[[int], None]:
