@@ -100,6 +100,7 @@ class KernelCache(Closing):
         self._readers = 0  # threads that read outside of the lock
         self._replaced: list[Lookup] = []  # from which they may read
         self._seen: _Version | None = None
+        self._looked_up: dict[Workload, tuple[_Version | None, Fallback]] = {}  # by `build_ahead`, for `kernel`
         self._device = LazyDevice(self.target)
         self._code: CodeCache | None = None
         self._closed = False
@@ -179,6 +180,7 @@ class KernelCache(Closing):
 
         with self._lock:
             fallbacks = {each: self._fallback(each) for each in workloads if each not in self._entries}
+            self._looked_up |= {each: (self._seen, fallback) for each, fallback in fallbacks.items()}
         code, target = self.code, self.target
         alternatives = {each: fallback.viable() for each, fallback in fallbacks.items()}
         done = set()
@@ -228,6 +230,7 @@ class KernelCache(Closing):
         with self._lock:
             self._closed = True
             entries, self._entries = self._entries, {}
+            self._looked_up.clear()
             for entry in entries.values():
                 entry.kernel.close()
             self._device.close()
@@ -315,7 +318,10 @@ class KernelCache(Closing):
         return row.record_id, row.artifact_sha256, row.template, row.template_version, row.config_json
 
     def _find(self, workload: Workload) -> Kernel:
-        return make_kernel(workload, self.target, self._fallback(workload).serve(self._device.open))
+        version, fallback = self._looked_up.pop(workload, (None, None))
+        if fallback is None or version != self._seen:  # the database may have something else now
+            fallback = self._fallback(workload)
+        return make_kernel(workload, self.target, fallback.serve(self._device.open))
 
     def _fallback(self, workload: Workload) -> Fallback:
         return Fallback(workload, self.target, self._lookup, self.db, self.mode, self.allowed, lambda: self.code)

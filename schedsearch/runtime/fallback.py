@@ -78,6 +78,7 @@ class Fallback:
         self.workload, self.target, self._lookup, self._db = workload, target, lookup, db
         self.mode, self._allowed = mode, allowed
         self._spaces: dict[str, ConfigSpace] = {}
+        self._defaults: dict[str, Config] = {}
         self.code = code or functools.cache(_empty_cache)
 
     def serve(self, device: Callable[[], Device]) -> Found:
@@ -338,10 +339,15 @@ class Fallback:
             yield Miss("default", str(error))
             return
         for template in matching:
-            config = template.default(self.workload, self.target, self.space(template))
-            build = Build(self, template.name, config, template.version)
+            build = Build(self, template.name, self._default_of(template), template.version)
             reason = f"rule-based configuration of {template.name}, built now"
             yield build.alternative("default", reason)
+
+    def _default_of(self, template: Template) -> Config:
+        """The template's rule-based configuration, found once: that may take 10 ms."""
+        if template.name not in self._defaults:
+            self._defaults[template.name] = template.default(self.workload, self.target, self.space(template))
+        return self._defaults[template.name]
 
     def space(self, template: Template) -> ConfigSpace:
         """The template's configurations for the workload, made once."""
