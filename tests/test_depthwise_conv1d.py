@@ -255,8 +255,14 @@ def test_all_emulated_kernels_are_the_definition(
             config = Config(length=length, lanes=8, threads=64)
             assert_close(workload, emulated(monkeypatch, ANY, workload, arrays, config, *MODULES), right)
         if layout == "NTC":
-            config = Config(vector=2, ahead=1, length=2, lanes=8, threads=64, blocks_per_sm=1)
-            assert_close(workload, emulated(monkeypatch, ROWS, workload, arrays, config, *MODULES), right)
+            for ahead in (1, 8) if case["t"] > 8 else (1,):
+                config = Config(vector=2, ahead=ahead, length=max(ahead, 2), lanes=8, threads=64, blocks_per_sm=1)
+                assert_close(workload, emulated(monkeypatch, ROWS, workload, arrays, config, *MODULES), right)
+        elif LINES.validate(workload, H200) is None:
+            wide = 4 if case["dtype"] == "float32" else 8
+            for vector in (wide, 2 * wide):
+                config = Config(vector=vector, ahead=1, length=1, lanes=4, threads=64, blocks_per_sm=1)
+                assert_close(workload, emulated(monkeypatch, LINES, workload, arrays, config, *MODULES), right)
 
 
 @pytest.mark.parametrize("layout", ["NTC", pytest.param("NCT", marks=pytest.mark.long)])
