@@ -20,7 +20,7 @@ from schedsearch.executable.build_options import BuildOptions
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
 from schedsearch.measure import Runner
 from schedsearch.measure.timing import JUDGED_SETS, Arena, CudaTimed, set_count
-from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH_PREPARED, GPU_MODES, MODES, check_mode
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, COLD_GRAPH_PREPARED, GPU_MODES, MODES, check_mode
 from schedsearch.target import PRESETS
 from schedsearch.workload import Workload
 
@@ -181,3 +181,18 @@ def test_a_cpu_refuses_a_mode_of_gpus(mode: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=expected):
         BuildOptions.of(NEVER, target="cpu", mode=mode)
     assert not (tmp_path / "records.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "expected"),
+    [
+        ("h200", None, CHAIN_GRAPH),
+        ("a100", None, COLD_GRAPH),  # no kernel of it begins early
+        ("h200", COLD_GRAPH, COLD_GRAPH),
+    ],
+)
+def test_a_network_asks_for_times_in_a_chain_where_kernels_begin_early(
+    target: str, given: str | None, expected: str
+) -> None:
+    assert BuildOptions.of(NEVER, target=PRESETS[target], mode=given).mode == expected
+    assert BuildOptions.of(NEVER, target="cpu").mode == COLD_GRAPH

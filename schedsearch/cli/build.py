@@ -11,7 +11,7 @@ from schedsearch.cli import given, render
 from schedsearch.cli.extract import INPUT_OPTION, SHAPE_OPTION
 from schedsearch.cli.options import Sizes, all_sizes
 from schedsearch.cli.tune import Duration
-from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
+from schedsearch.measurement import DEFAULT_DB, MODES
 
 
 @click.command()
@@ -44,7 +44,11 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
     help="Nodes that no kernel computes run there, and it is needed to load the file; default: they are refused.",
 )
 @click.option("--target", "selector", metavar="TARGET", default="auto", help="auto, cpu, cuda or cuda:N.")
-@click.option("--mode", type=click.Choice(MODES), default=COLD_GRAPH, help="How the records' times were taken.")
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    help="How the records' times were taken. Default: chain-graph-v1 on cards whose kernels begin early, else cold-graph-v1",
+)
 @click.option(
     "--tune",
     "tune_s",
@@ -91,7 +95,7 @@ def build(
     weights: str,
     fallback: str | None,
     selector: str,
-    mode: str,
+    mode: str | None,
     tune_s: float | None,
     strict: bool,
     check: bool,

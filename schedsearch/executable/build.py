@@ -56,7 +56,7 @@ def build(
     run_mode: RunMode | None = None,
     tune_s: float | None = None,
     strict: bool = False,
-    mode: str = COLD_GRAPH,
+    mode: str | None = None,
     check: bool = True,
     say: Callable[[str], None] | None = None,
     progress: bool = True,
@@ -91,7 +91,8 @@ def build(
             must follow. If nothing is left, nothing is tuned, and the call takes as long as it needs. `say` is told what
             had no time. The records go to `db`.
         strict: refuse kernels that were not measured for exactly their workload on this kind of device.
-        mode: how the records were timed; new ones are timed in the same way.
+        mode: how the records were timed; new ones are timed in the same way. Default: `build_options.network_mode`. Records
+            in another mode serve where there are none in this one.
         check: compare the network once with the model, on inputs drawn from a seed; `Net.checked` says what computed the
             model. False: for models that neither ONNX Runtime nor onnx's evaluator runs. A `Network` has no
             model and is never checked.
@@ -115,6 +116,7 @@ def build(
     run_mode = way if run_mode is None else run_mode
     is_dynamic = dynamic is not None or run_mode is not None
     file = _dynamic_file(model, example, shapes, fallback) if is_dynamic else ""
+    mode = COLD_GRAPH if mode is None and is_dynamic else mode
     is_part = is_shown() or say is not None
     with shown(progress, say) as display:
         display.stage("looking at the device and the options")

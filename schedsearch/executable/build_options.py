@@ -13,7 +13,7 @@ from typing import Any
 from schedsearch.deadline import Deadline
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
-from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES, check_mode
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, DEFAULT_DB, MODES, check_mode
 from schedsearch.network.facts import FLOATS
 from schedsearch.network.given_inputs import Inputs
 from schedsearch.records.executables import check_writable
@@ -74,13 +74,14 @@ class BuildOptions:
         """
         for name, allowed in _CHOICES.items():
             if name in options:
-                check_choice(name, options[name], allowed, optional=name == "dtype")
+                check_choice(name, options[name], allowed, optional=name in ("dtype", "mode"))
         if options.get("weights") == "reference" and out is None:
             raise UsageError(NEEDS_FILES)
         if out is not None:
             check_writable(Path(out))
         target = detect(target) if isinstance(target, str) else target
-        check_mode(options.get("mode", COLD_GRAPH), target.kind)
+        options["mode"] = options.get("mode") or network_mode(target)
+        check_mode(options["mode"], target.kind)
         return cls(target, require_file(db), None if out is None else Path(out), deadline, **options)
 
     def needed_by(self, compared_s: float | None) -> Deadline:
@@ -92,6 +93,16 @@ class BuildOptions:
         """
         share_s = _CHECK * (time.monotonic() - self.started)
         return self.deadline.before(0.0 if compared_s is None else compared_s or share_s)
+
+
+_LEAST_CHAINED = (9, 0)  # compute capability
+
+
+def network_mode(target: Target) -> str:
+    """How the kernels of a network of fixed sizes are timed: in a chain, on cards whose kernels may begin before the one in
+    front of them ends."""
+    chained = target.kind == "cuda" and target.compute_capability >= _LEAST_CHAINED
+    return CHAIN_GRAPH if chained else COLD_GRAPH
 
 
 _CHOICES = {"mode": MODES, "weights": WEIGHTS, "layout": LAYOUT_CHOICES, "io_layout": IO_LAYOUTS, "dtype": FLOATS}

@@ -14,7 +14,7 @@ from schedsearch.errors import DatabaseError, UnsupportedError, UsageError
 from schedsearch.executable.build_options import BuildOptions
 from schedsearch.executable.lowering import lowered
 from schedsearch.executable.reading import read
-from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, OTHER_MODES
 from schedsearch.network.costs import RecordCosts, costs_of
 from schedsearch.network.graph import Control, Network
 from schedsearch.network.plan import best_plan
@@ -121,7 +121,7 @@ def coverage(
     layout: str = "auto",
     shapes: Mapping[str, Sequence[int]] | None = None,
     inputs: Mapping[str, Any] | None = None,
-    mode: str = COLD_GRAPH,
+    mode: str | None = None,
 ) -> Coverage:
     """How much of a model has records for a device, own and shipped ones; compiles and measures nothing.
 
@@ -131,7 +131,7 @@ def coverage(
         db: the database of records; it may be missing.
         target: auto, cpu, cuda, cuda:N, or a `Target`, whose card need not be here.
         dtype, layout, shapes, inputs: as of `schedsearch.build`, which would look for these kernels.
-        mode: how the records were timed.
+        mode: how the records were timed; default: as `schedsearch.build` asks for, and for layers cold-graph-v1.
 
     Raises:
         UsageError, UnsupportedError: the model cannot be read, or has what no kernel computes, as of `build`.
@@ -147,10 +147,10 @@ def coverage(
     if tasks is not None:
         if example is not None or shapes or inputs or dtype is not None:
             raise UsageError("layers have their shapes and dtypes; leave out example, dtype, shapes and inputs")
-        with costs_of(None, db, options.target, mode) as costs:
+        with costs_of(None, db, options.target, mode or COLD_GRAPH) as costs:
             return _covered({task.workload: int(task.weight) for task in tasks}, options, costs)
     network = network_of(model, example, shapes or {}, options)
-    with costs_of(network, db, options.target, mode) as costs:
+    with costs_of(network, db, options.target, options.mode) as costs:
         return _covered(needed(network, costs, layout), options, costs)
 
 
@@ -210,11 +210,11 @@ def _opened(db: Path) -> Iterator[Lookup | None]:
 
 
 def _source(workload: Workload, options: BuildOptions, lookup: Lookup | None, shipped: Shipped) -> Source:
-    task = workload.id, options.target.key, options.mode
+    modes = options.mode, *OTHER_MODES[options.mode]  # as a look-up falls back
     places: tuple[tuple[Source, Lookup | Shipped | None], ...] = (("own", lookup), ("shipped", shipped))
     for name, place in places:
         with contextlib.suppress(DamageError):
-            if place is not None and place.exact(*task) is not None:
+            if place is not None and any(place.exact(workload.id, options.target.key, mode) for mode in modes):
                 return name
     return "none"
 
