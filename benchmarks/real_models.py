@@ -136,7 +136,7 @@ def _times(net: Any, sessions: dict[int, Any], inputs: dict[str, Any], args: arg
     runs: dict[str, Callable[[], object]] = {"ours": (lambda: net.evaluate(taken)) if on_gpu else (lambda: net(*arrays))}
     for threads, session in sessions.items():
         runs[f"ort{threads}"] = lambda session=session: session.run(None, inputs)
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         for _ in range(WARM_UP):
             run()
@@ -147,8 +147,8 @@ def _times(net: Any, sessions: dict[int, Any], inputs: dict[str, Any], args: arg
                 until = time.perf_counter() + TURN_S
                 while (begin := time.perf_counter()) < until:
                     run()
-                    taken[name].append(time.perf_counter() - begin)
-    return {f"{name}_us": round(1e6 * statistics.median(each), 2) for name, each in taken.items()}
+                    seconds[name].append(time.perf_counter() - begin)
+    return {f"{name}_us": round(1e6 * statistics.median(each), 2) for name, each in seconds.items()}
 
 
 def _device_times(net: Any, inputs: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
