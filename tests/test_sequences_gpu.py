@@ -55,7 +55,8 @@ def test_it_and_its_gradients_are_those_of_the_sum(sst: Any, dtype: Any, last: b
         wanted = torch.autograd.grad(y, exact, dy.double())
         leaves = [each.requires_grad_() for each in leaves]
         found = sst.causal_conv1d(*leaves, activation="silu")
-        assert sst.served()[-1].kernel is not None and found.stride() == leaves[0].stride()
+        assert sst.served()[-1].kernel is not None
+        assert t == 1 or found.stride() == leaves[0].stride()
         close(found, y, dtype)
         for ours, theirs in zip(torch.autograd.grad(found, leaves, dy), wanted):
             close(ours, theirs, dtype)
