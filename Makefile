@@ -37,7 +37,7 @@ DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-faults test-browser test-postgres test-fleet test-newest test-mlir test-integrations test-gpu faults lint format types bench docs site dist clean
+.PHONY: help setup quickstart test test-long test-faults test-browser test-postgres test-fleet test-newest test-mlir test-targets test-integrations test-gpu faults lint format types bench docs site dist clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -80,6 +80,10 @@ else
 	OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/pytest tests/test_backend_cuda.py tests/test_captured_functions.py \
 		tests/test_build_cache.py tests/test_cpu_backend.py
 endif
+
+# Some 240 kernels, five minutes on two cores. What ptxas accepts for an architecture has none of the instructions of later ones.
+test-targets: $(DEV_STAMP) ## compile a kernel of every CUDA template for every card, from A100 to RTX 5090
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/targets.py
 
 # This target has its own environment, without numba-cuda: nothing may need both compilers.
 test-mlir: ## install numba-cuda-mlir and no numba-cuda, and compile kernels of every CUDA template with it

@@ -3,6 +3,8 @@
 The kernel is the template's default for the first of its workloads in results/machine_code.json that it accepts on the card.
 Cards of one compute capability that get the same source share a compilation. docs/performance/targets.md shows the data.
 
+It exits with 1 if a template fits a card and none of the kernels that were tried compiles for it.
+
 Run: python benchmarks/targets.py --out benchmarks/results/targets.json
      python benchmarks/targets.py --show benchmarks/results/targets.json
 """
@@ -13,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +134,7 @@ def main() -> None:
             print(len(result["rows"]), row["template"], flush=True)
             write(args.out, result)
     shown(result)
+    sys.exit(any("rejected" in card for row in result["rows"] for card in row["cards"].values()))
 
 
 if __name__ == "__main__":
