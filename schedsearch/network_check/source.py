@@ -14,7 +14,7 @@ the lengths of sums allow, so that running it shows how far a right network may 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from schedsearch.network_check.protos import (
     wide,
     widen,
 )  # fmt: skip
+from schedsearch.network_check.sums import RECURRENT, length_of
 from schedsearch.network_check.unspecified import leaves_open, with_stand_in
 from schedsearch.typed import Array
 
@@ -48,7 +49,6 @@ ROUNDOFF[TensorProto.DOUBLE] = ROUNDOFF[TensorProto.FLOAT]  # in which the netwo
 _SINGLES = int(TensorProto.FLOAT)
 _FORMATS: dict[str, int] = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 _LARGE = 1 << 10  # elements; such weights are given to a piece, not copied into it
-_LONGEST_UNKNOWN = 1 << 12  # numbers in a sum of which the shape does not say how many
 _MOST_NOISE = 1e-2
 _SHAPES_ONLY = ("Shape", "Size")
 _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "FusedConv", "FusedMatMul", "FusedGemm")
@@ -57,11 +57,8 @@ _ROWS = (
     "LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "LpPool", "CumSum",
     "DFT", "STFT", "RMSNormalization", "LpNormalization", "LRN", "SimplifiedLayerNormalization", "SkipLayerNormalization",
 )  # fmt: skip
-_RECURRENT = {"LSTM": (0, 5, 6), "GRU": (0, 5), "RNN": (0, 5), "DynamicQuantizeLSTM": (0, 5, 6)}
-"""Inputs of nodes whose products are sums of gates, which the network keeps in the dtype of the first. ONNX Runtime makes
-8-bit numbers of those of the last one."""
 _CANCELLING = (
-    "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "LogSoftmax", "HardSwish", "Swish", "Erf", *_RECURRENT,
+    "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "LogSoftmax", "HardSwish", "Swish", "Erf", *RECURRENT,
 )  # fmt: skip
 """They add or subtract numbers around 1, so that a small result has the error of these."""
 _SHARES = ("Softmax", "LogSoftmax", "ReduceLogSumExp")
@@ -390,7 +387,7 @@ class _Cut:
                 kind = self._source.format_of(name)
                 delta = ROUNDOFF.get(kind, ROUNDOFF[TensorProto.FLOAT])
                 if node.op_type in _SHARES:
-                    length = _length(node, [self._source.shapes.get(node.input[0])])
+                    length = length_of(node, [self._source.shapes.get(node.input[0])])
                     delta = min(_MOST_NOISE, max(delta, _SINGLE * length))
                 self._noise(f"{name}/clean", name, delta, kind, absolute=node.op_type in _CANCELLING)
 
@@ -403,15 +400,15 @@ class _Cut:
             return max(ROUNDOFF.get(kind, 0.0), ROUNDOFF[TensorProto.FLOAT])
         if node.op_type == "QuantizeLinear" and place == 0:
             return ROUNDOFF[TensorProto.FLOAT]
-        if place in _RECURRENT.get(node.op_type, ()):
+        if place in RECURRENT.get(node.op_type, ()):
             if node.op_type == "DynamicQuantizeLSTM":
                 return _MOST_NOISE
-            length = _length(node, [source.shapes.get(each) for each in node.input])
+            length = length_of(node, [source.shapes.get(each) for each in node.input])
             return min(_MOST_NOISE, max(_SINGLE * length, ROUNDOFF.get(source.format_of(name), 0.0)))
         if (node.op_type, place) in _PLACES:
             return ROUNDOFF[TensorProto.FLOAT]
         if place < 2 and node.op_type in (*_PRODUCTS, *_ROWS):
-            length = _length(node, [source.shapes.get(each) for each in node.input])
+            length = length_of(node, [source.shapes.get(each) for each in node.input])
             return min(_MOST_NOISE, _SINGLE * max(length, 4))
         return 0.0
 
@@ -480,28 +477,3 @@ class _Cut:
             steps.append(helper.make_node("Cast", [last], [f"{y}/half"], to=TensorProto.FLOAT16))
             steps.append(helper.make_node("Cast", [f"{y}/half"], [y], to=TensorProto.FLOAT))
         self._nodes += steps
-
-
-def _length(node: NodeProto, shapes: Sequence[list[int | None] | None]) -> int:
-    """How many numbers or products a node adds up at most."""
-
-    def size(shape: Iterable[int | None] | None) -> int:
-        if shape is None:
-            return _LONGEST_UNKNOWN
-        return math.prod(each or _LONGEST_UNKNOWN for each in shape)
-
-    if node.op_type in ("Conv", "ConvTranspose", "FusedConv") and len(shapes) > 1 and shapes[1]:
-        return size(shapes[1]) // (shapes[1][0] or 1) if node.op_type != "ConvTranspose" else size(shapes[1])
-    if node.op_type in ("MatMul", "Gemm", "FusedMatMul", "FusedGemm") and shapes[0]:
-        return max(each or _LONGEST_UNKNOWN for each in shapes[0][-2:])
-    if node.op_type in _RECURRENT and shapes[1] and shapes[2]:
-        return (shapes[1][-1] or _LONGEST_UNKNOWN) + (shapes[2][-1] or _LONGEST_UNKNOWN)
-    if node.op_type in ("DFT", "STFT") and shapes[0]:
-        frame = shapes[2] if node.op_type == "STFT" and len(shapes) > 2 and shapes[2] else shapes[0]
-        return max(each or _LONGEST_UNKNOWN for each in frame)
-    if node.op_type == "AveragePool":
-        return math.prod(next((each.ints for each in node.attribute if each.name == "kernel_shape"), [_LONGEST_UNKNOWN]))
-    if node.op_type in ("Softmax", "LogSoftmax") and shapes[0]:
-        axis = next((each.i for each in node.attribute if each.name == "axis"), -1)
-        return size(shapes[0][axis:])  # before opset 13 the axes behind belong to it
-    return size(shapes[0])
