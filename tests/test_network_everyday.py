@@ -6,10 +6,13 @@ and those of NumPy.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+import schedsearch
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -227,6 +230,19 @@ def test_a_transform_that_is_cut_off_or_filled_is_that_of_numpy() -> None:
 def test_transforms_that_need_more_than_a_table_are_refused(inputs: str, body: str, reason: str) -> None:
     with pytest.raises(NoOperatorError, match=reason):
         lower(load(model_of(f"{inputs}) => (float[a, b, c] y", body)).graph())
+
+
+# --- files --------------------------------------------------------------------------------------------------------------
+def test_a_constant_factor_of_several_products_can_be_written_and_loaded(tmp_path: Path) -> None:
+    model, x = (
+        model_of("float[3, 4, 5] x) => (float[3, 4, 5] y", "y = MatMul (w, x)", {"w": numbers(4, 4)}),
+        numbers(3, 4, 5),
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    made = {"target": "cpu", "db": tmp_path / "none.db", "out": tmp_path / "net.ssx", "progress": False, "check": False}
+    schedsearch.build(tmp_path / "net.onnx", **made).close()
+    with schedsearch.load(tmp_path / "net.ssx") as net:
+        np.testing.assert_allclose(net(x), ReferenceEvaluator(model).run(None, {"x": x})[0], rtol=1e-5, atol=1e-5)
 
 
 assert TensorProto.DOUBLE == 11  # as in the texts above
