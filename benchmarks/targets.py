@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,16 @@ def summary(result: dict[str, Any]) -> tuple[list[str], list[list[str]], list[st
     """Head and cells of a table: registers of a thread and shared memory of a block; and why templates refuse cards."""
     rows = result["rows"]
     cells = [[f"`{row['template']}`", *(cell(row["cards"][preset]) for preset in PRESETS)] for row in rows]
-    reasons = dict[str, list[str]]()
+    reasons = dict[tuple[str, str], list[str]]()  # reason and cards -> templates
     for row in rows:
+        refused = dict[str, list[str]]()
         for preset, found in row["cards"].items():
             if "refused" in found:
-                reasons.setdefault(f"`{row['template']}`: {found['refused']}", []).append(preset)
-    lines = [f"- {reason} ({', '.join(presets)})" for reason, presets in reasons.items()]
+                reason = re.sub(r"^as .*: |, got [0-9.]+$", "", found["refused"])
+                refused.setdefault(reason, []).append(preset)
+        for reason, presets in refused.items():
+            reasons.setdefault((reason, ", ".join(presets)), []).append(f"`{row['template']}`")
+    lines = [f"- {', '.join(names)}: {reason} ({presets})" for (reason, presets), names in reasons.items()]
     heads = [f"{preset} ({target.architecture})" for preset, target in PRESETS.items()]
     return ["template", *heads], cells, lines
 
