@@ -7,7 +7,7 @@ import math
 from schedsearch.config import Config
 from schedsearch.launch import Grid, NumbaArray, Pointer
 from schedsearch.ops.nonzero import NonZeroParams
-from schedsearch.space import ConfigSpace, Knob
+from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.selection import nonzero_kernels as kernels
@@ -17,6 +17,7 @@ from schedsearch.workload import Workload
 THREADS = (256, 512)
 EACH = (1, 2, 4, 8)
 PARTS = (256, 512, 1024, 2048)
+STATIC_SHARED = 2048  # at most, beside the lists
 
 
 class NonZeroCuda(Template[NonZeroParams]):
@@ -31,13 +32,15 @@ class NonZeroCuda(Template[NonZeroParams]):
         return None
 
     def space(self, workload: Workload[NonZeroParams], target: Target) -> ConfigSpace:
-        vectors = _vectors(workload)
+        vectors, twice = _vectors(workload), 2 * kernels.per_vector(workload.params.dtype)
+        most = target.shared_bytes_per_block - STATIC_SHARED
         return ConfigSpace(
             (
                 Knob("parts", tuple(n for n in PARTS if n == PARTS[0] or n * THREADS[0] <= 2 * vectors), "blocks, at most"),
                 Knob("each", EACH, "vectors of a thread whose loads are in flight and whose elements are numbered together"),
                 Knob("threads", THREADS, "threads of a block"),
-            )
+            ),
+            (Constraint("lists fit in shared memory", lambda k: twice * k["threads"] * k["each"] <= most),),
         )
 
     def default(self, workload: Workload[NonZeroParams], target: Target, space: ConfigSpace) -> Config:
