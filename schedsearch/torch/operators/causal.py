@@ -83,7 +83,7 @@ def causal_conv1d(
         seq_idx = _numbers_of(cu_seqlens, x)
     elif seq_idx is not None:
         _check_order(seq_idx)
-    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
+    if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias, initial_states = (
             each if each is None else each.to(dtype) for each in (x, weight, bias, initial_states)
