@@ -1,6 +1,6 @@
 """Builds the wheel and the sdist in dist/, checks both, and tries each extra in an environment of its own.
 
-    python scripts/dist.py                  # every extra but those that bring PyTorch or both CUDA compilers
+    python scripts/dist.py                  # every extra but those that bring PyTorch or another CUDA compiler
     python scripts/dist.py network torch    # these extras
 
 The wheel is built from the sdist, so what it holds was in the sdist.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-LARGE = ("cu12", "cu13-pinned", "torch", "dev")  # gigabytes, or what the environment of the tests has anyway
+LARGE = ("cu12", "cu13-pinned", "mlir", "torch", "dev")  # gigabytes, or what the environment of the tests has anyway
 # extra -> an import that fails without it
 IMPORTS = {
     "": "schedsearch.tune, schedsearch.compile",
@@ -30,9 +30,10 @@ IMPORTS = {
     "dashboard": "import schedsearch.dashboard.server, starlette, uvicorn",
     "dev": "import hypothesis, jsonschema, mypy, pytest, xdist",
     "fallback": "import onnxruntime",
-    "kernel-tuner": "import kernel_tuner, schedsearch.integrations.kernel_tuner",
-    "network": "import onnx, onnx_ir, onnxscript; schedsearch.build",
     "fleet": "import distributed, schedsearch.fleet.client, schedsearch.fleet.preload",
+    "kernel-tuner": "import kernel_tuner, schedsearch.integrations.kernel_tuner",
+    "mlir": "import numba_cuda_mlir",
+    "network": "import onnx, onnx_ir, onnxscript; schedsearch.build",
     "postgres": "import psycopg, schedsearch.records.postgresql",
     "testing": "import greenlet, schedsearch.testing.op_contract",
     "torch": "import schedsearch.torch; schedsearch.torch.optimize_",
