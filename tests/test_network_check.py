@@ -129,6 +129,40 @@ def test_a_network_without_a_model_is_unchecked() -> None:
     assert "the network is unchecked, a Network has no model" in "".join(said)
 
 
+def masked(model: Model, value: str) -> Model:
+    """The output, relu(maxpool(value - 1000)), is 0 and shows nothing of a value."""
+    moved = model.node("Add", value, model.weight("far", 1, value=-1000.0), name="moved")
+    model.node("Relu", model.node("MaxPool", moved, name="pool", kernel_shape=[2, 2]), name="last")
+    return model
+
+
+@pytest.mark.long
+def test_a_wrong_value_that_no_output_shows_is_found(tmp_path: Path, spoiled: Callable[[Spoil], None]) -> None:
+    model = Model(1, 2, 6, 6)
+    path = masked(model, model.node("Tanh", model.conv("x", 4, 2, name="conv"), name="squash")).save(tmp_path)
+    build(path).close()
+    spoiled(relu_for_tanh)
+    with pytest.raises(WrongNetworkError, match=r"'squash\.out', of node squash \(Tanh\): element"):
+        build(path)
+
+
+def test_a_fault_of_arrays_that_share_memory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution whose tiles overlap at the end of a row adds a residual twice, if it is in the place of the result."""
+    from schedsearch.templates.conv2d import cpu
+
+    model = Model(1, 4, 2, 62)
+    first = model.node("Tanh", model.conv("x", 8, 4, 1, name="first"), name="squash")
+    second = model.conv(model.conv(first, 8, 8, 1, name="second"), 8, 8, 1, name="third")
+    path = masked(model, model.node("Relu", model.node("Add", second, first, name="sum"), name="kept")).save(tmp_path)
+    with build(path) as net:
+        third = next(call for call in net.steps if "residual" in call.buffers)
+        places = [net.program.arrays[third.buffers[name]].place for name in ("residual", *third.outputs)]
+        assert places[0] == places[1]
+    monkeypatch.setattr(cpu, "updates_in_place", lambda workload: False)
+    with pytest.raises(WrongNetworkError, match=r"'kept\.out', of node kept \(Relu\): element"):
+        build(path)
+
+
 @pytest.mark.long
 def test_every_size_of_a_table_is_of_a_network_that_was_compared(tmp_path: Path, spoiled: Callable[[Spoil], None]) -> None:
     path, out = chain("n", 2, 6, 6).save(tmp_path), tmp_path / "net.ssx"

@@ -191,6 +191,24 @@ def test_another_shape_is_a_difference() -> None:
     assert apart is not None and "shape [3, 2] in ours, [2, 3] in theirs" in apart.text("ours", "theirs")
 
 
+@pytest.mark.parametrize(
+    ("found", "right", "is_gross"),
+    [
+        ([1.0, 2.0], [1.0, 1.0], True),
+        ([np.inf, 1.0], [1.0, 1.0], True),
+        ([1.0, 1.0 + 2e-5], [1.0, 1.0], False),  # 0.002 % of the largest
+        ([np.uint8(9), np.uint8(2)], [np.uint8(9), np.uint8(0)], False),  # two steps
+        ([np.uint8(9), np.uint8(200)], [np.uint8(9), np.uint8(0)], True),
+    ],
+)
+def test_noise_that_was_taken_for_too_small_does_not_explain_a_gross_difference(
+    found: list[Any], right: list[Any], is_gross: bool
+) -> None:
+    truth = np.array(right)
+    apart = difference(np.array(found), truth, [truth])
+    assert apart is not None and apart.is_gross == is_gross
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     shape=st.sampled_from([(7,), (2, 3), (2, 3, 8, 9)]),

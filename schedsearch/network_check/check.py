@@ -4,7 +4,7 @@ Every value that the network computes and the model names is compared on its own
 nearest values before it that the network computes, too, run on the network's own numbers. So no error of one layer hides
 that of another, a choice such as an argmax is judged on the numbers that it chose from, and the first difference names the
 node. A value that differs may also be another one under the same name, as rewriting left it; then it is taken out, and what
-depends on it decides.
+depends on it decides: the network's further values must be right without it, and wrong if it were the model's.
 """
 
 from __future__ import annotations
@@ -212,6 +212,24 @@ class _Comparison:
             found = self._differences(
                 frozenset(each for each in self._common if each not in apart or each in outputs), apart
             )
+        for name, each in first.items():
+            if each.is_gross and not self._is_another(name, frozenset(self._common) - apart):
+                raise self._error(name, each)
+
+    def _is_another(self, name: str, right: frozenset[str]) -> bool:
+        """Whether a value of the network that differs is another one than the model's of this name: what depends on it would
+        be another, too, if it were the model's. A wrong value may change nothing that is compared, as behind a mask.
+
+        Args:
+            right: values that do not differ.
+        """
+        given = right | {name}
+        after = [each for each in (*sorted(right, key=self._source.places.__getitem__), *self._outputs) if each != name]
+        readers = [each for each in dict.fromkeys(after) if name in self._source.reads_before(each, given)]
+        try:
+            return not readers or bool(self._group(readers, given))
+        except NotEvaluableError:  # the model cannot go on from it, such as from another shape
+            return True
 
     def _differences(self, given: frozenset[str], apart: Collection[str] = ()) -> dict[str, Difference]:
         """Values that differ, in the model's order."""

@@ -26,6 +26,8 @@ _LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126}  # n
 _CHANNEL_ELEMENTS = 64  # of a channel at least, for noise of its own
 _LARGEST = 2.0  # times the largest noise of any element: a difference at a step
 _STRAY = 1e-5  # of the elements may be at a step that no noisy run took
+_GROSS = 8.0  # times what a difference may be
+_GROSS_SHARE = 2.0**-10  # of the largest magnitude
 _PIECE = 1 << 21  # elements that are compared at a time
 
 
@@ -37,6 +39,7 @@ class Difference:
         found, right: numbers of the network and of the model; shapes, if these differ.
         bound: that their difference may have.
         count, of: elements that differ by more, and all.
+        largest: finite magnitude in the model's value.
     """
 
     index: tuple[int, ...]
@@ -45,6 +48,16 @@ class Difference:
     bound: float
     count: int
     of: int
+    largest: float = 0.0
+
+    @property
+    def is_gross(self) -> bool:
+        """Whether neither a few times the model's noise explains it, nor a few steps of integers."""
+        if isinstance(self.found, tuple):
+            return True
+        error = float(distance(np.asarray(self.found), np.asarray(self.right)))
+        step = 1.0 if isinstance(self.right, int) else 0.0
+        return error > max(_GROSS * max(self.bound, step), _GROSS_SHARE * self.largest)
 
     def text(self, ours: str, theirs: str) -> str:
         """In words.
@@ -122,7 +135,15 @@ def difference(
     if not hard and soft_count <= allowed:
         return None
     index = tuple(int(each) for each in np.unravel_index(worst_at, shape)) if shape else ()
-    return Difference(index, flat_found[worst_at].item(), flat_right[worst_at].item(), worst_bound, soft_count, right.size)
+    largest = max((_largest(flat_right[start : start + _PIECE]) for start in range(0, right.size, _PIECE)), default=0.0)
+    numbers = flat_found[worst_at].item(), flat_right[worst_at].item()
+    return Difference(index, *numbers, worst_bound, soft_count, right.size, largest)
+
+
+def _largest(numbers: Array) -> float:
+    """The largest finite magnitude."""
+    wide = np.abs(numbers.astype(np.float64))
+    return float(wide[np.isfinite(wide)].max(initial=0.0))
 
 
 def surely_equal(found: Array, right: Array, roundoff: float = 0.0, noisy: Array | None = None) -> bool:

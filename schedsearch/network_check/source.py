@@ -211,6 +211,10 @@ class Source:
         """The values that the node of a value reads."""
         return [] if value not in self.made_by else list(reads_of(self.made_by[value]))
 
+    def reads_before(self, value: str, given: Collection[str]) -> set[str]:
+        """The values that the nodes between a value and those given read."""
+        return {read for each in self._before(value, given) for read in self.reads(each)}
+
     def ops_before(self, value: str, given: Collection[str]) -> set[str]:
         """Operators of the nodes between a value and those given."""
         return {self.made_by[each].op_type for each in self._before(value, given)}
