@@ -23,6 +23,7 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 from schedsearch.deadline import NEVER  # noqa: E402
 from schedsearch.executable.build_options import BuildOptions  # noqa: E402
 from schedsearch.executable.lowering import lowered  # noqa: E402
+from schedsearch.executable.reading import for_device  # noqa: E402
 from schedsearch.network.evaluate import evaluate  # noqa: E402
 from schedsearch.network.graph import Node  # noqa: E402
 from schedsearch.network.lower import lower  # noqa: E402
@@ -83,7 +84,8 @@ def test_a_cpu_computes_float16_in_float32_between_ports_of_float16() -> None:
     weights = {"w": numbers(5, 3).astype(np.float16), "b": numbers(5).astype(np.float16)}
     body = "p = Gemm <transB = 1> (x, w, b) y = Tanh (p) z = Cast <to = 1> (p)"
     model = model_of("float16[2, 3] x) => (float16[2, 5] y, float[2, 5] z, float16[2, 5] p", body, weights)
-    network = lowered(load(model).graph(), BuildOptions.of(NEVER, target="cpu", db="none.db"))
+    options = BuildOptions.of(NEVER, target="cpu", db="none.db")
+    network = lowered(for_device(load(model).graph(), options), options)
     assert [network.values[name].dtype for name in (*network.inputs, *network.outputs)] == [
         *("float16", "float16", "float32", "float16")
     ]

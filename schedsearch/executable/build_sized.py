@@ -14,7 +14,7 @@ from schedsearch.executable.finish import finish
 from schedsearch.executable.lowering import lowered
 from schedsearch.executable.outside import say_weights
 from schedsearch.executable.ports import Size
-from schedsearch.executable.reading import ReadModel
+from schedsearch.executable.reading import ReadModel, for_device
 from schedsearch.executable.references import find
 from schedsearch.executable.sized import SizedNet
 from schedsearch.executable.sized_build import SizedBuild, open_shapes
@@ -37,7 +37,7 @@ def read_sized(loaded: Loaded, size: Size, options: BuildOptions) -> SizedBuild:
     shapes = open_shapes(loaded, size.name)
 
     def network_of(n: int) -> Network:
-        network = lowered(loaded.graph(shapes(n)), options)
+        network = lowered(for_device(loaded.graph(shapes(n)), options), options)
         if controls := [node.name for node in network.nodes if isinstance(node, Control)]:
             raise UnsupportedError(
                 f"{loaded.name}: the conditions of {listed(controls)} (If) are computed; allowed in a network for a range "

@@ -27,12 +27,9 @@ def lowered(graph: ir.Model, options: BuildOptions, fallback: str | None = None)
 
     Raises: as `network.lower.lower` and `network.fallback.lower_with_subgraphs`.
     """
-    from schedsearch.network.formats import widen_halves
     from schedsearch.network.lower import LAYOUTS, SLICES, lower
 
     on_cpu, dtype = options.target.kind == "cpu", options.dtype
-    if on_cpu and dtype is None:
-        widen_halves(graph)
     layouts: tuple[str, ...] = LAYOUTS if options.layout == "auto" else (options.layout,)
     if on_cpu:
         layouts = tuple(each for each in layouts if each in _CPU_LAYOUTS)

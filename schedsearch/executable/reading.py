@@ -72,7 +72,7 @@ def read(
         if example is not None:
             raise UsageError("example is for a torch module; for the shapes of an ONNX file give shapes={input: shape}")
         loaded, found = read_file(Path(model), options)
-        return loaded.graph(shapes), found
+        return for_device(loaded.graph(shapes), options), found
     if not (hasattr(model, "forward") and hasattr(model, "state_dict")):
         raise UsageError(
             f"model is {type_text(model)}; allowed: the path of an ONNX file, a torch module, or a schedsearch Network"
@@ -84,11 +84,11 @@ def read(
     if not options.check:
         from schedsearch.network.torch_export import export
 
-        return export(model, example), ReadModel(name, None, None)
+        return for_device(export(model, example), options), ReadModel(name, None, None)
     from schedsearch.network_check.torch_module import checked_export
 
     graph, source = checked_export(model, example, options.dtype)
-    return graph, ReadModel(name, None, lambda: source, source.compared_s)
+    return for_device(graph, options), ReadModel(name, None, lambda: source, source.compared_s)
 
 
 def read_file(path: Path, options: BuildOptions) -> tuple[Loaded, ReadModel]:
@@ -98,6 +98,15 @@ def read_file(path: Path, options: BuildOptions) -> tuple[Loaded, ReadModel]:
 
     loaded = load(path, options.inputs)
     return loaded, ReadModel(path.name, path, functools.partial(_source, loaded, path, options) if options.check else None)
+
+
+def for_device(graph: ir.Model, options: BuildOptions) -> ir.Model:
+    """A graph in formats that the device has kernels for: it changes the graph, and returns it."""
+    if options.target.kind == "cpu" and options.dtype is None:
+        from schedsearch.network.formats import widen_halves
+
+        widen_halves(graph)
+    return graph
 
 
 def _source(loaded: Loaded, path: Path, options: BuildOptions) -> Source:
