@@ -13,14 +13,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import batch_one_tables
 import common
 import compiler_tables
+import real_tables
 import sequence_tables
 import summary_tables
+import torch_tables
 from conv2d_tables import (
     before_after,
     blocks,
@@ -53,10 +55,6 @@ PAGES = tuple(
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if MARKED.search(path.read_text(encoding="utf-8"))
 )
-TRAINED = {
-    "eager": "PyTorch", "compile": "torch.compile", "graphs": "its reduce-overhead", "ours": "backend of ours",
-    "ours_graphs": "ours, reduce-overhead",
-}  # fmt: skip
 _MACHINE_OPTIONS = r" --(dbs?|out) \S+"  # where a run kept its files says nothing to a reader
 
 
@@ -88,23 +86,6 @@ def two_versions(data: dict[str, Any]) -> str:
     return markdown(("", "before", "after", "after / before"), rows)
 
 
-def early_launch(data: dict[str, Any]) -> str:
-    """Networks one after another and early, and early as an older version built them, where it was measured."""
-    has_before = any("before, early" in row for row in data["rows"])
-    rows = []
-    for row in data["rows"]:
-        name, batch, format_ = row.get("case", f"{row.get('network')}:1:float16").split(":")
-        differing = row["differing"]
-        differing = max(differing.values()) if isinstance(differing, dict) else differing
-        before = (f"{row['before, early']:.1f}" if "before, early" in row else "",) if has_before else ()
-        rows.append((
-            f"{name}, batch {batch}, {format_}", f"{row['one after another']:.1f}", *before, f"{row['early']:.1f}",
-            f"{row['one after another'] / row['early']:.3f}", f"{differing:.0f} of {row['replays']:,}",
-        ))  # fmt: skip
-    before = ("early, before",) if has_before else ()
-    return markdown(("network, us", "one after another", *before, "early", "ratio", "replays that differ"), rows)
-
-
 def faults(data: dict[str, Any]) -> str:
     """One row per scenario of a campaign of injected faults (tests/faults)."""
     tried = [row for row in data["scenarios"] if row["tries"]]
@@ -129,10 +110,6 @@ def faults(data: dict[str, Any]) -> str:
 def launch_overhead(data: dict[str, Any]) -> str:
     rows = [(row["call"], f"{row['host_us']:.2f}", _goal(row["goal_us"])) for row in data["rows"]]
     return markdown(("host time of a call", "us", "goal"), rows)
-
-
-def torch_dispatch(data: dict[str, Any]) -> str:
-    return markdown(("host time of a call", "us"), [(row["call"], f"{row['host_us']:.2f}") for row in data["rows"]])
 
 
 def lookup_latency(data: dict[str, Any]) -> str:
@@ -235,73 +212,6 @@ def networks_graphs(data: dict[str, Any]) -> str:
     return markdown(("network, us", *header), rows)
 
 
-def torch_models(data: dict[str, Any]) -> str:
-    """Models of PyTorch by its backends; times are those of CUDA graphs. What was not measured is an empty cell."""
-    ways = ("eager", "compile", "autotune", "network")
-    best = [min(row[f"{way}_us"] for way in ways[:3] if f"{way}_us" in row) / row["network_us"] for row in data["rows"]]
-    rows: list[Sequence[object]] = [
-        (
-            row["case"].replace(":", ", batch "),
-            *(f"{row[f'{way}_us']:.0f}" if f"{way}_us" in row else "" for way in ways),
-            f"{ratio:.2f}",
-            *(f"{row[key]:.1e}" if (key := f"{way}_error") in row else "" for way in ("compile", "network")),
-        )
-        for row, ratio in zip(data["rows"], best)
-    ]
-    for batch in sorted({row["batch"] for row in data["rows"]}):
-        mean = common.geometric_mean([ratio for row, ratio in zip(data["rows"], best) if row["batch"] == batch])
-        rows.append((f"geometric mean, batch {batch}", "", "", "", "", f"**{mean:.2f}**", "", ""))
-    header = ("PyTorch", "torch.compile", "its max-autotune", "backend of ours", "ratio", "error of torch.compile")
-    return markdown(("model, us", *header, "error of ours"), rows)
-
-
-def torch_models_plain(data: dict[str, Any]) -> str:
-    """The same models called from Python."""
-    ways = ("graphs", "network")
-    rows: list[Sequence[object]] = []
-    for row in (each for each in data["rows"] if all(f"{way}_plain_us" in each for way in ways)):
-        times = [f"{row[f'{way}_{kind}_us']:.0f}" for kind in ("plain", "host") for way in ways]
-        ratio = row["graphs_plain_us"] / row["network_plain_us"]
-        rows.append((row["case"].replace(":", ", batch "), *times[:2], f"{ratio:.2f}", *times[2:]))
-    header = ("torch.compile's reduce-overhead", "backend of ours", "ratio", "host, reduce-overhead", "host, ours")
-    return markdown(("model called from Python, us", *header), rows)
-
-
-def torch_training(data: dict[str, Any]) -> str:
-    """Training steps: plain ones, and replays of a CUDA graph. A time that was not measured is an empty cell."""
-    rows = []
-    for row in data["rows"]:
-        for way, end in (("plain", "_us"), ("captured", "_captured_us")):
-            times = {name: us for name in TRAINED if (us := row.get(f"{name}{end}"))}
-            ours, theirs = (
-                [us for name, us in times.items() if name.startswith("ours") is wanted] for wanted in (True, False)
-            )
-            rows.append(
-                (
-                    f"{_training(row)}, {way}",
-                    *(f"{times[name] / 1e3:.2f}" if name in times else "" for name in TRAINED),
-                    f"{min(theirs) / min(ours):.2f}" if ours and theirs else "",
-                )
-            )
-    return markdown(("training step, ms", *TRAINED.values(), "ratio"), rows)
-
-
-def _training(row: dict[str, Any]) -> str:
-    return f"{row['model']}, batch {row['batch']}, {row['precision']}"
-
-
-def torch_losses(data: dict[str, Any]) -> str:
-    """Losses at the end of short trainings, and how far two ways are from PyTorch's, with standard errors."""
-    rows = []
-    for row in data["rows"]:
-        if "loss_apart_compile" in row:
-            apart = [row[f"loss_apart_{name}"] for name in ("compile", "ours")]
-            eager = fmean(row["loss_end"]["eager"])
-            cells = [f"{each['mean']:+.4f} ± {each['standard_error']:.4f}" for each in apart]
-            rows.append((_training(row), f"{row['loss_first']:.3f}", f"{eager:.4f}", *cells))
-    return markdown(("training", "first loss", "last loss, PyTorch", "torch.compile's is apart", "ours is apart"), rows)
-
-
 def own_kernels(data: dict[str, Any]) -> str:
     """The examples of kernels of users: the author's choice, the tuned kernel, its share of the limit, peers."""
     rows = [
@@ -342,67 +252,6 @@ def bandwidth_ops(data: dict[str, Any]) -> str:
         for row in data["rows"]
     ]  # fmt: skip
     return markdown(("what, us", "ours", "PyTorch", "ratio", "of a copy's speed"), rows)
-
-
-def real_models(data: dict[str, Any]) -> str:
-    """ONNX files that packages ship: what builds them, how long that takes, and times beside ONNX Runtime's."""
-    rows: list[Sequence[object]] = []
-    ratios = []
-    for row in data["rows"]:
-        times = [row.get(f"{name}_us") for name in ("ours", "ort1", "ort2")]
-        if None not in times:
-            ratios.append(times[0] / min(times[1:]))
-        rows.append(
-            (
-                row["file"], row["state"], row.get("calls", ""), f"{row.get('user_s') or 0:.0f}",
-                f"{row['error']:.0e}" if "error" in row else "", *("" if us is None else f"{us:.0f}" for us in times),
-                "" if None in times else f"{ratios[-1]:.2f}",
-            )
-        )  # fmt: skip
-    if ratios:
-        rows.append((f"geometric mean of {len(ratios)}", *[""] * 7, f"**{common.geometric_mean(ratios):.2f}**"))
-    header = ("built", "kernel calls", "CPU s", "error", "ours", "ONNX Runtime, 1 thread", "2 threads", "ratio")
-    return markdown(("file, us", *header), rows)
-
-
-def real_models_gpu(data: dict[str, Any]) -> str:
-    """The same on a GPU: of arrays in the host's memory and on the device, beside ONNX Runtime on that machine's CPU."""
-    rows: list[Sequence[object]] = []
-    ratios = []
-    for row in data["rows"]:
-        peers = [us for name, us in row.items() if re.fullmatch(r"ort\d+_us", name)]
-        ours = row.get("ours_us")
-        ratios += [min(peers) / ours] if peers and ours else []
-        times = [ours, row.get("device_us"), min(peers, default=None)]
-        rows.append(
-            (
-                row["file"], row["state"], row.get("calls", ""), f"{row.get('build_s') or 0:.0f}",
-                f"{row['error']:.0e}" if "error" in row else "", *("" if us is None else f"{us:.0f}" for us in times),
-                f"{ratios[-1]:.1f}" if peers and ours else "",
-            )
-        )  # fmt: skip
-    if ratios:
-        rows.append((f"geometric mean of {len(ratios)}", *[""] * 7, f"**{common.geometric_mean(ratios):.1f}**"))
-    header = ("built", "kernel calls", "build s", "error", "from the host", "on the device", "ONNX Runtime, CPU", "ratio")
-    return markdown(("file, us", *header), rows)
-
-
-def real_cpu(data: dict[str, Any]) -> str:
-    """Networks that packages ship, untuned, beside ONNX Runtime, while other processes do and do not compute."""
-    names, states = ("ours", "ort1", "ort2"), ("quiet", "busy")
-    rows: list[Sequence[object]] = []
-    ratios: dict[str, list[float]] = {state: [] for state in states}
-    for file in data["medians_us"]["quiet"]:
-        row = [file]
-        for state in states:
-            times = [data["medians_us"][state][file][name] for name in names]
-            ratios[state].append(times[0] / min(times[1:]))
-            row += [*(f"{us:.3g}" if us < 100 else f"{us:.0f}" for us in times), f"{ratios[state][-1]:.2f}"]
-        rows.append(row)
-    means = [f"**{common.geometric_mean(ratios[state]):.2f}**" for state in states]
-    rows.append(("geometric mean", "", "", "", means[0], "", "", "", means[1]))
-    header = [f"{state}, us: ours | ONNX Runtime, 1 thread | 2 threads | ours / better" for state in states]
-    return markdown(("network", *" | ".join(header).split(" | ")), rows)
 
 
 def _short(value: float) -> str:
@@ -476,19 +325,21 @@ TABLES = {
     "faults_fuzz": Table("faults_fuzz", "make faults FAULTS='fuzz.*' OUT=", faults, origin=False),
     "faults_cuda": Table("faults_cuda", "make faults TARGET=cuda N=20 OUT=", faults, origin=False),
     "two_versions": Table("two_versions_h200", "two_versions.py --target cuda", two_versions, origin=False),
-    "early_launch": Table("early_launch_h200", "early_launch.py", early_launch),
+    "early_launch": Table("early_launch_h200", "early_launch.py", batch_one_tables.early_launch),
     "branches": Table("branches_h200", "branches.py", batch_one_tables.branches),
     "squeeze_excite": Table("squeeze_excite_h200", "squeeze_excite.py", batch_one_tables.squeeze_excite),
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
-    "real_models": Table("real_models_cpu", "real_models.py --folder FOLDER", real_models),
+    "real_models": Table("real_models_cpu", "real_models.py --folder FOLDER", real_tables.real_models),
     "real_models_gpu": Table(
-        "real_models_h200", "real_models.py --folder FOLDER --target cuda --at-once 4 --cache CACHE", real_models_gpu
+        "real_models_h200",
+        "real_models.py --folder FOLDER --target cuda --at-once 4 --cache CACHE",
+        real_tables.real_models_gpu,
     ),
-    "real_cpu": Table("real_cpu", "real_cpu.py --folder FOLDER --built BUILT", real_cpu),
+    "real_cpu": Table("real_cpu", "real_cpu.py --folder FOLDER --built BUILT", real_tables.real_cpu),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
-    "torch_dispatch": Table("torch_dispatch_cpu", "torch_dispatch.py --without-gpu", torch_dispatch),
-    "torch_dispatch_gpu": Table("torch_dispatch_h200", "torch_dispatch.py", torch_dispatch),
+    "torch_dispatch": Table("torch_dispatch_cpu", "torch_dispatch.py --without-gpu", torch_tables.torch_dispatch),
+    "torch_dispatch_gpu": Table("torch_dispatch_h200", "torch_dispatch.py", torch_tables.torch_dispatch),
     "c_call": Table("c_call_h200", "c_call.py --times", c_call),
     "dynamic_ops": Table("dynamic_ops_h200", "dynamic_ops.py", dynamic_ops),
     "sequences": Table("sequences_h200", "sequences.py", sequence_tables.forward, origin=False),
@@ -502,10 +353,10 @@ TABLES = {
     "bandwidth_ops": Table("bandwidth_ops_h200", "bandwidth_ops.py", bandwidth_ops),
     "networks_graphs": Table("networks_graphs_h200", "networks.py", networks_graphs),
     "networks_graphs_h100": Table("networks_graphs_h100", "networks.py", networks_graphs),
-    "torch_models": Table("torch_models_h100", "torch_models.py", torch_models),
-    "torch_models_plain": Table("torch_models_h100", "torch_models.py", torch_models_plain, origin=False),
-    "torch_training": Table("torch_training_h100", "torch_training.py", torch_training),
-    "torch_losses": Table("torch_training_h100", "torch_training.py", torch_losses, origin=False),
+    "torch_models": Table("torch_models_h100", "torch_models.py", torch_tables.torch_models),
+    "torch_models_plain": Table("torch_models_h100", "torch_models.py", torch_tables.torch_models_plain, origin=False),
+    "torch_training": Table("torch_training_h100", "torch_training.py", torch_tables.torch_training),
+    "torch_losses": Table("torch_training_h100", "torch_training.py", torch_tables.torch_losses, origin=False),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "compilers": Table("compilers", "compilers.py", compiler_tables.code, origin=False),
     "compilers_times": Table("compilers_h200", "toolchains.py race mlir.json --against numba.json", compiler_tables.times),
