@@ -12,7 +12,9 @@ from table_text import markdown
 
 def _origin(data: dict[str, Any], name: str) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in data["toolchain"].items())
-    return f"{versions}.\n\nData: `benchmarks/results/{name}.json`, made by\n\n    python benchmarks/{name}.py"
+    commands = data["command"].replace("\n", "\n    ")
+    said = f"\n\n{data['note']}" if "note" in data else ""
+    return f"{versions}.\n\nData: `benchmarks/results/{name}.json`, made by\n\n    {commands}{said}"
 
 
 def code(data: dict[str, Any]) -> str:

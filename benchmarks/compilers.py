@@ -3,8 +3,9 @@
 The candidates are those of `machine_code.py` in results/machine_code.json, a few of every CUDA template. Both compilers must
 be installed, and nvdisasm must be found (PATH, or --nvdisasm). No GPU is needed. Times are those of the processor, of one
 process, without the build cache; numba-cuda shares work between kernels of the same shape, of which a process sees some.
+With --resume the candidates of the file stay as they are, and only others are compiled.
 
-Run: python benchmarks/compilers.py --out benchmarks/results/compilers.json [--each 5] [--time 1500]
+Run: python benchmarks/compilers.py --out benchmarks/results/compilers.json [--each 5] [--time 1500] [--resume]
      python benchmarks/compilers.py --show benchmarks/results/compilers.json
 """
 
@@ -127,12 +128,29 @@ def chosen_rows(each: int) -> list[dict[str, Any]]:
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
+def key(row: dict[str, Any]) -> str:
+    return json.dumps([row["template"], row["workload"], row["config"]], sort_keys=True)
+
+
+def begun(file: Path, versions: dict[str, str]) -> dict[str, Any]:
+    """What an earlier run has written, with this run's command behind its own.
+
+    Raises:
+        SystemExit: it had other compilers.
+    """
+    earlier: dict[str, Any] = json.loads(file.read_text())
+    if earlier["toolchain"] != versions:
+        sys.exit(f"{file} was made with {earlier['toolchain']}; here are {versions}. Leave out --resume")
+    return {**earlier, "command": f"{earlier['command']}\n{facts()['command']}"}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", metavar="FILE")
     parser.add_argument("--show", metavar="FILE", type=Path, help="only print the table of such a file")
     parser.add_argument("--each", type=int, default=5, help="candidates of each template")
     parser.add_argument("--time", type=float, default=1e9, metavar="S", help="begin no candidate after so many seconds")
+    parser.add_argument("--resume", action="store_true", help="compile only the candidates that --out does not have")
     parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--templates", metavar="WORD", nargs="+", default=[""])
     parser.add_argument("--nvdisasm", default=shutil.which("nvdisasm"))
@@ -140,6 +158,8 @@ def main() -> None:
     if args.show:
         print(table(*summary(json.loads(args.show.read_text()))))
         return
+    if args.resume and not (args.out and Path(args.out).exists()):
+        parser.error("--resume needs --out with the file of an earlier run")
     if args.nvdisasm is None:
         sys.exit("nvdisasm is not in PATH; pip install nvidia-cuda-nvdisasm, or give --nvdisasm")
     os.environ["SCHEDSEARCH_BUILD_CACHE"] = "off"
@@ -150,6 +170,10 @@ def main() -> None:
         os.environ["SCHEDSEARCH_COMPILER"] = compiler
         versions |= toolchain("cuda")
     result: dict[str, Any] = {**facts(), "toolchain": versions, "target": "h200", "rows": []}
+    if args.resume:
+        result = begun(Path(args.out), versions)
+        known = {key(row) for row in result["rows"]}
+        given = [row for row in given if key(row) not in known]
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         for row in pool.imap(compared, [(row, args.nvdisasm) for row in given], chunksize=1):
             result["rows"].append(row)

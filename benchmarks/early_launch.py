@@ -1,7 +1,7 @@
 """Networks with and without kernels that begin before the one in front of them ends (programmatic dependent launch).
 
     python benchmarks/early_launch.py --cases resnet50:1:float16 mobilenet_v2:1:int8 --out early_launch_h200.json
-    python benchmarks/early_launch.py --cases mobilenet_v2:1:float16 --before /tmp/before --out before_after.json
+    python benchmarks/early_launch.py --cases mobilenet_v2:1:float16 --before FOLDER --out before_after.json
     SCHEDSEARCH_SLOW_BLOCKS=3000 python benchmarks/early_launch.py --replays 10000 --out slowed.json
 
 Each network NAME:BATCH:FORMAT of `onnx_models.py` is built once without tuning and loaded `--loads` times in two ways: as

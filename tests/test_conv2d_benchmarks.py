@@ -402,3 +402,15 @@ def test_a_row_of_awkward_channels_has_a_column_for_each_template(benchmark_modu
     header, _, first, second = awkward.table(rows).splitlines()
     assert header.split() == ["layer,", "us", "a", "cuDNN", "NHWC", "cuDNN", "ratio"]
     assert first.split() == ["layer", "4.00", "6.00", "5.00", "1.25"] and second.split() == ["other", "none"]
+
+
+def test_a_resumed_comparison_of_compilers_keeps_its_rows_and_names_all_commands(
+    benchmark_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, file = benchmark_module("compilers"), tmp_path / "compilers.json"
+    monkeypatch.setattr(program, "facts", lambda: {"command": "second"})
+    earlier = {"command": "first", "toolchain": {"numba-cuda": "0.30.4"}, "rows": [{"template": "conv2d_mma"}]}
+    file.write_text(json.dumps(earlier), encoding="utf-8")
+    assert program.begun(file, {"numba-cuda": "0.30.4"}) == {**earlier, "command": "first\nsecond"}
+    with pytest.raises(SystemExit, match=r"made with \{'numba-cuda': '0.30.4'\}.*Leave out --resume"):
+        program.begun(file, {"numba-cuda": "0.30.5"})

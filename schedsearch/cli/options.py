@@ -30,7 +30,7 @@ kernels_option = click.option(
 
 _FLEET_OPTIONS = (
     click.option("--tls", metavar="FOLDER", help="For tls://: a folder with ca.pem, cert.pem and key.pem."),
-    click.option("--trust-network", is_flag=True, help="Use tcp:// of another machine: only friends reach that network."),
+    click.option("--trust-network", is_flag=True, help="Use tcp:// of another machine: trusted people alone reach it."),
 )
 
 

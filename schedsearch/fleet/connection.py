@@ -20,7 +20,7 @@ class Connection:
     """A fleet: the address of a Dask scheduler, and how to talk to it.
 
     Whoever can connect to a scheduler runs code on all of its workers. So an address on another machine must be tls://,
-    unless `trust_network` says that only friends reach it.
+    unless `trust_network` says that only trusted people reach it.
 
     Attributes:
         address: tcp://HOST:PORT or tls://HOST:PORT.
@@ -61,7 +61,7 @@ class Connection:
         elif not self.trust_network and not is_loopback(match["host"].strip("[]")):
             raise UsageError(
                 f"{self.address} is on another machine and not encrypted: whoever reaches it can run code on all workers. "
-                "Use tls:// with --tls FOLDER; or give --trust-network if only friends reach that network"
+                "Use tls:// with --tls FOLDER; or give --trust-network if only trusted people reach that network"
             )
 
     def _check_files(self) -> None:
