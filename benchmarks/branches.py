@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import common
-from early_launch import TURNS, replay_us
+from replays import build_untuned, drawn, inputs_of, turns_us
 
 
 def measured(path: Path, filled: list[float], replays: int) -> dict[str, Any]:
@@ -34,13 +33,13 @@ def measured(path: Path, filled: list[float], replays: int) -> dict[str, Any]:
         for share in filled:
             branches.FILLED = share
             net = stack.enter_context(schedsearch.load(path))
-            arrays = [torch.zeros(port.shape, dtype=getattr(torch, port.dtype), device="cuda") for port in net.inputs]
+            arrays = inputs_of(net)
             runs[share] = stack.enter_context(contextlib.closing(net.bind(*arrays))), arrays
             after = net._weights.order.after
             chains[share] = sum(each != ((number - 1,) if number else ()) for number, each in enumerate(after))
         torch.manual_seed(0)
         for _ in range(replays):
-            numbers = [torch.randn(array.shape, device="cuda").to(array.dtype) for array in runs[filled[0]][1]]
+            numbers = drawn(runs[filled[0]][1])
             results = []
             for launch, arrays in runs.values():
                 for array, new in zip(arrays, numbers, strict=True):
@@ -50,19 +49,13 @@ def measured(path: Path, filled: list[float], replays: int) -> dict[str, Any]:
                 torch.cuda.synchronize()
                 results.append([each.clone() for each in (found if isinstance(found, tuple) else (found,))])
             differing += any(not torch.equal(a, b) for some in results[1:] for a, b in zip(results[0], some, strict=True))
-        groups: dict[float, list[float]] = {share: [] for share in filled}
-        for _ in range(TURNS):
-            for share, (launch, _) in runs.items():
-                groups[share].append(replay_us(launch))
-    times = {str(share): statistics.median(some) for share, some in groups.items()}
+        times = turns_us({str(share): launch for share, (launch, _) in runs.items()})
     return {"us": times, "not_in_turn": {str(share): count for share, count in chains.items()}, "differing": differing}
 
 
 def main() -> None:
-    import onnx
     import onnx_models
 
-    import schedsearch
     from schedsearch.executable import branches
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,11 +68,9 @@ def main() -> None:
     filled, rows = [float(each) for each in options.filled.split(",")], []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.networks.split(","):
-            model, built = Path(folder, f"{name}.onnx"), Path(folder, f"{name}.ssx")
-            onnx.save(onnx_models.build(name, batch=options.batch), model)
+            built = Path(folder, f"{name}.ssx")
             branches.FILLED = max(filled)
-            options_of_build = {"target": "cuda", "db": Path(folder, "empty.db"), "dtype": "float16", "out": built}
-            schedsearch.build(model, **options_of_build, io_layout="NHWC", check=False).close()
+            build_untuned(onnx_models.saved(f"{name}:{options.batch}:float16", Path(folder)), built)
             rows.append({"network": name, "batch": options.batch, **measured(built, filled, options.replays)})
             common.write(options.out, {"rows": rows})
             print(rows[-1], flush=True)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import common
-import onnx
 import onnx_models
 import torch
 from networks import hot_us
@@ -53,11 +52,9 @@ def kernel_us(device: Any, timer: Any, workload: Any, artifact: Any, mode: str) 
 
 
 def measured(case: str, db: str) -> dict[str, Any]:
-    name, batch, format_ = case.split(":")
     target = detect("cuda")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        onnx.save(onnx_models.build(name, batch=int(batch), int8=format_ == "int8"), path)
+        path = onnx_models.saved(case, Path(folder))
         network = lower(read_model(path), dtype="float16").with_io_layout("NHWC")
     with costs_of(network, db, target, COLD_GRAPH) as costs:
         plan = best_plan(network, costs)

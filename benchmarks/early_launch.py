@@ -23,58 +23,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import common
+from replays import Captured, drawn, turns_us
 
-TURNS, CALLS = 15, 40
 PEER_S = 90.0  # that torch.compile may take longer than our build
 BUILD = (
     "import sys, schedsearch; print(schedsearch.__file__); "
     "schedsearch.build(sys.argv[1], target='cuda', db=sys.argv[2], dtype='float16', io_layout='NHWC', out=sys.argv[3], "
     "check=False).close()"
 )
-
-
-class Captured:
-    """A network whose calls a CUDA graph captured."""
-
-    def __init__(self, path: Path, early: bool) -> None:
-        import torch
-
-        import schedsearch
-
-        os.environ["SCHEDSEARCH_EARLY_LAUNCH"] = str(int(early))
-        self.net = schedsearch.load(path)
-        self.inputs = [torch.zeros(port.shape, dtype=getattr(torch, port.dtype), device="cuda") for port in self.net.inputs]
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            self.net(*self.inputs)
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            found = self.net(*self.inputs)
-        self.outputs = found if isinstance(found, tuple) else (found,)
-
-    def results(self, numbers: list[Any]) -> list[Any]:
-        for array, new in zip(self.inputs, numbers, strict=True):
-            array.copy_(new)
-        self.graph.replay()
-        return [output.clone() for output in self.outputs]
-
-
-def replay_us(call: Callable[[], object]) -> float:
-    import torch
-
-    torch.cuda.synchronize()
-    started = time.perf_counter_ns()
-    for _ in range(CALLS):
-        call()
-    torch.cuda.synchronize()
-    return (time.perf_counter_ns() - started) / CALLS / 1e3
 
 
 def measured(ways: dict[str, tuple[Path, bool]], replays: int, loads: int) -> dict[str, Any]:
@@ -92,19 +52,14 @@ def measured(ways: dict[str, tuple[Path, bool]], replays: int, loads: int) -> di
         first, *others = loaded.values()
         torch.manual_seed(load)
         for _ in range(replays // loads):
-            numbers = [torch.randn(array.shape, device="cuda").to(array.dtype) for array in first.inputs]
+            numbers = drawn(first.inputs)
             truth = first.results(numbers)
             for name, other in zip(differing, others):
                 same = all(torch.equal(one, found) for one, found in zip(truth, other.results(numbers), strict=True))
                 differing[name] += not same
-        groups: dict[str, list[float]] = {name: [] for name in times}
-        for _ in range(TURNS):
-            for name, each in loaded.items():
-                groups[name].append(replay_us(each.graph.replay))
-        for name, each in loaded.items():
-            times[name].append(statistics.median(groups[name]))
-            each.graph.reset()
-            each.net.close()
+        for name, us in turns_us({name: each.graph.replay for name, each in loaded.items()}).items():
+            times[name].append(us)
+            loaded[name].close()
     return {**{name: statistics.median(some) for name, some in times.items()}, "loads": times, "differing": differing}
 
 
@@ -125,7 +80,6 @@ def built(model: Path, folder: Path, before: str | None) -> dict[str, Path]:
 
 
 def main() -> None:
-    import onnx
     import onnx_models
     from networks import Peer
 
@@ -143,10 +97,8 @@ def main() -> None:
         folder = Path(name_of_folder)
         named = [f"{name}:1:float16" for name in options.networks.split(",")] if options.networks else options.cases
         for case in named:
-            name, batch, format_ = case.split(":")
-            model = folder / f"{name}.onnx"
-            onnx.save(onnx_models.build(name, batch=int(batch), int8=format_ == "int8"), model)
-            peer = Peer(model) if options.compile and format_ != "int8" else None
+            model = onnx_models.saved(case, folder)
+            peer = Peer(model) if options.compile and not case.endswith(":int8") else None
             files = built(model, folder, options.before)
             ways = {"one after another": (files[""], False), "early": (files[""], True)}
             if options.before:

@@ -99,11 +99,9 @@ def replay_us(call: Callable[[], object], target: str) -> float:
 
 
 def measured(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    import onnx
     import onnx_models
 
-    model = folder / f"{name}.onnx"
-    onnx.save(onnx_models.build(name), model)
+    model = onnx_models.saved(f"{name}:1:float16", folder)
     databases = {"shipped": folder / "none.db", "tuned": Path(options.db).absolute(), "default": folder / "none.db"}
     row: dict[str, Any] = {"network": name}
     for way in WAYS:

@@ -19,7 +19,6 @@ from typing import Any
 
 import common
 import numpy as np
-import onnx
 import onnx_models
 
 from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, COLD_GRAPH_PREPARED
@@ -37,10 +36,8 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 def cached_bytes(case: str) -> int:
     """The bytes of arrays that the calls of a network NAME:BATCH:FORMAT read from the cache."""
-    name, batch, format_ = case.split(":")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        onnx.save(onnx_models.build(name, batch=int(batch), int8=format_ == "int8"), path)
+        path = onnx_models.saved(case, Path(folder))
         network = lower(read_model(path), dtype="float16").with_io_layout("NHWC")
         with costs_of(network, path.with_name("none.db"), TARGET, COLD_GRAPH) as costs:
             plan = best_plan(network, costs)

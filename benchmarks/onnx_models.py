@@ -368,6 +368,18 @@ def build(
     return model.finished(builder(model))
 
 
+def saved(case: str, folder: Path) -> Path:
+    """Writes a network to a folder, and returns its file.
+
+    Args:
+        case: NAME:BATCH:FORMAT, where FORMAT is int8, or else a format that the build is asked for.
+    """
+    name, batch, format_ = case.split(":")
+    file = folder / f"{name}.onnx"
+    onnx.save(build(name, batch=int(batch), int8=format_ == "int8"), file)
+    return file
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", choices=BUILDERS)

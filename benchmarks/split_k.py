@@ -36,7 +36,6 @@ TEMPLATE, SAMPLES = "conv2d_wgmma", 5
 
 def layers(name: str, target: Target, blocks: int) -> Counter[Workload]:
     """The layers with small grids, and how often the network has each."""
-    import onnx
     import onnx_models
 
     from schedsearch.network.costs import costs_of
@@ -46,8 +45,7 @@ def layers(name: str, target: Target, blocks: int) -> Counter[Workload]:
 
     template = load_template(TEMPLATE)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        onnx.save(onnx_models.build(name), path)
+        path = onnx_models.saved(f"{name}:1:float16", Path(folder))
         network = lower(read_model(path), dtype="float16").with_io_layout("NHWC")
         with costs_of(network, path.with_name("none.db"), target, COLD_GRAPH) as costs:
             found = Counter(best_plan(network, costs).implementations.values())
@@ -102,16 +100,8 @@ def main() -> None:
             ]
             for workload, count, parts, config, artifact in tried:
                 us = kernel_us(device, timer, workload, artifact.result())
-                rows.append(
-                    {
-                        "network": name,
-                        "layer": workload.label,
-                        "count": count,
-                        "parts": parts,
-                        "config": dict(config),
-                        "us": us,
-                    }
-                )
+                row = {"network": name, "layer": workload.label, "count": count, "parts": parts, "config": dict(config)}
+                rows.append({**row, "us": us})
             common.write(options.out, {"rows": rows})
     cells = []
     for name in options.networks.split(","):

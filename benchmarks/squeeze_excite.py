@@ -10,55 +10,44 @@ result. Then groups of replays of both take turns. It needs PyTorch and a GPU of
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import common
-from early_launch import TURNS, Captured, replay_us
+from replays import Captured, build_untuned, drawn, turns_us
 
 FORMS = ("four kernels", "one kernel")
 
 
 def built(name: str, batch: int, folder: Path) -> dict[str, Path]:
     """The files of both forms of a network."""
-    import onnx
     import onnx_models
 
-    import schedsearch
     from schedsearch.network import squeezes
 
-    model = folder / f"{name}.onnx"
-    onnx.save(onnx_models.build(name, batch=batch), model)
+    model = onnx_models.saved(f"{name}:{batch}:float16", folder)
     most_bytes, found = squeezes.MOST_BYTES, {}
     for form in FORMS:
         squeezes.MOST_BYTES = most_bytes if form == "one kernel" else 0
         found[form] = folder / f"{name} {form}.ssx"
-        options = {"target": "cuda", "db": folder / "empty.db", "dtype": "float16", "out": found[form]}
-        schedsearch.build(model, **options, io_layout="NHWC", check=False).close()
+        build_untuned(model, found[form])
     squeezes.MOST_BYTES = most_bytes
     return found
 
 
 def measured(files: dict[str, Path], replays: int) -> dict[str, Any]:
     """Microseconds of a replay of both forms, and by how much their results differ."""
-    import torch
-
     nets = {form: Captured(path, early=True) for form, path in files.items()}
     differences = []
     for _ in range(replays):
-        numbers = [torch.randn(array.shape, device="cuda").to(array.dtype) for array in nets[FORMS[0]].inputs]
+        numbers = drawn(nets[FORMS[0]].inputs)
         (one,), (other,) = (net.results(numbers) for net in nets.values())
         differences.append(float((one.float() - other.float()).abs().max() / one.float().abs().max()))
-    groups: dict[str, list[float]] = {form: [] for form in FORMS}
-    for _ in range(TURNS):
-        for form, net in nets.items():
-            groups[form].append(replay_us(net.graph.replay))
+    times = turns_us({form: net.graph.replay for form, net in nets.items()})
     for net in nets.values():
-        net.graph.reset()
-        net.net.close()
-    return {**{form: statistics.median(some) for form, some in groups.items()}, "difference": max(differences)}
+        net.close()
+    return {**times, "difference": max(differences)}
 
 
 def main() -> None:

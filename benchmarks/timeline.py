@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,23 +55,18 @@ def spans(graph: Any, calls: int) -> list[tuple[float, float]]:
 
 
 def measured(case: str) -> dict[str, Any]:
-    import onnx
     import onnx_models
-    from early_launch import TURNS, Captured, built, replay_us
+    from early_launch import built
+    from replays import Captured, turns_us
 
-    name, batch, format_ = case.split(":")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder, f"{name}.onnx")
-        onnx.save(onnx_models.build(name, batch=int(batch), int8=format_ == "int8"), model)
-        file = built(model, Path(folder), None)[""]
+        file = built(onnx_models.saved(case, Path(folder)), Path(folder), None)[""]
         for way, early in WAYS.items():
             each = Captured(file, early)
-            replay_us_ = statistics.median(replay_us(each.graph.replay) for _ in range(TURNS))
-            found = spans(each.graph, len(each.net.kernels))
-            rows.append({"way": way, "replay_us": replay_us_, "spans_us": found})
-            each.graph.reset()
-            each.net.close()
+            (us,) = turns_us({way: each.graph.replay}).values()
+            rows.append({"way": way, "replay_us": us, "spans_us": spans(each.graph, len(each.net.kernels))})
+            each.close()
     return {"case": case, "rows": rows}
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import common
-import onnx
 import onnx_models
 import torch
 from networks import hot_us
@@ -45,9 +44,7 @@ def longest(path: Path, count: int) -> list[Task]:
 
 
 def measured(case: str, tune_s: float, modes: list[str], layers: int, folder: Path) -> list[dict[str, Any]]:
-    name, batch, format_ = case.split(":")
-    path = folder / "model.onnx"
-    onnx.save(onnx_models.build(name, batch=int(batch), int8=format_ == "int8"), path)
+    path = onnx_models.saved(case, folder)
     tasks = longest(path, layers)
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
