@@ -110,6 +110,8 @@ def arithmetic(graph: Graph) -> None:
 
 def pad(graph: Graph) -> None:
     rank = len(graph.shape)
+    if not rank:
+        return  # a single number has no axes
     pads = [graph.pick(0, 0, 1, 2) if axis > 1 else graph.pick(0, 0, 0, 1) for axis in range(rank)] * 2
     pads[-1] += graph.pick(0, 0, 1)
     mode, value = graph.pick("constant", "constant", "constant", "edge"), graph.pick(0.0, 0.0, 0.5)
