@@ -128,6 +128,12 @@ class Rounds:
         """Taps of a filter, with those that are missing."""
         return self.rows * self.columns * self.patch.tap_h * self.patch.tap_w
 
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Sources from one round to the next, down and across."""
+        rows, columns = self.patch.rows, self.patch.columns
+        return self.patch.tap_h * rows.tap_step // rows.down, self.patch.tap_w * columns.tap_step // columns.down
+
     def shared_bytes(self, block_channels: int) -> int:
         return self.filters * self.taps * block_channels * SUM_BYTES
 
@@ -148,8 +154,7 @@ def build_kernel(
     patch, strip, down, blocks_across = blocks.patch, blocks.strip, blocks.down, blocks.across
     source_name, target_name, _ = arrays_of(workload)
     source_strides, target_strides = strides_of(workload, source_name), strides_of(workload, target_name)
-    element, out = dtype_of(p.dtype).nbytes, workload.output.dtype
-    out_element = dtype_of(out).nbytes
+    out, element, out_element = workload.output.dtype, dtype_of(p.dtype).nbytes, dtype_of(workload.output.dtype).nbytes
     source_image, source_channel = source_strides["N"].outer, source_strides["C"].outer
     target_image, target_channel = target_strides["N"].outer, target_strides["C"].outer
     target_row, target_column = patch.target
@@ -160,8 +165,7 @@ def build_kernel(
     row_targets, column_targets = patch.rows.targets, patch.columns.targets
     row_up, row_down, column_up, column_down = patch.rows.up, patch.rows.down, patch.columns.up, patch.columns.down
     rows_of_taps, columns_of_taps = rounds.rows, rounds.columns
-    next_row = patch.tap_h * patch.rows.tap_step // patch.rows.down  # sources from one round to the next
-    next_column = patch.tap_w * patch.columns.tap_step // patch.columns.down
+    next_row, next_column = rounds.steps
     round_bytes = patch.tap_h * patch.tap_w * block_channels * SUM_BYTES
     place, thread_place, lies_inside = blocks.place(), blocks.thread_place(), _inside(patch)
     zero_points = _zero_points(patch, epilogue)
