@@ -115,11 +115,20 @@ def test_builds_elsewhere_and_measurements_here(fleet: Cluster, tmp_path: Path) 
 def test_what_is_not_there_is_said_in_a_line(fleet: Cluster, tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"they have no GPU; start a worker on a host with one"):
         tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="cuda", trials=2)
-    with pytest.raises(DeviceError, match=r"scheduler tcp://127.0.0.1:9 cannot be reached: .*; start one: dask scheduler"):
+    with pytest.raises(DeviceError, match=r"scheduler tcp://127.0.0.1:9 cannot be reached: .*; start one: .* --port 9"):
         tune([SMALL], tmp_path / "r.db", scheduler="tcp://127.0.0.1:9", target="cpu", trials=2)
     worker = [sys.executable, "-m", "schedsearch", "worker", "tcp://127.0.0.1:9"]
     done = subprocess.run(worker, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 3 and "cannot be reached" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_worker_that_is_told_to_end_says_so_in_a_line(fleet: Cluster) -> None:
+    command = [sys.executable, "-m", "schedsearch", "worker", fleet.address, "--only-build", "--builds", "1"]
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert worker.stdout is not None and worker.stdout.readline().startswith("a worker of")
+    worker.terminate()
+    _, said = worker.communicate(timeout=120)
+    assert worker.returncode == 130 and said.splitlines()[-1].startswith("schedsearch: interrupted"), said
 
 
 def test_two_runs_share_the_builders_but_not_the_device(fleet: Cluster, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_fleet_without_a_gpu_or_without_workers() -> None:
     with pytest.raises(DeviceError, match="names: they have no GPU; start a worker on a host with one"):
         roster(a_worker(cpu)).chosen("cuda")
     assert roster(a_worker(cpu)).chosen("auto") == [cpu]
-    with pytest.raises(DeviceError, match="has no worker that can be used; start one: schedsearch worker"):
+    with pytest.raises(DeviceError, match="has no worker that can be used; start one: schedsearch worker tcp://"):
         roster().chosen("auto")
 
 
@@ -126,8 +126,12 @@ def test_compilers_that_differ_are_refused_or_do_not_build() -> None:
         DeviceError, match=r"builds for a cuda target with these compilers; they have nvidia-nvvm 13.3 instead"
     ):
         roster(*workers[:2]).builders("cuda", other)
-    with pytest.raises(DeviceError, match=r"no worker of .* builds for a cpu target"):
+    with pytest.raises(DeviceError, match=r"no worker of .* builds for a cpu target; start one with --builds 1 or more"):
         roster(*workers).builders("cpu")
+    only_measures = roster()
+    only_measures.take("tcp://w0", a_worker(), {"GPU": 1.0}, 999.9, 1000.1)
+    with pytest.raises(DeviceError, match=r"no worker of .* builds for a cuda target; start one with --builds 1 or more"):
+        only_measures.builders("cuda")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,9 @@ def a_setup(run: str) -> host.Setup:
     return host.Setup(run, Target("cpu", "a CPU", uuid="cpu-here"), "cold-graph-v1", 10.0, 30.0)
 
 
-def test_another_run_is_refused_until_the_first_has_released_its_devices(runners: list[Idle]) -> None:
+def test_another_run_is_refused_until_the_first_has_released_its_devices(
+    runners: list[Idle], monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = host.Host()
     nothing = host.Measure(())
     there.serve(a_setup("one"), nothing, ())
@@ -180,6 +186,8 @@ def test_another_run_is_refused_until_the_first_has_released_its_devices(runners
     assert len(runners) == 1, "a run keeps its runner"
     with pytest.raises(DeviceBusyError, match="in use by another run on this fleet"):
         there.serve(a_setup("two"), nothing, ())
+    monkeypatch.setattr(host, "the_host", lambda: there)
+    assert isinstance(host.serve(a_setup("two"), nothing, ()), DeviceBusyError), "Dask would log what is raised"
     there.release("two")
     assert not runners[0].closed
     there.release("one")

@@ -136,7 +136,12 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_autocast_computes_in_its_dtype() -> None:
     x, weight = tensors((1, 8, 16), (8, 4))
     with sst.use(None), torch.autocast("cpu", torch.bfloat16):
-        assert sst.causal_conv1d(x, weight).dtype == torch.bfloat16
+        y, state = sst.causal_conv1d(x, weight, return_final_states=True)
+        assert y.dtype == state.dtype == torch.bfloat16
+        twin = state.float()
+        following = [sst.causal_conv1d_update(x[:, :, 0], each, weight) for each in (state, twin)]
+        assert following[0].dtype == torch.bfloat16 and torch.equal(*following) and torch.equal(state.float(), twin)
+        assert torch.equal(twin[:, :, -1], x[:, :, 0].bfloat16().float()), "a state of another dtype is updated, too"
 
 
 def test_a_second_derivative_is_refused() -> None:
@@ -215,6 +220,8 @@ WRONG_UPDATES: list[tuple[dict[str, Any], str]] = [
     (dict(conv_state_indices=torch.zeros(3, dtype=torch.int32)), r"^conv_state_indices has shape \(3,\)"),
     (dict(activation="gelu"), "activation"),
     (dict(conv_state_indices=torch.tensor([0, 2], dtype=torch.int32)), "indices has 2, .* allowed: up to 1"),
+    (dict(conv_state_indices=torch.tensor([1, 1], dtype=torch.int32)), "indices has 1 for 2 rows; allowed: another"),
+    (dict(conv_state=torch.zeros(1, 8, 3).expand(2, 8, 3)), "elements share memory; allowed: memory for each; clone it"),
 ]
 
 

@@ -82,9 +82,11 @@ class Connection:
         try:
             socket.create_connection(self.endpoint, _CONNECT_S).close()
         except OSError as error:
-            raise DeviceError(
-                f"the scheduler {self.address} cannot be reached: {error}; start one: dask scheduler --host 127.0.0.1"
-            ) from error
+            host, port = self.endpoint
+            start = f"dask scheduler --host {host} --port {port}"
+            if self.tls is not None:
+                start = f"dask scheduler --protocol tls --port {port} with its certificates, as docs/fleet.md shows"
+            raise DeviceError(f"the scheduler {self.address} cannot be reached: {error}; start one: {start}") from error
 
     @property
     def certificates(self) -> tuple[str, str, str] | None:

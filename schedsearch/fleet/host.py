@@ -270,8 +270,12 @@ def the_host() -> Host:
     return Host()
 
 
-def serve(setup: Setup, request: Request, references: References) -> Answer:
-    return the_host().serve(setup, request, references)
+def serve(setup: Setup, request: Request, references: References) -> Answer | DeviceBusyError:
+    """As `Host.serve`. A busy device is an answer: runs that wait ask often, and Dask prints what a task raises."""
+    try:
+        return the_host().serve(setup, request, references)
+    except DeviceBusyError as error:
+        return error
 
 
 def build(target: Target, timeout_s: float, mode: str, tasks: Sequence[Task]) -> list[Built | Measurement]:

@@ -132,7 +132,8 @@ class Roster:
         cards = ", ".join(f"{count} {name}" for name, count in there.items()) or "no GPU"
         refused = "".join(f"; {address} is not used: {why}" for address, why in self.refused.items())
         if not self.members:
-            return f"{self.connection.address} has no worker that can be used{refused}; start one: schedsearch worker"
+            address = self.connection.address
+            return f"{address} has no worker that can be used{refused}; start one: schedsearch worker {address}"
         remedy = f"start a worker on a host with {'one' if selector.startswith('cuda') else selector}"
         where = self.connection.address
         return f"no worker of {where} has what --target {selector} names: they have {cards}{refused}; {remedy}"
@@ -154,11 +155,15 @@ class Roster:
             counts = Counter(tuple(sorted(versions.items())) for versions in able.values())
             wanted = dict(counts.most_common(1)[0][0]) if counts else {}
         same = [address for address, versions in able.items() if versions == wanted]
-        if not same:
-            others = "" if not able else f"; they have {_differences(wanted, next(iter(able.values())))}"
+        if not able:
             raise DeviceError(
-                f"no worker of {self.connection.address} builds for a {kind} target with these compilers{others}; install "
-                "the same versions there"
+                f"no worker of {self.connection.address} builds for a {kind} target; start one with --builds 1 or more, "
+                "where `schedsearch doctor` shows compilers for it"
+            )
+        if not same:
+            raise DeviceError(
+                f"no worker of {self.connection.address} builds for a {kind} target with these compilers; they have "
+                f"{_differences(wanted, next(iter(able.values())))}; install the same versions there"
             )
         if len(same) < len(able) and not self.connection.allow_mixed:
             address = next(address for address in able if address not in same)

@@ -174,6 +174,8 @@ class FleetRunner(Closing):
         except AwayError:
             self._address = ""
             raise
+        if isinstance(answer, DeviceBusyError):
+            raise answer
         assert isinstance(answer, host.Answer)
         self._sent |= new.keys()
         self.prepare_s += answer.prepare_s

@@ -90,6 +90,7 @@ def become_worker(
     gpus = sum(device.kind == "cuda" for device in host.devices()) if measures else 0
     environment.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
     arguments = [sys.executable, *command(connection, builds=builds, gpus=gpus, name=name)]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that `_run` ends the Dask worker
     print(f"a worker of {connection.address}: {builds} builds at the same time, {gpus} GPUs", flush=True)
     while True:  # a Dask worker ends when its scheduler goes away
         _run(arguments, environment)
@@ -99,13 +100,11 @@ def become_worker(
 def _run(arguments: list[str], environment: dict[str, str]) -> None:
     """Runs a command to its end, which comes at the latest with the end of this process."""
     process = subprocess.Popen(arguments, env=environment, preexec_fn=_die_with_parent)
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         process.wait()
     finally:
         process.terminate()
         process.wait()
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _die_with_parent() -> None:

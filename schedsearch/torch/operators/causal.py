@@ -10,7 +10,7 @@ import torch
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.text import type_text
 from schedsearch.torch.operators.integers import whole
-from schedsearch.torch.operators.sequences import Causal, by_torch, compute, parameters_text, update
+from schedsearch.torch.operators.sequences import FLOATS, Causal, by_torch, compute, parameters_text, update
 from schedsearch.torch.operators.transforms import transformed
 
 MOST_BYTES = 16  # of one access of a kernel
@@ -83,11 +83,7 @@ def causal_conv1d(
         seq_idx = _numbers_of(cu_seqlens, x)
     elif seq_idx is not None:
         _check_order(seq_idx)
-    if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias, initial_states = (
-            each if each is None else each.to(dtype) for each in (x, weight, bias, initial_states)
-        )
+    x, weight, bias, initial_states = _autocast(x, weight, bias, initial_states)
     layout = layout_of(x)
     ordered = x.transpose(1, 2).contiguous() if layout == "NTC" else x.contiguous()
     parameters = parameters_text(layout, activation is not None, return_final_states, dilation)
@@ -130,19 +126,19 @@ def causal_conv1d_update(
 
     Args:
         x: (batch, channels), or (batch, channels, time).
-        conv_state: (batch, channels, state length), of the dtype of x; at least taps - 1 long. Best contiguous, at a
-            multiple of 16 bytes: others are copied, and copied back.
+        conv_state: (batch, channels, state length), of the dtype of x, or of any under autocast; at least taps - 1 long.
+            Best contiguous, of the dtype that is computed in, at a multiple of 16 bytes: others are copied, and copied back.
         weight: (channels, taps).
         bias: (channels).
         activation: None, "silu" or "swish".
         cache_seqlens: (batch), int32: how many inputs each row had. States are then rings, in which the input of step s is
             at s modulo their length.
         conv_state_indices: (batch), int32: the state of each row, of as many as `conv_state` has. A row whose index is
-            below 0 has y = 0 and changes nothing. Two rows must not have the same index. An index without a state is
-            refused on a CPU only.
+            below 0 has y = 0 and changes nothing. Two rows must not have the same index. That, and an index without a
+            state, is refused on a CPU only.
 
     Returns:
-        y, of the shape and dtype of x.
+        y, of the shape and dtype of x; under autocast of its dtype.
 
     Raises:
         ArgumentError: arguments that do not fit each other, or one that requires a gradient while gradients are on.
@@ -164,18 +160,17 @@ def causal_conv1d_update(
             "use causal_conv1d with initial_states"
         )
     steps = x[:, :, None] if x.dim() == 2 else x
+    steps, weight, bias, state = _autocast(steps, weight, bias, conv_state)
     layout = layout_of(steps)
     ordered = steps.transpose(1, 2).contiguous() if layout == "NTC" else steps.contiguous()
     weight, bias, indices, positions = (
         None if each is None else each.contiguous() for each in (weight, bias, conv_state_indices, cache_seqlens)
     )
-    if indices is not None and _may_read(indices) and bool((indices >= conv_state.shape[0]).any()):
-        raise ArgumentError(
-            f"conv_state_indices has {int(indices.max())}, and conv_state has {conv_state.shape[0]} states; allowed: up to "
-            f"{conv_state.shape[0] - 1}, below 0 for padding"
-        )
-    apart = not conv_state.is_contiguous() or _is_misaligned(conv_state)
-    state = conv_state.clone(memory_format=torch.contiguous_format) if apart else conv_state
+    if indices is not None and indices.shape == x.shape[:1] and _may_read(indices):
+        _check_indices(indices, conv_state.shape[0])
+    _check_memory(conv_state)
+    apart = state is not conv_state or not state.is_contiguous() or _is_misaligned(state)
+    state = state.clone(memory_format=torch.contiguous_format) if apart else state
     y = update(ordered, weight, bias, state, indices, positions, parameters_text(layout, activation is not None, False, 1))
     if apart:
         conv_state.copy_(state)
@@ -188,6 +183,14 @@ def causal_conv1d_update(
 def layout_of(x: torch.Tensor) -> str:
     """NTC if channels are neighbours in memory, else NCT. A tensor of one step, or of one channel, may be both."""
     return "NTC" if x.stride(1) == 1 and not x.is_contiguous() else "NCT" if x.shape[2] > 1 else "NTC"
+
+
+def _autocast(x: torch.Tensor, *others: torch.Tensor | None) -> Any:
+    """The tensors, in autocast's dtype if it is on for the device of x. As in PyTorch, integers and float64 stay."""
+    if x.device.type not in ("cpu", "cuda") or not torch.is_autocast_enabled(x.device.type):
+        return x, *others
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return tuple(each.to(dtype) if each is not None and each.dtype in FLOATS else each for each in (x, *others))
 
 
 def _check_activation(activation: object) -> None:
@@ -203,6 +206,29 @@ def _check_order(seq_idx: torch.Tensor) -> None:
         return
     if bool((seq_idx[:, 1:] < seq_idx[:, :-1]).any()):
         raise ArgumentError("seq_idx decreases along time; allowed: the number of each step's sequence, in order")
+
+
+def _check_indices(indices: torch.Tensor, states: int) -> None:
+    """Raises ArgumentError if a row has no state, or two rows have the same."""
+    if bool((indices >= states).any()):
+        raise ArgumentError(
+            f"conv_state_indices has {int(indices.max())}, and conv_state has {states} states; allowed: up to {states - 1}, "
+            "below 0 for padding"
+        )
+    named, rows = indices[indices >= 0].unique(return_counts=True)
+    if bool((rows > 1).any()):
+        raise ArgumentError(
+            f"conv_state_indices has {int(named[rows > 1][0])} for {int(rows.max())} rows; allowed: another state for each "
+            "row, below 0 for padding"
+        )
+
+
+def _check_memory(conv_state: torch.Tensor) -> None:
+    """Raises ArgumentError if elements share memory, as after `expand`: they cannot be updated in place."""
+    if any(size > 1 and stride == 0 for size, stride in zip(conv_state.shape, conv_state.stride(), strict=True)):
+        raise ArgumentError(
+            f"conv_state has strides {conv_state.stride()}, so elements share memory; allowed: memory for each; clone it"
+        )
 
 
 def _is_misaligned(tensor: torch.Tensor) -> bool:
