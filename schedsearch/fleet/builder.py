@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.closing import Closing
-from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import AwayError, LostError, SchedsearchError
 from schedsearch.fleet import host
 from schedsearch.fleet.client import Fleet
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.processes.build_worker import Task
-from schedsearch.processes.builder import Built
-from schedsearch.processes.requests import Submitting
+from schedsearch.processes.requests import Built, Submitting
 from schedsearch.target import Target
 
 _TRIES = 2
@@ -113,13 +111,6 @@ class FleetBuilder(Submitting, Closing):
             self._collect(min(left_s, _SLICE_S))
         done, self._done = self._done, []
         return done
-
-    def drain(self, deadline: Deadline = NEVER) -> list[tuple[int, Built | Measurement]]:
-        """Waits until the builder is idle, or the deadline has passed; returns all finished candidates."""
-        done = []
-        while self.pending and not deadline.passed:
-            done += self.poll(min(1.0, deadline.left_s))
-        return done + self.poll()
 
     def close(self) -> None:
         """Forgets pending candidates; what workers have begun ends there by itself."""

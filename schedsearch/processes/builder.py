@@ -18,11 +18,10 @@ from schedsearch.backend.build_cache import BuildCache, warn_if_unfit
 from schedsearch.backend.cuda import require_compiler
 from schedsearch.closing import Closing
 from schedsearch.config import Config
-from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.launch_sizes import SizedPlan
-from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Resources
+from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome
 from schedsearch.processes.build_worker import (
     BuilderReady,
     BuildFinished,
@@ -32,7 +31,7 @@ from schedsearch.processes.build_worker import (
 )
 from schedsearch.processes.process import ChildDiedError, ChildProcess, wait_for
 from schedsearch.processes.range_build import RangeResult, RangeTask
-from schedsearch.processes.requests import Candidate, RangeCandidate, Submitting
+from schedsearch.processes.requests import Built, BuiltRange, Candidate, RangeCandidate, Submitting
 from schedsearch.processes.restarts import Restarts
 from schedsearch.processes.scratch import ScratchFolder
 from schedsearch.target import Target
@@ -51,36 +50,6 @@ _BEGIN_S = 60.0
 _LOST_BEFORE = 3
 # After so many candidates without a loss, one more worker may run again.
 _BUILDS_TO_RECOVER = 50
-
-
-@dataclass(frozen=True)
-class Built:
-    """A candidate that compiled.
-
-    Attributes:
-        canonical_hash: equal for candidates that compiled to the same code and launch; measure only one of these.
-        build_s: wall seconds from configuration to artifact, in the worker.
-        shared: as in `BuildResult`.
-    """
-
-    artifact: Artifact
-    resources: Resources
-    canonical_hash: str
-    build_s: float
-    shared: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltRange(Built):
-    """A `RangeCandidate` that compiled. `artifact` is that of its origin.
-
-    Attributes:
-        config: what was built.
-        plan: the launch plan of each size that the machine code serves; each was checked.
-    """
-
-    config: Config
-    plan: SizedPlan
 
 
 @dataclass
@@ -191,13 +160,6 @@ class Builder(Submitting, Closing):
         taken = {queued.task.token for queued in self._queue} & set(tokens)
         self._queue = deque(queued for queued in self._queue if queued.task.token not in taken)
         return taken
-
-    def drain(self, deadline: Deadline = NEVER) -> list[tuple[int, Built | Measurement]]:
-        """Waits until the builder is idle, or the deadline has passed; returns all finished candidates."""
-        done = []
-        while self.pending and not deadline.passed:
-            done += self.poll(min(1.0, deadline.left_s))
-        return done + self.poll()
 
     @property
     def pending(self) -> int:

@@ -1,4 +1,5 @@
-"""What builders are asked for: candidates of one size, of a range of sizes, references, and functions that compile."""
+"""What builders are asked for: candidates of one size, of a range of sizes, references, and functions that compile; and what
+they return."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ from dataclasses import dataclass, field
 from schedsearch.backend import BuildResult
 from schedsearch.backend.shipping import pack
 from schedsearch.config import Config
+from schedsearch.deadline import NEVER, Deadline
 from schedsearch.errors import UsageError
+from schedsearch.launch import Artifact
+from schedsearch.launch_sizes import SizedPlan
+from schedsearch.measurement import Measurement, Resources
 from schedsearch.processes.build_worker import BuildTask, CallTask, ReferenceTask, Task
 from schedsearch.processes.range_build import RangeResult, RangeTask
 from schedsearch.target import Target
@@ -44,8 +49,47 @@ class RangeCandidate:
     restrict: Mapping[str, Sequence[int | str | bool]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Built:
+    """A candidate that compiled.
+
+    Attributes:
+        canonical_hash: equal for candidates that compiled to the same code and launch; measure only one of these.
+        build_s: wall seconds from configuration to artifact, in the worker.
+        shared: as in `BuildResult`.
+    """
+
+    artifact: Artifact
+    resources: Resources
+    canonical_hash: str
+    build_s: float
+    shared: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltRange(Built):
+    """A `RangeCandidate` that compiled. `artifact` is that of its origin.
+
+    Attributes:
+        config: what was built.
+        plan: the launch plan of each size that the machine code serves; each was checked.
+    """
+
+    config: Config
+    plan: SizedPlan
+
+
 class Submitting(abc.ABC):
-    """The requests of a builder, wherever its processes are."""
+    """The requests of a builder, wherever its processes are, and waiting for all of them."""
+
+    @property
+    @abc.abstractmethod
+    def pending(self) -> int:
+        """The number of candidates that were submitted and not yet returned by `poll`."""
+
+    @abc.abstractmethod
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Built | Measurement]]:
+        """The finished candidates. Waits up to `timeout_s` for the first, but not at all when nothing is pending."""
 
     @abc.abstractmethod
     def submit_task(self, task: Task) -> int:
@@ -83,6 +127,13 @@ class Submitting(abc.ABC):
             UsageError: it captures something that cannot be sent to another process.
         """
         return self.submit_task(CallTask(_UNNUMBERED, pack(make)))
+
+    def drain(self, deadline: Deadline = NEVER) -> list[tuple[int, Built | Measurement]]:
+        """Waits until the builder is idle, or the deadline has passed; returns all finished candidates."""
+        done = []
+        while self.pending and not deadline.passed:
+            done += self.poll(min(1.0, deadline.left_s))
+        return done + self.poll()
 
 
 def _location(template: Template) -> str:
