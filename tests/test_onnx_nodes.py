@@ -54,7 +54,7 @@ REFUSED: Mapping[str, str] = {
 
 
 ALSO_IN = {"Identity": "clip"}  # a clip without bounds, as its function
-NEVER_TAKEN = ("ReduceLogSumExp", "GlobalLpPool")  # e.g. because of float64, or there are no cases
+NEVER_TAKEN = ("GlobalLpPool",)  # there are no cases
 
 
 def cases(op: str) -> list[Any]:

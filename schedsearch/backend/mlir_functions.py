@@ -130,7 +130,7 @@ def _module(module: ModuleType, made: dict[int, Any], user: Any) -> Any:
     copy = ModuleType(module.__name__)
     for name in names_read(user):
         if hasattr(module, name):
-            setattr(copy, name, _value(getattr(module, name), made, user))
+            vars(copy)[name] = _value(getattr(module, name), made, user)
     return copy
 
 
