@@ -78,8 +78,8 @@ def test_numba_has_its_own_functions_back_after_an_error() -> None:
 
 
 def test_no_other_file_of_the_backend_assigns_to_a_module() -> None:
-    """By the names that modules have in a file: imported ones, and results of `import_module`. `mlir_private` is the file of the
-    other compiler, and `test_mlir_private` names what it assigns to."""
+    """By the names that modules have in a file: imported ones, and results of `import_module`. `mlir_private` is the file of
+    the other compiler, and `test_mlir_private` names what it assigns to."""
     for file in set(BACKEND.glob("*.py")) - {BACKEND / "mlir_private.py"}:
         tree = ast.parse(file.read_text())
         modules = {
