@@ -96,6 +96,9 @@ def test_a_record_of_the_other_compiler_is_said_to_be_one(monkeypatch: pytest.Mo
 def test_doctor_names_the_compilers_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(compilers.ENVIRONMENT_VARIABLE, "nvcc")
     assert any("is 'nvcc'; allowed: numba-cuda, numba-cuda-mlir" in each for each in _compiler_problems())
+    install(monkeypatch, {"numba-cuda": "0.30.4"})
+    monkeypatch.setenv(compilers.ENVIRONMENT_VARIABLE, "numba-cuda-mlir")
+    assert any("COMPILER=numba-cuda-mlir: " in each and "not installed: pip" in each for each in _compiler_problems())
 
 
 def test_both_compilers_share_a_build_cache_but_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

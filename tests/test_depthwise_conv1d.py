@@ -14,6 +14,7 @@ from schedsearch import Workload, depthwise_conv1d
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
+from schedsearch.errors import WorkloadError
 from schedsearch.ops.depthwise_conv1d import DEPTHWISE_CONV1D
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.template import load_reference, load_template
@@ -321,6 +322,22 @@ def test_a_convolution_over_time_is_that_of_images_of_one_row(device: CpuDevice,
     found = on_device(device, load_template("conv2d_cpu"), workload, arrays)["y"]
     shape = (2, 11, 4) if layout == "NTC" else (2, 4, 11)
     np.testing.assert_allclose(found.reshape(shape).transpose(order[0]), right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"t": 0, "taps": True}, "^t: t must be an integer of at least 1, got 0; taps: taps must be .* got True$"),
+        ({"stride": 0}, "^stride: .* got 0$"),
+        ({"layout": "NCHW"}, "'NCHW' is not possible; allowed: NTC, NCT"),
+        ({"padding": (1, 2, 3)}, r"^padding: .* \[before, behind\], got \(1, 2, 3\)"),
+        ({"padding": "same"}, r"^padding: .* got 'same'"),
+        ({"dilation": 4}, "^taps: taps span 9 steps, and x with its padding has 8; enlarge the padding"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_a_convolution_over_time_are_named_by_its_own_parameters(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        schedsearch.conv1d(**{"n": 1, "c": 4, "t": 8, "k": 4, "taps": 3, **change})
 
 
 def test_one_machine_code_serves_all_lengths(tmp_path: Any) -> None:

@@ -241,6 +241,16 @@ def test_a_workload_file_has_every_distinct_layer_once(tmp_path: Path) -> None:
     ]
 
 
+def test_tasks_of_a_node_that_several_kernels_compute_have_names_of_their_own(tmp_path: Path) -> None:
+    net, out = Net(2, 8, 16, 16), tmp_path / "layers.yaml"
+    net.node("ReduceL2", "x", name="norm", axes=[3])
+    words = ["extract", str(net.save(tmp_path)), "-o", str(out), "--dtype", "float16"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    names = [task.name for task in parse(out.read_text()).tasks]
+    assert names == ["norm", *(f"norm ({number})" for number in range(2, len(names) + 1))] and len(names) > 1
+
+
 @pytest.mark.parametrize("shape", [(2, 8, 16), (2, 8, 16, 16)])
 def test_a_convolution_of_float64_is_a_layer_of_float32(shape: tuple[int, ...], tmp_path: Path) -> None:
     net = Net(*shape, dtype=TensorProto.DOUBLE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -187,15 +186,17 @@ def _build_cache() -> JsonObject:
 
 
 def _compiler_problems() -> list[str]:
-    """What the installed compiler for GPUs excludes, because of faults that are known of its version."""
+    """What the installed compiler for GPUs excludes, because of faults that are known of its version; or why the one that
+    `SCHEDSEARCH_COMPILER` names cannot be used."""
     from schedsearch.backend import compilers, ptxas
 
-    mismatch, unknown = ptxas.mismatch(), ""
-    try:
-        compilers.chosen()
-    except UsageError as error:
-        unknown = str(error)
-    return [*ptxas.exclusions(ptxas.linker_version()), *filter(None, [mismatch, unknown])]
+    mismatch, unusable = ptxas.mismatch(), ""
+    if os.environ.get(compilers.ENVIRONMENT_VARIABLE):
+        try:
+            compilers.usable()
+        except UsageError as error:
+            unusable = str(error)
+    return [*ptxas.exclusions(ptxas.linker_version()), *filter(None, [mismatch, unusable])]
 
 
 def _shipped(keys: list[str]) -> JsonObject:
@@ -272,9 +273,9 @@ def _gpus() -> tuple[list[JsonObject], list[str]]:
     ]
     from schedsearch.backend import compilers
 
-    with contextlib.suppress(UsageError):  # `_compiler_problems` says it
-        if gpus and (problem := compilers.chosen().problem()):
-            problems.append(f"there is a GPU, but {problem}")
+    named = os.environ.get(compilers.ENVIRONMENT_VARIABLE)  # `_compiler_problems` tells of it
+    if gpus and not named and (problem := compilers.chosen().problem()):
+        problems.append(f"there is a GPU, but {problem}")
     return gpus, problems
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 from schedsearch.constructors import Stages, made
 from schedsearch.constructors.convolutions import conv2d
+from schedsearch.errors import Problem, WorkloadError
 from schedsearch.ops.causal_conv1d_update import CAUSAL_CONV1D_UPDATE, CausalConv1dUpdateParams
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.depthwise_conv1d import DEPTHWISE_CONV1D, DepthwiseConv1dParams
@@ -52,11 +53,38 @@ def conv1d(
         >>> conv1d(n=1, c=80, t=3000, k=512, taps=3, padding=1, epilogue=["bias", "gelu"]).label
         'conv2d 1x1x3000x80 k512 1x3 p0,1 f16 NHWC+bias+gelu'
     """
-    before, behind = (padding, padding) if isinstance(padding, int) else padding
+    before, behind = _before_and_behind(padding, {"t": t, "taps": taps, "stride": stride, "dilation": dilation}, layout)
     return conv2d(
         n=n, c=c, h=1, w=t, k=k, r=1, s=taps, stride=(1, stride), padding=(0, before, 0, behind), dilation=(1, dilation),
-        groups=groups, dtype=dtype, layout=_IMAGES.get(layout, layout), epilogue=epilogue,
+        groups=groups, dtype=dtype, layout=_IMAGES[layout], epilogue=epilogue,
     )  # fmt: skip
+
+
+def _before_and_behind(padding: Any, sizes: Mapping[str, Any], layout: str) -> tuple[int, int]:
+    """The padding of a `conv1d`. Raises WorkloadError for what `conv2d` would name by its own parameters."""
+    problems = [
+        Problem(name, f"{name} must be an integer of at least 1, got {size!r}")
+        for name, size in sizes.items()
+        if not _is_whole(size, 1)
+    ]
+    if layout not in _IMAGES:
+        problems.append(Problem("layout", f"layout {layout!r} is not possible; allowed: {', '.join(_IMAGES)}"))
+    both = padding if isinstance(padding, Sequence) else (padding, padding)
+    if len(both) != 2 or not all(_is_whole(each, 0) for each in both):
+        problems.append(Problem("padding", f"padding must be an integer >= 0 or [before, behind], got {padding!r}"))
+    if not problems:
+        steps, reach = sizes["t"] + sum(both), (sizes["taps"] - 1) * sizes["dilation"] + 1
+        if steps < reach:
+            problems.append(
+                Problem("taps", f"taps span {reach} steps, and x with its padding has {steps}; enlarge the padding")
+            )
+    if problems:
+        raise WorkloadError(problems)
+    return int(both[0]), int(both[1])
+
+
+def _is_whole(number: Any, least: int) -> bool:
+    return not isinstance(number, bool) and hasattr(number, "__index__") and bool(number >= least)
 
 
 class SequenceOptions(TypedDict, total=False):

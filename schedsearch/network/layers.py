@@ -6,6 +6,7 @@ epilogue computes. What is tuned is therefore precisely what a network looks up 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -49,14 +50,23 @@ class Extraction:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def tasks(self) -> tuple[Task, ...]:
-        """Every distinct workload once, named after its first node, with the number of layers that have it as its weight."""
+        """Every distinct workload once, named after its first node, with the number of layers that have it as its weight.
+
+        A node that stands for several gives each its name with a number: names of a workload file differ.
+        """
         counts: dict[Workload, int] = {}
         names: dict[Workload, str] = {}
+        taken: set[str] = set()
         for layer in self.layers:
             for workload in layer.workloads:
                 counts[workload] = counts.get(workload, 0) + 1
                 several = f" {workload.params.get('layout')}" if len(layer.workloads) > 1 else ""
-                names.setdefault(workload, layer.nodes[0] + several)
+                if workload in names:
+                    continue
+                name = f"{layer.nodes[0]}{several}"
+                numbered = (f"{name} ({number})" for number in itertools.count(2))
+                names[workload] = next(each for each in itertools.chain([name], numbered) if each not in taken)
+                taken.add(names[workload])
         return tuple(Task(workload, weight=count, name=names[workload]) for workload, count in counts.items())
 
 
