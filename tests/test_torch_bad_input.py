@@ -93,6 +93,7 @@ def test_models_of_other_kinds_run_as_they_did(group: None, optimize: Any, make:
     report, texts = said(lambda: optimize(model, x))
     assert len(texts) == 1 and texts[0].startswith("optimize_ leaves the model as it is: ")
     assert reason in report.notes[0] and not report.layers and torch.equal(model(x), expected)
+    assert report.headline.count("as it was") == 1
 
 
 def test_calls_of_another_shape_are_said_once(optimize: Any) -> None:  # noqa: F811

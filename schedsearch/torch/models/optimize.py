@@ -164,7 +164,7 @@ class _Run:
             return report
         except Refusal as error:
             warnings.warn(f"optimize_ leaves the model as it is: {error}", stacklevel=3)
-            return Report(notes=(f"the model is as it was: {error}",), seconds=time.perf_counter() - self.started)
+            return Report(notes=(str(error),), seconds=time.perf_counter() - self.started)
 
     def report(self, kernels: Kernels) -> Report:
         """Swaps what wins. Raises Refusal if the model is left as it is; after any exception it is as it was."""
