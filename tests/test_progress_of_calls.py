@@ -154,8 +154,8 @@ RUN = ("waiting for a CPU: in use by process 7 (python)", "of 20 trials", "left"
 @pytest.mark.usefixtures("pretended")
 class TestTuning:
     def test_tune(self, slow: Any, screen: Recorder, clock: FakeClock) -> None:
-        for place in ("detect_all", "plan_tasks"):
-            slow(f"schedsearch.session.tune:{place}")
+        for place in ("places:detect_all", "tune:plan_tasks"):
+            slow(f"schedsearch.session.{place}")
         schedsearch.tune([CONVOLUTION], "none.db", target="cpu", trials=20)
         check(screen, clock, *RUN, "x as fast as the default; 20 trials in")
 
