@@ -16,6 +16,7 @@ from schedsearch.fleet import host
 from schedsearch.fleet.connection import Connection, is_loopback
 
 _RETRY_S = 1.0
+_CLOSES_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _DEATH_S = 60  # without a scheduler; then the worker ends
 
@@ -104,7 +105,11 @@ def _run(arguments: list[str], environment: dict[str, str]) -> None:
         process.wait()
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(_CLOSES_S)
+        except subprocess.TimeoutExpired:  # one without a scheduler may try to say goodbye to it for minutes
+            process.kill()
+            process.wait()
 
 
 def _die_with_parent() -> None:
