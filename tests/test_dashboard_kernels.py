@@ -116,6 +116,13 @@ class TestTarget:
         own = {"id": "r2", "info": {"device": {**device.facts(), "compute_capability": [9, 0]}}}
         assert target_of(record, [other, own]) == device
 
+    def test_a_run_of_an_older_version_names_no_host(self, tmp_path: Path) -> None:
+        record = stored(tmp_path / "a.db", "cuda:sm_90:7:Some GPU", run="r")
+        device = replace(PRESETS["h200"], name="Some GPU", sms=7)
+        facts = {name: value for name, value in device.facts().items() if name != "host"}
+        info = {"device": {**facts, "compute_capability": [9, 0]}}
+        assert target_of(record, [{"id": "r", "info": info}]) == device
+
     def test_without_a_run_the_data_sheets_do(self, tmp_path: Path) -> None:
         assert target_of(stored(tmp_path / "a.db", A100), []) == PRESETS["a100"]
 

@@ -127,12 +127,12 @@ def _target(facts: Mapping[str, object]) -> Target | None:
     """The device of these `Target.facts`; None if they lack something."""
     values: JsonObject = {}
     for field in fields(Target):
-        value = facts.get(field.name)
+        value = facts.get(field.name, "" if field.name == "host" else None)  # older runs name no host
         if field.name == "compute_capability":
             value = tuple(loose.sequence(value))
             if len(value) != 2 or not all(type(part) is int for part in value):
                 return None
-        elif type(value) is not (str if field.name in ("kind", "name", "uuid") else int):
+        elif type(value) is not (str if field.name in ("kind", "name", "uuid", "host") else int):
             return None
         values[field.name] = value
     return Target(**values)
