@@ -1,5 +1,5 @@
 """`python -m schedsearch` is the command `schedsearch`."""
 
-from schedsearch.cli.main import main
+from schedsearch.cli.console import run
 
-main()
+run()
