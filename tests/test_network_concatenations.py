@@ -112,7 +112,35 @@ def narrow(net: Net) -> None:
     net.node("Relu", net.node("Concat", one, layer(net, one, 24), axis=1))
 
 
-@pytest.mark.parametrize("build", [pooled, doubled, repeated, narrow])
+def inside(net: Net) -> None:
+    """A concatenation lies in the middle of a longer one, and something else reads it."""
+    a, b, d, e = (net.conv("x", 32, 32, 1) for _ in range(4))
+    middle = net.node("Concat", net.node("Elu", a), net.node("Elu", b), axis=1)
+    net.results = [net.node("Relu", net.node("Concat", d, middle, e, axis=1)), net.node("Relu", middle)]
+
+
+def crossed(net: Net) -> None:
+    """The shorter one ends within an argument of the longer one."""
+    a, b = (net.conv("x", 32, 32, 1) for _ in range(2))
+    d = layer(net, net.node("Concat", a, b, axis=1), 64)
+    middle = net.node("Concat", b, d, axis=1)
+    net.node("Relu", net.node("Concat", a, middle, layer(net, middle, 64), axis=1))
+
+
+def five(net: Net) -> None:
+    """Readers have five dimensions, so none of them can read another layout than the plain one."""
+    numbers = net.weight("numbers", 2, 1, 1, 1, 1)
+
+    def added(x: str, channels: int) -> str:
+        both = net.node("Add", x, numbers)
+        return net.conv(net.node("ReduceSum", both, net.row(0), keepdims=0), 32, channels)
+
+    one = net.conv("x", 32, 32, 1)
+    first = net.node("Concat", one, added(one, 32), axis=1)
+    net.node("Relu", net.node("Concat", first, added(first, 64), axis=1))
+
+
+@pytest.mark.parametrize("build", [pooled, doubled, repeated, narrow, inside, crossed, five])
 def test_what_cannot_lie_in_one_array_is_computed_as_well(build: Callable[[Net], None], tmp_path: Path) -> None:
     net = Net(1, 32, 6, 6)
     build(net)

@@ -197,3 +197,36 @@ def test_a_cast_to_a_shorter_format_rounds_also_inside_of_a_chain(to: int, tmp_p
     short = np.float16 if to == TensorProto.FLOAT16 else pytest.importorskip("ml_dtypes").bfloat16
     with schedsearch.build(tmp_path / "net.onnx", target="cpu", db=tmp_path / "none.db") as net:
         np.testing.assert_array_equal(net(x), product.astype(short).astype(np.float32) - product)
+
+
+@pytest.mark.parametrize("to", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_cast_to_a_shorter_format_may_be_an_output_that_is_read_as_well(to: int, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["short"], to=to), helper.make_node("Cast", ["short"], ["wide"], to=FLOAT)]
+    graph = helper.make_graph(
+        [*nodes, helper.make_node("Neg", ["wide"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", FLOAT, [4, 9])],
+        [helper.make_tensor_value_info("short", to, [4, 9]), helper.make_tensor_value_info("y", FLOAT, [4, 9])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path / "net.onnx")
+    x = np.linspace(1, 3, 36, dtype=np.float32).reshape(4, 9)
+    kind = np.float16 if to == TensorProto.FLOAT16 else pytest.importorskip("ml_dtypes").bfloat16
+    with schedsearch.build(tmp_path / "net.onnx", target="cpu", db=tmp_path / "none.db") as net:
+        short, y = net(x)
+    np.testing.assert_array_equal(np.asarray(short).view(np.uint16), x.astype(kind).view(np.uint16))
+    np.testing.assert_array_equal(y, -x.astype(kind).astype(np.float32))
+
+
+def test_an_input_of_float16_may_be_an_output(tmp_path: Path) -> None:
+    half = TensorProto.FLOAT16
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", half, [4, 9])],
+        [helper.make_tensor_value_info("x", half, [4, 9]), helper.make_tensor_value_info("y", half, [4, 9])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path / "net.onnx")
+    x = np.linspace(1, 3, 36, dtype=np.float16).reshape(4, 9)
+    with schedsearch.build(tmp_path / "net.onnx", target="cpu", db=tmp_path / "none.db") as net:
+        for got, want in zip(net(x), (x, -x), strict=True):
+            np.testing.assert_array_equal(got, want)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand
@@ -123,6 +124,8 @@ class _Slice:
 def _store(series: Sequence[Chain], kept: list[Chain], dtypes: Sequence[str], cuts: bool) -> bool:
     """Makes the arguments of a series slices of the last concatenation's result. Returns whether it was possible and worth
     while; the concatenations are gone then."""
+    if any(chain.offset is not None for chain in series) or not _is_nested(series):
+        return False  # one is a slice of another array already, or would lie elsewhere than at the beginning
     whole, others = series[-1], [chain for chain in kept if chain not in series]
     found = _slices(series, others, dtypes, cuts)
     shorter = {chain.value: _cutting(chain.value, series, others, cuts) for chain in series[:-1]}
@@ -154,6 +157,12 @@ def _store(series: Sequence[Chain], kept: list[Chain], dtypes: Sequence[str], cu
     for chain in series:
         kept.remove(chain)
     return True
+
+
+def _is_nested(series: Sequence[Chain]) -> bool:
+    """Whether each begins with all arguments of the one before, with concatenations outside of the series whole."""
+    flat = [[id(operand) for operand, _ in _flat(chain, series)] for chain in series]
+    return all(longer[: len(shorter)] == shorter for shorter, longer in pairwise(flat))
 
 
 def _slices(series: Sequence[Chain], others: Sequence[Chain], dtypes: Sequence[str], cuts: bool) -> list[_Slice] | None:
@@ -204,11 +213,13 @@ def _cutting(value: ir.Value, series: Sequence[Chain], others: Sequence[Chain], 
 
 
 def _takes_cut(reader: Chain, value: ir.Value) -> bool:
-    """Whether a chain reads a value of four dimensions by entries that can be made slices."""
+    """Whether a chain reads a value of four dimensions by entries that can be made slices, in any layout: a reader in plain
+    order would need a copy of an array of which only a part is written."""
     names = [name for name, operand in reader.arguments.items() if operand is value]
     return (
         reader.op == "elementwise"
         and not reader.shuffles
+        and len(reader.params["y"]) == 4
         and all(len(each) == len(("name", "dtype", "extents")) for each in reader.params["inputs"] if each[0] in names)
     )
 

@@ -48,7 +48,7 @@ def widen_halves(model: ir.Model) -> None:
         return
     for value, kind in taken.items():
         wide = ir.Value(name=f"{value.name}.float32", type=value.type, shape=value.shape)
-        ir.convenience.replace_all_uses_with(value, wide)
+        _give_nodes(value, wide)
         value.type = ir.TensorType(kind)
         cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(ir.DataType.FLOAT))], outputs=[wide], name=wide.name)
         model.graph.insert_before(model.graph[0], cast)
@@ -80,7 +80,7 @@ def _widen(model: ir.Model) -> bool:
     for node, kind in casts:
         short = node.outputs[0]
         wide = ir.Value(name=f"{short.name}.float32", type=short.type, shape=short.shape)
-        ir.convenience.replace_all_uses_with(short, wide)
+        _give_nodes(short, wide)
         short.type = kind
         node.attributes["to"] = ir.AttrInt64("to", int(kind.dtype))
         assert node.graph is not None
@@ -122,6 +122,12 @@ def _become_single(model: ir.Model, kinds: Collection[str], convert: Callable[[A
     return bool(changed)
 
 
+def _give_nodes(value: ir.Value, other: ir.Value) -> None:
+    """Makes all nodes read another value; an output of the graph remains."""
+    for node, place in tuple(value.uses()):
+        node.replace_input_with(place, other)
+
+
 def _constant(value: ir.Value) -> ir.TensorProtocol | None:
     import onnx_ir as ir
 
@@ -143,7 +149,7 @@ def _read_a_copy(graph: ir.Graph, value: ir.Value, convert: Callable[[Array], Ar
         const_value=ir.tensor(convert(array.numpy()), name=name),
     )
     graph.register_initializer(single)
-    ir.convenience.replace_all_uses_with(value, single)
+    _give_nodes(value, single)
 
 
 def _bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
