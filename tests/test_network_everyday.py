@@ -248,3 +248,12 @@ def test_a_constant_factor_of_several_products_can_be_written_and_loaded(tmp_pat
 
 
 assert TensorProto.DOUBLE == 11  # as in the texts above
+
+
+def test_the_nearest_pixel_is_chosen_before_a_place_is_reflected() -> None:
+    places = np.array([-1.5, -2.5, -3.5, 4.5, 5.5, 6.5])
+    grid = np.zeros((1, 1, 6, 2), np.float32)
+    grid[0, 0, :, 0] = (2 * places + 1) / 4 - 1
+    body = 'y = GridSample <mode = "nearest", padding_mode = "reflection"> (x, g)'
+    model = model_of("float[1, 1, 1, 4] x, float[1, 1, 6, 2] g) => (float[1, 1, 1, 6] y", body)
+    agree(model, {"x": np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4), "g": grid})

@@ -34,7 +34,7 @@ def _grid_sample(c: Composition) -> str | None:
     aligned = bool(read.get_int("align_corners", 0))
     axes = []
     for axis, size in enumerate(sizes):  # the grid has the places along the last axis first
-        at = _coordinate(c, grid, rank - 1 - axis, size, aligned, padding, count)
+        at = _coordinate(c, grid, rank - 1 - axis, size, aligned, padding, _MODES[mode])
         axes.append(_Places(c, at, size, _MODES[mode], padding).taps())
     image = np.repeat(np.arange(n) * math.prod(sizes), count // n).reshape(count, 1)
     total: ir.Value | None = None
@@ -67,8 +67,9 @@ def _pixels(c: Composition, pixels: ir.Value, places: Sequence[ir.Value], sizes:
     return c.add("Gather", [pixels, c.reshape(index, [count])], [count, channels], axis=0)
 
 
-def _coordinate(c: Composition, grid: ir.Value, axis: int, size: int, aligned: bool, padding: str, count: int) -> ir.Value:
+def _coordinate(c: Composition, grid: ir.Value, axis: int, size: int, aligned: bool, padding: str, mode: str) -> ir.Value:
     """Where the grid points along an axis: in pixels, [count, 1]."""
+    count = math.prod(shape_of(grid)[:-1])
     part = c.reshape(c.slice(grid, len(shape_of(grid)) - 1, axis, axis + 1), [count, 1])
 
     def number(value: float) -> ir.Value:
@@ -77,6 +78,8 @@ def _coordinate(c: Composition, grid: ir.Value, axis: int, size: int, aligned: b
     factor, offset = ((size - 1) / 2, (size - 1) / 2) if aligned else (size / 2, (size - 1) / 2)
     at = c.add("Add", [c.add("Mul", [part, number(factor)]), number(offset)])
     if padding == "reflection":
+        if mode == "nearest":  # ONNX rounds before it reflects, which decides ties
+            at = c.add("Round", [at])
         low, span = (0.0, size - 1) if aligned else (-0.5, size)
         if span == 0:
             at = c.add("Mul", [at, number(0.0)])
