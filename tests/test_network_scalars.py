@@ -230,3 +230,7 @@ def test_an_input_of_float16_may_be_an_output(tmp_path: Path) -> None:
     with schedsearch.build(tmp_path / "net.onnx", target="cpu", db=tmp_path / "none.db") as net:
         for got, want in zip(net(x), (x, -x), strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+def test_an_output_may_be_a_constant_that_float32_does_not_hold(tmp_path: Path) -> None:
+    check(model_of([RELU], [X], ["y", "k"], {"k": np.array([0.1, 1e-3, np.pi])}), tmp_path)

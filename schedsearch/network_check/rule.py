@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.network.formats import narrow
 from schedsearch.typed import Array
 
 FACTOR = 8.0
@@ -91,6 +92,8 @@ def difference(
         without_nan: elements that are NaN on either side are not compared.
         unspecified: which elements of `right` are not compared, as ONNX does not say what they are; bool.
     """
+    if found.dtype == np.float64 and right.dtype == np.float32:  # a constant of a model that is evaluated in float32
+        found = narrow(found)
     if right.ndim == 0 and found.size == 1:
         found = found.reshape(())
     if any(each.shape != right.shape for each in noisy):
