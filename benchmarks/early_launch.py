@@ -2,60 +2,73 @@
 
     python benchmarks/early_launch.py --cases resnet50:1:float16 mobilenet_v2:1:int8 --out early_launch_h200.json
     python benchmarks/early_launch.py --cases mobilenet_v2:1:float16 --before FOLDER --out before_after.json
+    python benchmarks/early_launch.py --cases unet:1:float16 --compile --tune 30 --add --out network_times_h200.json
     SCHEDSEARCH_SLOW_BLOCKS=3000 python benchmarks/early_launch.py --replays 10000 --out slowed.json
 
-Each network NAME:BATCH:FORMAT of `onnx_models.py` is built once without tuning and loaded `--loads` times in two ways: as
-it is, and with SCHEDSEARCH_EARLY_LAUNCH=0. CUDA graphs of both get the same inputs, `--replays` times with new numbers, and
-must give the same bits. Then groups of replays of both take turns. The table has the median over the loads of the median
-group: where weights lie in memory matters.
+Each network NAME:BATCH:FORMAT of `network_cases.py` is built once without tuning and loaded `--loads` times in two ways: as
+it is, and with SCHEDSEARCH_EARLY_LAUNCH=0 and SCHEDSEARCH_BRANCHES=0, so that its kernels run one after another. CUDA graphs
+of both get the same inputs, `--replays` times with new numbers, and must give the same bits. Then groups of replays of both
+take turns. The table has the median over the loads of the median group: where weights lie in memory matters.
 
 `--before` is a folder that holds an older installed schedsearch (`pip install --no-deps --target`). Its build of the same
-file is loaded by this version and takes part. `--compile` adds the same weights in fp16 by torch.compile, in a CUDA graph.
-With SCHEDSEARCH_SLOW_BLOCKS the blocks of all kernels wait for random times of up to so many nanoseconds: the times
-then say nothing, but kernels meet in orders that are rare otherwise. It needs PyTorch and a GPU of compute capability 9.0.
+file is loaded by this version and takes part. `--tune` adds the network after its longest `--layers` layers were tuned in a
+chain for so many seconds. `--compile` and `--autotune` add networks in fp16 by torch.compile in its default mode, and by
+max-autotune, in a CUDA graph. First all networks are built, `--at-once` at a time, while PyTorch compiles; what it has not
+compiled after `--limit` seconds does not take part. Then all are timed, while nothing else runs.
+
+`--add` keeps the rows of other networks that the file has, so that several runs fill it. With SCHEDSEARCH_SLOW_BLOCKS the
+blocks of all kernels wait for random times of up to so many nanoseconds: the times then say nothing, but kernels meet in
+orders that are rare otherwise. It needs PyTorch and a GPU of compute capability 9.0.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import contextlib
+import json
 import os
+import select
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import common
+from network_cases import Case, network_of
 from replays import Captured, drawn, turns_us
 
-PEER_S = 90.0  # that torch.compile may take longer than our build
-BUILD = (
-    "import sys, schedsearch; print(schedsearch.__file__); "
-    "schedsearch.build(sys.argv[1], target='cuda', db=sys.argv[2], dtype='float16', io_layout='NHWC', out=sys.argv[3], "
-    "check=False).close()"
-)
+ONE, EARLY, BEFORE, TUNED = "one after another", "early", "before, early", "tuned"
+PEERS = {"torch.compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
 def measured(ways: dict[str, tuple[Path, bool]], replays: int, loads: int) -> dict[str, Any]:
     """Microseconds of a replay of each way, load by load, and how many replays differ from those one after another.
 
     Args:
-        ways: name -> file, and whether its kernels begin early. The first is one after another.
+        ways: name -> file, and whether its kernels begin early. The first is one after another. The file of `TUNED` has
+            other kernels, whose results are not compared.
     """
     import torch
 
     times: dict[str, list[float]] = {name: [] for name in ways}
-    differing = dict.fromkeys(list(ways)[1:], 0)
+    first_name, *others = ways
+    differing = {name: 0 for name in others if name != TUNED}
     for load in range(loads):
         loaded = {name: Captured(*way) for name, way in ways.items()}
-        first, *others = loaded.values()
+        first = loaded[first_name]
         torch.manual_seed(load)
         for _ in range(replays // loads):
             numbers = drawn(first.inputs)
             truth = first.results(numbers)
-            for name, other in zip(differing, others):
-                same = all(torch.equal(one, found) for one, found in zip(truth, other.results(numbers), strict=True))
+            for name in differing:
+                same = all(torch.equal(one, found) for one, found in zip(truth, loaded[name].results(numbers), strict=True))
                 differing[name] += not same
         for name, us in turns_us({name: each.graph.replay for name, each in loaded.items()}).items():
             times[name].append(us)
@@ -63,63 +76,202 @@ def measured(ways: dict[str, tuple[Path, bool]], replays: int, loads: int) -> di
     return {**{name: statistics.median(some) for name, some in times.items()}, "loads": times, "differing": differing}
 
 
-def built(model: Path, folder: Path, before: str | None) -> dict[str, Path]:
+# ---- builds and peers, each in a process of its own
+
+
+def build(case: Case, out: Path, tune_s: float, layers: int) -> None:
+    """Builds a network; with `tune_s` its longest layers are tuned before, and their records lie beside the file."""
+    import schedsearch
+    from schedsearch.measurement import CHAIN_GRAPH
+
+    given = case.given(out.parent)
+    db = out.with_suffix(".db")
+    if tune_s:
+        from tuning_modes import longest
+
+        tasks = longest(network_of(given), db, layers)
+        schedsearch.tune(tasks, db, target="cuda", mode=CHAIN_GRAPH, time_s=tune_s, trials=None)
+    options: dict[str, Any] = {"target": "cuda", "db": db, "dtype": "float16", "out": out}
+    schedsearch.build(*given, **options, io_layout="NHWC", check=False).close()
+
+
+def serve_peer(case: Case, mode: str) -> None:
+    """Compiles the network by PyTorch in fp16, waits for a line, times it, and prints microseconds."""
+    import torch
+    from torch_common import captured
+
+    module, x = case.module
+    module, x = module.half().cuda().to(memory_format=torch.channels_last), x.half().cuda()
+    x = x.contiguous(memory_format=torch.channels_last)
+    torch.backends.cudnn.benchmark = True
+    with torch.no_grad():
+        compiled = torch.compile(module, mode=mode)
+        compiled(x)
+        torch.cuda.synchronize()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        (us,) = turns_us({"": captured(lambda: compiled(x), "cuda")}).values()
+    print(json.dumps(us), flush=True)
+
+
+class Peer:
+    """The process of `serve_peer`."""
+
+    def __init__(self, case: Case, name: str, folder: Path) -> None:
+        self.name, self._errors = name, folder / f"{case}-{name}.txt"
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors.open("w")}
+        command = [sys.executable, __file__, "--peer", str(case), PEERS[name]]
+        self._process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+        self._is_late = False
+
+    def wait(self, ends: float) -> None:
+        """Until it has compiled; at `ends`, by `time.monotonic`, it is ended."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, ends - time.monotonic()))
+        self._is_late = not ready
+        if self._is_late:
+            self.close()
+
+    def us(self) -> dict[str, Any]:
+        """Its time, as {name: us}; or why there is none."""
+        if self._is_late:
+            return {f"{self.name} failed": "it was not compiled in time"}
+        out, _ = self._process.communicate("go\n")
+        if self._process.returncode:
+            return {f"{self.name} failed": self._errors.read_text()[-300:]}
+        return {self.name: json.loads(out.strip().splitlines()[-1])}
+
+    def close(self) -> None:
+        """Ends the process, with those that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+def built(case: str, folder: Path, before: str | None, tune_s: float = 0.0, layers: int = 0) -> dict[str, Path]:
     """Files of the network, by the version that builds them: "", and "before". Both use all cores at the same time."""
     trees = {"": None, **({"before": before} if before else {})}
-    files = {name: folder / f"{model.stem}.{name or 'now'}.ssx" for name in trees}
+    files = {}
     processes = []
     for name, tree in trees.items():
-        paths = [tree] if tree else []
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
-        command = [sys.executable, "-c", BUILD, str(model), str(folder / f"none{name}.db"), str(files[name])]
+        own = folder / f"{case}-{name or 'now'}{'-tuned' if tune_s else ''}".replace(":", "-")
+        own.mkdir(exist_ok=True)
+        files[name] = own / "network.ssx"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*([tree] if tree else []), os.environ.get("PYTHONPATH", "")]),
+        }
+        command = [sys.executable, __file__, "--build", case, str(files[name]), str(tune_s), str(layers)]
         processes.append(subprocess.Popen(command, env=environment))
     codes = [process.wait() for process in processes]
     if any(codes):
-        raise SystemExit(f"{model.name} was not built")
+        raise RuntimeError(f"{case} was not built")
     return files
 
 
-def main() -> None:
-    import onnx_models
-    from networks import Peer
+# ---- the program
 
+
+def prepared(cases: Sequence[Case], folder: Path, options: argparse.Namespace, ends: float) -> tuple[dict[str, Any], ...]:
+    """The ways of each case, or why there are none, and the peers of each case in float16."""
+    wanted = [name for name, asked in zip(PEERS, (options.compile, options.autotune)) if asked]
+    peers = {case: [Peer(case, name, folder) for name in wanted] for case in cases if case.format == "float16"}
+    with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
+        builds = {case: pool.submit(built, str(case), folder, options.before) for case in cases}
+    ways: dict[str, Any] = {}
+    for case, build_of in builds.items():
+        if error := build_of.exception():
+            ways[str(case)] = str(error)
+            continue
+        files = build_of.result()
+        ways[str(case)] = {ONE: (files[""], False), EARLY: (files[""], True)}
+        if options.before:
+            ways[str(case)][BEFORE] = files["before"], True
+    for each in (peer for several in peers.values() for peer in several):
+        each.wait(ends)
+    if options.tune:
+        for case in (each for each in cases if not isinstance(ways[str(each)], str)):
+            with contextlib.suppress(RuntimeError):  # the network before tuning is timed all the same
+                ways[str(case)][TUNED] = built(str(case), folder, None, options.tune, options.layers)[""], True
+    return ways, {str(case): several for case, several in peers.items()}
+
+
+def kept_rows(file: Path | None, cases: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
+    """The commands of a file and of this run, each in a line, and the rows of the file of other cases than these."""
+    command = str(common.facts()["command"])
+    if file is None or not file.exists():
+        return command, []
+    data = json.loads(file.read_text())
+    rows = [row for row in data["rows"] if row["case"] not in cases]
+    return f"{data['command']}\n{command}", rows
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    ends = time.monotonic() + options.limit
+    cases = [Case.of(text) for text in options.cases]
+    command, rows = kept_rows(Path(options.out) if options.add and options.out else None, options.cases)
+    with tempfile.TemporaryDirectory() as name_of_folder:
+        ways, peers = prepared(cases, Path(name_of_folder), options, ends)
+        for case in options.cases:
+            row: dict[str, Any] = {"case": case, "replays": options.replays}
+            rows.append(row)
+            for peer in peers.get(case, []):
+                row |= peer.us()
+            if isinstance(ways[case], str):
+                row["failed"] = ways[case]
+            else:
+                try:
+                    row |= measured(ways[case], options.replays, options.loads)
+                except Exception:  # other networks go on
+                    row["failed"] = traceback.format_exc()[-600:]
+            slowed = os.environ.get("SCHEDSEARCH_SLOW_BLOCKS", "")
+            common.write(options.out, {"command": command, "slow_ns": slowed, "rows": rows})
+            print({key: value for key, value in row.items() if key != "loads"}, flush=True)
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    names = [name for name in (BEFORE, EARLY, TUNED, *PEERS) if any(name in row for row in rows)]
+    cells = [
+        (
+            row["case"],
+            *(f"{row[name]:.1f}" if name in row else "" for name in (ONE, *names)),
+            f"{row[ONE] / row[EARLY]:.3f}",
+            f"{max(row['differing'].values())} of {row['replays']:,}",
+        )
+        for row in rows
+        if EARLY in row
+    ]
+    print(common.table(("network, us", ONE, *names, "ratio", "replays that differ"), cells))
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=["resnet50:1:float16", "mobilenet_v2:1:float16"], metavar="N:B:F")
     parser.add_argument("--networks", help="names with commas between them, at batch 1 in float16, instead of --cases")
     parser.add_argument("--before", metavar="FOLDER", help="an older installed version")
+    parser.add_argument("--tune", type=float, default=0.0, help="seconds for each network; default: no tuned one takes part")
+    parser.add_argument("--layers", type=int, default=8, help="that are tuned")
     parser.add_argument("--compile", action="store_true", help="torch.compile takes part")
+    parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune takes part")
+    parser.add_argument("--at-once", type=int, default=1, help="networks that are built at the same time")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds until all must be built and compiled")
     parser.add_argument("--replays", type=int, default=2000)
     parser.add_argument("--loads", type=int, default=5, help="how often each network is loaded")
+    parser.add_argument("--add", action="store_true", help="keep the other networks that the file of --out has")
     parser.add_argument("--out")
+    parser.add_argument("--build", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory() as name_of_folder:
-        folder = Path(name_of_folder)
-        named = [f"{name}:1:float16" for name in options.networks.split(",")] if options.networks else options.cases
-        for case in named:
-            model = onnx_models.saved(case, folder)
-            peer = Peer(model) if options.compile and not case.endswith(":int8") else None
-            files = built(model, folder, options.before)
-            ways = {"one after another": (files[""], False), "early": (files[""], True)}
-            if options.before:
-                ways["before, early"] = (files["before"], True)
-            torch_us = peer.times(PEER_S) if peer else {}
-            row = {"case": case, "replays": options.replays, **measured(ways, options.replays, options.loads), **torch_us}
-            rows.append(row)
-            common.write(options.out, {"slow_ns": os.environ.get("SCHEDSEARCH_SLOW_BLOCKS", ""), "rows": rows})
-            print({key: value for key, value in row.items() if key != "loads"}, flush=True)
-    names = [name for name in ("before, early", "early", "torch.compile hot_us") if any(name in row for row in rows)]
-    cells = [
-        (
-            row["case"],
-            *(f"{row[name]:.1f}" if name in row else "" for name in ("one after another", *names)),
-            f"{row['one after another'] / row['early']:.3f}",
-            f"{max(row['differing'].values())} of {row['replays']:,}",
-        )
-        for row in rows
-    ]
-    header = ("network, us", "one after another", *names, "ratio", "replays that differ")
-    print(common.table(header, cells))
+    if options.build:
+        case, out, tune_s, layers = options.build
+        build(Case.of(case), Path(out), float(tune_s), int(layers))
+    elif options.peer:
+        serve_peer(Case.of(options.peer[0]), options.peer[1])
+    else:
+        if options.networks:
+            options.cases = [f"{name}:1:float16" for name in options.networks.split(",")]
+        show(run(options))
 
 
 if __name__ == "__main__":

@@ -87,6 +87,19 @@ class _Builder:
     def on_add(self, node: Any, attributes: dict[str, Any]) -> fx.Node:
         return self.call(operator.add, self.value(node.input[0]), self.value(node.input[1]))
 
+    def on_mul(self, node: Any, attributes: dict[str, Any]) -> fx.Node:
+        return self.call(operator.mul, self.value(node.input[0]), self.value(node.input[1]))
+
+    def on_sigmoid(self, node: Any, attributes: dict[str, Any]) -> fx.Node:
+        return self.call(torch.sigmoid, self.value(node.input[0]))
+
+    def on_hardswish(self, node: Any, attributes: dict[str, Any]) -> fx.Node:
+        return self.call(functional.hardswish, self.value(node.input[0]))
+
+    def on_hardsigmoid(self, node: Any, attributes: dict[str, Any]) -> fx.Node:
+        """With an alpha of 1 / 6, which is that of PyTorch."""
+        return self.call(functional.hardsigmoid, self.value(node.input[0]))
+
     def on_concat(self, node: Any, attributes: dict[str, Any]) -> fx.Node:
         return self.call(torch.cat, [self.value(name) for name in node.input], attributes["axis"])
 

@@ -21,14 +21,20 @@ def build_untuned(model: Path, out: Path) -> None:
 
 
 class Captured:
-    """A network whose calls a CUDA graph captured."""
+    """A network whose calls a CUDA graph captured.
+
+    Args:
+        early: its kernels begin before the one in front of them ends, and those of branches run side by side; else they run
+            one after another.
+    """
 
     def __init__(self, path: Path, early: bool) -> None:
         import torch
 
         import schedsearch
 
-        os.environ["SCHEDSEARCH_EARLY_LAUNCH"] = str(int(early))
+        for name in ("SCHEDSEARCH_EARLY_LAUNCH", "SCHEDSEARCH_BRANCHES"):
+            os.environ[name] = str(int(early))
         self.net = schedsearch.load(path)
         self.inputs = inputs_of(self.net)
         stream = torch.cuda.Stream()

@@ -55,13 +55,12 @@ def spans(graph: Any, calls: int) -> list[tuple[float, float]]:
 
 
 def measured(case: str) -> dict[str, Any]:
-    import onnx_models
     from early_launch import built
     from replays import Captured, turns_us
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        file = built(onnx_models.saved(case, Path(folder)), Path(folder), None)[""]
+        file = built(case, Path(folder), None)[""]
         for way, early in WAYS.items():
             each = Captured(file, early)
             (us,) = turns_us({way: each.graph.replay}).values()

@@ -118,7 +118,7 @@ def make(name: str, *, smoke: bool = False) -> nn.Module:
         return (UNet(8, 4) if smoke else UNet()).eval()
     import torchvision
 
-    options = {"aux_logits": False, "init_weights": True} if name == "inception_v3" else {}
+    options = {"aux_logits": False, "init_weights": True} if name in ("inception_v3", "googlenet") else {}
     return getattr(torchvision.models, name)(weights=None, **options).eval()
 
 

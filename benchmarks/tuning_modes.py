@@ -20,24 +20,23 @@ from typing import Any
 import common
 import onnx_models
 import torch
+from network_cases import network_of
 from networks import hot_us
 
 import schedsearch
 from schedsearch.device.detect import detect
 from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, MODES
 from schedsearch.network.costs import costs_of
-from schedsearch.network.lower import lower
-from schedsearch.network.model import read_model
+from schedsearch.network.graph import Network
 from schedsearch.network.plan import best_plan
 from schedsearch.task import Task
 
 TURNS = 9
 
 
-def longest(path: Path, count: int) -> list[Task]:
-    """The layers with the largest estimated times, which their numbers in the network weight."""
-    network = lower(read_model(path), dtype="float16").with_io_layout("NHWC")
-    with costs_of(network, path.with_name("none.db"), detect("cuda"), COLD_GRAPH) as costs:
+def longest(network: Network, db: Path, count: int) -> list[Task]:
+    """The layers with the largest times, by a database that may be missing, which their numbers in the network weight."""
+    with costs_of(network, db, detect("cuda"), COLD_GRAPH) as costs:
         counts = Counter(best_plan(network, costs).implementations.values())
         chosen = sorted(counts, key=lambda workload: -counts[workload] * costs(workload).time_ns)[:count]
     return [Task(workload, weight=counts[workload]) for workload in chosen]
@@ -45,7 +44,7 @@ def longest(path: Path, count: int) -> list[Task]:
 
 def measured(case: str, tune_s: float, modes: list[str], layers: int, folder: Path) -> list[dict[str, Any]]:
     path = onnx_models.saved(case, folder)
-    tasks = longest(path, layers)
+    tasks = longest(network_of((path,)), path.with_name("none.db"), layers)
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         launches = []

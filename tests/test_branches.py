@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from schedsearch.executable.assemble import assemble
 from schedsearch.executable.branches import FILLED, Access, Work, ordered, works_of
 from schedsearch.executable.memory import Block, arrange
+from schedsearch.executable.predicted import span_ns
 from schedsearch.executable.program import ChosenKernel, Origin
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
+from schedsearch.network.costs import Cost
 from schedsearch.network.graph import Constant, Network, Node, Value
-from schedsearch.network.plan import first_plan
+from schedsearch.network.plan import first_plan, priced
 from schedsearch.target import PRESETS
 from schedsearch.workload import Workload
 
@@ -150,6 +152,43 @@ def test_small_kernels_of_two_branches_run_side_by_side(blocks: int) -> None:
     chain = {later: {earlier} for earlier, later in itertools.pairwise(names)} | {"a": set()}
     beside = {"a": set(), "b": {"a"}, "d": {"a"}, "c": {"b"}, "e": {"d"}, "y": {"c", "e"}, "z": {"y"}}
     assert waits == (beside if blocks == 8 else chain)
+
+
+@pytest.mark.parametrize(
+    "card, blocks, predicted_ns",
+    [
+        # a, y and z alone; b and d, then c and e side by side, each slowed by .6 for a block of the other's a multiprocessor
+        ("h100", SMS, 3 * 1000 + 2 * 1000 * 1.6),
+        ("h100", SMS // 2, 3 * 1000 + 2 * 1000 * 1.3),
+        ("h100", MOST, 7 * 1000),  # a chain
+        ("h200", SMS, 3 * 1000 + 2 * 1000 * 1.6 + 1100),  # y waits for two, so it cannot begin early
+    ],
+)
+def test_the_predicted_time_counts_calls_side_by_side_together(card: str, blocks: int, predicted_ns: float) -> None:
+    network = two_branches()
+    plan = priced(first_plan(network), lambda workload: Cost(1000.0, "record", "made"))
+    assert plan.predicted_ns == 7000.0
+    program = assemble(network, plan, kernel_of(blocks), target=PRESETS[card].key).program
+    assert program.predicted_ns == pytest.approx(predicted_ns)
+    unpriced = assemble(network, first_plan(network), kernel_of(blocks), target=PRESETS[card].key).program
+    assert unpriced.predicted_ns == 0.0
+
+
+@given(st.lists(works, max_size=9), st.lists(st.integers(1, 50), min_size=9, max_size=9))
+@settings(max_examples=60)
+def test_a_predicted_time_is_at_least_that_of_the_longest_way(calls: list[Work], times: list[int]) -> None:
+    """It is exactly that if calls do not slow one another down, and the sum in a chain."""
+    found = ordered(calls, SMS)
+    times_ns = [float(time) for time in times[: len(calls)]]
+    ends: list[float] = []
+    for time, after in zip(times_ns, found.after):
+        ends.append(time + max((ends[each] for each in after), default=0.0))
+    alone = span_ns(found, times_ns, [0] * len(calls), "cuda:sm_90:132:another card", SMS)
+    assert alone == pytest.approx(max(ends, default=0.0))
+    span = span_ns(found, times_ns, [call.blocks for call in calls], "cuda:sm_90:132:another card", SMS)
+    assert span >= alone - 1e-6
+    one_by_one = span_ns(ordered([Work((), None)] * len(calls), SMS), times_ns, [None] * len(calls), "any", SMS)
+    assert one_by_one == sum(times_ns)
 
 
 def test_any_order_that_keeps_the_waits_computes_the_same() -> None:

@@ -386,7 +386,7 @@ def test_an_explanation_has_what_each_layout_costs_and_the_baselines() -> None:
         ("fastest kernels", "6.00", "3 (3.00 us)"),
     )
     assert explanation.summary == (
-        "Predicted: 6.00 us for 2 kernels and 2 conversions of layouts.\n"
+        "Predicted: 6.00 us for 2 kernels and 2 conversions of layouts, one after another.\n"
         "The times of 1 of 4 different workloads are estimated."
     )
     rows = {row[0]: row[1:] for row in explanation.values.rows}

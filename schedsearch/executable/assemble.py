@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from schedsearch.executable.branches import Access, Order, Work, blocks_of, callers, ordered
 from schedsearch.executable.memory import Block, arrange, stacked
 from schedsearch.executable.onnx_runtime import ONNX_RUNTIME
+from schedsearch.executable.predicted import span_ns
 from schedsearch.executable.program import Array, Call, ChosenKernel, Foreign, Origin, Place, Program, Reference
 from schedsearch.executable.program import Control as ProgramControl
 from schedsearch.executable.program import Impossible as ImpossibleProgram
@@ -113,12 +114,31 @@ def assemble(
         arena_bytes=places.arena_bytes,
         least_arena_bytes=places.least_arena_bytes,
         constant_bytes=places.constant_bytes,
-        predicted_ns=plan.predicted_ns,
+        predicted_ns=_predicted_ns(plan, found, inner, places, target),
         reasons=tuple(reasons),
         weights=tuple(sha256 for sha256, _ in weights),
     )
     artifacts = {each.artifact.sha256: each.artifact for each in chosen.values()}
     return Executable(program, artifacts, [memoryview(each) for _, each in weights], models, inner=inner)
+
+
+def _predicted_ns(
+    plan: Plan, found: Schedule, inner: Mapping[int, tuple[Executable, ...]], places: _Places, target: str
+) -> float:
+    """The time of a network whose branches run side by side where they can; 0 if the plan has none. What ONNX Runtime
+    computes is left out."""
+    if not plan.times_ns:
+        return plan.predicted_ns
+    longest_ns = {
+        number: max((each.program.predicted_ns for each in several), default=0.0) for number, several in inner.items()
+    }
+    times_ns = [
+        plan.times_ns[call.computes.id] if isinstance(call.computes, Workload) else longest_ns.get(number, 0.0)
+        for number, call in enumerate(found.calls)
+    ]
+    if places.order is None:
+        return sum(times_ns)
+    return span_ns(places.order, times_ns, [work.blocks for work in places.works], target, multiprocessors(target))
 
 
 class Packing:
@@ -189,6 +209,8 @@ class _Places:
     """Where everything is.
 
     Attributes:
+        works: what each call does, on a GPU.
+        order: in which calls wait for one another; None: one after the other, on a CPU.
         workspaces: of each call, by name.
     """
 
@@ -215,7 +237,9 @@ class _Places:
             for name, nbytes in plan.workspaces.items():
                 (lasting if name in kept else passing).append((number, name, nbytes))
         self._place_constants(lasting, self._read_once(plans, ready))
-        self._place_arena(passing, ordered(_works(found, plans, ready, sms), sms) if sms else None)
+        self.works = _works(found, plans, ready, sms) if sms else []
+        self.order = ordered(self.works, sms) if sms else None
+        self._place_arena(passing, self.order)
         self.workspaces: list[dict[str, Place]] = [{} for _ in found.calls]
         for (number, name, _), place in zip([*lasting, *passing], [*self._lasting, *self._passing]):
             self.workspaces[number][name] = place

@@ -97,7 +97,7 @@ def explain(network: Network, plan: Plan, costs: Costs, choices: Choices | None 
 
     Examples:
         >>> print(explain(network, plan, costs))
-        Predicted: 12.50 us for 2 kernels and 1 conversion of layouts.
+        Predicted: 12.50 us for 2 kernels and 1 conversion of layouts, one after another.
         All times were measured.
         ...
     """
@@ -126,7 +126,7 @@ def _summary(plan: Plan, costs: Costs) -> str:
         else "All times were measured"
     )
     what = f"{_count(kernels, 'kernel')} and {_count(conversions, 'conversion')} of layouts"
-    return f"Predicted: {_us(plan.predicted_ns)} us for {what}.\n{measured}."
+    return f"Predicted: {_us(plan.predicted_ns)} us for {what}, one after another.\n{measured}."
 
 
 def _plans(network: Network, plan: Plan, costs: Costs) -> Iterator[tuple[str, ...]]:

@@ -271,7 +271,8 @@ class Plan:
         views: name of a view -> the layouts of its x and y, one of its `layouts`.
         conversions: each is done once, right before the first node that reads its result.
         predicted_ns: the sum of the costs of implementations and conversions, and of the longest body of each `Control`.
-        measured: workload id -> nanoseconds that the plan reckoned with; ids that are missing were estimated.
+        times_ns: workload id -> nanoseconds that the plan reckoned with.
+        measured: those of them that were not estimated.
         bodies: name of a `Control` -> the plans of its `networks`.
     """
 
@@ -280,6 +281,7 @@ class Plan:
     conversions: tuple[Conversion, ...]
     predicted_ns: float
     measured: Mapping[str, float] = field(default_factory=dict)
+    times_ns: Mapping[str, float] = field(default_factory=dict)
     bodies: Mapping[str, tuple[Plan, ...]] = field(default_factory=dict)
 
     @property

@@ -161,11 +161,13 @@ def complete(network: Network, chosen: Mapping[str, int]) -> Plan:
 
 
 def priced(plan: Plan, costs: Costs) -> Plan:
-    """The plan with its predicted time and the measured times that it was reckoned with."""
+    """The plan with its predicted time and the times that it was reckoned with."""
     launches = [*plan.implementations.values(), *(each.workload for each in plan.conversions)]
     of = {workload: costs(workload) for workload in launches}
+    times = {workload.id: cost.time_ns for workload, cost in of.items()}
     measured = {workload.id: cost.time_ns for workload, cost in of.items() if cost.measured}
-    return replace(plan, predicted_ns=sum(of[workload].time_ns for workload in launches), measured=measured)
+    predicted_ns = sum(of[workload].time_ns for workload in launches)
+    return replace(plan, predicted_ns=predicted_ns, measured=measured, times_ns=times)
 
 
 def _least(network: Network, ranks: Mapping[str, Sequence[tuple[float, ...]]]) -> dict[str, int]:
