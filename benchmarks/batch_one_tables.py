@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import common
 from table_text import markdown
+
+_WAYS = ("one after another", "early", "tuned", "torch.compile", "max-autotune")  # of early_launch.py
 
 
 def early_launch(data: dict[str, Any]) -> str:
@@ -39,3 +43,32 @@ def squeeze_excite(data: dict[str, Any]) -> str:
         for row in data["rows"]
     ]  # fmt: skip
     return markdown(("network, batch 1, float16, us", "four kernels", "one kernel", "ratio", "largest difference"), rows)
+
+
+def network_times(data: dict[str, Any]) -> str:
+    """Networks in all ways that were measured, with geometric means of the ratios of each batch."""
+    found = [row for row in data["rows"] if "early" in row]
+    ways = [way for way in _WAYS if any(way in row for row in found)]
+    rows = []
+    for row in found:
+        name, batch, format_ = row["case"].split(":")
+        times = (f"{row[way]:.1f}" if way in row else "" for way in ways)
+        ratios = (f"{ratio:.2f}" if ratio else "" for ratio in _ratios(row))
+        rows.append((f"{name}, batch {batch}, {format_}", *times, *ratios))
+    for batch in sorted({row["case"].split(":")[1] for row in found}, key=int):
+        of_batch = [_ratios(row) for row in found if row["case"].split(":")[1] == batch]
+        rows.append((f"geometric mean, batch {batch}", *("" for _ in ways), *map(_mean, zip(*of_batch))))
+    headings = ("network, us", *ways, "one after another / early", "PyTorch / ours")
+    return markdown(headings, rows)
+
+
+def _ratios(row: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Of the chain of kernels and of PyTorch's fastest to our fastest."""
+    ours = min(row[way] for way in ("early", "tuned") if way in row)
+    theirs = [row[way] for way in ("torch.compile", "max-autotune") if way in row]
+    return row["one after another"] / row["early"], min(theirs) / ours if theirs else None
+
+
+def _mean(ratios: Sequence[float | None]) -> str:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"**{common.geometric_mean(known):.2f}** of {len(known)}" if known else ""

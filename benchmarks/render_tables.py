@@ -326,6 +326,7 @@ TABLES = {
     "faults_cuda": Table("faults_cuda", "make faults TARGET=cuda N=20 OUT=", faults, origin=False),
     "two_versions": Table("two_versions_h200", "two_versions.py --target cuda", two_versions, origin=False),
     "early_launch": Table("early_launch_h200", "early_launch.py", batch_one_tables.early_launch),
+    "network_times": Table("network_times_h200", "early_launch.py", batch_one_tables.network_times),
     "branches": Table("branches_h200", "branches.py", batch_one_tables.branches),
     "squeeze_excite": Table("squeeze_excite_h200", "squeeze_excite.py", batch_one_tables.squeeze_excite),
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
