@@ -1,9 +1,9 @@
 """Compares the machine code of both compilers: instructions, registers, spills and the time that it takes to make it.
 
-The candidates are those of `machine_code.py` in results/machine_code.json, a few of every CUDA template. Both compilers must
-be installed, and nvdisasm must be found (PATH, or --nvdisasm). No GPU is needed. Times are those of the processor, of one
-process, without the build cache; numba-cuda shares work between kernels of the same shape, of which a process sees some.
-With --resume the candidates of the file stay as they are, and only others are compiled.
+The candidates are the first of `machine_code.py`, a few of every CUDA template. Both compilers must be installed, and
+nvdisasm must be found (PATH, or --nvdisasm). No GPU is needed. Times are those of the processor, of one process, without
+the build cache; numba-cuda shares work between kernels of the same shape, of which a process sees some. With --resume the
+candidates of the file stay as they are, and only others are compiled.
 
 Run: python benchmarks/compilers.py --out benchmarks/results/compilers.json [--each 5] [--time 1500] [--resume]
      python benchmarks/compilers.py --show benchmarks/results/compilers.json
@@ -26,13 +26,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import machine_code
 from common import facts, table, write
 
 from schedsearch import Workload, load_templates
 from schedsearch.backend import CompileError, RejectedError, compile_source, toolchain
 from schedsearch.target import PRESETS
 
-RESULTS = Path(__file__).parent / "results"
 COMPILERS = ("numba-cuda", "numba-cuda-mlir")
 TENSOR = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "QMMA")
 COPIES = ("UTMALDG", "UTMASTG", "LDGSTS")
@@ -118,12 +118,11 @@ def summary(result: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
 
 def chosen_rows(each: int) -> list[dict[str, Any]]:
     """The first `each` candidates of every template, so ordered that every beginning holds all templates alike."""
-    rows = json.loads((RESULTS / "machine_code.json").read_text())["rows"]
     numbered = Counter[str]()
     found = []
-    for row in rows:
+    for row in machine_code.candidates():
         if numbered[row["template"]] < each:
-            found.append((numbered[row["template"]], {key: row[key] for key in ("template", "workload", "config")}))
+            found.append((numbered[row["template"]], row))
         numbered[row["template"]] += 1
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 

@@ -10,8 +10,11 @@ installed; --against gives the kernels that are otherwise built by the toolchain
     SCHEDSEARCH_COMPILER=numba-cuda-mlir python benchmarks/toolchains.py build other.json
     python benchmarks/toolchains.py race other.json --against one.json --out compilers_h200.json
 
-The kernels are the defaults of the first workload of `machine_code.py` that each template takes. The race verifies both and
-times them in turns. The table has the times, the ratio, and whether the difference can be told from noise.
+The kernels are the defaults of the first workload of `machine_code.py` that each template takes. With --suites they are
+those of layers: the 13 float16 convolutions with the configurations of results/conv2d_fp16_h200.json, and int8
+convolutions, depthwise convolutions and products of one row with the default of the first template that takes them. The
+race verifies both and times them in turns. The table has the times, the ratio, and whether the difference can be told from
+noise.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Any
 
 import common
 import machine_code
+from convolutions import SHAPES, square
 
 import schedsearch
 from schedsearch.backend import CompileError, RejectedError, compile_source, toolchain
@@ -38,8 +42,48 @@ from schedsearch.measurement import Measurement, Resources, Verdict
 from schedsearch.processes.builder import Built, Candidate
 from schedsearch.session.race import Entrant, judged
 from schedsearch.target import PRESETS, Target
-from schedsearch.template import load_template
+from schedsearch.template import load_template, load_templates
 from schedsearch.workload import Workload
+
+RESULTS = Path(__file__).parent / "results"
+INT8 = {"dtype": "int8", "epilogue": ("bias", "relu", {"requantise": {"to": "int8"}})}
+DEPTHWISE = [  # channels, height and width, stride: MobileNetV1 and one layer more
+    (32, 112, 1), (64, 112, 2), (128, 56, 1), (128, 56, 2), (256, 28, 1), (256, 28, 2), (512, 14, 1), (512, 14, 2),
+    (1024, 7, 1), (144, 56, 1),
+]  # fmt: skip
+ONE_ROW = [(1000, 2048), (4096, 4096), (4096, 25088), (2304, 768), (768, 3072)]  # n, k
+SUITES: dict[str, list[Workload]] = {
+    "fp16": [square(*shape) for shape in SHAPES],
+    "int8": [square(*shape).replace(**INT8) for shape in SHAPES[:10]],
+    "depthwise": [
+        schedsearch.depthwise_conv2d(n=32, h=size, w=size, c=c, r=3, s=3, stride=stride, padding=1)
+        for c, size, stride in DEPTHWISE
+    ],
+    "gemv": [schedsearch.dense(m=1, n=n, k=k) for n, k in ONE_ROW],
+}
+
+
+def rows_of_suites(names: list[str]) -> list[dict[str, Any]]:
+    """A candidate of each layer of some suites."""
+    tuned = {row["workload"]: row for row in json.loads((RESULTS / "conv2d_fp16_h200.json").read_text())["rows"]}
+    rows = []
+    for name in names:
+        for workload in SUITES[name]:
+            row = {"suite": name, "workload": json.loads(workload.json)}
+            known = tuned.get(workload.label)
+            rows.append({**row, **({key: known[key] for key in ("template", "config")} if known else default_of(workload))})
+    return rows
+
+
+def default_of(workload: Workload) -> dict[str, Any]:
+    """The first template that takes a workload, and its default configuration."""
+    target = PRESETS["h200"]
+    takers = (each for each in load_templates().values() if each.kind == "cuda" and workload.op in each.ops)
+    template = next(each for each in takers if not each.validate(workload, target))
+    return {
+        "template": template.name,
+        "config": dict(template.default(workload, target, template.space(workload, target))),
+    }
 
 
 def rows_of_templates() -> list[dict[str, Any]]:
@@ -53,7 +97,7 @@ def rows_of_templates() -> list[dict[str, Any]]:
 def built(row: dict[str, Any], target: Target) -> Built:
     """Raises CompileError or RejectedError."""
     template = load_template(row["template"])
-    made = compile_source(template.kernel(workload_of(row), target, Config(row["config"])), target)
+    made = compile_source(template.kernel(workload_of(row), target, template.current(row["config"])), target)
     return Built(made.artifact, made.resources, made.canonical_hash, 0.0)
 
 
@@ -70,9 +114,10 @@ def kernel_of(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "plan": artifact.plan.to_json(), "code": base64.b64encode(artifact.code).decode()}
 
 
-def build(path: Path) -> None:
+def build(path: Path, suites: list[str]) -> None:
+    rows = rows_of_suites(suites) if suites else rows_of_templates()
     with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:
-        kernels = pool.map(kernel_of, rows_of_templates(), chunksize=1)
+        kernels = pool.map(kernel_of, rows, chunksize=1)
     path.write_text(json.dumps({"toolchain": toolchain("cuda"), "kernels": kernels}) + "\n")
     refused = sum("refused" in kernel for kernel in kernels)
     print(f"{len(kernels)} kernels, {refused} refused, {path.stat().st_size / 1e6:.1f} MB")
@@ -82,8 +127,9 @@ def built_here(rows: list[dict[str, Any]], target: Target) -> list[Built | Measu
     """The kernels by this toolchain, or why there is none, with all cores."""
     with Builder(target, timeout_s=120) as builder:
         tokens = [
-            builder.submit(Candidate(workload_of(row), load_template(row["template"]), Config(row["config"])))
+            builder.submit(Candidate(workload_of(row), template, template.current(row["config"])))
             for row in rows
+            for template in [load_template(row["template"])]
         ]
         results = dict(builder.drain())
     return [results[token] for token in tokens]
@@ -96,7 +142,8 @@ def of_file(row: dict[str, Any]) -> Built:
 
 def raced(runner: Runner, row: dict[str, Any], own: Built | Measurement | str) -> dict[str, Any]:
     """The row's kernel of the file, and that of this toolchain or of another file, in one race; a text says why none is."""
-    found = {"template": row["template"], "workload": workload_of(row).label}
+    found = {**({"suite": row["suite"]} if "suite" in row else {}), "template": row["template"]}
+    found["workload"] = workload_of(row).label
     if "refused" in row:
         return {**found, "problem": f"the other toolchain: {row['refused']}"}
     if isinstance(own, Measurement | str):
@@ -125,7 +172,7 @@ def race(path: Path, against: Path | None, out: str | None, time_s: float) -> No
     with Runner(target) as runner:
         for row, own in zip(data["kernels"], owns):
             if time.monotonic() - began > time_s:
-                print(f"{len(data['kernels']) - len(rows)} templates are left out: the time is over")
+                print(f"{len(data['kernels']) - len(rows)} kernels are left out: the time is over")
                 break
             rows.append(raced(runner, row, own))
             common.write(out, {**common.facts(), "here": here["toolchain"], "there": data["toolchain"], "rows": rows})
@@ -140,9 +187,10 @@ def race(path: Path, against: Path | None, out: str | None, time_s: float) -> No
         if "problem" in row:
             print(f"{row['template']}: {row['problem'][:300]}")
     print(f"here {here['toolchain']}, there {data['toolchain']}")
-    if timed:
-        mean = common.geometric_mean([row["ratio"] for row in timed])
-        print(f"here / there: {mean:.3f} in the geometric mean over {len(timed)} templates")
+    for suite in dict.fromkeys(row.get("suite") for row in timed):
+        ratios = [row["ratio"] for row in timed if row.get("suite") == suite]
+        mean = common.geometric_mean(ratios)
+        print(f"here / there: {mean:.3f} in the geometric mean over {len(ratios)} {suite or 'template'} kernels")
 
 
 def main() -> None:
@@ -152,9 +200,10 @@ def main() -> None:
     parser.add_argument("--against", type=Path, metavar="FILE", help="race against the kernels of this file")
     parser.add_argument("--out", help="also write the data here")
     parser.add_argument("--time", type=float, default=300.0, help="seconds, after which no race begins")
+    parser.add_argument("--suites", nargs="+", default=[], choices=SUITES, help="build kernels of these layers")
     options = parser.parse_args()
     if options.action == "build":
-        build(options.file)
+        build(options.file, options.suites)
     else:
         race(options.file, options.against, options.out, options.time)
 
