@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from typing import Any
 
 from schedsearch.backend.mlir_private import CONVERGENT, named
@@ -21,6 +22,7 @@ _TYPES = {
     "f64": ("float64", "f64"),
 }
 _SYMBOL = "schedsearch_dynamic_shared"
+_DYNAMIC = re.compile(r"(?m)^\s*\.shared \.align \d+ \.b8\s+__dynamic_shmem__0;\n")
 
 
 @functools.cache
@@ -78,11 +80,17 @@ def shared_base() -> DeviceFunction:
 
 
 def with_dynamic_shared(ptx: str) -> str:
-    """PTX with the declaration of the memory that `shared_base` refers to, if it does."""
-    if f", {_SYMBOL};" not in ptx:
-        return ptx
+    """PTX in which dynamic shared memory is declared as such.
+
+    For `shared_base` there is no declaration yet. The compiler's own, for arrays of length 0, is a static byte, so that they
+    would begin there, amid the static arrays.
+    """
     head, entry, rest = ptx.partition(".visible .entry")
-    return f"{head}.extern .shared .align 1024 .b8 {_SYMBOL}[];\n{entry}{rest}"
+    rest, own = _DYNAMIC.subn("", rest)
+    head, more = _DYNAMIC.subn("", head)
+    names = [*(["__dynamic_shmem__0"] if own or more else []), *([_SYMBOL] if f", {_SYMBOL};" in ptx else [])]
+    declared = "".join(f".extern .shared .align {1024 if name == _SYMBOL else 16} .b8 {name}[];\n" for name in names)
+    return f"{head}{declared}{entry}{rest}"
 
 
 @functools.cache

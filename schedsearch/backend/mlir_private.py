@@ -105,9 +105,15 @@ def ptx_of(
 
 def _accepted(text: str, layout: str) -> str:
     """LLVM's text as NVVM accepts it: with its own layout of data, and shared memory without an initial value. Operations
-    that say so are convergent, which MLIR cannot say of inline PTX."""
+    that say so are convergent, which MLIR cannot say of inline PTX.
+
+    Atomic operations on an array whose memory is not in its type take it to be global, also if it is shared and was only
+    given another name, for which no address is right. They get generic pointers, whose memory NVVM finds out.
+    """
     text = re.sub(r'(?m)^target datalayout = ".*"$', f'target datalayout = "{layout}"', text)
     text = re.sub(r"(?m)^(@.* addrspace\(3\) global .*) zeroinitializer\b", r"\1 undef", text)
+    text = text.replace(" addrspace(1)*", "*")
+    text = re.sub(r"(?m)= addrspacecast (\S+\*) (\S+) to \1$", r"= bitcast \1 \2 to \1", text)
     text, count = re.subn(rf"(?m)^(.* asm .*){re.escape(CONVERGENT)}(.*\))$", r"\1\2 #0", text)
     return f"{text}\nattributes #0 = {{ convergent }}\n" if count else text
 
