@@ -161,6 +161,8 @@ def built(case: str, folder: Path, before: str | None, tune_s: float = 0.0, laye
             **os.environ,
             "PYTHONPATH": os.pathsep.join([*([tree] if tree else []), os.environ.get("PYTHONPATH", "")]),
         }
+        if tree:  # machine code of this version must not serve for that one
+            environment["SCHEDSEARCH_BUILD_CACHE"] = str(own / "cache")
         command = [sys.executable, __file__, "--build", case, str(files[name]), str(tune_s), str(layers)]
         processes.append(subprocess.Popen(command, env=environment))
     codes = [process.wait() for process in processes]

@@ -228,7 +228,8 @@ def test_a_kernel_may_place_the_wait_behind_its_constants() -> None:
     assert compile_source(reading_ahead(), PRESETS["h200"]).artifact.plan.steps[0].ahead == ("weight",)
 
 
-WAIT_OPCODE, LOAD_OPCODE = 0x82E, 0x981  # ACQBULK and LDG of sm_90, as nvdisasm names them
+# ACQBULK, LDG, and SYNCS.PHASECHK of sm_90, as nvdisasm names them
+WAIT_OPCODE, LOAD_OPCODE, BARRIER_OPCODE = 0x82E, 0x981, 0x5A7
 
 
 @pytest.mark.parametrize("name", ["depthwise_conv2d_cuda", "conv2d_few_outputs"])
@@ -245,6 +246,31 @@ def test_the_assembler_leaves_the_loads_of_constants_in_front_of_the_wait(name: 
     taps = 9
     assert opcodes[: opcodes.index(WAIT_OPCODE)].count(LOAD_OPCODE) >= taps
     assert artifact.plan.steps[0].ahead[0] == "weight"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epilogue": ("bias", "residual", "relu")},
+        {
+            "dtype": "uint8",
+            "weight_dtype": "int8",
+            "epilogue": ("bias", {"requantise_add": {"to": "uint8", "residual": "uint8"}}),
+        },
+    ],
+    ids=["float16", "uint8"],
+)
+def test_the_assembler_leaves_the_loads_of_a_residual_in_front_of_the_first_tile(options: dict[str, Any]) -> None:
+    """It moves loads by ld.global.nc down to where their values are needed; then nothing hides their latency."""
+    workload = conv2d(n=1, h=14, w=14, c=256, k=1024, r=1, s=1, **options)
+    template, target = load_template("conv2d_wgmma"), PRESETS["h200"]
+    config = template.default(workload, target, template.space(workload, target))
+    artifact = compile_source(template.kernel(workload, target, config), target).artifact
+    (code,) = machine_code(artifact.code).values()
+    opcodes = [int.from_bytes(code[at : at + 8], "little") & 0xFFF for at in range(0, len(code), 16)]
+    behind = opcodes[opcodes.index(WAIT_OPCODE) :]
+    words = config["bn"] // (8 if options["epilogue"][1] == "residual" else 16) * 2  # of a thread: 4 bytes of two rows
+    assert behind[: behind.index(BARRIER_OPCODE)].count(LOAD_OPCODE) == words
 
 
 def test_blocks_that_are_slow_for_a_test_idle_on_both_sides_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,29 @@ def test_instances_run_at_the_same_time_on_streams_of_their_own(net: FixedNet, t
     other.close()
 
 
+def test_inputs_and_outputs_may_be_rewritten_right_after_a_call(net: FixedNet, torch: Any) -> None:
+    """By two instances on two streams: no kernel of a network runs on when what follows it in the stream begins."""
+    seeds = list(range(4))
+    images = [torch.from_numpy(image(seed)).cuda() for seed in seeds]
+    with net.instance() as other:
+        streams, kept = [torch.cuda.Stream() for _ in range(2)], []
+        torch.cuda.synchronize()
+        arrays = [(torch.empty_like(images[0]), torch.empty_like(images[0])) for _ in streams]
+        for turn in range(100):
+            for number, (each, (x, y), stream) in enumerate(zip((net, other), arrays, streams)):
+                seed = (turn + number) % len(seeds)
+                with torch.cuda.stream(stream):
+                    x.copy_(images[seed])
+                    each(x, out=y)
+                    kept.append((seed, y.clone()))
+                    x.fill_(float("nan"))
+                    y.fill_(float("nan"))
+        torch.cuda.synchronize()
+    wanted = [expected(image(seed)) for seed in seeds]
+    for seed, y in kept:
+        np.testing.assert_array_equal(y.cpu().numpy(), wanted[seed])
+
+
 def test_the_trace_and_the_times_have_every_call(net: FixedNet) -> None:
     np.testing.assert_array_equal(net.trace(image())["y"], expected(image()))
     times = net.measure(20)

@@ -125,7 +125,10 @@ def _operands_ahead(plan: EpiloguePlan, interleaved: bool) -> list[EpilogueOpera
 @functools.cache
 def load_ahead_operation(octets: int, like: Like, plan: EpiloguePlan, interleaved: bool) -> Callable[..., Any]:
     """Loads operands like y of a fragment for `fragments_operation`: those with 8 bits if the columns are interleaved, else
-    those with 16."""
+    those with 16.
+
+    Not by ld.global.nc: ptxas moves such loads down, behind the wait for the first tile and its products.
+    """
     lines = [
         "{ .reg .pred column, row, row8, inside, inside8;",
         *(f".reg .b64 at_{operand.name}, at8_{operand.name};" for operand in plan.like_y),
@@ -139,7 +142,7 @@ def load_ahead_operation(octets: int, like: Like, plan: EpiloguePlan, interleave
         lines.append(f"setp.gt.s32 column, $columns, {column};")
         for half, (inside, row) in enumerate((("inside", "row"), ("inside8", "row8"))):
             word = f"$ahead[{2 * number + half}]"
-            load = f"@{inside} ld.global.nc.b32 {word}, [at{'8' * half}_{at}];"
+            load = f"@{inside} ld.global.b32 {word}, [at{'8' * half}_{at}];"
             lines.append(f"and.pred {inside}, column, {row}; mov.b32 {word}, 0; {load}")
     inout, ins = {"ahead": ("i32", words_ahead(octets, plan, interleaved))}, _FRAGMENT_INS | dict(plan.ins)
     return device_op("load_ahead", "\n".join([*lines, "}"]), inout=inout, ins=ins, unused=(*inout, *ins))
