@@ -58,3 +58,10 @@ def test_the_table_of_networks_has_means_for_each_batch(benchmark_module: Any) -
         ("geometric mean, batch 1", "**1.00** of 2", "**4.00** of 1"),
         ("geometric mean, batch 32", "**1.00** of 1", "**1.10** of 1"),
     ]
+
+
+def test_the_picture_of_a_network_is_drawn_from_its_data(benchmark_module: Any) -> None:
+    """To draw it again: timeline.py --data benchmarks/results/timeline_h200.json --draw docs/images/timeline.svg"""
+    data = json.loads((BENCHMARKS / "results" / "timeline_h200.json").read_text(encoding="utf-8"))
+    kept = BENCHMARKS.parent / "docs" / "images" / "timeline.svg"
+    assert benchmark_module("timeline").draw(data) == kept.read_text(encoding="utf-8")
