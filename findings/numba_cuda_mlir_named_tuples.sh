@@ -6,21 +6,13 @@
 #     Pair(i, i): UserFacingInternalCompilerError
 #     (i, i): compiles
 # Exits 0 while it behaves like that.
-set -eu
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q 'numba-cuda-mlir[cu13]==0.6.0' nvidia-nvvm==13.5.37
-"$folder/venv/bin/python" - <<'PYTHON'
+. "${0%/*}/numba_cuda_mlir.env"
+run_python <<'PYTHON'
 import sys
 from typing import NamedTuple
 
-import numba_cuda_mlir.tools as tools
-
-tools._cached_cc = (9, 0)  # it asks a driver otherwise
+from compiled import ptx
 from numba_cuda_mlir import cuda, types
-from numba_cuda_mlir.compiler import compile_result
-from numba_cuda_mlir.cuda import jit
 
 
 class Pair(NamedTuple):
@@ -43,7 +35,7 @@ def plain(x):
 found = []
 for label, kernel in (("Pair(i, i)", named), ("(i, i)", plain)):
     try:
-        compile_result(jit(kernel, chip="sm_90a"), types.void(types.Array(types.int32, 1, "C")))
+        ptx(kernel, types.int32)
         found.append("compiles")
     except Exception as error:
         found.append(type(error).__name__)

@@ -140,6 +140,15 @@ def test_spilling_registers_is_rejected() -> None:
         compile_source(source(kernel, (Pointer("y"),), threads=1024), H200)
 
 
+@pytest.mark.gpu
+def test_resources_are_known_of_code_that_was_linked_before() -> None:
+    """Where there is a driver, nvJitLink may take code from the driver's cache, and then says nothing of registers and spills."""
+    first, second = (compile_source(source(simple, (Pointer("y"), Int32(5))), H200).resources for _ in range(2))
+    assert first == second and first.registers > 0
+    test_spilling_registers_is_rejected()
+    test_spilling_registers_is_rejected()
+
+
 def test_registers_are_counted_against_the_threads_of_their_own_step() -> None:
     load = device_op("load", "ld.global.f32 $v, [$address];", ins={"address": "u64"}, outs={"v": "f32"})
 

@@ -179,7 +179,8 @@ def _tensor_map_params(ptx: str, entry: str, step: KernelStep) -> str:
 def _link(texts: list[str], arch: str) -> tuple[bytes, str]:
     from cuda.bindings import nvjitlink
 
-    options = [f"-arch={arch}", "-O3", "-Xptxas=-v"]
+    # Where there is a driver, nvJitLink finds what it has linked before in the driver's cache, and then says no resources.
+    options = [f"-arch={arch}", "-O3", "-Xptxas=-v", "-no-cache"]
     handle = nvjitlink.create(len(options), options)
     try:
         for number, text in enumerate(texts):
