@@ -184,6 +184,18 @@ def test_pads_may_be_infinite(value: float) -> None:
     agree(model, {"x": numbers(1, 2, 3, 4), "x0": numbers(1, 2, 5, 6)})
 
 
+@pytest.mark.parametrize("value", [-np.inf, np.inf])
+def test_an_attribute_may_be_the_infinity_that_old_opsets_pad_with(value: float) -> None:
+    pad = onnx.helper.make_node("Pad", ["x"], ["padded"], pads=[0, 1, 2, 0], value=value)
+    largest = onnx.helper.make_node("Max", ["padded", "x0"], ["y"])
+    info = onnx.helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, [2, 3]), info("x0", TensorProto.FLOAT, [4, 4])]
+    graph = onnx.helper.make_graph([pad, largest], "g", inputs, [info("y", TensorProto.FLOAT, [4, 4])])
+    x, x0 = numbers(2, 3), numbers(4, 4)
+    (y,) = computed(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 10)]), {"x": x, "x0": x0})
+    np.testing.assert_array_equal(y, np.maximum(np.pad(x, [(0, 2), (1, 0)], constant_values=value), x0))
+
+
 # --- signals -----------------------------------------------------------------------------------------------------------
 def test_a_spectrogram_is_that_of_numpy() -> None:
     """Log mel energies of frames, as audio models compute them from samples."""

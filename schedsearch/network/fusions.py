@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from schedsearch.network.compositions.pads import fill_of
 from schedsearch.network.epilogue import unbounded
 from schedsearch.network.facts import (
     FLOATS,
@@ -187,7 +188,7 @@ def _padded(model: ir.Model, node: ir.Node) -> bool:
     if pad is None or pad.op_type != "Pad" or not is_onnx(pad) or pad.inputs[0] is None or pad.inputs[0].shape is None:
         return False
     read, rank = node.attributes, len(pad.inputs[0].shape)
-    more, value = _pads(pad, rank), _fill(pad)
+    more, value = _pads(pad, rank), fill_of(pad)
     auto_pad = read.get_string("auto_pad", "NOTSET")
     if more is None or value != _zero(node) or auto_pad not in ("NOTSET", "VALID"):
         return False
@@ -264,13 +265,6 @@ def _ends(node: ir.Node, shape: Sequence[int]) -> list[int] | None:
             return None
         found[axis] = shape[axis] - last
     return found
-
-
-def _fill(node: ir.Node) -> float | None:
-    """The number that a Pad writes; None if it is computed."""
-    if not is_given(node, 2):
-        return float(node.attributes.get_float("value", 0.0))
-    return number_of(constant_input(node, 2))
 
 
 def _zero(node: ir.Node) -> float | None:

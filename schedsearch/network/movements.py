@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from schedsearch.errors import WorkloadError
 from schedsearch.network import shuffles
 from schedsearch.network.chain import Chain, Read
-from schedsearch.network.compositions.pads import Pads
+from schedsearch.network.compositions.pads import Pads, fill_of
 from schedsearch.network.convolutions import block_of
 from schedsearch.network.facts import constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
 from schedsearch.network.indexing import operand
@@ -70,12 +70,11 @@ def _concat(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
 def _pad(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     """Pads with a constant number; others have become gathers, if they are possible."""
     (x,) = inputs_of(node, 1)
-    pads, value = Pads.of(node), constant_input(node, 2)
+    pads, fill = Pads.of(node), fill_of(node)
     if isinstance(pads, str):
         return f"{name_of(node)} {pads}"
-    if value is None and is_given(node, 2):
+    if fill is None:
         return f"{name_of(node)} pads with a number that is computed; allowed: a constant"
-    fill = node.attributes.get_float("value", 0.0) if value is None else float(value.flat[0])
     params = {"x": pads.shape, "before": pads.before, "after": pads.after, "value": fill, "dtype": dtype_of(x)}
     return _chain(node, "pad", params, taken)
 

@@ -6,6 +6,7 @@ other. Along a long axis only the margins are gathered, and concatenated with th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedsearch.network.compositions.steps import Steps, extents
-from schedsearch.network.facts import constant_input, is_given, optional_input
+from schedsearch.network.facts import constant_input, is_given, number_of, optional_input
 from schedsearch.typed import Array
 
 if TYPE_CHECKING:
@@ -98,9 +99,9 @@ def rewrite_pad(model: ir.Model, node: ir.Node) -> None:
         return
     steps = Steps(model, node)
     if pads.mode == "constant":
-        value = optional_input(node, 2)
-        number = constant_input(node, 2)
-        if value is not None and (number is None or not np.isfinite(number).all()):  # else it is an operator of its own
+        value, number = optional_input(node, 2), fill_of(node)
+        if number is None or not math.isfinite(number):  # else it is an operator of its own
+            value = np.array(number, np.float32) if value is None else value  # before opset 11 an attribute, of floats
             padded = steps.add("Pad", [x, np.array([*pads.before, *pads.after], np.int64)], y)
             steps.add("Where", [_margins(pads, y), value, padded], y)
             steps.replace()
@@ -111,6 +112,13 @@ def rewrite_pad(model: ir.Model, node: ir.Node) -> None:
     if steps.last is None:
         steps.add("Identity", [x], y)
     steps.replace()
+
+
+def fill_of(node: ir.Node) -> float | None:
+    """The number that a Pad writes; None if it is computed."""
+    if not is_given(node, 2):
+        return node.attributes.get_float("value", 0.0)
+    return number_of(constant_input(node, 2))
 
 
 def _margins(pads: Pads, shape: Sequence[int]) -> Array:
