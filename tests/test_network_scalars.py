@@ -20,6 +20,9 @@ pytest.importorskip("onnxscript")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
+from schedsearch.network.lower import lower  # noqa: E402
+from schedsearch.network.model import load  # noqa: E402
+
 FLOAT = TensorProto.FLOAT
 Port = tuple[str, int, Sequence[int]]
 
@@ -133,6 +136,14 @@ KINDS = (np.float32, np.float16, np.float64, np.int8, np.uint8, np.int32, np.int
 def test_an_output_may_be_a_weight(dtype: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
     array = np.asarray(np.random.default_rng(0).integers(0, 9, shape)).astype(dtype)
     check(model_of([RELU], [X], ["y", "k"], {"k": array}), tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (0,)], ids=str)
+def test_an_output_that_is_a_weight_has_its_shape_if_the_file_says_none(shape: tuple[int, ...]) -> None:
+    model = model_of([RELU], [X], ["y", "k"], {"k": np.ones(shape, np.int64)})
+    model.graph.output[1].type.tensor_type.elem_type = TensorProto.INT64
+    model.graph.output[1].type.tensor_type.ClearField("shape")
+    assert lower(load(model).graph()).values["k"].shape == shape
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])

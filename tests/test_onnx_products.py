@@ -128,6 +128,17 @@ def test_an_array_without_elements_is_refused() -> None:
         lowered(nodes, {"a": numbers(1, 3, 0)}, {"b": numbers(2, 0, 4)})
 
 
+@pytest.mark.parametrize("opset", [12, 17, 21])
+@pytest.mark.parametrize("constant", ["a", "b"])
+@pytest.mark.parametrize("equation", ["ij,k->", "ij,k->k", "ij,k->ji"])
+def test_an_einsum_sums_a_constant(equation: str, constant: str, opset: int) -> None:
+    """A sum over letters that only the constant has, also in opsets in which the axes of ReduceSum are no input."""
+    arrays = {"a": numbers(1, 2, 3), "b": numbers(2, 4)}
+    wanted = np.asarray(np.einsum(equation, *(array.astype(np.float64) for array in arrays.values())))
+    weights = {constant: arrays.pop(constant)}
+    check([helper.make_node("Einsum", ["a", "b"], ["y"], equation=equation)], arrays, weights, wanted, opset=opset)
+
+
 @pytest.mark.long
 def test_a_cpu_computes_all_forms(tmp_path: Path) -> None:
     inputs = {"a": numbers(1, 3, 1, 3, 5), "c": numbers(2, 2, 7, 5), "v": numbers(3, 5), "g": numbers(4, 5, 3)}

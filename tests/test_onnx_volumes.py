@@ -140,3 +140,11 @@ def test_four_dimensions_are_refused() -> None:
     net.node("AveragePool", "x", kernel_shape=[2] * 4, name="guilty")
     with pytest.raises(ModelError, match=r"guilty \(has 4 spatial dimensions; allowed: 1 to 3"):
         lowered(net.model())
+
+
+def test_a_filter_deeper_than_the_volume_is_refused() -> None:
+    """onnx's shape inference counts one place: it divides -1 by 3, and drops the fraction."""
+    net = Net(2, 3, 4, 5, 5)
+    net.node("Conv", "x", net.weight("w", 1, 3, 5, 2, 2), strides=[3, 1, 1], name="guilty")
+    with pytest.raises(ModelError, match=r"guilty \(.*whose filters fit into the padded input"):
+        lowered(net.model())

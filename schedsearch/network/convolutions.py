@@ -138,7 +138,7 @@ def _window(node: ir.Node, x: ir.Value, weight: ir.Value) -> ParamsByName | str:
     """Sizes and window of a two-dimensional convolution; why not if it has another number of dimensions."""
     image, kernel = extents_of(node, x), extents_of(node, weight)
     if len(image) != 4:
-        allowed = "1 or 2, and 3 of floats with a constant weight"
+        allowed = "1 or 2, and 3 of floats with a constant weight, whose filters fit into the padded input"
         return f"{name_of(node)} has {len(image) - 2} spatial dimensions; allowed: {allowed}"
     if len(kernel) != 4:
         raise ModelError(

@@ -363,8 +363,11 @@ class _Graph:
         """Registers a value and returns its name."""
         name = str(value.name)
         if name not in self.values:
-            producer = value.producer()
-            shape = extents_of(producer, value) if producer is not None else [int(each) for each in value.shape or ()]
+            producer, constant = value.producer(), self.fixed.get(name)
+            if constant is not None:  # a file need not say its shape
+                shape = list(constant.array.shape)
+            else:
+                shape = extents_of(producer, value) if producer is not None else [int(each) for each in value.shape or ()]
             dtype = dtype_of(value)
             if self.dtype is not None and dtype in FLOATS:
                 dtype = self.dtype

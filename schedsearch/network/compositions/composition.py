@@ -19,6 +19,7 @@ Rewrite = Callable[["ir.Model", "ir.Node"], None]
 Compose = Callable[["Composition"], "str | None"]
 """Writes the nodes and calls `finish`; or returns why not, before it has written any. None without `finish`: the node stays
 as it is, and lowering reads it."""
+_FORMS = 13  # of older opsets, compositions write nodes in the forms of this one: axes and places are inputs
 _REASON, _COUNT = "schedsearch.why_not_composed", "schedsearch.composed"  # among the notes of a node and a graph
 
 
@@ -93,7 +94,8 @@ class Composition:
         given = {name: each for name, each in attributes.items() if each is not None}
         made = ir.Node("", op, inputs, ir.convenience.convert_attributes(given), outputs=[value], name=self.node.name)
         if op != "DequantizeLinear" and all(each is None or each.const_value is not None for each in inputs):
-            arrays = computed(made, self.model.opset_imports)
+            opset = max(self.model.opset_imports.get("", _FORMS), _FORMS)
+            arrays = computed(made, {**self.model.opset_imports, "": opset})
             if arrays is not None:
                 return constant(self.model, name, arrays[0].astype(kind.numpy(), copy=False).reshape(tuple(shape)))
         self._nodes.append(made)

@@ -31,9 +31,9 @@ _FIRST_ONLY = ("BatchNormalization", "Clip", "Cast", "Identity")
 
 
 def is_volume(node: ir.Node) -> bool:
-    """Whether a node reads a volume of a known shape."""
-    shape = extents(optional_input(node, 0))
-    return shape is not None and len(shape) == _RANK and math.prod(shape) > 0 and extents(node.outputs[0]) is not None
+    """Whether a node reads a volume of a known shape, and its filters or windows fit."""
+    shape, result = extents(optional_input(node, 0)), extents(node.outputs[0])
+    return shape is not None and result is not None and len(shape) == _RANK and min(*shape, *result) > 0
 
 
 def rewrite_volumes(model: ir.Model) -> None:
@@ -144,6 +144,8 @@ def _convolution(model: ir.Model, node: ir.Node, made: _Made) -> None:
     pads = _pads(node, shape[2:], weight.shape[2:])
     bias = node.inputs[2] if is_given(node, 2) else None
     n, (k, each, planes, *_), depth = shape[0], weight.shape, y[2]
+    if shape[2] + pads[0] + pads[3] <= (planes - 1) * dilations[0]:
+        return  # the filter does not fit; onnx's shape inference counts one place if the stride is larger than what lacks
     steps = Steps(model, node)
     images = _images(steps, x, made)
     if (planes, strides[0], pads[0], pads[3]) != (1, 1, 0, 0):
